@@ -1,0 +1,98 @@
+"""What the dispatcher wants done: plain values, carried out by the shell, answered by a happening.
+
+| effect    | answered by                                   |
+|-----------|-----------------------------------------------|
+| `Scan`    | `Dispatcher.scanned` or `.scan_failed`        |
+| `Claim`   | `Dispatcher.claimed` or `.claim_failed`       |
+| `Fetch`   | `Dispatcher.fetched` or `.fetch_failed`       |
+| `Lookup`  | `Dispatcher.looked_up` or `.lookup_failed`    |
+| `Release` | `Dispatcher.released` or `.release_failed`    |
+| `Purge`   | `Dispatcher.purged` or `.purge_failed`        |
+| `Deliver` | nothing: the rows are the subscriber's now    |
+| `End`     | nothing: the subscription is over             |
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.model import Key, Return, RowFormat, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Read the keys of up to `limit` due messages, and of those due next."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim these rows, and commit that, before anybody is shown one of them."""
+
+    claim_id: int
+    wanted: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read the row packets of these claims (key -> epoch) in one format."""
+
+    fetch_id: int
+    row_format: RowFormat
+    keys: Mapping[Key, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """See what became of these deliveries."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give these claims back."""
+
+    returns: tuple[Return, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Delete up to `limit` rows acknowledged more than `age_ns` ago."""
+
+    age_ns: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Send these row payloads to the subscriber, in this order."""
+
+    subscriber: int
+    rows: tuple[bytes, ...]
+
+
+class Cause(enum.Enum):
+    """Why a subscription ended."""
+
+    COMPLETE = enum.auto()
+    """LIMIT reached, or a bounded stream found nothing more."""
+    DRAINING = enum.auto()
+    """The proxy is stopping."""
+    UNUSABLE = enum.auto()
+    """The table cannot be read as a queue (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The subscription is over; nothing is delivered to it after this."""
+
+    subscriber: int
+    cause: Cause
+    text: str = ""
+
+
+Effect = Scan | Claim | Fetch | Lookup | Release | Purge | Deliver | End

@@ -1,0 +1,177 @@
+"""The nouns of the engine: tables, policies, index entries, leases, row formats.
+
+Everything here is a value: frozen, comparable, without behaviour that needs a clock or a socket. All
+times are nanoseconds since 1970 on the *server's* clock (`…_ns`), as they stand in the table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+NS_PER_S = 1_000_000_000
+
+Key = int | Decimal | str | bytes
+"""A message's id as the engine holds it: a number for numeric columns, bytes for binary ones, else text."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableId:
+    """A table's full name, in the server's spelling."""
+
+    db: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.db}.{self.name}"
+
+
+class OnDisconnect(enum.Enum):
+    """What becomes of a vanished subscriber's unacknowledged messages."""
+
+    RELEASE = "release"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The directives of a table's comment, checked and in nanoseconds (DESIGN, section 2)."""
+
+    ack_wait_ns: int
+    purge_after_ns: int
+    batch_size: int
+    cache_size: int
+    poller_interval_ns: int
+    min_backoff_ns: int
+    max_backoff_ns: int | None = None
+    message_columns: tuple[str, ...] | None = None
+    max_in_flight: int | None = None
+    on_disconnect: OnDisconnect = OnDisconnect.RELEASE
+    not_enforced: tuple[str, ...] = ()
+    """Directives that are understood and not yet acted on; the catalog says so in the log."""
+
+
+class IdKind(enum.Enum):
+    """How a message id is read from the server and written back as a literal."""
+
+    INTEGER = enum.auto()
+    DECIMAL = enum.auto()
+    TEXT = enum.auto()
+    BINARY = enum.auto()
+    OTHER = enum.auto()
+    """Temporal, uuid, float …: read as text, written as a quoted literal."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTable:
+    """A message table that is fit for use: where it is, what its comment asks for, how to reach its rows."""
+
+    id: TableId
+    policy: Policy
+    id_kind: IdKind
+    id_index: str
+    """The unique index on `id` alone, by which all claims go."""
+    scan_index: str | None
+    """The index on (time_acked, priority, time_next), or None: then scans sort the whole table."""
+    scan_descending: bool
+    """Whether time_next descends in it, as in Vitess's own tables."""
+    id_is_primary: bool
+    columns: tuple[str, ...]
+    """Every column in the table's order, invisible ones included."""
+    default_columns: tuple[str, ...]
+    """What `*` means."""
+    advice: tuple[str, ...] = ()
+    """What works and could be better, for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenTable:
+    """A table that says it is a message table and cannot be one, with everything that is wrong."""
+
+    id: TableId
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.id} cannot be used as a queue: " + "; ".join(self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How one subscriber wants its rows: equal formats share a fetch.
+
+    `charset` is the client's character_set_results (None: no conversion), `time_zone` its @@time_zone,
+    `pad_char` whether its sql_mode pads CHAR values; all three change the bytes of a row.
+    """
+
+    columns: tuple[str, ...]
+    binary: bool
+    charset: str | None = "utf8mb4"
+    time_zone: str = "SYSTEM"
+    pad_char: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One unacknowledged row as the scan index shows it. No row data."""
+
+    key: Key
+    epoch: int
+    priority: int
+    due_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """What one look at the index found, in the order of delivery.
+
+    `more`: due rows beyond these exist. `horizon_ns`: rows due from then on may be missing (None: none are).
+    """
+
+    entries: tuple[Entry, ...]
+    more: bool
+    horizon_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A row to claim: only while it still has this epoch, and for how long if it does."""
+
+    key: Key
+    epoch: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A committed claim: `epoch` as the row now has it, `deadline_ns` = its time_next, `due_ns` the one before."""
+
+    key: Key
+    epoch: int
+    deadline_ns: int
+    priority: int
+    due_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A claim to give back, guarded by exactly what the claim wrote.
+
+    An unsent one is restored as it was (epoch − 1, its old time_next), a sent one is due now.
+    """
+
+    key: Key
+    epoch: int
+    deadline_ns: int
+    due_ns: int
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Row payloads by key. `unread` keys did not fit the byte budget and are to be asked for again; a key
+    in neither is not ours to deliver any more (acknowledged, deleted, or claimed anew meanwhile)."""
+
+    rows: Mapping[Key, bytes]
+    unread: frozenset[Key] = field(default_factory=frozenset)

@@ -1,0 +1,85 @@
+"""The narrow port between the engine and a database.
+
+Each method is one transaction (or one read), blocking, and safe to call from any thread. Every method
+returns together with its answer the server's clock as of the statement, so that the engine never asks
+its own. `MySQLStore` is the real one, `MemoryStore` its twin for tests; tests/contract holds both to one suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from engine.model import (
+    BrokenTable,
+    Claimed,
+    Entry,
+    FetchResult,
+    Key,
+    QueueTable,
+    Return,
+    RowFormat,
+    ScanResult,
+    TableId,
+    Wanted,
+)
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Generic[T_co]):
+    """An answer and the server's clock when it was made."""
+
+    value: T_co
+    now_ns: int
+
+
+class StoreError(Exception):
+    """The database did not do it, or its answer was lost: then whether it did is unknown.
+
+    `code` is MySQL's error number (0 when there was none), `lasting` is True when trying again cannot help
+    before somebody changes the table (it is gone, a column is missing, a privilege is denied).
+    """
+
+    def __init__(self, message: str, *, code: int = 0, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.lasting = lasting
+
+
+class Store(Protocol):
+    """All that the engine asks of a database."""
+
+    def discover(self) -> Timed[tuple[TableId, ...]]:
+        """Every table whose comment holds the word vitess_message."""
+
+    def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
+        """The table as a queue; None when it is none (absent, or not marked)."""
+
+    def scan(self, table: QueueTable, limit: int) -> Timed[ScanResult]:
+        """Up to `limit` due entries, lowest priority value first, then by time, then by id, and with them the
+        entries that come due next (at most `limit` more). A NULL time_next counts as due since 1970."""
+
+    def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
+        """Claim those of `wanted` that are unacknowledged, due by the server's clock, still of that epoch, and
+        not locked by anyone. Committed on return. Missing ones were not claimed by this call."""
+
+    def fetch(
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+    ) -> Timed[FetchResult]:
+        """Row payloads of `keys` (key -> epoch of its claim) that are unacknowledged and of that epoch. Stops keeping
+        rows once they hold `budget_bytes` (always at least one)."""
+
+    def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
+        """The entries of those keys that still are unacknowledged rows."""
+
+    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
+        """Give claims back; the count of rows that were still ours to give."""
+
+    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+        """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them."""
+
+    def close(self) -> None:
+        """Close all connections; later calls raise StoreError."""

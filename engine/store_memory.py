@@ -1,0 +1,174 @@
+"""The store's twin in memory: the same port over a dict, with a clock that tests set and locks that tests hold.
+
+It answers as the real servers do (tests/contract runs one suite on all of them), so the dispatcher and the shell can be
+tried in every order of events without a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from engine.model import (
+    BrokenTable,
+    Claimed,
+    Entry,
+    FetchResult,
+    Key,
+    QueueTable,
+    Return,
+    RowFormat,
+    ScanResult,
+    TableId,
+    Wanted,
+)
+from engine.store import StoreError, Timed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message as the table holds it. `time_next_ns` None with `time_acked_ns` None counts as due since 1970."""
+
+    key: Key
+    priority: int = 0
+    epoch: int = 0
+    time_next_ns: int | None = 0
+    time_acked_ns: int | None = None
+    payload: bytes = b""
+
+    @property
+    def entry(self) -> Entry:
+        """The row as the scan index shows it."""
+        return Entry(self.key, self.epoch, self.priority, self.time_next_ns or 0)
+
+
+@dataclass
+class MemoryStore:
+    """Tables as dicts of rows. `rows`, `locked` and `now_ns` are the test's to change."""
+
+    now_ns: int = 0
+    tables: dict[TableId, QueueTable | BrokenTable] = field(default_factory=dict)
+    rows: dict[TableId, dict[Key, Row]] = field(default_factory=dict)
+    locked: set[Key] = field(default_factory=set)
+    """Keys that some other session has locked."""
+    closed: bool = False
+
+    def add_table(self, table: QueueTable | BrokenTable) -> None:
+        """Create a table, empty."""
+        self.tables[table.id] = table
+        self.rows[table.id] = {}
+
+    def put(self, table: TableId, row: Row) -> None:
+        """Insert a row or put another in its place."""
+        self.rows[table][row.key] = row
+
+    def acknowledge(self, table: TableId, key: Key) -> bool:
+        """What an ACK does; whether this call was the one that acknowledged it."""
+        row = self.rows[table].get(key)
+        if row is None or row.time_acked_ns is not None:
+            return False
+        self.put(table, replace(row, time_acked_ns=self.now_ns, time_next_ns=None))
+        return True
+
+    # The port.
+
+    def discover(self) -> Timed[tuple[TableId, ...]]:
+        """See Store."""
+        return self._timed(tuple(sorted(self.tables)))
+
+    def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
+        """See Store."""
+        return self._timed(self.tables.get(table))
+
+    def scan(self, table: QueueTable, limit: int) -> Timed[ScanResult]:
+        """See Store."""
+        entries = [row.entry for row in self._rows(table).values() if row.time_acked_ns is None]
+        entries.sort(key=lambda each: (each.priority, each.due_ns, each.key))
+        due = [each for each in entries if each.due_ns <= self.now_ns]
+        later = sorted((each for each in entries if each.due_ns > self.now_ns), key=lambda each: each.due_ns)
+        horizon_ns = later[limit].due_ns if len(later) > limit else None
+        return self._timed(ScanResult((*due[:limit], *later[:limit]), len(due) > limit, horizon_ns))
+
+    def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
+        """See Store."""
+        rows = self._rows(table)
+        claims = []
+        for each in sorted(wanted, key=lambda each: each.key):
+            row = rows.get(each.key)
+            if row is None or row.time_acked_ns is not None or row.entry.due_ns > self.now_ns:
+                continue
+            if row.epoch != each.epoch or each.key in self.locked:
+                continue
+            deadline_ns = self.now_ns + each.wait_ns
+            claims.append(Claimed(each.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
+            rows[each.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns)
+        return self._timed(tuple(claims))
+
+    def fetch(
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+    ) -> Timed[FetchResult]:
+        """See Store."""
+        rows = self._rows(table)
+        found: dict[Key, bytes] = {}
+        unread: set[Key] = set()
+        for key, epoch in keys.items():
+            row = rows.get(key)
+            if row is None or row.time_acked_ns is not None or row.epoch != epoch:
+                continue
+            if found and sum(map(len, found.values())) >= budget_bytes:
+                unread.add(key)
+            else:
+                found[key] = row.payload
+        return self._timed(FetchResult(found, frozenset(unread)))
+
+    def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
+        """See Store."""
+        rows = self._rows(table)
+        live = (row for key in keys if (row := rows.get(key)) is not None and row.time_acked_ns is None)
+        return self._timed({row.key: row.entry for row in live})
+
+    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
+        """See Store."""
+        rows = self._rows(table)
+        count = 0
+        for each in returns:
+            row = rows.get(each.key)
+            if row is None or row.time_acked_ns is not None:
+                continue
+            if (row.epoch, row.time_next_ns) != (each.epoch, each.deadline_ns):
+                continue
+            count += 1
+            if each.sent:
+                rows[each.key] = replace(row, time_next_ns=self.now_ns)
+            else:
+                rows[each.key] = replace(row, epoch=row.epoch - 1, time_next_ns=each.due_ns)
+        return self._timed(count)
+
+    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+        """See Store."""
+        rows = self._rows(table)
+        acked = sorted(
+            (row.time_acked_ns, row.key)
+            for row in rows.values()
+            if row.time_acked_ns is not None and row.time_acked_ns < self.now_ns - age_ns
+        )
+        for _, key in acked[:limit]:
+            del rows[key]
+        return self._timed(len(acked[:limit]))
+
+    def close(self) -> None:
+        """See Store."""
+        self.closed = True
+
+    def _rows(self, table: QueueTable) -> dict[Key, Row]:
+        if self.closed:
+            raise StoreError("the store is closed")
+        if table.id not in self.rows:
+            raise StoreError(f"Table '{table.id}' doesn't exist", code=1146, lasting=True)
+        return self.rows[table.id]
+
+    def _timed(self, value: T) -> Timed[T]:
+        return Timed(value, self.now_ns)

@@ -1,0 +1,347 @@
+"""The dispatcher's guarantees, in every order of events that hypothesis can think of.
+
+A state machine plays clients, clock and database against the dispatcher: effects are done late, answers arrive later, some
+never; rows are locked by others, claimed by another proxy, acknowledged behind the proxy's back. After each step the books
+of the stage are checked; at the end everything heals, and every message that was not acknowledged must come.
+
+A test that cannot fail proves nothing, so the same machine is run on dispatchers broken on purpose, and must object to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.dispatcher import Dispatcher, Effects
+from engine.leases import Lease
+from engine.model import NS_PER_S, Key, OnDisconnect
+from engine.store_memory import Row
+from engine.subscribers import Subscriber
+from tests.support.play import POLICY, TABLE, Asked, Stage
+
+T = TypeVar("T")
+
+KEYS = st.integers(1, 40)
+PICK = st.integers(0, 1_000)
+
+
+class Play(RuleBasedStateMachine):
+    """Clients, clock and database against one dispatcher."""
+
+    dispatcher_type: type[Dispatcher] = Dispatcher
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subscribers = 0
+
+    @initialize(keep=st.booleans(), in_flight=st.sampled_from([None, 5]))
+    def open(self, keep: bool, in_flight: int | None) -> None:
+        on_disconnect = OnDisconnect.KEEP if keep else OnDisconnect.RELEASE
+        policy = replace(POLICY, on_disconnect=on_disconnect, max_in_flight=in_flight)
+        self.stage = Stage(policy=policy, dispatcher_type=self.dispatcher_type)
+
+    # Clients.
+
+    @rule(
+        key=KEYS,
+        priority=st.integers(0, 2),
+        delay_s=st.sampled_from([0, 0, 0, 5, 100]),
+        wake=st.booleans(),
+    )
+    def enqueue(self, key: int, priority: int, delay_s: int, wake: bool) -> None:
+        if key not in self.stage.rows and key not in self.stage.acked_seen:
+            self.stage.enqueue(
+                key, priority, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=wake
+            )
+            if not wake:
+                self.stage.happen(self.stage.dispatcher.woken)
+
+    @rule(first=KEYS)
+    def enqueue_many_and_a_commit_wakes_once(self, first: int) -> None:
+        for key in range(first, first + 10):
+            if key not in self.stage.rows and key not in self.stage.acked_seen:
+                self.stage.enqueue(key, wake=False)
+        self.stage.happen(self.stage.dispatcher.woken)
+
+    @precondition(lambda self: len(self.stage.dispatcher.subscribers) < 4)
+    @rule(
+        holder=st.integers(1, 3),
+        limit=st.sampled_from([None, None, 1, 4]),
+        prefetch=st.sampled_from([None, 1, 2]),
+        patience_s=st.sampled_from([None, None, 0, 20]),
+    )
+    def subscribe(
+        self, holder: int, limit: int | None, prefetch: int | None, patience_s: int | None
+    ) -> None:
+        self.subscribers += 1
+        patience_ns = None if patience_s is None else patience_s * NS_PER_S
+        self.stage.subscribe(
+            self.subscribers, holder, limit=limit, prefetch=prefetch, patience_ns=patience_ns
+        )
+
+    @precondition(lambda self: self.stage.dispatcher.subscribers)
+    @rule(pick=PICK)
+    def cancel_a_stream(self, pick: int) -> None:
+        subscriber = self._one_of(sorted(self.stage.dispatcher.subscribers), pick)
+        self.stage.cancel(subscriber)
+
+    @rule(holder=st.integers(1, 3))
+    def disconnect(self, holder: int) -> None:
+        self.stage.disconnect(holder)
+
+    @precondition(lambda self: self.stage.dispatcher.subscribers)
+    @rule(pick=PICK, slow=st.booleans())
+    def read_slowly_or_again(self, pick: int, slow: bool) -> None:
+        dispatcher = self.stage.dispatcher
+        subscriber = self._one_of(sorted(dispatcher.subscribers), pick)
+        self.stage.happen(dispatcher.paused if slow else dispatcher.resumed, subscriber)
+
+    @precondition(lambda self: self.stage.holdings)
+    @rule(pick=PICK, seen=st.booleans())
+    def acknowledge_what_was_delivered(self, pick: int, seen: bool) -> None:
+        self.stage.acknowledge(self._one_of(sorted(self.stage.holdings), pick), seen=seen)
+
+    @precondition(lambda self: self.stage.rows)
+    @rule(pick=PICK, seen=st.booleans())
+    def acknowledge_any(self, pick: int, seen: bool) -> None:
+        self.stage.acknowledge(self._one_of(sorted(self.stage.rows), pick), seen=seen)
+
+    @rule(all_of_them=st.booleans(), key=KEYS)
+    def doubt(self, all_of_them: bool, key: int) -> None:
+        self.stage.happen(self.stage.dispatcher.doubted, None if all_of_them else [key])
+
+    # Others, behind the proxy's back.
+
+    @precondition(lambda self: self._due())
+    @rule(pick=PICK, wait_s=st.sampled_from([1, 40]))
+    def another_proxy_claims(self, pick: int, wait_s: int) -> None:
+        row = self._one_of(self._due(), pick)
+        if row.key in self.stage.store.locked:
+            return
+        until_ns = self.stage.now_ns + wait_s * NS_PER_S
+        self.stage.store.put(TABLE, replace(row, epoch=row.epoch + 1, time_next_ns=until_ns))
+        self.stage.holdings.pop(row.key, None)
+
+    @rule(key=KEYS)
+    def a_transaction_locks_a_row(self, key: int) -> None:
+        self.stage.store.locked.add(key)
+
+    @rule()
+    def transactions_end(self) -> None:
+        self.stage.store.locked.clear()
+
+    # Clock and database.
+
+    @rule(duration_s=st.sampled_from([0.001, 0.5, 11, 61]))
+    def time_passes(self, duration_s: float) -> None:
+        self.stage.pass_time(int(duration_s * NS_PER_S))
+
+    @precondition(lambda self: self._asked(done=False))
+    @rule(pick=PICK)
+    def the_database_does_one(self, pick: int) -> None:
+        self.stage.do(self._one_of(self._asked(done=False), pick))
+
+    @precondition(lambda self: self._asked(done=True))
+    @rule(pick=PICK)
+    def an_answer_arrives(self, pick: int) -> None:
+        self.stage.answer(self._one_of(self._asked(done=True), pick))
+
+    @precondition(lambda self: self.stage.asked)
+    @rule(pick=PICK)
+    def one_fails_or_its_answer_is_lost(self, pick: int) -> None:
+        self.stage.fail(self._one_of(self.stage.asked, pick))
+
+    @rule()
+    def all_goes_well_for_a_moment(self) -> None:
+        self.stage.settle()
+
+    # What must hold.
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        stage = self.stage
+        stage.store.locked.clear()
+        stage.settle()
+        abandoned = {key for key, each in stage.holdings.items() if key not in stage.acked_seen}
+        for holder in (1, 2, 3):
+            stage.disconnect(holder)
+        stage.settle()
+        if stage.policy.on_disconnect is OnDisconnect.RELEASE:
+            self._is_due_again(abandoned)
+        self._everything_comes()
+
+    def _is_due_again(self, keys: set[Key]) -> None:
+        """What a vanished client held is anybody's at once, not after its wait."""
+        for key in keys:
+            row = self.stage.rows[key]
+            assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, (
+                f"{key} was not released"
+            )
+
+    def _everything_comes(self) -> None:
+        """A last consumer that acknowledges at once gets every message that is left, and then nothing is held."""
+        stage = self.stage
+        last = self.subscribers + 1
+        stage.subscribe(last, holder=9)
+        seen = 0
+
+        def drained() -> bool:
+            nonlocal seen
+            got = stage.delivered.get(last, [])
+            for key in got[seen:]:
+                stage.acknowledge(key, seen=True)
+            seen = len(got)
+            return all(row.time_acked_ns is not None for row in stage.rows.values())
+
+        stage.run_until(drained)
+        stage.run_until(lambda: stage.dispatcher.in_flight == 0)
+
+    # Choosing.
+
+    def _due(self) -> list[Row]:
+        rows = (row for _, row in sorted(self.stage.rows.items()))
+        return [
+            row
+            for row in rows
+            if row.time_acked_ns is None and row.entry.due_ns <= self.stage.now_ns
+        ]
+
+    def _asked(self, *, done: bool) -> list[Asked]:
+        return [each for each in self.stage.asked if (each.answer is not None) is done]
+
+    @staticmethod
+    def _one_of(things: Sequence[T], pick: int) -> T:
+        return things[pick % len(things)]
+
+
+class AcknowledgedIsNotHeard(Dispatcher):
+    """An ACK frees credit and nothing else: the row in hand is still sent."""
+
+    def settled(self, now_ns: int, keys: Iterable[Key]) -> Effects:
+        return self.doubted(now_ns, keys)
+
+
+class VanishedClientsKeepTheirMessages(Dispatcher):
+    """Nothing is given back when a client is gone."""
+
+    def disconnected(self, now_ns: int, holder: int) -> Effects:
+        for each in [each for each in self._subscribers.values() if each.spec.holder == holder]:
+            del self._subscribers[each.spec.id]
+        return self._advance(now_ns)
+
+
+class ExpiredLeasesAreStillSent(Dispatcher):
+    """A row is sent when it arrives, though its lease has ended meanwhile."""
+
+    def _end_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
+        leases = list(self._fetches[fetch_id])
+        super()._end_fetch(fetch_id)
+        standing = []
+        for lease in leases:
+            if lease.subscriber in self._subscribers and not lease.sent:
+                self._subscribers[lease.subscriber].unsent[lease.key] = lease
+                standing.append((lease, self._subscribers[lease.subscriber]))
+        return standing
+
+
+class CapacityIsIgnored(Dispatcher):
+    """The table's bound on messages in flight is not kept."""
+
+    def _capacity(self) -> int:
+        return 1_000
+
+
+class AFailedScanIsTheLast(Dispatcher):
+    """The failure of a scan is not noticed."""
+
+    def scan_failed(self, now_ns: int, text: str) -> Effects:
+        return self._advance(now_ns)
+
+
+class ALostClaimBlocksThoseBehindIt(Dispatcher):
+    """The failure of a claim is not noticed."""
+
+    def claim_failed(self, now_ns: int, claim_id: int) -> Effects:
+        return self._advance(now_ns)
+
+
+class CommitsDuringAScanAreForgotten(Dispatcher):
+    """A commit that falls into a running scan is taken for seen by it."""
+
+    def woken(self, now_ns: int) -> Effects:
+        self._scanning.dirty = not self._scanning.running
+        return self._advance(now_ns)
+
+
+class DeadlinesWakeNobody(Dispatcher):
+    """The timer does not know of leases that run out."""
+
+    def wake_at_ns(self, now_ns: int) -> int | None:
+        leases, self._leases = self._leases, type(self._leases)()
+        try:
+            return super().wake_at_ns(now_ns)
+        finally:
+            self._leases = leases
+
+
+class CreditIsNotReserved(Dispatcher):
+    """Two claims under way count on the same credit, and whoever is dealt to takes more than its share."""
+
+    def _take_claims(self, now_ns: int, wanted: Any, claims: Any) -> None:
+        for each in self._subscribers.values():
+            each.held -= 1
+        super()._take_claims(now_ns, wanted, claims)
+        for each in self._subscribers.values():
+            each.held += 1
+
+
+BREAKS = [
+    AcknowledgedIsNotHeard,
+    VanishedClientsKeepTheirMessages,
+    ExpiredLeasesAreStillSent,
+    CapacityIsIgnored,
+    AFailedScanIsTheLast,
+    ALostClaimBlocksThoseBehindIt,
+    CommitsDuringAScanAreForgotten,
+    DeadlinesWakeNobody,
+    CreditIsNotReserved,
+]
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda each: each.__name__)
+def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
+    broken: type[Dispatcher],
+) -> None:
+    class PlayBroken(Play):
+        dispatcher_type = broken
+
+    hunt = settings(
+        max_examples=2_000,
+        stateful_step_count=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(PlayBroken, settings=hunt)
+
+
+TestPlay = Play.TestCase
+TestPlay.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -1,0 +1,260 @@
+"""A stage on which a dispatcher plays against the in-memory store, one event at a time, in any order.
+
+The stage is the shell in slow motion: each effect first waits, is then done in the database, and its answer then waits
+again before it arrives, so that whatever can happen in between can be made to happen. It keeps the books that the
+guarantees of DESIGN, section 3, are checked against after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.dispatcher import Dispatcher, Effects, Limits
+from engine.effects import Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.model import NS_PER_S, IdKind, Key, OnDisconnect, Policy, QueueTable, RowFormat, TableId
+from engine.store_memory import MemoryStore, Row
+from engine.subscribers import Subscription
+
+TABLE = TableId("test", "messages")
+FORMAT = RowFormat(columns=("id",), binary=False)
+
+POLICY = Policy(
+    ack_wait_ns=30 * NS_PER_S,
+    purge_after_ns=3600 * NS_PER_S,
+    batch_size=3,
+    cache_size=12,
+    poller_interval_ns=10_000 * NS_PER_S,
+    min_backoff_ns=30 * NS_PER_S,
+)
+"""Small bounds, so that they are reached; a poller so rare that whatever only it would find counts as lost."""
+
+
+def queue_table(policy: Policy = POLICY) -> QueueTable:
+    """A message table as the catalog would describe it."""
+    return QueueTable(
+        TABLE, policy, IdKind.INTEGER, "PRIMARY", "next", False, True, ("id",), ("id",)
+    )
+
+
+@dataclass
+class Holding:
+    """Who was sent which delivery of a message."""
+
+    subscriber: int
+    holder: int
+    epoch: int
+    deadline_ns: int
+
+
+@dataclass
+class Asked:
+    """An effect under way; `answer` once the database has done it."""
+
+    effect: Effect
+    answer: Callable[[], Effects] | None = None
+
+
+@dataclass
+class Stage:
+    """A dispatcher, a database, what is under way between them, and the books."""
+
+    policy: Policy = POLICY
+    limits: Limits = field(
+        default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4)
+    )
+    fetch_budget: int = 3
+    dispatcher_type: type[Dispatcher] = Dispatcher
+    store: MemoryStore = field(default_factory=lambda: MemoryStore(now_ns=1_000_000 * NS_PER_S))
+    asked: list[Asked] = field(default_factory=list)
+    streams: dict[int, Subscription] = field(default_factory=dict)
+    ended: dict[int, Cause] = field(default_factory=dict)
+    delivered: dict[int, list[Key]] = field(default_factory=dict)
+    holdings: dict[Key, Holding] = field(default_factory=dict)
+    acked_seen: set[Key] = field(default_factory=set)
+    lost_answers: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = queue_table(self.policy)
+        self.store.add_table(self.queue)
+        self.dispatcher = self.dispatcher_type(self.policy, self.limits, lambda: 0.5, self.now_ns)
+        self.happen(self.dispatcher.tick)
+
+    @property
+    def now_ns(self) -> int:
+        return self.store.now_ns
+
+    @property
+    def rows(self) -> dict[Key, Row]:
+        return self.store.rows[TABLE]
+
+    # What the world does.
+
+    def happen(self, happening: Callable[..., Effects], *args: Any) -> None:
+        self._take(happening(self.now_ns, *args))
+
+    def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
+        self.store.put(
+            TABLE, Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode())
+        )
+        if wake:
+            self.happen(self.dispatcher.woken)
+
+    def subscribe(self, subscriber: int, holder: int, **options: Any) -> None:
+        self.streams[subscriber] = Subscription(subscriber, holder, FORMAT, **options)
+        self.happen(self.dispatcher.subscribe, self.streams[subscriber])
+
+    def cancel(self, subscriber: int) -> None:
+        self.ended.setdefault(subscriber, Cause.COMPLETE)
+        self.happen(self.dispatcher.unsubscribe, subscriber)
+
+    def disconnect(self, holder: int) -> None:
+        for each in [each for each in self.streams.values() if each.holder == holder]:
+            self.ended.setdefault(each.id, Cause.COMPLETE)
+        if self.policy.on_disconnect is OnDisconnect.RELEASE:
+            self.holdings = {
+                key: each for key, each in self.holdings.items() if each.holder != holder
+            }
+        self.happen(self.dispatcher.disconnected, holder)
+
+    def acknowledge(self, key: Key, *, seen: bool) -> None:
+        if self.store.acknowledge(TABLE, key):
+            self.holdings.pop(key, None)
+        if seen:
+            self.acked_seen.add(key)
+            self.happen(self.dispatcher.settled, [key])
+
+    def pass_time(self, duration_ns: int) -> None:
+        self.store.now_ns += duration_ns
+        self.happen(self.dispatcher.tick)
+
+    # What the database does.
+
+    def do(self, asked: Asked) -> None:
+        """The database carries an effect out; the answer is on its way."""
+        store, queue, dispatcher = self.store, self.queue, self.dispatcher
+        match asked.effect:
+            case Scan(limit):
+                scan = store.scan(queue, limit).value
+                asked.answer = lambda: dispatcher.scanned(self.now_ns, scan)
+            case Claim(claim_id, wanted):
+                claims = store.claim(queue, wanted).value
+                asked.answer = lambda: dispatcher.claimed(self.now_ns, claim_id, claims)
+            case Fetch(fetch_id, row_format, keys):
+                rows = store.fetch(queue, row_format, keys, self.fetch_budget).value
+                asked.answer = lambda: dispatcher.fetched(self.now_ns, fetch_id, rows)
+            case Lookup(keys):
+                entries = store.lookup(queue, keys).value
+                asked.answer = lambda: dispatcher.looked_up(self.now_ns, entries)
+            case Release(returns):
+                store.release(queue, returns)
+                asked.answer = lambda: dispatcher.released(self.now_ns)
+            case Purge(age_ns, limit):
+                count = store.purge(queue, age_ns, limit).value
+                asked.answer = lambda: dispatcher.purged(self.now_ns, count)
+            case _:
+                raise AssertionError(asked)
+
+    def answer(self, asked: Asked) -> None:
+        """An answer arrives."""
+        assert asked.answer is not None
+        self.asked.remove(asked)
+        self._take(asked.answer())
+
+    def fail(self, asked: Asked) -> None:
+        """An effect fails, or, if the database has done it already, its answer is lost."""
+        self.asked.remove(asked)
+        self.lost_answers += asked.answer is not None
+        dispatcher = self.dispatcher
+        match asked.effect:
+            case Scan():
+                self.happen(dispatcher.scan_failed, "the server has gone away")
+            case Claim(claim_id, _):
+                self.happen(dispatcher.claim_failed, claim_id)
+            case Fetch(fetch_id, _, _):
+                self.happen(dispatcher.fetch_failed, fetch_id)
+            case Lookup():
+                self.happen(dispatcher.lookup_failed)
+            case Release():
+                self.happen(dispatcher.release_failed)
+            case Purge():
+                self.happen(dispatcher.purge_failed)
+            case _:
+                raise AssertionError(asked)
+
+    def settle(self, most: int = 1_000) -> None:
+        """Let the database and the dispatcher finish all that is under way, at this instant."""
+        for _ in range(most):
+            if not self.asked:
+                return
+            asked = self.asked[0]
+            if asked.answer is None:
+                self.do(asked)
+            self.answer(asked)
+        raise AssertionError(f"no end of effects: {self.dispatcher!r} {self.asked[:3]}")
+
+    def run_until(self, done: Callable[[], bool], most: int = 400) -> None:
+        """Let time pass from one waking to the next until something is so."""
+        for _ in range(most):
+            self.settle()
+            if done():
+                return
+            wake_at_ns = self.dispatcher.wake_at_ns(self.now_ns)
+            assert wake_at_ns is not None, f"asleep for ever: {self.dispatcher!r}"
+            self.store.now_ns = wake_at_ns
+            self.happen(self.dispatcher.tick)
+        raise AssertionError(f"it never came: {self.dispatcher!r}")
+
+    # The books.
+
+    def _take(self, effects: Effects) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver(subscriber, rows):
+                    for row in rows:
+                        self._delivered(subscriber, int(row))
+                case End(subscriber, cause, _):
+                    assert subscriber not in self.ended, f"stream {subscriber} ended twice"
+                    self.ended[subscriber] = cause
+                case _:
+                    self.asked.append(Asked(effect))
+        self.check()
+
+    def _delivered(self, subscriber: int, key: int) -> None:
+        stream = self.streams[subscriber]
+        assert subscriber not in self.ended, (
+            f"{key} delivered to stream {subscriber}, which is over"
+        )
+        assert key not in self.acked_seen, f"{key} delivered after its ACK was seen"
+        holding = self.holdings.get(key)
+        assert holding is None or holding.deadline_ns <= self.now_ns, f"{key} has two holders"
+        row = self.rows.get(key)
+        if row is not None and row.time_acked_ns is None:
+            assert row.time_next_ns is not None
+            assert row.time_next_ns > self.now_ns, f"{key} delivered without a claim that stands"
+            self.holdings[key] = Holding(subscriber, stream.holder, row.epoch, row.time_next_ns)
+        got = self.delivered.setdefault(subscriber, [])
+        got.append(key)
+        assert stream.limit is None or len(got) <= stream.limit, (
+            f"stream {subscriber} got more than its LIMIT"
+        )
+
+    def check(self) -> None:
+        """The bounds, which hold at every instant."""
+        dispatcher, policy = self.dispatcher, self.policy
+        assert dispatcher.in_flight <= policy.cache_size, (
+            f"{dispatcher!r} holds more than vt_cache_size"
+        )
+        window = len(dispatcher._window)
+        assert window <= 4 * (policy.cache_size + self.limits.claim_max), (
+            f"{dispatcher!r} has read too far ahead"
+        )
+        for subscriber in dispatcher.subscribers.values():
+            assert len(subscriber.unsent) <= 2 * policy.batch_size, (
+                f"too much is on its way to {subscriber.spec.id}"
+            )
+            if subscriber.spec.prefetch is not None:
+                assert subscriber.held <= subscriber.spec.prefetch, (
+                    f"{subscriber.spec.id} has more than its PREFETCH"
+                )
