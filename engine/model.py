@@ -57,11 +57,16 @@ class IdKind(enum.Enum):
     """How a message id is read from the server and written back as a literal."""
 
     INTEGER = enum.auto()
+    """Also YEAR and BIT."""
     DECIMAL = enum.auto()
+    FLOAT = enum.auto()
+    """FLOAT and DOUBLE: the text of its double precision value."""
     TEXT = enum.auto()
     BINARY = enum.auto()
+    TIMESTAMP = enum.auto()
+    """The one type whose text depends on the session's time zone: seconds since 1970, as text."""
     OTHER = enum.auto()
-    """Temporal, uuid, float …: read as text, written as a quoted literal."""
+    """DATETIME, UUID, ENUM …: read as text, written as a quoted literal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +82,16 @@ class QueueTable:
     """The index on (time_acked, priority, time_next), or None: then scans sort the whole table."""
     scan_descending: bool
     """Whether time_next descends in it, as in Vitess's own tables."""
-    id_is_primary: bool
+    scan_ties_by_id: bool
+    """Whether entries of one priority and time stand in the order of `id` in it."""
     columns: tuple[str, ...]
     """Every column in the table's order, invisible ones included."""
     default_columns: tuple[str, ...]
     """What `*` means."""
     advice: tuple[str, ...] = ()
     """What works and could be better, for the log."""
+    id_pad_chars: int = 0
+    """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +132,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What one look at the index found, in the order of delivery.
+    """What one look at the index found: the due rows in the order of delivery, then those due next, by time.
 
-    `more`: due rows beyond these exist. `horizon_ns`: rows due from then on may be missing (None: none are).
+    `more`: due rows beyond these exist. `horizon_ns`: rows that come due from then on may be missing (None: none are),
+    those apart that are less urgent than what `more` speaks of.
     """
 
     entries: tuple[Entry, ...]

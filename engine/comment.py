@@ -1,0 +1,190 @@
+"""The directives in a table's comment: text in, a policy out, or everything that is wrong with it.
+
+The form is Vitess's own (`vitess_message,vt_ack_wait=30,…`), so that its tables move over unchanged. Whoever writes
+such a comment by hand should need one look at the error: all problems are reported at once, each with the value that
+was seen, what is expected and an example. Keys that nobody knows are ignored, as Vitess ignores ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+from engine.backoff import WAIT_MAX_NS
+from engine.model import NS_PER_S, OnDisconnect, Policy
+
+ROWS_MOST = 1_000_000
+"""Rows of a batch or of the cache: beyond that a slip of the hand is likelier than a wish, and keys cost memory."""
+
+RATE_MOST = 1_000_000_000
+"""Messages a second: more than any server does, and still far from what overflows."""
+
+_MARK = re.compile(r"(?<![0-9A-Za-z_$])vitess_message(?![0-9A-Za-z_$])")
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?|\.[0-9]{1,12}")
+_WHOLE = re.compile(r"[0-9]{1,12}")
+_TABLE_NAME = re.compile(r"(?:[0-9A-Za-z_$\u0080-\uffff-]+\.)?[0-9A-Za-z_$\u0080-\uffff-]+")
+
+_NOT_ENFORCED = ("max_attempts", "dead_letter", "max_rate")
+
+
+class _BadValue(Exception):
+    """What was expected instead."""
+
+
+def is_marked(comment: str) -> bool:
+    """Whether the comment holds the word `vitess_message`."""
+    return _MARK.search(comment) is not None
+
+
+def parse_comment(comment: str) -> Policy | tuple[str, ...] | None:
+    """The policy in a table's comment, or all of its problems; None when it marks no message table."""
+    if not is_marked(comment):
+        return None
+    reader = _Reader(comment)
+    policy = reader.policy()
+    return tuple(reader.problems) if reader.problems else policy
+
+
+class _Reader:
+    """Takes directives out of one comment, and collects problems on the way."""
+
+    def __init__(self, comment: str) -> None:
+        self.problems: list[str] = []
+        self._values: dict[str, str] = {}
+        for key, value in _directives(comment):
+            if key not in _READERS:
+                continue
+            if key in self._values:
+                self.problems.append(f"{key} stands in the comment more than once: keep one of them")
+            self._values.setdefault(key, value)
+
+    def policy(self) -> Policy | None:
+        """The policy, or None when a required directive is missing or bad."""
+        values = {key: self._read(key) for key in _READERS}
+        self._cross_check(values)
+        if self.problems:
+            return None
+        ack_wait_ns = values["vt_ack_wait"]
+        return Policy(
+            ack_wait_ns=ack_wait_ns,
+            purge_after_ns=values["vt_purge_after"],
+            batch_size=values["vt_batch_size"],
+            cache_size=values["vt_cache_size"],
+            poller_interval_ns=values["vt_poller_interval"],
+            min_backoff_ns=values["vt_min_backoff"] or ack_wait_ns,
+            max_backoff_ns=values["vt_max_backoff"],
+            message_columns=values["vt_message_cols"],
+            max_in_flight=values["max_in_flight"],
+            on_disconnect=values["on_disconnect"] or OnDisconnect.RELEASE,
+            not_enforced=tuple(key for key in _NOT_ENFORCED if values[key]),
+        )
+
+    def _read(self, key: str) -> Any:
+        read, meaning, example = _READERS[key]
+        if key not in self._values:
+            if key in _REQUIRED:
+                self.problems.append(f"{key} is missing: {meaning}, for instance {key}={example}")
+            return None
+        try:
+            return read(self._values[key])
+        except _BadValue as bad:
+            value = self._values[key]
+            self.problems.append(f"{key}={value!r} is not {bad}: {meaning}, for instance {key}={example}")
+            return None
+
+    def _cross_check(self, values: dict[str, Any]) -> None:
+        if values["max_attempts"] and "dead_letter" not in self._values:
+            self.problems.append(
+                "dead_letter is missing: with max_attempts, the table where dead messages go, "
+                "for instance dead_letter=mail_dead"
+            )
+        least = values["vt_min_backoff"] or values["vt_ack_wait"]
+        most = values["vt_max_backoff"]
+        if least and most and most < least:
+            floor = "vt_min_backoff" if values["vt_min_backoff"] else "vt_ack_wait"
+            self.problems.append(f"vt_max_backoff={self._values['vt_max_backoff']!r} is less than {floor}")
+
+
+def _directives(comment: str) -> Iterator[tuple[str, str]]:
+    for part in comment.split(","):
+        key, equals, value = part.partition("=")
+        if equals:
+            yield key.strip(), value.strip()
+
+
+def _seconds(least_ns: int) -> Callable[[str], int]:
+    least = _plain(Decimal(least_ns) / NS_PER_S)
+
+    def read(text: str) -> int:
+        if _NUMBER.fullmatch(text):
+            ns = int((Decimal(text) * NS_PER_S).to_integral_value())
+            if least_ns <= ns <= WAIT_MAX_NS:
+                return ns
+        raise _BadValue(f"a number of seconds from {least} to {WAIT_MAX_NS // NS_PER_S}")
+
+    return read
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if _WHOLE.fullmatch(text) and least <= int(text) <= most:
+            return int(text)
+        raise _BadValue(f"a whole number from {least} to {most}")
+
+    return read
+
+
+def _rate(text: str) -> Decimal:
+    if _NUMBER.fullmatch(text) and 0 < Decimal(text) <= RATE_MOST:
+        return Decimal(text)
+    raise _BadValue(f"a number above 0 and up to {RATE_MOST}")
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split("|"))
+    if not all(names):
+        raise _BadValue("a list of column names separated by |")
+    if len({name.lower() for name in names}) < len(names):
+        raise _BadValue("a list without repetitions")
+    return names
+
+
+def _on_disconnect(text: str) -> OnDisconnect:
+    try:
+        return OnDisconnect(text)
+    except ValueError:
+        raise _BadValue("release or keep") from None
+
+
+def _table(text: str) -> str:
+    if not _TABLE_NAME.fullmatch(text):
+        raise _BadValue("the name of a table")
+    return text
+
+
+def _plain(number: Decimal) -> str:
+    return format(number.normalize(), "f")
+
+
+_ANY_TIME = _seconds(0)
+_SOME_TIME = _seconds(1_000_000)  # Below a millisecond a delivery ends before its row has reached anybody.
+_POLL = _seconds(10_000_000)  # Looking more often than every 10 ms is a busy loop on the server.
+
+_READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "vt_ack_wait": (_SOME_TIME, "seconds to wait for the ACK of a first delivery", "30"),
+    "vt_purge_after": (_ANY_TIME, "seconds to keep acknowledged rows", "86400"),
+    "vt_batch_size": (_whole(1, ROWS_MOST), "rows handed to one subscriber at a time", "100"),
+    "vt_cache_size": (_whole(1, ROWS_MOST), "messages of this table in the proxy's memory at most", "10000"),
+    "vt_poller_interval": (_POLL, "seconds between full looks at the table", "30"),
+    "vt_min_backoff": (_SOME_TIME, "the least wait between deliveries in seconds", "30"),
+    "vt_max_backoff": (_SOME_TIME, "the greatest wait between deliveries in seconds", "3600"),
+    "vt_message_cols": (_columns, "the columns that * means", "id|body"),
+    "max_attempts": (_whole(0, 1_000_000_000), "deliveries until a message is dead, 0 for never", "10"),
+    "dead_letter": (_table, "where dead messages go", "mail_dead"),
+    "max_rate": (_rate, "deliveries of this table a second at most", "100"),
+    "max_in_flight": (_whole(1, ROWS_MOST), "delivered and unacknowledged messages at most", "1000"),
+    "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),
+}
+_REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})

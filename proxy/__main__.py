@@ -1,0 +1,157 @@
+"""The command line, and the one place where all parts are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import uvloop
+
+from engine.service import Engine, EngineSettings
+from engine.store import StoreError
+from engine.store_mysql import Address, MySQLStore
+from proxy import __version__
+from proxy.admin import Admin
+from proxy.embedded import EmbeddedServer, EmbeddedServerError
+from proxy.listener import Proxy
+from proxy.settings import BadSetting, Settings, load
+
+log = logging.getLogger("ackstream")
+
+EXIT_BAD_SETTING = 2
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+@click.group()
+@click.version_option(__version__, prog_name="ackstream")
+def main() -> None:
+    """Message queues in the MySQL you already have."""
+
+
+@main.command()
+@click.option("--backend", metavar="URL", help="mysql://USER:PASSWORD@HOST:PORT, the engine's own account. Default: a private server.")
+@click.option("--listen", metavar="HOST:PORT", help="Where clients connect (127.0.0.1:3307; port 0: any free one).")
+@click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are served (127.0.0.1:9307).")
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file with any of the settings.")
+@click.option("--data-dir", metavar="DIR", help="Where the private server keeps its data (ackstream-data).")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--log-format", metavar="FORMAT", help="text or json.")
+def serve(config: Path | None, **flags: Any) -> None:
+    """Stand in front of a MySQL or MariaDB server."""
+    try:
+        settings = load(flags, config)
+    except BadSetting as error:
+        _give_up(str(error))
+    _set_up_logging(settings)
+    try:
+        uvloop.run(_serve(settings))
+    except BadSetting as error:
+        _give_up(str(error))
+
+
+def _give_up(text: str) -> NoReturn:
+    click.echo(f"ackstream: {text}", err=True)
+    sys.exit(EXIT_BAD_SETTING)
+
+
+def _set_up_logging(settings: Settings) -> None:
+    handler = logging.StreamHandler()
+    if settings.log_format == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(_backend(settings))
+        engine = await stack.enter_async_context(_engine(settings, address))
+        proxy = Proxy(engine, settings, (address.host, address.port))
+        admin = Admin(proxy)
+        listen = _shown(*await _listening("listen", settings.listen, proxy.start()))
+        stack.callback(proxy.stop_listening)
+        endpoint = settings.admin
+        admin_at = _shown(*await _listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
+        stack.push_async_callback(admin.stop)
+        backend = _shown(address.host, address.port)
+        print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}", flush=True)
+        await stop.wait()
+        log.info("draining")
+        admin.drain()
+        proxy.stop_listening()
+        await proxy.drain()
+
+
+@contextlib.asynccontextmanager
+async def _backend(settings: Settings) -> AsyncIterator[Address]:
+    """The server that was named, or a private one for as long as we run."""
+    if settings.backend is not None:
+        given = settings.backend
+        yield Address(given.host, given.port, given.user, given.password)
+        return
+    try:
+        server = EmbeddedServer(settings.data_dir)
+        await asyncio.to_thread(server.start)
+    except EmbeddedServerError as error:
+        raise BadSetting(str(error)) from None
+    try:
+        yield Address(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@contextlib.asynccontextmanager
+async def _engine(settings: Settings, address: Address) -> AsyncIterator[Engine]:
+    store = MySQLStore(address, connections_max=settings.engine_connections)
+    engine = Engine(
+        store,
+        EngineSettings(threads=settings.engine_connections, catalog_interval_s=settings.catalog_interval_s),
+    )
+    try:
+        try:
+            await engine.start()
+        except StoreError as error:
+            raise BadSetting(f"--backend {address.host}:{address.port}: {error}") from None
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def _listening(name: str, endpoint: str, start: Any) -> tuple[str, int]:
+    try:
+        taken: tuple[str, int] = await start
+    except OSError as error:
+        raise BadSetting(f"--{name} {endpoint}: {error.strerror or error}") from None
+    return taken
+
+
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+if __name__ == "__main__":
+    main()

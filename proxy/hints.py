@@ -1,0 +1,132 @@
+"""What a client's statements may have changed, told to the engine when it is committed.
+
+Each relayed command carries a tag through the walker and comes back with how it ended. What it touched is kept while a
+transaction is open and told when none is: not every transaction that ends was committed, but a hint that was not needed
+costs one look. An ACK that autocommitted and affected as many rows as it names is certain; inside a transaction it is
+a doubt, which the engine settles by looking the messages up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.model import TableId
+from engine.service import Engine
+from proxy.wire.walker import Outcome
+from sqlrewrite.ack import AckStatement
+from sqlrewrite.classify import Head, Kill, Verb
+from sqlrewrite.stream import StreamStatement
+
+TOUCHED_TABLES_MAX = 64
+"""Tables remembered for one transaction; one that touches more wakes all."""
+ACKED_VALUES_MAX = 100_000
+"""Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The statement may have changed rows of a table of this bare name (None: of any), or tables themselves."""
+
+    table: str | None
+    schema: bool = False
+
+    @classmethod
+    def by(cls, head: Head) -> Touched | None:
+        """What a statement with this head touches."""
+        if head.verb is Verb.WRITE:
+            return cls(head.table)
+        return cls(head.table, schema=True) if head.verb is Verb.SCHEMA else None
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """The statement acknowledges messages: these, or any (None)."""
+
+    table: TableId
+    values: Sequence[object] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAck:
+    """A prepared ACK: its keys are literals and places of parameters."""
+
+    table: TableId
+    statement: AckStatement
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStream:
+    """A prepared STREAM; its table is resolved anew at each execution, in the database it was prepared in."""
+
+    table: TableId
+    statement: StreamStatement
+
+
+def literals(statement: AckStatement) -> list[object] | None:
+    """The ids that an ACK names, None when it names them otherwise (or with parameters)."""
+    if statement.keys is None or statement.param_count:
+        return None
+    return list(statement.keys)
+
+
+Prepared = Touched | PreparedAck | PreparedStream
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """The server prepares a statement that matters."""
+
+    statement: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The server is asked to end another connection, or its statement."""
+
+    kill: Kill
+
+
+Tag = Touched | Acked | Preparing | Killed | None
+
+
+class Hints:
+    """One session's open transaction, as far as the engine cares."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._touched: set[str | None] = set()
+        self._acked: dict[TableId, list[object] | None] = {}
+
+    def finished(self, outcome: Outcome[Tag]) -> None:
+        """A command ended; tell the engine what can be told now."""
+        tag = outcome.tag
+        if isinstance(tag, Touched) and (outcome.ok or outcome.results):
+            self._touched.add(tag.table)
+            if len(self._touched) > TOUCHED_TABLES_MAX:
+                self._touched = {None}
+            if tag.schema:
+                self._engine.schema_changed()
+        elif isinstance(tag, Acked) and outcome.ok and outcome.affected_rows:
+            self._acknowledged(tag, outcome)
+        if not outcome.in_transaction and (self._touched or self._acked):
+            self._committed()
+
+    def _acknowledged(self, tag: Acked, outcome: Outcome[Tag]) -> None:
+        if not outcome.in_transaction:
+            certain = tag.values is not None and outcome.affected_rows == len(tag.values)
+            self._engine.acknowledged(tag.table, tag.values, certain=certain)
+            return
+        known = self._acked.setdefault(tag.table, [])
+        if known is None or tag.values is None or len(known) + len(tag.values) > ACKED_VALUES_MAX:
+            self._acked[tag.table] = None
+        else:
+            known.extend(tag.values)
+
+    def _committed(self) -> None:
+        touched, self._touched = self._touched, set()
+        acked, self._acked = self._acked, {}
+        for table, values in acked.items():
+            self._engine.acknowledged(table, values, certain=False)
+        for name in [None] if None in touched else touched:
+            self._engine.written(name)

@@ -1,0 +1,579 @@
+"""One client and its backing connection: logging in, relaying, and stepping in where a statement is ours.
+
+A session goes through three phases. *Login*: the server's own greeting and the dialogue that follows are passed on, so
+that the server authenticates the client itself. *Relay*: bytes go through as they came; each command's first bytes
+are looked at (framing, classify), and the answers' structure is followed (walker), which tells when the connection is
+quiet, whether a transaction is open, and what a statement changed. *Ours*: one statement is withheld and carried
+out by proxy.statements, which may ask the server on this very connection, with this client's rights; meanwhile
+whatever else the client sends waits in a queue.
+
+Everything happens on the event loop's thread. A session's only task is the one that runs a statement of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from mysql_mimic.types import Capabilities, Commands, ServerStatus
+
+from proxy.hints import Acked, Hints, Killed, Prepared, PreparedAck, PreparedStream, Preparing, Tag, Touched
+from proxy.login import LoggedIn, LoginRelay
+from proxy.stream import SHUTDOWN, Stream
+from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
+from proxy.wire.fields import PacketTooLarge, WireError
+from proxy.wire.framing import Command, CommandFramer, Event, Packet, Packets, frame
+from proxy.wire.handshake import parse_change_user
+from proxy.wire.packets import ServerError, make_err, parse_err
+from proxy.wire.params import ParamType, execute_id, make_query, parse_execute, query_text
+from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
+from sqlrewrite.classify import Head, Verb, classify, parse_kill
+from sqlrewrite.names import Param
+
+if TYPE_CHECKING:
+    from proxy.listener import Proxy
+
+log = logging.getLogger(__name__)
+
+QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
+MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
+NO_BACKSLASH_ESCAPES = int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES)
+
+OWN_VERBS = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
+LAST_PREPARED = 0xFFFFFFFF
+"""MariaDB's drivers may execute "the statement prepared last" before they know its number."""
+
+ANSWER_MAX = 1 << 20
+"""Bytes that the server may answer to a question of ours: a header of a table with 4,096 columns is below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The server's answer to a question of ours: its packets, and how it ended."""
+
+    packets: tuple[Packet, ...]
+    outcome: Outcome[Tag]
+
+    @property
+    def error(self) -> ServerError | None:
+        """What the server objected to, if it did."""
+        return None if self.outcome.ok else parse_err(self.packets[-1].payload)
+
+
+class _Question:
+    """A question of ours that the server has not answered yet."""
+
+    def __init__(self) -> None:
+        self.packets = Packets(ANSWER_MAX)
+        self.received: list[Packet] = []
+        self.size = 0
+        self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def feed(self, data: bytes) -> None:
+        self.size += len(data)
+        if self.size > ANSWER_MAX:
+            raise PacketTooLarge(f"the server answered with more than {ANSWER_MAX} bytes")
+        self.received += self.packets.feed(data)
+
+
+@dataclass(slots=True)
+class OwnStatement:
+    """A prepared statement that is ours, or matters, under the server's own number."""
+
+    statement: Prepared
+    types: Sequence[ParamType] = ()
+    long_data: frozenset[int] = frozenset()
+
+
+class Session:
+    """One client connection, its backing connection, and where they stand."""
+
+    def __init__(self, proxy: Proxy, number: int) -> None:
+        self.proxy = proxy
+        self.number = number
+        self.client: asyncio.Transport
+        self.server: asyncio.Transport
+        self.login: LoginRelay | None = LoginRelay()
+        self.info: LoggedIn | None = None
+        self.stream: Stream | None = None
+        self.prepared: dict[int, OwnStatement] = {}
+        self.hints = Hints(proxy.engine)
+        self.codec = "utf-8"
+        """Python's name of the charset in which the client writes, as of the last time it was asked for."""
+        self.known_db: str | None = None
+        """The default database, None when it is to be asked for (again)."""
+        self._db_may_change = False
+        self._server_ready = False
+        self._client_is_full = False
+        self._framer = CommandFramer(self._wants_whole)
+        self._walker: ResponseWalker[Tag]
+        self._attributes = False
+        self._multi_statements = False
+        self._withheld: deque[Event] = deque()
+        self._withheld_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._question: _Question | None = None
+        self._last_prepared = 0
+        self._closed = False
+        self._deadline = asyncio.get_running_loop().call_later(proxy.settings.login_timeout_s, self._login_too_slow)
+
+    def __repr__(self) -> str:
+        phase = "login" if self.login else "stream" if self.stream else "ours" if self._task else "relay"
+        return f"<Session {self.number} id={self.connection_id} {phase}>"
+
+    @property
+    def connection_id(self) -> int:
+        """The server's own number for this connection, which the client sees as well."""
+        return self.info.connection_id if self.info else 0
+
+    @property
+    def capabilities(self) -> int:
+        """What client and server agreed upon."""
+        return self.info.capabilities if self.info else 0
+
+    @property
+    def status(self) -> int:
+        """The status flags that the server sent last."""
+        return self._walker.status
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        return self._walker.in_transaction
+
+    @property
+    def no_backslash_escapes(self) -> bool:
+        """Whether the session's sql_mode says so."""
+        return bool(self.status & NO_BACKSLASH_ESCAPES)
+
+    @property
+    def attributes(self) -> bool:
+        """Whether queries are preceded by query attributes."""
+        return self._attributes
+
+    @property
+    def idle(self) -> bool:
+        """Whether the client could be sent away without breaking anything off."""
+        return self.login is None and self._task is None and self._walker.idle and not self.in_transaction
+
+    # The client's leg.
+
+    def client_connected(self, transport: asyncio.Transport) -> None:
+        """A client is here."""
+        self.client = transport
+        self.proxy.session_begun(self)
+
+    def server_connected(self, transport: asyncio.Transport) -> None:
+        """Its backing connection is open."""
+        self.server = transport
+        self._server_ready = True
+        if self._closed:
+            transport.abort()
+
+    def client_sent(self, data: bytes) -> None:
+        """Bytes from the client."""
+        try:
+            if self.login is not None:
+                self._write_server(self.login.from_client(data))
+                return
+            for event in self._framer.feed(data):
+                if self._withheld or self._task is not None or not self._pass(event):
+                    self._withhold(event)
+        except WireError as error:
+            self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
+
+    def client_lost(self) -> None:
+        """The client is gone: free its backing connection and what it holds."""
+        if self._closed:
+            return
+        self._closed = True
+        self._deadline.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        if self._server_ready:
+            self.server.close()
+        self.proxy.session_closed(self)
+
+    def client_full(self) -> None:
+        """The client does not read: stop reading for it."""
+        self._client_is_full = True
+        if self.stream is not None:
+            self.stream.pause()
+        elif self._server_ready:
+            self.server.pause_reading()
+
+    def client_has_room(self) -> None:
+        """The client reads again."""
+        self._client_is_full = False
+        if self._server_ready and not self.server.is_closing():
+            self.server.resume_reading()
+        if self.stream is not None:
+            self.stream.resume()
+
+    # The server's leg.
+
+    def server_sent(self, data: bytes) -> None:
+        """Bytes from the server."""
+        try:
+            if self.login is not None:
+                self._server_said_in_login(self.login, data)
+                return
+            events = self._walker.feed(data)
+            if self._question is not None:
+                self._question.feed(data)
+            elif self.stream is None:
+                self.client.write(data)
+            for event in events:
+                if isinstance(event, FileRequest):
+                    self._framer.enter_infile()
+                else:
+                    self._finished(event)
+        except WireError as error:
+            log.warning("%r: the server's answer cannot be followed: %s", self, error)
+            self.hang_up(None)
+            return
+        if self._withheld and self._task is None:
+            self._resume()
+
+    def server_lost(self) -> None:
+        """The server closed the connection: so does the proxy, having said why where it can."""
+        self._server_ready = False
+        if self._closed:
+            return
+        if self._question is not None and not self._question.answered.done():
+            self._question.answered.set_exception(ConnectionResetError("the server closed the connection"))
+        if self.stream is not None:
+            self.stream.abort(SHUTDOWN)
+        elif self._task is None:
+            self.client.close()
+
+    def server_full(self) -> None:
+        """The server does not read."""
+        self.client.pause_reading()
+
+    def server_has_room(self) -> None:
+        """The server reads again."""
+        if not self.client.is_closing():
+            self.client.resume_reading()
+
+    def refuse_login(self, error: ServerError) -> None:
+        """No server stands behind the proxy, or no room: say so in the greeting's place."""
+        self._write_client(frame(make_err(error.code, error.sqlstate, error.message, protocol41=False), 0))
+        self.client.close()
+
+    # What others may ask of a session.
+
+    def interrupt(self, error: ServerError) -> None:
+        """End the running stream, as KILL QUERY does; nothing otherwise."""
+        if self.stream is not None:
+            self.stream.abort(error)
+
+    def hang_up(self, error: ServerError | None) -> None:
+        """Close the connection, having said why where that can be said."""
+        if error is not None and self.login is None and self._walker.idle and self.stream is None:
+            self.send_error(error)
+        self.client.close()
+
+    # What statements of ours use (proxy.statements).
+
+    async def ask(self, text: bytes) -> Answer:
+        """Run a statement of ours on this connection; its answer is not shown to the client."""
+        return await self.ask_command(make_query(text, attributes=self._attributes))
+
+    async def ask_command(self, payload: bytes) -> Answer:
+        """The same for any command with an answer."""
+        assert self._question is None
+        assert self._walker.idle, self
+        if not self._server_ready:
+            raise ConnectionResetError("the server closed the connection")
+        self._question = _Question()
+        try:
+            self._walker.expect(payload[0], None)
+            self.server.write(frame(payload, 0))
+            return await self._question.answered
+        finally:
+            self._question = None
+
+    def prepared_statement(self, number: int) -> OwnStatement | None:
+        """A prepared statement that is ours, or matters."""
+        return self.prepared.get(self._last_prepared if number == LAST_PREPARED else number)
+
+    def remember_db(self, db: str | None) -> None:
+        """The server said which the default database is."""
+        if not self._db_may_change:
+            self.known_db = db
+
+    def forward(self, payload: bytes, tag: Tag) -> None:
+        """Send a command in the client's name; its answer goes to the client."""
+        self._walker.expect(payload[0], tag)
+        self._write_server(frame(payload, 0))
+
+    def send_error(self, error: ServerError) -> None:
+        """Answer the client's command with an error."""
+        self._write_client(frame(make_err(error.code, error.sqlstate, error.message), 1))
+
+    def send(self, data: bytes) -> None:
+        """Send packets to the client."""
+        self._write_client(data)
+
+    # Login.
+
+    def _server_said_in_login(self, login: LoginRelay, data: bytes) -> None:
+        self._write_client(login.from_server(data))
+        if login.refused:
+            self.client.close()
+        elif login.done is not None:
+            self._deadline.cancel()
+            self.login = None
+            self.info = login.done
+            self._attributes = bool(self.capabilities & QUERY_ATTRIBUTES)
+            self._multi_statements = bool(self.capabilities & MULTI_STATEMENTS)
+            self._walker = ResponseWalker(self.capabilities, login.done.status)
+            self.proxy.session_opened(self)
+
+    def _login_too_slow(self) -> None:
+        log.info("%r: not logged in after %g s", self, self.proxy.settings.login_timeout_s)
+        self.client.abort()
+
+    # Relay.
+
+    def _pass(self, event: Event) -> bool:
+        """Send an event on to the server, or begin to carry it out here; False to be asked again when all is quiet."""
+        if not isinstance(event, Command):
+            self._write_server(event)
+            return True
+        verb, tag = self._look(event)
+        if verb in OWN_VERBS or isinstance(tag, PreparedStream):
+            return self._begin(verb, event)
+        self._walker.expect(event.byte, tag)
+        self._write_server(event.data)
+        return True
+
+    def _look(self, command: Command) -> tuple[Verb, Tag | PreparedStream]:
+        """What a command is, and what is to be remembered until it is answered."""
+        byte = command.byte
+        if byte == COM_QUERY:
+            text = query_text(command.payload, attributes=self._attributes)
+            head = classify(text, multi_statements=self._multi_statements)
+            return head.verb, self._tag(head, text)
+        if byte == COM_STMT_PREPARE:
+            head = classify(command.payload[1:], multi_statements=False)
+            touched = self._tag(head, b"")
+            return head.verb, Preparing(touched) if isinstance(touched, Touched) else None
+        if byte in _STATEMENT_COMMANDS:
+            return Verb.OTHER, self._look_up(command)
+        if byte in _SESSION_COMMANDS:
+            self._session_command(command)
+        return Verb.OTHER, None
+
+    def _tag(self, head: Head, text: bytes) -> Touched | Killed | None:
+        if head.verb is Verb.OTHER or head.verb in OWN_VERBS:
+            return None
+        if head.table is None:  # Several statements, EXECUTE, USE, DROP DATABASE …
+            self.known_db = None
+            self._db_may_change |= head.verb is Verb.USE and not text
+        if head.verb is Verb.KILL:
+            kill = parse_kill(text)
+            return Killed(kill) if kill else None
+        return Touched.by(head)
+
+    def _look_up(self, command: Command) -> Tag | PreparedStream:
+        """What is known of the prepared statement that a command is about."""
+        number = execute_id(command.payload)
+        own = self.prepared_statement(number)
+        if command.byte == Commands.COM_STMT_CLOSE:
+            self.prepared.pop(number, None)
+        elif own is not None and command.byte == Commands.COM_STMT_SEND_LONG_DATA:
+            own.long_data |= {int.from_bytes(command.payload[5:7], "little")}
+        elif own is not None and command.byte == Commands.COM_STMT_RESET:
+            own.long_data = frozenset()
+        elif own is not None and command.byte in (Commands.COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE):
+            if isinstance(own.statement, PreparedAck):
+                return self._prepared_ack(own, own.statement, command)
+            return own.statement
+        return None
+
+    def _prepared_ack(self, own: OwnStatement, ack: PreparedAck, command: Command) -> Acked:
+        """Which messages an execution acknowledges; unknown where they cannot be read."""
+        statement = ack.statement
+        if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
+            return Acked(ack.table, None)
+        execute = parse_execute(
+            command.payload,
+            statement.param_count,
+            types=own.types,
+            long_data=own.long_data,
+            attributes=self._attributes,
+        )
+        own.types = execute.types
+        return Acked(ack.table, [execute.values[key.index] if isinstance(key, Param) else key for key in statement.keys])
+
+    def _session_command(self, command: Command) -> None:
+        """A command that changes what is known of the session."""
+        self.known_db = None
+        if command.byte == Commands.COM_SET_OPTION:
+            self._multi_statements = command.payload[1:3] == b"\0\0"
+        elif command.byte in (Commands.COM_RESET_CONNECTION, COM_CHANGE_USER):
+            self.prepared.clear()
+            if command.byte == COM_CHANGE_USER:
+                parse_change_user(command.payload, self.capabilities)
+
+    def _wants_whole(self, head: bytes) -> bool:
+        """Whether a long command must be read to its end before it is decided."""
+        if head[0] == COM_QUERY:
+            return classify(query_text(head, attributes=self._attributes), multi_statements=False).verb in OWN_VERBS
+        if head[0] == COM_STMT_PREPARE:
+            return classify(head[1:], multi_statements=False).verb in OWN_VERBS
+        own = self.prepared.get(execute_id(head)) if head[0] == Commands.COM_STMT_EXECUTE else None
+        return own is not None and not isinstance(own.statement, Touched)
+
+    def _finished(self, outcome: Outcome[Tag]) -> None:
+        """The server has answered a command."""
+        question = self._question
+        if question is not None:
+            if not question.answered.done():
+                question.answered.set_result(Answer(tuple(question.received), outcome))
+            return
+        if outcome.command is None and self.stream is not None:
+            self.stream.abort(SHUTDOWN)  # The server hangs up, and said why; a stream's client must hear it in its place.
+            return
+        if outcome.prepared is not None:
+            self._last_prepared = outcome.prepared.statement_id
+            if isinstance(outcome.tag, Preparing):
+                self.prepared[outcome.prepared.statement_id] = OwnStatement(outcome.tag.statement)
+        if isinstance(outcome.tag, Killed) and outcome.ok:
+            self.proxy.killed(outcome.tag.kill)
+        self.hints.finished(outcome)
+
+    # Ours.
+
+    def _begin(self, verb: Verb, command: Command) -> bool:
+        if not self._walker.idle:
+            return False
+        self._task = asyncio.get_running_loop().create_task(
+            self.proxy.carry_out(self, verb, command.payload), name=f"session {self.number}: {verb.name}"
+        )
+        self._task.add_done_callback(self._ours_is_done)
+        return True
+
+    def _ours_is_done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        self.stream = None
+        if task.cancelled() or self._closed:
+            return
+        if (error := task.exception()) is not None:
+            if not isinstance(error, ConnectionError):
+                log.error("%r: a statement failed", self, exc_info=error)
+            self.client.close()
+            return
+        if not self._server_ready:
+            self.client.close()
+            return
+        if self._client_is_full:
+            self.server.pause_reading()  # A stream has filled it, and relaying goes on.
+        self._resume()
+
+    def _withhold(self, event: Event) -> None:
+        self._withheld.append(event)
+        self._withheld_bytes += len(event.data if isinstance(event, Command) else event)
+        if self._withheld_bytes > self.proxy.settings.withheld_bytes_max:
+            self.client.pause_reading()
+
+    def _resume(self) -> None:
+        """Go on with what the client sent meanwhile."""
+        try:
+            while self._withheld and self._task is None:
+                event = self._withheld[0]
+                if not self._pass(event):
+                    return
+                self._withheld.popleft()
+                self._withheld_bytes -= len(event.data if isinstance(event, Command) else event)
+            if not self._withheld and not self.client.is_closing():
+                self.client.resume_reading()
+        except WireError as error:
+            self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
+
+    def _write_server(self, data: bytes) -> None:
+        if data and self._server_ready:
+            self.server.write(data)
+
+    def _write_client(self, data: bytes) -> None:
+        if data and not self.client.is_closing():
+            self.client.write(data)
+
+
+_STATEMENT_COMMANDS = frozenset(
+    (
+        int(Commands.COM_STMT_EXECUTE),
+        COM_STMT_BULK_EXECUTE,
+        int(Commands.COM_STMT_CLOSE),
+        int(Commands.COM_STMT_RESET),
+        int(Commands.COM_STMT_SEND_LONG_DATA),
+    )
+)
+_SESSION_COMMANDS = frozenset(
+    (
+        int(Commands.COM_INIT_DB),
+        int(Commands.COM_SET_OPTION),
+        int(Commands.COM_RESET_CONNECTION),
+        COM_CHANGE_USER,
+    )
+)
+
+
+class ClientLeg(asyncio.Protocol):
+    """asyncio's view of the client's connection."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_connected(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_sent(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_lost()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_full()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_has_room()
+
+
+class ServerLeg(asyncio.Protocol):
+    """asyncio's view of the backing connection."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_connected(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_sent(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_lost()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_full()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_has_room()

@@ -1,0 +1,343 @@
+"""Carrying out the statements that are ours, on behalf of one session.
+
+Each runs as one task while the session relays nothing. Rights are the client's own: whatever the engine will do for a
+STREAM, the client's session shows first that it may, by statements on its own connection that do nothing (an UPDATE
+of no row, a SELECT of no row), so that what is denied is denied by MySQL in its own words. The SELECT of no row also
+gives the column packets, which are passed on as the server wrote them. An ACK is one guarded UPDATE, in the
+client's session and transaction; its answer is the server's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from mysql_mimic.types import Commands
+
+from engine.model import NS_PER_S, QueueTable, RowFormat, TableId
+from engine.service import Engine, UnusableQueue
+from engine.store import StoreError
+from proxy.charsets import codec_of
+from proxy.hints import Acked, PreparedAck, PreparedStream, Preparing, literals
+from proxy.stream import Stream
+from proxy.wire.commands import COM_STMT_PREPARE
+from proxy.wire.fields import NULL_MARK, Reader
+from proxy.wire.framing import frame
+from proxy.wire.packets import ServerError
+from proxy.wire.params import execute_id, make_query, parse_execute, query_text
+from sqlrewrite.ack import AckStatement, parse_ack
+from sqlrewrite.classify import Verb
+from sqlrewrite.errors import SqlError
+from sqlrewrite.names import Param, TableName, quote
+from sqlrewrite.stream import Star, StreamStatement, parse_stream
+
+if TYPE_CHECKING:
+    from proxy.session import Answer, Session
+
+CONTEXT = (
+    b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode"
+)
+"""What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset."""
+
+NO_DATABASE = ServerError(1046, "3D000", "No database selected")
+
+COM_PING = bytes([Commands.COM_PING])
+
+CURSOR_FLAGS_AT = 5
+PARAMETER_COUNT_AVAILABLE = 0x08
+
+
+class Refused(Exception):
+    """The server refused a question of ours: its ERR packet is the client's answer."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__(payload)
+        self.payload = payload
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A session's settings, as far as they matter to us."""
+
+    db: str | None
+    codec: str
+    charset_results: str | None
+    time_zone: str
+    sql_mode: frozenset[str]
+
+    @property
+    def ansi_quotes(self) -> bool:
+        """Whether double quotes stand around names."""
+        return "ANSI_QUOTES" in self.sql_mode
+
+    def full_name(self, table: TableName) -> TableName:
+        """The table's name with its database."""
+        return TableName(table.name, table.db or self.db)
+
+    def row_format(self, columns: tuple[str, ...], *, binary: bool) -> RowFormat:
+        """How this session's rows look."""
+        pad_char = "PAD_CHAR_TO_FULL_LENGTH" in self.sql_mode
+        return RowFormat(columns, binary, self.charset_results, self.time_zone, pad_char)
+
+
+class Statements:
+    """Carries out statements with an engine's help."""
+
+    def __init__(self, engine: Engine, ping_interval_s: float) -> None:
+        self._engine = engine
+        self._ping_interval_s = ping_interval_s
+
+    async def carry_out(self, session: Session, verb: Verb, payload: bytes) -> None:
+        """Do what a withheld command says, and answer the client."""
+        try:
+            match payload[0], verb:
+                case (Commands.COM_QUERY, Verb.STREAM):
+                    await self._stream(session, query_text(payload, attributes=session.attributes))
+                case (Commands.COM_STMT_PREPARE, Verb.STREAM):
+                    await self._prepare_stream(session, payload[1:])
+                case (Commands.COM_QUERY, _):
+                    await self._acknowledge(session, query_text(payload, attributes=session.attributes))
+                case (Commands.COM_STMT_PREPARE, _):
+                    await self._prepare_ack(session, payload[1:])
+                case _:
+                    await self._execute_stream(session, payload)
+        except Refused as refused:
+            session.send(frame(refused.payload, 1))
+        except SqlError as error:
+            session.send_error(ServerError(error.code, error.sqlstate, error.message))
+        except ServerError as error:
+            session.send_error(error)
+        except UnusableQueue as error:
+            session.send_error(ServerError(1105, "HY000", str(error)))
+        except StoreError as error:
+            session.send_error(ServerError(1105, "HY000", f"ackstream cannot read the queue: {error}"))
+
+    # STREAM.
+
+    async def _stream(self, session: Session, text: bytes) -> None:
+        was_in_transaction = session.in_transaction
+        context = await _context(session)
+        statement = _parse_stream(text, context)
+        queue = await self._queue(session, context.full_name(statement.table), fresh=True)
+        _refuse_endless_in_transaction(statement, was_in_transaction)
+        columns = _columns(statement, queue)
+        header = await _ask(session, _select(queue, columns, "").encode(context.codec))
+        await self._deliver(
+            session, queue, statement, context.row_format(columns, binary=False), header, was_in_transaction
+        )
+
+    async def _prepare_stream(self, session: Session, text: bytes) -> None:
+        context = await _context(session)
+        statement = _parse_stream(text, context)
+        queue = await self._queue(session, context.full_name(statement.table), fresh=True)
+        # As many places for parameters as the statement has, so that the server counts and takes them.
+        places = "".join(" AND ? IS NULL" for _ in range(statement.param_count))
+        select = _select(queue, _columns(statement, queue), f" WHERE TRUE{places}")
+        prepared = PreparedStream(queue.id, statement)
+        session.forward(bytes([COM_STMT_PREPARE]) + select.encode(context.codec), Preparing(prepared))
+
+    async def _execute_stream(self, session: Session, payload: bytes) -> None:
+        number = execute_id(payload)
+        own = session.prepared_statement(number)
+        assert own is not None
+        assert isinstance(own.statement, PreparedStream)
+        statement = own.statement.statement
+        execute = parse_execute(
+            payload,
+            statement.param_count,
+            types=own.types,
+            long_data=own.long_data,
+            attributes=session.attributes,
+        )
+        own.types = execute.types
+        statement = statement.bind([_numeral(each) for each in execute.values])
+        was_in_transaction = session.in_transaction
+        context = await _context(session)
+        table = TableName(own.statement.table.name, own.statement.table.db)
+        queue = await self._queue(session, table, fresh=True)
+        _refuse_endless_in_transaction(statement, was_in_transaction)
+        flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows come as they come.
+        plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
+        header = _not_refused(await session.ask_command(plain))
+        row_format = context.row_format(_columns(statement, queue), binary=True)
+        await self._deliver(session, queue, statement, row_format, header, was_in_transaction)
+
+    async def _deliver(
+        self,
+        session: Session,
+        queue: QueueTable,
+        statement: StreamStatement,
+        row_format: RowFormat,
+        header: Answer,
+        was_in_transaction: bool,
+    ) -> None:
+        """Send the column packets, then rows until the stream ends, then what ends a result."""
+        if session.in_transaction and not was_in_transaction:
+            # Autocommit is off, and our questions have begun a transaction: left open, it would hold the table's metadata.
+            await _ask(session, b"COMMIT")
+        *columns, last = header.packets
+        session.send(b"".join(frame(each.payload, each.seq) for each in columns))
+        stream = session.stream = Stream(session.send, last.seq)
+        handle = self._engine.subscribe(
+            queue,
+            stream,
+            holder=session.number,
+            row_format=row_format,
+            limit=_number(statement.limit),
+            prefetch=_number(statement.prefetch),
+            patience_ns=_patience_ns(statement),
+        )
+        stream.attach(handle)
+        try:
+            while not await stream.wait(self._ping_interval_s):
+                await session.ask_command(COM_PING)  # Or the server would close the idle connection under the stream.
+        except ConnectionError:
+            assert stream.over  # The session has ended it when it lost its server.
+        finally:
+            handle.cancel()
+        stream.close(session.capabilities, session.status)
+
+    # ACK.
+
+    async def _acknowledge(self, session: Session, text: bytes) -> None:
+        statement, table = await self._ack(session, text)
+        update = make_query(statement.update(), attributes=session.attributes)
+        session.forward(update, Acked(table, literals(statement)))
+
+    async def _prepare_ack(self, session: Session, text: bytes) -> None:
+        statement, table = await self._ack(session, text)
+        prepared = PreparedAck(table, statement)
+        session.forward(bytes([COM_STMT_PREPARE]) + statement.update(), Preparing(prepared))
+
+    async def _ack(self, session: Session, text: bytes) -> tuple[AckStatement, TableId]:
+        """The statement, and the table that it is about, which is known to be a queue."""
+        codec, ansi_quotes = "utf-8", False
+        if b'"' in text or not text.isascii():
+            context = await _context(session)
+            codec, ansi_quotes = context.codec, context.ansi_quotes
+        statement = parse_ack(
+            text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes
+        )
+        db = statement.table.db or session.known_db or (await _context(session)).db
+        queue = await self._queue(session, TableName(statement.table.name, db), fresh=False)
+        return statement, queue.id
+
+    # Both.
+
+    async def _queue(self, session: Session, table: TableName, *, fresh: bool) -> QueueTable:
+        """The table as a queue, if the client's session may stream from it and acknowledge in it."""
+        if table.db is None:
+            raise NO_DATABASE
+        try:
+            queue = await self._engine.queue(TableId(table.db, table.name), fresh=fresh)
+        except UnusableQueue:
+            # Who may not see the table learns nothing about it but what MySQL says.
+            await _ask(session, _encode(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0"))
+            raise
+        if fresh:
+            probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
+            await _ask(session, _encode(session, probe.format(table.quoted())))
+        return queue
+
+
+async def _ask(session: Session, text: bytes) -> Answer:
+    """The server's answer, which is no error."""
+    return _not_refused(await session.ask(text))
+
+
+def _not_refused(answer: Answer) -> Answer:
+    if not answer.outcome.ok:
+        raise Refused(answer.packets[-1].payload)
+    return answer
+
+
+async def _context(session: Session) -> Context:
+    answer = await _ask(session, CONTEXT)
+    row = answer.packets[-2].payload
+    db, client, results, time_zone, sql_mode = (_text(each) for each in _text_row(row))
+    context = Context(
+        None if db is None else bytes.fromhex(db).decode(),
+        codec_of(client or "utf8mb4"),
+        results,
+        time_zone or "SYSTEM",
+        frozenset((sql_mode or "").split(",")),
+    )
+    session.codec = context.codec
+    session.remember_db(context.db)
+    return context
+
+
+def _text_row(row: bytes) -> list[bytes | None]:
+    """The values of a row in the text protocol."""
+    reader = Reader(row)
+    values: list[bytes | None] = []
+    while reader.left:
+        if reader.data[reader.at] == NULL_MARK:
+            reader.take(1)
+            values.append(None)
+        else:
+            values.append(reader.lenenc_bytes())
+    return values
+
+
+def _text(value: bytes | None) -> str | None:
+    # Settings are ASCII; a client that wants its results in UCS-2 gets them with NULs between.
+    return None if value is None else value.replace(b"\0", b"").decode("ascii", "replace")
+
+
+def _encode(session: Session, text: str) -> bytes:
+    return text.encode(session.codec)
+
+
+def _select(queue: QueueTable, columns: tuple[str, ...], where: str) -> str:
+    table = TableName(queue.id.name, queue.id.db).quoted()
+    return f"SELECT {', '.join(map(quote, columns))} FROM {table}{where} LIMIT 0"
+
+
+def _columns(statement: StreamStatement, queue: QueueTable) -> tuple[str, ...]:
+    """The columns by name, `*` being what the table makes of it."""
+    named: list[str] = []
+    for each in statement.columns:
+        if isinstance(each, Star):
+            named += queue.default_columns
+        else:
+            named.append(each)
+    return tuple(named)
+
+
+def _parse_stream(text: bytes, context: Context) -> StreamStatement:
+    try:
+        sql = text.decode(context.codec)
+    except UnicodeDecodeError as error:
+        raise ServerError(1300, "HY000", f"Invalid {context.codec} character string in STREAM: {error}") from None
+    return parse_stream(sql, ansi_quotes=context.ansi_quotes)
+
+
+def _refuse_endless_in_transaction(statement: StreamStatement, in_transaction: bool) -> None:
+    if in_transaction and statement.wait is None and not statement.nowait:
+        raise ServerError(
+            1105,
+            "HY000",
+            "A STREAM that does not end cannot run inside a transaction, which it would keep open: "
+            "COMMIT first, or bound it (STREAM … LIMIT 10 WAIT 20, or NOWAIT)",
+        )
+
+
+def _patience_ns(statement: StreamStatement) -> int | None:
+    """How long a bounded stream waits for its first message; None for an endless one."""
+    if statement.nowait:
+        return 0
+    if statement.wait is None:
+        return None
+    assert isinstance(statement.wait, Decimal)
+    return int(statement.wait * NS_PER_S)
+
+
+def _numeral(value: object) -> object:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+def _number(value: int | Param | None) -> int | None:
+    assert not isinstance(value, Param)
+    return value

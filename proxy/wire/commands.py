@@ -1,0 +1,46 @@
+"""What the first byte of a command says about its answer.
+
+mysql-mimic names MySQL's own commands; here stand those that it does not know, and the few sets by
+which the walker tells how an answer goes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mysql_mimic.types import Commands
+
+COM_SLEEP: Final = int(Commands.COM_SLEEP)
+COM_QUERY: Final = int(Commands.COM_QUERY)
+COM_CHANGE_USER: Final = int(Commands.COM_CHANGE_USER)
+COM_STMT_PREPARE: Final = int(Commands.COM_STMT_PREPARE)
+
+COM_CLONE: Final = 0x20
+"""MySQL's CLONE changes the protocol of the connection, so nothing after it is read."""
+
+COM_SEMI_SYNC_ACK: Final = 0xEF
+"""A replica's receipt, sent into the endless answer to a binlog dump."""
+
+COM_STMT_BULK_EXECUTE: Final = 0xFA
+"""MariaDB's execution of one statement with many rows of parameters."""
+
+SILENT: Final = frozenset(
+    map(
+        int,
+        (Commands.COM_QUIT, Commands.COM_STMT_CLOSE, Commands.COM_STMT_SEND_LONG_DATA),
+    )
+)
+"""Commands that no server answers."""
+
+MULTI_RESULT: Final = frozenset(
+    (
+        COM_QUERY,
+        int(Commands.COM_STMT_EXECUTE),
+        int(Commands.COM_PROCESS_INFO),
+        COM_STMT_BULK_EXECUTE,
+    )
+)
+"""Commands whose answer may be several results, one after the other."""
+
+DUMPS: Final = frozenset(map(int, (Commands.COM_BINLOG_DUMP, Commands.COM_BINLOG_DUMP_GTID)))
+"""Commands whose answer ends only with the connection, as a rule."""

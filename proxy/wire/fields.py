@@ -1,0 +1,120 @@
+"""The alphabet of the protocol: length-encoded integers and strings, read with bounds checks.
+
+Every packet is a string of such fields. A length that reaches past its packet is the oldest attack
+on protocol code, so there is one place that believes lengths, and it does not believe them: reading
+past the end is a `WireError`, never an exception of Python's and never a short answer.
+
+Writing needs no checks; mysql-mimic's makers do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from mysql_mimic.errors import ErrorCode
+
+NULL_MARK: Final = 0xFB
+"""First byte of a NULL where a length-encoded string would stand (text rows)."""
+
+_WIDTHS: Final = {0xFC: 2, 0xFD: 3, 0xFE: 8}
+
+
+class WireError(Exception):
+    """A peer sent something that is not the protocol. The connection cannot be trusted further.
+
+    `code` and `sqlstate` are what an ERR packet about it should carry.
+    """
+
+    code: int = int(ErrorCode.MALFORMED_PACKET)
+    sqlstate: str = "HY000"
+
+
+class BadHandshake(WireError):
+    """The client does not speak the protocol that we do (before 4.1, or nonsense)."""
+
+    code = int(ErrorCode.HANDSHAKE_ERROR)
+    sqlstate = "08S01"
+
+
+class PacketTooLarge(WireError):
+    """A packet exceeds the limit of whoever gathers it."""
+
+    code = 1153
+    sqlstate = "08S01"
+
+
+def lenenc_at(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The length-encoded integer at `at`, and where it ends; nothing is read from `end` on."""
+    if at >= end:
+        raise WireError(f"a field was expected at byte {at}, where the packet ends")
+    first = data[at]
+    if first < NULL_MARK:
+        return first, at + 1
+    width = _WIDTHS.get(first)
+    if width is None:
+        raise WireError(f"byte 0x{first:02X} does not begin a length-encoded integer")
+    stop = at + 1 + width
+    if stop > end:
+        raise WireError(f"a length-encoded integer is cut off at byte {end}")
+    return int.from_bytes(data[at + 1 : stop], "little"), stop
+
+
+class Reader:
+    """A cursor over one packet. Each method takes the next field or raises `WireError`."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self.data = data
+        self.at = at
+
+    @property
+    def left(self) -> int:
+        """How many bytes have not been read."""
+        return len(self.data) - self.at
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        if count > self.left:
+            raise WireError(f"{count} bytes were announced, {self.left} are left in the packet")
+        start = self.at
+        self.at = start + count
+        return self.data[start : self.at]
+
+    def uint(self, width: int) -> int:
+        """The next `width` bytes as an unsigned little-endian integer."""
+        return int.from_bytes(self.take(width), "little")
+
+    def lenenc(self) -> int:
+        """A length-encoded integer."""
+        value, self.at = lenenc_at(self.data, self.at, len(self.data))
+        return value
+
+    def lenenc_bytes(self) -> bytes:
+        """A string with its length before it."""
+        return self.take(self.lenenc())
+
+    def null_bytes(self) -> bytes:
+        """A string up to a NUL, which is swallowed."""
+        stop = self.data.find(0, self.at)
+        if stop < 0:
+            raise WireError("a NUL-terminated string has no end")
+        text = self.data[self.at : stop]
+        self.at = stop + 1
+        return text
+
+    def null_bytes_or_rest(self) -> bytes:
+        """A string up to a NUL or the end: some clients leave out the NUL of their last field."""
+        return self.null_bytes() if 0 in self.data[self.at :] else self.take(self.left)
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return self.take(self.left)
+
+
+def lenenc_pairs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The name and value pairs of a connection-attribute block."""
+    reader = Reader(data)
+    while reader.left:
+        yield reader.lenenc_bytes(), reader.lenenc_bytes()

@@ -1,0 +1,194 @@
+"""The packets that end things: OK, EOF, ERR, and the PREPARE answer; read and made.
+
+A proxy seldom makes packets, and when it does they must look like the server's own. What ends a
+result set depends on what the client and the server agreed upon: with CLIENT_DEPRECATE_EOF it is an
+OK packet whose first byte is 0xFE, without it the old EOF packet; `make_end` knows. Payloads only:
+framing.py adds the headers.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from mysql_mimic.types import Capabilities, ServerStatus, str_len, uint_len
+
+from proxy.wire.fields import Reader, WireError, lenenc_at
+
+OK: Final = 0x00
+LOCAL_INFILE: Final = 0xFB
+EOF: Final = 0xFE
+ERR: Final = 0xFF
+
+DEPRECATE_EOF: Final = int(Capabilities.CLIENT_DEPRECATE_EOF)
+IN_TRANS: Final = int(ServerStatus.SERVER_STATUS_IN_TRANS)
+AUTOCOMMIT: Final = int(ServerStatus.SERVER_STATUS_AUTOCOMMIT)
+MORE_RESULTS: Final = int(ServerStatus.SERVER_MORE_RESULTS_EXISTS)
+CURSOR_EXISTS: Final = int(ServerStatus.SERVER_STATUS_CURSOR_EXISTS)
+PS_OUT_PARAMS: Final = int(ServerStatus.SERVER_PS_OUT_PARAMS)
+STATE_CHANGED: Final = int(ServerStatus.SERVER_SESSION_STATE_CHANGED)
+
+EOF_MAX: Final = 9
+"""A packet beginning with 0xFE is an EOF only if it is shorter than this; else it is a row."""
+
+OK_HEAD_MAX: Final = 1 + 9 + 9 + 2 + 2
+"""The fields of an OK packet before its texts are never longer than this."""
+
+_SQLSTATE_LEN: Final = 5
+
+
+class OkHead(NamedTuple):
+    """The numbers of an OK packet. `status` is the bit set of `ServerStatus`."""
+
+    affected_rows: int
+    insert_id: int
+    status: int
+    warnings: int
+
+
+class Ok(NamedTuple):
+    """A whole OK packet; `state` is the undecoded block of session changes."""
+
+    head: OkHead
+    info: bytes
+    state: bytes
+
+
+class Eof(NamedTuple):
+    """An EOF packet."""
+
+    status: int
+    warnings: int
+
+
+class PrepareOk(NamedTuple):
+    """The first packet of the answer to COM_STMT_PREPARE."""
+
+    statement_id: int
+    column_count: int
+    param_count: int
+
+
+class ServerError(Exception):
+    """What an ERR packet says, as a value and as an exception.
+
+    `message` is decoded as UTF-8 with replacement: it is for people, never for relaying.
+    """
+
+    def __init__(self, code: int, sqlstate: str, message: str) -> None:
+        super().__init__(code, sqlstate, message)
+        self.code = code
+        self.sqlstate = sqlstate
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code} ({self.sqlstate}): {self.message}"
+
+
+def ok_head_at(data: bytes, at: int, end: int) -> OkHead:
+    """The numbers of the OK packet whose first byte stands at `at`; it ends before `end`."""
+    affected_rows, at = lenenc_at(data, at + 1, end)
+    insert_id, at = lenenc_at(data, at, end)
+    if at + 2 > end:
+        raise WireError("an OK packet ends before its status")
+    warnings = data[at + 2] | data[at + 3] << 8 if at + 4 <= end else 0
+    return OkHead(affected_rows, insert_id, data[at] | data[at + 1] << 8, warnings)
+
+
+def eof_status_at(data: bytes, at: int, end: int) -> int:
+    """The status flags of the EOF packet whose first byte stands at `at`."""
+    if end - at < 5:
+        raise WireError("an EOF packet ends before its status")
+    return data[at + 3] | data[at + 4] << 8
+
+
+def err_code_at(data: bytes, at: int, end: int) -> int:
+    """The error number of the ERR packet whose first byte stands at `at`."""
+    if end - at < 3:
+        raise WireError("an ERR packet ends before its number")
+    return data[at + 1] | data[at + 2] << 8
+
+
+def prepare_ok_at(data: bytes, at: int, end: int) -> PrepareOk:
+    """The numbers of the PREPARE answer whose first byte stands at `at`."""
+    if end - at < 9:
+        raise WireError("the answer to PREPARE ends before its counts")
+    return PrepareOk(*_PREPARE_COUNTS.unpack_from(data, at + 1))
+
+
+_PREPARE_COUNTS: Final = struct.Struct("<IHH")
+
+
+def parse_ok(payload: bytes) -> Ok:
+    """A whole OK packet, under either of its first bytes (0x00, and 0xFE at the end of rows)."""
+    head = ok_head_at(payload, 0, len(payload))
+    reader = Reader(payload, 1)
+    reader.lenenc()
+    reader.lenenc()
+    reader.take(min(4, reader.left))
+    info = reader.lenenc_bytes() if reader.left else b""
+    has_state = head.status & STATE_CHANGED and reader.left
+    return Ok(head, info, reader.lenenc_bytes() if has_state else b"")
+
+
+def parse_eof(payload: bytes) -> Eof:
+    """An EOF packet of protocol 4.1."""
+    status = eof_status_at(payload, 0, len(payload))
+    return Eof(status, payload[1] | payload[2] << 8)
+
+
+def parse_err(payload: bytes) -> ServerError:
+    """An ERR packet, with or without an SQLSTATE (before the handshake there is none)."""
+    code = err_code_at(payload, 0, len(payload))
+    text = payload[3:]
+    sqlstate = "HY000"
+    if text[:1] == b"#" and len(text) > _SQLSTATE_LEN:
+        sqlstate = text[1 : 1 + _SQLSTATE_LEN].decode("ascii", "replace")
+        text = text[1 + _SQLSTATE_LEN :]
+    return ServerError(code, sqlstate, text.decode("utf-8", "replace"))
+
+
+def is_end_of_rows(payload: bytes, capabilities: int) -> bool:
+    """Whether a packet where a row may stand is the EOF or OK that ends the rows."""
+    if payload[:1] != b"\xfe":
+        return False
+    return len(payload) < (0xFFFFFF if capabilities & DEPRECATE_EOF else EOF_MAX)
+
+
+def make_ok(
+    *,
+    affected_rows: int = 0,
+    insert_id: int = 0,
+    status: int = AUTOCOMMIT,
+    warnings: int = 0,
+    info: bytes = b"",
+    header: int = OK,
+) -> bytes:
+    """An OK packet without session changes, so STATE_CHANGED is cleared from `status`."""
+    counts: bytes = uint_len(affected_rows) + uint_len(insert_id)
+    flags = struct.pack("<HH", status & ~STATE_CHANGED & 0xFFFF, warnings)
+    text: bytes = str_len(info) if info else b""
+    return bytes([header]) + counts + flags + text
+
+
+def make_eof(status: int = AUTOCOMMIT, warnings: int = 0) -> bytes:
+    """An EOF packet of protocol 4.1."""
+    return struct.pack("<BHH", EOF, warnings, status & ~STATE_CHANGED & 0xFFFF)
+
+
+def make_err(code: int, sqlstate: str, message: str, *, protocol41: bool = True) -> bytes:
+    """An ERR packet; `protocol41` is False only where the greeting would stand."""
+    state = f"#{sqlstate:.5}".encode("ascii") if protocol41 else b""
+    return struct.pack("<BH", ERR, code) + state + message.encode()
+
+
+def make_end(capabilities: int, status: int = AUTOCOMMIT, warnings: int = 0) -> bytes:
+    """What ends a result set's rows under the flags that client and server agreed upon."""
+    if capabilities & DEPRECATE_EOF:
+        return make_ok(status=status, warnings=warnings, header=EOF)
+    return make_eof(status, warnings)
+
+
+def make_prepare_ok(prepared: PrepareOk, warnings: int = 0) -> bytes:
+    """The first packet of the answer to COM_STMT_PREPARE."""
+    return struct.pack("<BIHHBH", OK, *prepared, 0, warnings)

@@ -1,0 +1,426 @@
+"""Following a server's answers without reading them.
+
+A relay that wants to know when an answer is over, whether a transaction is open and what a
+statement changed must follow the answers' structure, and must do so for a fraction of what relaying
+costs. So the walker looks at packet headers and at the first bytes of the few packets that begin or
+end something; rows are stepped over, and a chunk in the middle of a large row costs the same as an
+empty one.
+
+The state is the method that takes the next packet. A query's answer goes `_head`, then per result
+set `_columns`, `_columns_eof` (not under DEPRECATE_EOF) and `_rows`; the MORE_RESULTS flag leads
+back to `_head`. Nothing is reported before the packet that ends an answer is whole, so that `idle`
+means: what is written to the client now does not land inside a packet of the server's.
+
+Answers come in the order of the commands, so the session announces each command with `expect`,
+together with whatever it wants to remember about it (`Tag`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from mysql_mimic.types import Commands
+
+from proxy.wire.commands import (
+    COM_CHANGE_USER,
+    COM_CLONE,
+    COM_SEMI_SYNC_ACK,
+    COM_STMT_PREPARE,
+    DUMPS,
+    MULTI_RESULT,
+    SILENT,
+)
+from proxy.wire.fields import WireError, lenenc_at
+from proxy.wire.framing import HEADER, PAYLOAD_MAX
+from proxy.wire.handshake import MARIADB_CACHE_METADATA
+from proxy.wire.packets import (
+    CURSOR_EXISTS,
+    DEPRECATE_EOF,
+    EOF,
+    EOF_MAX,
+    ERR,
+    IN_TRANS,
+    LOCAL_INFILE,
+    MORE_RESULTS,
+    OK,
+    OK_HEAD_MAX,
+    PS_OUT_PARAMS,
+    OkHead,
+    PrepareOk,
+    eof_status_at,
+    err_code_at,
+    ok_head_at,
+    prepare_ok_at,
+)
+
+Tag = TypeVar("Tag")
+
+_OK_MIN: Final = 7
+
+_HEAD_MAX: Final = OK_HEAD_MAX + 1
+"""As many bytes of a packet must be at hand before it is judged."""
+
+_WORD_AND_BYTE: Final = struct.Struct("<IB")
+_WORD: Final = struct.Struct("<I")
+_packet_at = _WORD_AND_BYTE.unpack_from
+_word_at = _WORD.unpack_from
+
+
+class Outcome(NamedTuple, Generic[Tag]):
+    """How one command ended.
+
+    `status` are the session's flags after it; an ERR carries none, so then they are those of the
+    last packet that did. `results` counts the result sets and OKs of the answer, which an error in
+    a later statement of a multi-statement does not take back. `affected_rows` and `insert_id` are
+    the last OK's. A tag of None with command None is an error that the server sent unasked, before
+    it hung up.
+    """
+
+    command: int | None
+    tag: Tag | None
+    ok: bool
+    status: int
+    affected_rows: int = 0
+    insert_id: int = 0
+    error_code: int = 0
+    results: int = 0
+    prepared: PrepareOk | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open after the command."""
+        return bool(self.status & IN_TRANS)
+
+
+class FileRequest(NamedTuple):
+    """The server asks for a file: the client's next packets are its data (`enter_infile`)."""
+
+
+Step = Callable[["ResponseWalker[Tag]", bytes, int, int], None]
+
+
+class ResponseWalker(Generic[Tag]):
+    """Follows the answers on one connection whose login is over.
+
+    `capabilities` are those the server was told, MariaDB's extended ones shifted left by 32;
+    `status` is what the login's OK said.
+    """
+
+    __slots__ = (
+        "_columns_left",
+        "_command",
+        "_continued",
+        "_done",
+        "_expected",
+        "_more_columns",
+        "_out_params",
+        "_prepared",
+        "_results",
+        "_skip",
+        "_step",
+        "_tag",
+        "_tail",
+        "cache_metadata",
+        "deprecate_eof",
+        "status",
+    )
+
+    def __init__(self, capabilities: int, status: int) -> None:
+        self.deprecate_eof = bool(capabilities & DEPRECATE_EOF)
+        self.cache_metadata = bool(capabilities & MARIADB_CACHE_METADATA)
+        self.status = status
+        self._expected: deque[tuple[int, Tag]] = deque()
+        self._command: int | None = None
+        self._tag: Tag | None = None
+        self._step: Step[Tag] = ResponseWalker._unasked
+        self._tail = b""
+        """The beginning of a packet of which too little has come to judge it."""
+        self._skip = 0
+        """Bytes of the current packet that are still to come."""
+        self._continued = False
+        """Whether the next packet continues the current payload."""
+        self._done: Outcome[Tag] | FileRequest | None = None
+        """What is to be reported when the current packet is whole."""
+        self._results = 0
+        self._columns_left = 0
+        self._more_columns = 0
+        """Columns of a prepared statement, while its parameters are being passed."""
+        self._out_params = False
+        """Whether the rows are the OUT parameters of a procedure, which something always follows."""
+        self._prepared: PrepareOk | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is outstanding and the last packet is whole."""
+        return self._command is None and not (self._tail or self._skip or self._continued)
+
+    @property
+    def outstanding(self) -> int:
+        """How many answers are to come: a client that runs far ahead should not be read further."""
+        return len(self._expected) + (self._command is not None)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the last flags that the server sent show an open transaction."""
+        return bool(self.status & IN_TRANS)
+
+    def expect(self, command: int, tag: Tag) -> None:
+        """A command is on its way to the server. Those that are never answered are ignored."""
+        if command in SILENT or (command == COM_SEMI_SYNC_ACK and self._command in DUMPS):
+            return
+        if self._command is None:
+            self._begin(command, tag)
+        else:
+            self._expected.append((command, tag))
+
+    def feed(self, chunk: bytes) -> Sequence[Outcome[Tag] | FileRequest]:
+        """What `chunk` ended, in order. Raises `WireError` when no server would send this here."""
+        if self._tail:
+            chunk = self._tail + chunk
+            self._tail = b""
+        at, end = self._skip, len(chunk)
+        if at > end:
+            self._skip = at - end
+            return ()
+        events: list[Outcome[Tag] | FileRequest] = []
+        while True:
+            done = self._done
+            if done is not None and not self._continued:
+                self._report(done, events)
+            if not self._continued:
+                at = self._pass_over(chunk, at, end)
+            if end - at < HEADER:
+                break
+            length = _word_at(chunk, at)[0] & PAYLOAD_MAX
+            if not self._packet(chunk, at + HEADER, length, end):
+                break
+            at += HEADER + length
+            if at > end:
+                break
+        self._skip = max(at - end, 0)
+        self._tail = chunk[at:]
+        return events
+
+    def _packet(self, chunk: bytes, at: int, length: int, end: int) -> bool:
+        """Judge the packet whose payload begins at `at`; False if too little of it is here."""
+        if not self._continued:
+            head = min(length, _HEAD_MAX)
+            if end - at < head:
+                return False
+            self._step(self, chunk, at, at + length)
+        self._continued = length == PAYLOAD_MAX
+        return True
+
+    def _begin(self, command: int, tag: Tag) -> None:
+        self._command = command
+        self._tag = tag
+        self._step = self._FIRST_STEPS.get(command, ResponseWalker._head)
+
+    def _report(
+        self, done: Outcome[Tag] | FileRequest, events: list[Outcome[Tag] | FileRequest]
+    ) -> None:
+        """Hand out what the packet, now whole, meant, and turn to the next answer."""
+        events.append(done)
+        self._done = None
+        if isinstance(done, FileRequest):
+            return
+        self._command = self._tag = self._prepared = None
+        self._results = 0
+        self._step = ResponseWalker._unasked
+        if self._expected:
+            self._begin(*self._expected.popleft())
+
+    def _pass_over(self, chunk: bytes, at: int, end: int) -> int:
+        """Step over column and row packets by their headers; where the first other one begins."""
+        step = self._step
+        if step is ResponseWalker._rows:
+            return _pass_rows(chunk, at, end)
+        if step is ResponseWalker._columns:
+            return self._pass_columns(chunk, at, end)
+        return at
+
+    def _pass_columns(self, chunk: bytes, at: int, end: int) -> int:
+        last = end - HEADER - 1
+        left = self._columns_left
+        while left > 1 and at <= last:
+            word, marker = _packet_at(chunk, at)
+            length = word & PAYLOAD_MAX
+            if marker == ERR or length == PAYLOAD_MAX:
+                break
+            at += HEADER + length
+            left -= 1
+        self._columns_left = left
+        return at
+
+    # The steps. Each takes the bounds of a payload whose first `_HEAD_MAX` bytes are at hand.
+
+    def _unasked(self, chunk: bytes, at: int, end: int) -> None:
+        if at == end or chunk[at] != ERR:
+            raise WireError("the server sent a packet that answers no command")
+        self._fail(chunk, at, end)
+
+    def _head(self, chunk: bytes, at: int, end: int) -> None:
+        if at == end:
+            raise WireError("the server began an answer with an empty packet")
+        marker = chunk[at]
+        if marker in (OK, EOF):
+            self._end_of_result(_end_head_at(chunk, at, end))
+        elif marker == ERR:
+            self._fail(chunk, at, end)
+        elif marker == LOCAL_INFILE:
+            self._done = FileRequest()
+        else:
+            count, after = lenenc_at(chunk, at, end)
+            follow = not self.cache_metadata or after >= end or chunk[after] != 0
+            self._expect_columns(count if follow else 0)
+
+    def _expect_columns(self, count: int) -> None:
+        self._columns_left = count
+        if count:
+            self._step = ResponseWalker._columns
+        else:
+            self._end_of_columns()
+
+    def _columns(self, chunk: bytes, at: int, end: int) -> None:
+        if at < end and chunk[at] == ERR:
+            self._fail(chunk, at, end)
+            return
+        self._columns_left -= 1
+        if self._columns_left == 0:
+            self._end_of_columns()
+
+    def _end_of_columns(self) -> None:
+        if not self.deprecate_eof:
+            self._step = ResponseWalker._columns_eof
+        else:
+            self._after_columns()
+
+    def _columns_eof(self, chunk: bytes, at: int, end: int) -> None:
+        if at == end or chunk[at] < EOF:
+            raise WireError("the server sent something other than EOF after column definitions")
+        if chunk[at] == ERR:
+            self._fail(chunk, at, end)
+            return
+        status = eof_status_at(chunk, at, end)
+        if self._command != COM_STMT_PREPARE and status & CURSOR_EXISTS:
+            self._end_of_result(OkHead(0, 0, status, 0))
+        else:
+            # MySQL says only here that more is to come, and takes it back where the rows end.
+            self._out_params = bool(status & PS_OUT_PARAMS)
+            self._after_columns()
+
+    def _after_columns(self) -> None:
+        if self._prepared is None:
+            self._step = ResponseWalker._rows
+        elif self._more_columns:
+            count, self._more_columns = self._more_columns, 0
+            self._expect_columns(count)
+        else:
+            self._succeed(OkHead(0, 0, self.status, 0))
+
+    def _rows(self, chunk: bytes, at: int, end: int) -> None:
+        marker = chunk[at] if at < end else OK
+        if marker == ERR:
+            self._fail(chunk, at, end)
+        elif marker == EOF and end - at < (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
+            self._end_of_result(_end_head_at(chunk, at, end))
+
+    def _prepare(self, chunk: bytes, at: int, end: int) -> None:
+        if at < end and chunk[at] == ERR:
+            self._fail(chunk, at, end)
+            return
+        prepared = self._prepared = prepare_ok_at(chunk, at, end)
+        first, self._more_columns = prepared.param_count, prepared.column_count
+        if first:
+            self._expect_columns(first)
+        else:
+            self._after_columns()
+
+    def _login(self, chunk: bytes, at: int, end: int) -> None:
+        if at < end and chunk[at] == OK:
+            self._succeed(ok_head_at(chunk, at, end))
+        elif at < end and chunk[at] == ERR:
+            self._fail(chunk, at, end)
+
+    def _single(self, chunk: bytes, at: int, end: int) -> None:
+        if at < end and chunk[at] == ERR:
+            self._fail(chunk, at, end)
+        else:
+            self._succeed(OkHead(0, 0, self.status, 0))
+
+    def _dump(self, chunk: bytes, at: int, end: int) -> None:
+        if at < end and chunk[at] == ERR:
+            self._fail(chunk, at, end)
+        elif at < end and chunk[at] == EOF and end - at < EOF_MAX:
+            self._succeed(OkHead(0, 0, self.status, 0))
+
+    def _unread(self, chunk: bytes, at: int, end: int) -> None:
+        """Another protocol has begun (COM_CLONE); it has no end that we know of."""
+
+    def _end_of_result(self, head: OkHead) -> None:
+        self._results += 1
+        more = head.status & MORE_RESULTS or self._out_params
+        self._out_params = False
+        if more and self._command in MULTI_RESULT:
+            self.status = head.status
+            self._step = ResponseWalker._head
+        else:
+            self._succeed(head)
+
+    def _succeed(self, head: OkHead) -> None:
+        self.status = head.status
+        self._done = Outcome(
+            self._command,
+            self._tag,
+            True,
+            head.status,
+            head.affected_rows,
+            head.insert_id,
+            0,
+            self._results,
+            self._prepared,
+        )
+
+    def _fail(self, chunk: bytes, at: int, end: int) -> None:
+        self._out_params = False
+        self._done = Outcome(
+            self._command,
+            self._tag,
+            False,
+            self.status,
+            error_code=err_code_at(chunk, at, end),
+            results=self._results,
+        )
+
+    _FIRST_STEPS: ClassVar[dict[int, Step[Any]]] = {
+        int(Commands.COM_FIELD_LIST): _rows,
+        int(Commands.COM_STATISTICS): _single,
+        int(Commands.COM_STMT_FETCH): _rows,
+        COM_CHANGE_USER: _login,
+        COM_STMT_PREPARE: _prepare,
+        COM_CLONE: _unread,
+        **dict.fromkeys(DUMPS, _dump),
+    }
+    """How an answer begins, where that is not `_head`."""
+
+
+def _pass_rows(chunk: bytes, at: int, end: int) -> int:
+    """Step over rows; where the first packet begins that may be something else."""
+    last = end - HEADER - 1
+    while at <= last:
+        word, marker = _packet_at(chunk, at)
+        length = word & PAYLOAD_MAX
+        if marker >= EOF or length == PAYLOAD_MAX:
+            break
+        at += HEADER + length
+    return at
+
+
+def _end_head_at(chunk: bytes, at: int, end: int) -> OkHead:
+    """The numbers of what ends a result: an OK, or an EOF, which is shorter."""
+    if end - at < _OK_MIN:
+        return OkHead(0, 0, eof_status_at(chunk, at, end), 0)
+    return ok_head_at(chunk, at, end)

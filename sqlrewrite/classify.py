@@ -1,0 +1,236 @@
+"""What a statement is, told from its first words.
+
+Every statement of every client goes through `classify`, so it is one look by one anchored regular
+expression, and for what may write a second one at the head of the statement: the table that an INSERT
+of ten thousand rows touches stands before its first row. The answer for statements that are not ours
+is a hint and nothing more: which tables to look at once it is committed. A hint that is missing costs
+a delay until the next poll and one that is too wide costs a look, so doubt means "any table".
+
+Statements of ours must stand alone in their packet. Whether a packet holds several statements is
+seen by the first semicolon; only where it is not the end of the text are quotes and comments read.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlrewrite.lexicon import (
+    COMMENT,
+    GAP,
+    NAME,
+    WORD_END,
+    bytes_pattern,
+    strings,
+)
+from sqlrewrite.names import unquote
+
+
+class Verb(enum.Enum):
+    """What is to be done with a statement."""
+
+    OTHER = enum.auto()
+    """Relay it; it does nothing that queues depend on."""
+    STREAM = enum.auto()
+    ACK = enum.auto()
+    NACK = enum.auto()
+    EXTEND = enum.auto()
+    KILL = enum.auto()
+    """Relay it; `parse_kill` tells whom it ends."""
+    WRITE = enum.auto()
+    """Relay it; it may change rows."""
+    SCHEMA = enum.auto()
+    """Relay it; it may create, change or drop tables, and rows with them."""
+    USE = enum.auto()
+    """Relay it; it changes the session's default database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the head of a statement tells.
+
+    `table` is the bare name, unquoted and casefolded, of the one table that a WRITE or SCHEMA statement
+    touches; None means that any table may be touched.
+    """
+
+    verb: Verb
+    table: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """`KILL n`: which connection, and whether only its running statement ends."""
+
+    connection_id: int
+    query_only: bool
+
+
+OTHER: Final = Head(Verb.OTHER)
+ANY_WRITE: Final = Head(Verb.WRITE)
+ANY_SCHEMA: Final = Head(Verb.SCHEMA)
+
+LEXED_BYTES_MAX: Final = 4096
+"""Up to here quotes and comments are read to tell `a; b` from `'a; b'`, beyond it doubt stands: reading
+costs about 10 ns a byte, a look at every table costs as much as reading some tens of kilobytes."""
+
+_Rule = Callable[[bytes, int], Head]
+"""From the statement and the end of its first keyword to what it is."""
+
+
+def classify(text: bytes, *, multi_statements: bool = True) -> Head:
+    """What the statement is. Never raises, whatever the bytes.
+
+    `multi_statements` is whether a packet can hold several statements: the client asked for
+    CLIENT_MULTI_STATEMENTS, and this is not a PREPARE. Where it cannot, no semicolon is looked for.
+    """
+    head = _first_statement(text)
+    if head.verb in _OWN_VERBS:
+        return head if _stands_alone(text) else OTHER
+    if not multi_statements or _stands_alone(text, LEXED_BYTES_MAX):
+        return head
+    return ANY_SCHEMA if _SCHEMA_WORD.search(text, 0, LEXED_BYTES_MAX) else ANY_WRITE
+
+
+def parse_kill(text: bytes) -> Kill | None:
+    """Whom a KILL statement ends; None for anything that does not name a connection by a plain number."""
+    match = _KILL.fullmatch(text)
+    if match is None:
+        return None
+    return Kill(int(match["id"]), query_only=match["query"] is not None)
+
+
+def _first_statement(text: bytes) -> Head:
+    first = _FIRST.match(text)
+    if first is None:
+        return OTHER
+    keyword: bytes | None = first[1]
+    if keyword is None:
+        return ANY_WRITE
+    rule = _RULES.get(keyword.upper())
+    return OTHER if rule is None else rule(text, first.end())
+
+
+def _stands_alone(text: bytes, lexed_bytes_max: int | None = None) -> bool:
+    semicolon = text.find(b";")
+    if semicolon < 0 or _REST_IS_GAP.match(text, semicolon + 1):
+        return True
+    if lexed_bytes_max is not None and len(text) > lexed_bytes_max:
+        return False
+    return _ONE_STATEMENT.match(text) is not None
+
+
+# The patterns. Each rule's own one starts behind the first keyword. Where nothing but a name can stand,
+# "t" is one in any sql_mode: as a string it would be an error of the server's.
+
+# No keyword of interest is longer than 8 letters. A comment that GAP did not skip is one that the
+# server executes, or it is not closed: the branch without a group.
+_FIRST = bytes_pattern(rf"{GAP}(?:([A-Z]{{2,8}}+){WORD_END}|/\*)")
+_REST_IS_GAP = bytes_pattern(rf"{GAP}\Z")
+_SCHEMA_WORD = bytes_pattern(rf"(?<![\w$])(?:CREATE|ALTER|DROP|RENAME|TRUNCATE){WORD_END}")
+_PLAIN = rf"[^;'\"`\#/-]++|{strings(False, False)}|{COMMENT}|-|/(?!\*(?!M?!))"
+_ONE_STATEMENT = bytes_pattern(rf"(?:{_PLAIN})*+(?:;{GAP})?+\Z")
+_KILL = bytes_pattern(
+    rf"{GAP}KILL{WORD_END}{GAP}(?:(?:HARD|SOFT){WORD_END}{GAP})?+"
+    rf"(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?+(?P<id>[0-9]{{1,20}}){GAP}(?:;{GAP})?+"
+)
+
+
+def _word(word: str) -> str:
+    return rf"(?:{word}){WORD_END}{GAP}"
+
+
+def _maybe(*words: str) -> str:
+    return "".join(rf"(?:{_word(word)})?+" for word in words)
+
+
+def _head(pattern: str) -> re.Pattern[bytes]:
+    return bytes_pattern(GAP + pattern)
+
+
+_TABLE = rf"(?:{NAME}{GAP}\.{GAP})?+(?P<table>{NAME}){GAP}"
+_IF_EXISTS = rf"(?:{_word('IF')}{_maybe('NOT')}{_word('EXISTS')})?+"
+_ALIAS = rf"(?:(?!SET{WORD_END}){_maybe('AS')}{NAME}{GAP})?+"
+_PARTITION = rf"(?:{_word('PARTITION')}\([^()]*+\){GAP})?+"
+_INSERT = _head(_maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY", "IGNORE", "INTO") + _TABLE)
+_UPDATE = _head(_maybe("LOW_PRIORITY", "IGNORE") + _TABLE + _PARTITION + _ALIAS + _word("SET"))
+_DELETE = _head(
+    _maybe("LOW_PRIORITY", "QUICK", "IGNORE") + _word("FROM") + _TABLE + rf"(?!,|\.|USING{WORD_END})"
+)
+_LOAD = _head(
+    _word("DATA|XML") + _maybe("LOW_PRIORITY|CONCURRENT", "LOCAL") + _word("INFILE")
+    + strings(False, False) + GAP + _maybe("REPLACE|IGNORE") + _word("INTO") + _word("TABLE") + _TABLE
+)  # fmt: skip
+_CREATE = _head(_maybe("OR", "REPLACE") + _word("TABLE") + _IF_EXISTS + _TABLE)
+_ALTER = _head(
+    _maybe("ONLINE", "IGNORE") + _word("TABLE") + _IF_EXISTS + _TABLE
+    # These name a second table.
+    + rf"(?![\s\S]*?(?:RENAME|EXCHANGE|CONVERT){WORD_END})"
+)  # fmt: skip
+_DROP = _head(_word("TABLES?") + _IF_EXISTS + _TABLE + "(?!,)")
+_TRUNCATE = _head(_maybe("TABLE") + _TABLE)
+_TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
+_NOT_OUR_SHAPE = _head("[:(.=]")
+
+
+# The rules.
+
+
+def _always(head: Head) -> _Rule:
+    return lambda text, end: head
+
+
+def _if(pattern: re.Pattern[bytes], head: Head, otherwise: _Rule) -> _Rule:
+    return lambda text, end: head if pattern.match(text, end) else otherwise(text, end)
+
+
+def _table(verb: Verb, pattern: re.Pattern[bytes]) -> _Rule:
+    any_table = Head(verb)
+
+    def rule(text: bytes, end: int) -> Head:
+        match = pattern.match(text, end)
+        return any_table if match is None else Head(verb, _bare_name(match["table"]))
+
+    return rule
+
+
+def _own(verb: Verb) -> _Rule:
+    # `ack: LOOP` is a label, `ack.f()` and `ack(1)` may be calls.
+    return _if(_NOT_OUR_SHAPE, OTHER, _always(Head(verb)))
+
+
+def _bare_name(written: bytes) -> str | None:
+    """None where the client's character set is not UTF-8: its names cannot be told here."""
+    try:
+        return unquote(written.decode()).casefold()
+    except UnicodeDecodeError:
+        return None
+
+
+_OWN_VERBS: Final = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
+
+_RULES: Final[Mapping[bytes, _Rule]] = {
+    **{verb.name.encode(): _own(verb) for verb in _OWN_VERBS},
+    b"KILL": _always(Head(Verb.KILL)),
+    b"USE": _always(Head(Verb.USE)),
+    b"INSERT": _table(Verb.WRITE, _INSERT),
+    b"REPLACE": _table(Verb.WRITE, _INSERT),
+    b"UPDATE": _table(Verb.WRITE, _UPDATE),
+    b"DELETE": _table(Verb.WRITE, _DELETE),
+    b"LOAD": _table(Verb.WRITE, _LOAD),
+    b"CREATE": _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _CREATE)),
+    b"DROP": _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _DROP)),
+    b"ALTER": _table(Verb.SCHEMA, _ALTER),
+    b"TRUNCATE": _table(Verb.SCHEMA, _TRUNCATE),
+    **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),
+    b"BEGIN": _if(_head(_word("NOT")), ANY_WRITE, _always(OTHER)),
+    b"SET": _if(_head(_word("STATEMENT")), ANY_WRITE, _always(OTHER)),
+    # They run other statements, or can contain them. MariaDB's ANALYZE carries out what it explains.
+    **dict.fromkeys(
+        (b"CALL", b"EXECUTE", b"DO", b"WITH", b"XA", b"ANALYZE",
+         b"IF", b"CASE", b"LOOP", b"WHILE", b"REPEAT", b"FOR"),
+        _always(ANY_WRITE),
+    ),
+}  # fmt: skip

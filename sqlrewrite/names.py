@@ -1,0 +1,35 @@
+"""Names and placeholders: the values that statements of ours share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """The index-th `?` of a statement, counted from 0 in the order of the text."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table as a statement names it, without quotes. `db` is None where the session's own is meant."""
+
+    name: str
+    db: str | None = None
+
+    def quoted(self) -> str:
+        """The name as SQL, valid in every sql_mode."""
+        return quote(self.name) if self.db is None else f"{quote(self.db)}.{quote(self.name)}"
+
+
+def quote(name: str) -> str:
+    """A name in backquotes."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def unquote(written: str) -> str:
+    """The name that is written bare, in backquotes or in double quotes."""
+    mark = written[:1]
+    return written[1:-1].replace(mark * 2, mark) if mark in ("`", '"') else written

@@ -1,0 +1,77 @@
+"""A server's and a client's side of the protocol, made by hand for the wire tests.
+
+Each function returns whole packets as they would travel, numbered from the given sequence number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from proxy.wire.columns import make_column, text_column
+from proxy.wire.framing import frame, frame_rows
+from proxy.wire.packets import (
+    AUTOCOMMIT,
+    DEPRECATE_EOF,
+    PrepareOk,
+    make_end,
+    make_eof,
+    make_err,
+    make_ok,
+    make_prepare_ok,
+)
+
+QUERY = 0x03
+PREPARE = 0x16
+EXECUTE = 0x17
+PING = 0x0E
+
+
+def command(byte: int, body: bytes = b"") -> bytes:
+    """One command of a client."""
+    return frame(bytes([byte]) + body, 0)
+
+
+def ok(status: int = AUTOCOMMIT, *, affected_rows: int = 0, info: bytes = b"") -> bytes:
+    return frame(make_ok(status=status, affected_rows=affected_rows, info=info), 1)
+
+
+def err(code: int = 1064, message: str = "no", *, seq: int = 1) -> bytes:
+    return frame(make_err(code, "42000", message), seq)
+
+
+def column_packets(count: int, capabilities: int, *, status: int = AUTOCOMMIT) -> list[bytes]:
+    """Column definitions, and the EOF behind them where there is one."""
+    packets = [make_column(text_column(f"c{i}")) for i in range(count)]
+    return packets if capabilities & DEPRECATE_EOF else [*packets, make_eof(status)]
+
+
+def result(
+    rows: Sequence[bytes],
+    capabilities: int = 0,
+    *,
+    columns: int = 1,
+    status: int = AUTOCOMMIT,
+) -> bytes:
+    """A result set with the given row payloads."""
+    packets = [
+        bytes([columns]),
+        *column_packets(columns, capabilities),
+        *rows,
+        make_end(capabilities, status),
+    ]
+    return frame_rows(packets, 1)[0]
+
+
+def prepared(params: int, columns: int, capabilities: int = 0) -> bytes:
+    """The answer to COM_STMT_PREPARE."""
+    packets = [make_prepare_ok(PrepareOk(7, columns, params))]
+    for count in (params, columns):
+        packets += column_packets(count, capabilities) if count else []
+    return frame_rows(packets, 1)[0]
+
+
+def pieces(data: bytes, cuts: Sequence[int]) -> Iterator[bytes]:
+    """`data` cut at the given offsets."""
+    bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        yield data[start:stop]

@@ -1,0 +1,177 @@
+"""What the directives of a table's comment mean, and what is said when they are wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.comment import parse_comment
+from engine.model import NS_PER_S, OnDisconnect, Policy
+
+S = NS_PER_S
+REQUIRED = {
+    "vt_ack_wait": "30",
+    "vt_purge_after": "86400",
+    "vt_batch_size": "10",
+    "vt_cache_size": "1000",
+    "vt_poller_interval": "30",
+}
+
+
+def comment(**directives: str | None) -> str:
+    """A good comment, with these directives changed, added, or (None) left out."""
+    merged = {**REQUIRED, **directives}
+    parts = [f"{key}={value}" for key, value in merged.items() if value is not None]
+    return ",".join(["vitess_message", *parts])
+
+
+def policy(**directives: str | None) -> Policy:
+    parsed = parse_comment(comment(**directives))
+    assert isinstance(parsed, Policy), parsed
+    return parsed
+
+
+def problems(**directives: str | None) -> tuple[str, ...]:
+    parsed = parse_comment(comment(**directives))
+    assert isinstance(parsed, tuple), parsed
+    return parsed
+
+
+@pytest.mark.parametrize(
+    "text", ["", "orders", "vitess_messages,vt_ack_wait=1", "my_vitess_message", "VITESS_MESSAGE"]
+)
+def test_a_comment_without_the_word_marks_no_message_table(text: str):
+    assert parse_comment(text) is None
+
+
+@pytest.mark.parametrize("prefix", ["orders: ", "mail,", "(", "see the wiki,vitess_message,"])
+def test_the_word_may_stand_anywhere(prefix: str):
+    assert isinstance(parse_comment(prefix + comment()), Policy)
+
+
+def test_the_required_directives_are_enough():
+    assert policy() == Policy(
+        ack_wait_ns=30 * S,
+        purge_after_ns=86_400 * S,
+        batch_size=10,
+        cache_size=1000,
+        poller_interval_ns=30 * S,
+        min_backoff_ns=30 * S,
+        max_backoff_ns=None,
+        message_columns=None,
+        max_in_flight=None,
+        on_disconnect=OnDisconnect.RELEASE,
+        not_enforced=(),
+    )
+
+
+def test_spaces_around_keys_and_values_do_not_matter():
+    spaced = comment().replace(",", " , ").replace("=", " = ")
+    assert parse_comment(spaced) == policy()
+
+
+def test_fractions_of_a_second_are_exact():
+    assert policy(vt_ack_wait="0.1").ack_wait_ns == 100_000_000
+    assert policy(vt_ack_wait=".25", vt_min_backoff="1.000000001").min_backoff_ns == S + 1
+
+
+def test_the_least_backoff_is_the_ack_wait_unless_given():
+    assert policy(vt_ack_wait="7").min_backoff_ns == 7 * S
+    assert policy(vt_ack_wait="7", vt_min_backoff="9").min_backoff_ns == 9 * S
+
+
+def test_the_optional_directives_are_taken():
+    parsed = policy(
+        vt_max_backoff="3600",
+        vt_message_cols="id| body|tenant",
+        max_in_flight="50",
+        on_disconnect="keep",
+    )
+    assert parsed.max_backoff_ns == 3600 * S
+    assert parsed.message_columns == ("id", "body", "tenant")
+    assert parsed.max_in_flight == 50
+    assert parsed.on_disconnect is OnDisconnect.KEEP
+
+
+def test_what_this_release_does_not_act_on_is_named():
+    parsed = policy(max_attempts="5", dead_letter="shop.mail_dead", max_rate="0.5")
+    assert parsed.not_enforced == ("max_attempts", "dead_letter", "max_rate")
+    assert policy(max_attempts="0").not_enforced == ()
+
+
+def test_unknown_keys_are_ignored():
+    assert policy(vt_min_backof="x", color="blue") == policy()
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_missing_directive_is_named_with_its_meaning_and_an_example(key: str):
+    (problem,) = problems(**{key: None})
+    assert problem.startswith(f"{key} is missing: ")
+    assert f"for instance {key}=" in problem
+
+
+def test_all_problems_are_reported_at_once():
+    found = problems(vt_ack_wait=None, vt_batch_size="x", on_disconnect="drop")
+    assert [each.split(maxsplit=1)[0] for each in found] == [
+        "vt_ack_wait",
+        "vt_batch_size='x'",
+        "on_disconnect='drop'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vt_ack_wait", ""),
+        ("vt_ack_wait", "0"),
+        ("vt_ack_wait", "-1"),
+        ("vt_ack_wait", "1e3"),
+        ("vt_ack_wait", "30s"),
+        ("vt_ack_wait", "99999999999"),
+        ("vt_ack_wait", "NaN"),
+        ("vt_ack_wait", "٣"),
+        ("vt_purge_after", "-0.5"),
+        ("vt_batch_size", "0"),
+        ("vt_batch_size", "1.5"),
+        ("vt_cache_size", "1000001"),
+        ("vt_poller_interval", "0.001"),
+        ("vt_min_backoff", "soon"),
+        ("vt_max_backoff", "0"),
+        ("vt_message_cols", ""),
+        ("vt_message_cols", "id||body"),
+        ("vt_message_cols", "id|ID"),
+        ("max_attempts", "-1"),
+        ("dead_letter", "a b"),
+        ("max_rate", "0"),
+        ("max_in_flight", "0"),
+        ("on_disconnect", "RELEASE"),
+    ],
+)
+def test_a_bad_value_is_shown_with_what_was_expected(key: str, value: str):
+    found = problems(**{key: value})
+    expected = next(each for each in found if each.startswith(f"{key}={value!r} is not "))
+    assert f"for instance {key}=" in expected
+
+
+def test_a_directive_given_twice_is_a_problem():
+    parsed = parse_comment(comment() + ",vt_ack_wait=60")
+    assert parsed == ("vt_ack_wait stands in the comment more than once: keep one of them",)
+
+
+def test_max_attempts_needs_a_place_for_dead_messages():
+    (problem,) = problems(max_attempts="3")
+    assert problem.startswith("dead_letter is missing")
+
+
+def test_the_greatest_backoff_cannot_be_below_the_least():
+    (problem,) = problems(vt_min_backoff="60", vt_max_backoff="30")
+    assert problem == "vt_max_backoff='30' is less than vt_min_backoff"
+    (problem,) = problems(vt_ack_wait="60", vt_max_backoff="30")
+    assert problem == "vt_max_backoff='30' is less than vt_ack_wait"
+
+
+@given(st.text(alphabet="vitess_message,=|.0123 abk\n٣é", max_size=80))
+def test_no_comment_breaks_the_reader(text: str):
+    parsed = parse_comment("vitess_message," + text)
+    assert parsed is None or isinstance(parsed, tuple | Policy)

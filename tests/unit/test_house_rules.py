@@ -1,0 +1,247 @@
+"""The house rules that no linter knows, as a test that reads the repository.
+
+A rule that existing code breaks is not relaxed: the offender is named in `ALLOWED`, with the size
+it may have at most, and the list may only shrink (an entry that is not needed any more fails too).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGES = ("proxy", "sqlrewrite", "engine")
+PYTHON_FOLDERS = (*PACKAGES, "pipeline", "tests", "demo", "bench")
+TEXT_SUFFIXES = {"", ".cfg", ".ini", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml"}
+
+FUNCTION_LINES_MAX = 70
+ALLOWED: dict[str, int] = {}
+
+# Modules of the engine that touch the world. All others are pure, and import-linter holds them to it.
+ENGINE_SHELL = {
+    "engine.clock",
+    "engine.queries",
+    "engine.service",
+    "engine.store",
+    "engine.store_memory",
+    "engine.store_mysql",
+}
+
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
+MACHINE_PATHS = re.compile(r"/(work|tmp/v|var/tmp|root|home/\w+|Users/\w+)/")
+LINKS = re.compile(r"\bhttps?://(?!(127\.0\.0\.1|localhost|\[::1\]|\w+\.example|{)\b)")
+REGISTRY_HOSTS = re.compile(
+    r"\b((deb|files|index|mirrors?|packages|registry|security|snapshot)\.\w+|py.i)\.(com|org|io)\b"
+)
+STATEMENT = re.compile(
+    r"^\s*(SELECT\b.+\bFROM|INSERT\s+INTO|REPLACE\s+INTO|UPDATE\b.+\bSET|DELETE\s+FROM|"
+    r"(CREATE|ALTER|DROP)\s+TABLE|START\s+TRANSACTION)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One Python file, parsed."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def place(self) -> str:
+        """The path inside the repository."""
+        return self.path.relative_to(REPOSITORY).as_posix()
+
+    def at(self, node: ast.AST) -> str:
+        """Where something stands, for a message that an editor can follow."""
+        return f"{self.place}:{getattr(node, 'lineno', 1)}"
+
+    def calls(self, *dotted: str) -> Iterator[ast.Call]:
+        """The calls of functions written like this (`time.sleep`, `print`)."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in dotted:
+                yield node
+
+    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """All functions and methods."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node
+
+    def strings(self) -> Iterator[ast.Constant]:
+        """All string literals but the docstrings."""
+        docstrings = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from () if id(node) in docstrings else (node,)
+
+
+def parse(path: Path) -> Module:
+    text = path.read_text()
+    return Module(path, text, ast.parse(text))
+
+
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    paths = [path for folder in PYTHON_FOLDERS for path in (REPOSITORY / folder).rglob("*.py")]
+    return [parse(path) for path in sorted(paths)]
+
+
+@pytest.fixture(scope="module")
+def library(modules: list[Module]) -> list[Module]:
+    return [module for module in modules if module.place.startswith(PACKAGES)]
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """What a commit may hold: every text file that is not ignored, by its place.
+
+    This file is left out, since it spells what it forbids.
+    """
+    ignored = {line.strip("/\n") for line in (REPOSITORY / ".gitignore").read_text().splitlines()}
+    ignored |= {".git", "LICENSE", "locks"}
+    return {
+        path.relative_to(REPOSITORY).as_posix(): path.read_text()
+        for top in REPOSITORY.iterdir()
+        if top.name not in ignored and not top.name.endswith("_cache")
+        for path in ([top] if top.is_file() else sorted(top.rglob("*")))
+        if path.is_file() and path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts
+        if path != Path(__file__)
+    }
+
+
+def found(pattern: re.Pattern[str], texts: dict[str, str]) -> list[str]:
+    return [
+        f"{place}:{number}: {line.strip()}"
+        for place, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_the_rules_have_something_to_read(library: list[Module], texts: dict[str, str]) -> None:
+    assert {module.place.split("/")[0] for module in library} == set(PACKAGES)
+    assert {"Makefile", "scripts/prepare", ".ci/run", "pyproject.toml"} <= texts.keys()
+
+
+def test_every_module_opens_with_a_docstring(modules: list[Module]) -> None:
+    silent = [module.place for module in modules if not ast.get_docstring(module.tree)]
+    assert silent == []
+
+
+def test_functions_stay_short_and_the_list_of_exceptions_only_shrinks(
+    modules: list[Module],
+) -> None:
+    lengths = {
+        f"{module.place}:{function.name}": (function.end_lineno or 0) - function.lineno + 1
+        for module in modules
+        for function in module.functions()
+    }
+    long = {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES_MAX}
+    grown = {name: lines for name, lines in long.items() if lines > ALLOWED.get(name, 0)}
+    assert grown == {}
+    assert [name for name in ALLOWED if name not in long] == []
+
+
+def test_tests_wait_for_conditions_and_never_for_time(modules: list[Module]) -> None:
+    sleeping = [
+        module.at(call)
+        for module in modules
+        if module.place.startswith("tests/") and module.place != "tests/support/waiting.py"
+        for call in module.calls("time.sleep", "sleep", "asyncio.sleep")
+        if ast.unparse(call.args[0]) != "0"
+    ]
+    assert sleeping == []
+
+
+def test_only_the_command_line_prints(library: list[Module]) -> None:
+    printing = [
+        module.at(call)
+        for module in library
+        if module.place != "proxy/__main__.py"
+        for call in module.calls("print")
+    ]
+    assert printing == []
+
+
+def test_nothing_is_left_for_later(texts: dict[str, str]) -> None:
+    assert found(UNFINISHED, texts) == []
+
+
+def test_no_file_knows_a_machine_or_a_registry(texts: dict[str, str]) -> None:
+    assert found(MACHINE_PATHS, texts) == []
+    assert found(REGISTRY_HOSTS, texts) == []
+    assert found(LINKS, texts) == []
+
+
+def test_the_locks_name_packages_and_no_places() -> None:
+    locks = {path.name: path.read_text() for path in (REPOSITORY / "locks").iterdir()}
+    assert found(re.compile("://|--(extra-)?index|--find-links"), locks) == []
+    for text in locks.values():
+        requirements = re.findall(r"^[a-z0-9].*", text, re.MULTILINE)
+        assert requirements
+        assert all(re.search(r"==[^ ]+ (;.* )?\\$", line) for line in requirements)
+
+
+def test_the_sql_of_the_engine_stands_in_one_file(library: list[Module]) -> None:
+    statements = [
+        module.at(string)
+        for module in library
+        if module.place.startswith("engine/")
+        for string in module.strings()
+        if STATEMENT.search(str(string.value))
+    ]
+    assert statements == []
+
+
+def test_every_module_of_the_engine_is_pure_or_named_as_shell(library: list[Module]) -> None:
+    pure = set(pure_modules())
+    assert {"sqlrewrite", "proxy.wire"} <= pure
+    names = {
+        module.place.removesuffix(".py").replace("/", ".")
+        for module in library
+        if module.place.startswith("engine/") and module.path.name != "__init__.py"
+    }
+    assert {name for name in pure if name.startswith("engine.")} == names - ENGINE_SHELL
+    assert names >= ENGINE_SHELL
+
+
+def pure_modules() -> list[str]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (pure,) = [contract for contract in contracts if contract["name"].startswith("pure modules")]
+    modules: list[str] = pure["source_modules"]
+    return modules
+
+
+def test_make_targets_in_the_documents_exist_and_each_target_is_explained() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    targets = set(re.findall(r"^\.PHONY: ([a-z-]+)$", makefile, re.MULTILINE))
+    explained = set(re.findall(r"^([a-z-]+):.* ## \S", makefile, re.MULTILINE))
+    assert targets == explained
+    documents = [path.read_text() for path in REPOSITORY.glob("*.md")]
+    named = {name for text in documents for name in re.findall(r"`make ([a-z-]+)", text)}
+    assert {"demo", "test"} <= named
+    assert named <= targets
+
+
+@pytest.mark.parametrize(
+    ("pattern", "offence"),
+    [
+        (UNFINISHED, "# TODO: later"),
+        (MACHINE_PATHS, "see /home/somebody/x"),
+        (REGISTRY_HOSTS, "from registry.packages.org"),
+        (LINKS, "from https://somewhere.else/"),
+        (STATEMENT, "SELECT id\nFROM t"),
+        (STATEMENT, " update t set a = 1"),
+    ],
+)
+def test_the_patterns_find_what_they_are_for(pattern: re.Pattern[str], offence: str) -> None:
+    assert pattern.search(offence)

@@ -1,0 +1,68 @@
+"""Taking the first value off a row packet leaves the packet that a SELECT without it would have given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.rawrows import length_encoded, split_binary_row, split_text_row, text_values
+
+VALUES = st.lists(st.none() | st.binary(max_size=300), max_size=40)
+
+
+def encoded_length(number: int) -> bytes:
+    if number < 0xFB:
+        return bytes([number])
+    for mark, size in ((0xFC, 2), (0xFD, 3), (0xFE, 8)):
+        if number < 1 << (8 * size):
+            return bytes([mark]) + number.to_bytes(size, "little")
+    raise AssertionError(number)
+
+
+def string(value: bytes) -> bytes:
+    return encoded_length(len(value)) + value
+
+
+def text_row(values: Sequence[bytes | None]) -> bytes:
+    return b"".join(b"\xfb" if value is None else string(value) for value in values)
+
+
+def binary_row(values: Sequence[bytes | None]) -> bytes:
+    """A binary row of string columns, as the protocol's documentation describes it."""
+    bitmap = bytearray((len(values) + 9) // 8)
+    for at, value in enumerate(values):
+        if value is None:
+            bitmap[(at + 2) // 8] |= 1 << ((at + 2) % 8)
+    return b"\x00" + bytes(bitmap) + b"".join(string(value) for value in values if value is not None)
+
+
+@pytest.mark.parametrize("number", [0, 250, 251, 65_535, 65_536, 2**24 - 1, 2**24, 2**40])
+def test_a_length_has_one_to_nine_bytes(number: int):
+    payload = b"?" + encoded_length(number) + b"!"
+    assert length_encoded(payload, 1) == (number, len(payload) - 1)
+
+
+@given(VALUES)
+def test_the_values_of_a_text_row_come_apart(values: list[bytes | None]):
+    assert text_values(text_row(values)) == values
+
+
+@given(st.binary(max_size=70_000), VALUES)
+def test_a_text_row_loses_its_first_value(first: bytes, others: list[bytes | None]):
+    assert split_text_row(text_row([first, *others])) == (first, text_row(others))
+
+
+@given(st.binary(max_size=300), VALUES)
+def test_a_binary_row_loses_its_first_value_and_its_bit(first: bytes, others: list[bytes | None]):
+    row = binary_row([first, *others])
+    assert split_binary_row(row, len(others)) == (first, binary_row(others))
+
+
+@pytest.mark.parametrize("columns", [5, 6, 13, 14])
+def test_the_bitmap_shrinks_when_its_last_byte_is_needed_no_more(columns: int):
+    others: list[bytes | None] = [None] * columns
+    row = binary_row([b"7", *others])
+    assert split_binary_row(row, columns) == (b"7", binary_row(others))

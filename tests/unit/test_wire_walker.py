@@ -1,0 +1,333 @@
+"""What a server's answers look like, and what the walker makes of them."""
+
+from __future__ import annotations
+
+import pytest
+from mysql_mimic.types import Commands
+
+from proxy.wire.commands import COM_CLONE, COM_SEMI_SYNC_ACK
+from proxy.wire.fields import WireError
+from proxy.wire.framing import PAYLOAD_MAX, frame, frame_rows
+from proxy.wire.handshake import MARIADB_CACHE_METADATA
+from proxy.wire.packets import (
+    AUTOCOMMIT,
+    CURSOR_EXISTS,
+    DEPRECATE_EOF,
+    IN_TRANS,
+    MORE_RESULTS,
+    PrepareOk,
+    make_end,
+    make_eof,
+    make_err,
+    make_ok,
+    make_prepare_ok,
+)
+from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
+from tests.support import wire
+
+BOTH_ENDINGS = pytest.mark.parametrize(
+    "capabilities", [0, DEPRECATE_EOF], ids=["eof", "deprecate-eof"]
+)
+
+
+def walker(capabilities: int = 0) -> ResponseWalker[str]:
+    return ResponseWalker(capabilities, AUTOCOMMIT)
+
+
+def only(
+    machine: ResponseWalker[str], command: int, answer: bytes, tag: str = "it"
+) -> Outcome[str]:
+    """The one outcome of `answer`, which must not be over before its last byte."""
+    machine.expect(command, tag)
+    assert not machine.feed(answer[:-1])
+    assert not machine.idle
+    (outcome,) = machine.feed(answer[-1:])
+    assert machine.idle
+    assert isinstance(outcome, Outcome)
+    assert (outcome.command, outcome.tag) == (command, tag)
+    return outcome
+
+
+def test_an_ok_ends_a_query_with_its_numbers() -> None:
+    answer = frame(
+        make_ok(affected_rows=70_000, insert_id=2**40, status=IN_TRANS, info=b"Rows matched: 1"), 1
+    )
+    outcome = only(walker(), wire.QUERY, answer)
+    assert outcome.ok
+    assert (outcome.affected_rows, outcome.insert_id) == (70_000, 2**40)
+    assert outcome.in_transaction
+
+
+def test_an_error_keeps_the_flags_of_the_packet_before_it() -> None:
+    machine = walker()
+    only(machine, wire.QUERY, wire.ok(IN_TRANS))
+    outcome = only(machine, wire.QUERY, wire.err(1213))
+    assert not outcome.ok
+    assert outcome.error_code == 1213
+    assert outcome.in_transaction
+    assert machine.in_transaction
+
+
+@BOTH_ENDINGS
+@pytest.mark.parametrize("rows", [0, 1, 300])
+@pytest.mark.parametrize("columns", [1, 2, 40])
+def test_a_result_set_ends_with_its_last_packet(
+    capabilities: int, rows: int, columns: int
+) -> None:
+    answer = wire.result([b"\x01x\xfb"] * rows, capabilities, columns=columns, status=IN_TRANS)
+    outcome = only(walker(capabilities), wire.QUERY, answer)
+    assert outcome.ok
+    assert outcome.in_transaction
+    assert outcome.results == 1
+
+
+def test_a_row_of_sixteen_megabytes_looks_like_an_eof_and_is_none() -> None:
+    # A text row whose first value has an eight-byte length begins with 0xFE, like an EOF.
+    row = b"\xfe" + PAYLOAD_MAX.to_bytes(8, "little") + bytes(PAYLOAD_MAX)
+    for capabilities in (0, DEPRECATE_EOF):
+        outcome = only(walker(capabilities), wire.QUERY, wire.result([row, b"\x00"], capabilities))
+        assert outcome.ok
+
+
+def test_a_payload_of_exactly_the_greatest_length_is_closed_by_an_empty_packet() -> None:
+    row = b"\xfd" + (PAYLOAD_MAX - 4).to_bytes(3, "little") + bytes(PAYLOAD_MAX - 4)
+    answer = wire.result([row])
+    assert b"\0" * 8 + b"\0\0\0\x05" in answer
+    assert only(walker(), wire.QUERY, answer).ok
+
+
+def test_a_chunk_inside_a_large_row_keeps_nothing() -> None:
+    machine = walker()
+    machine.expect(wire.QUERY, "it")
+    answer = wire.result([bytes(1_000_000)])
+    machine.feed(answer[:1000])
+    machine.feed(answer[1000:900_000])
+    assert not machine.idle
+    (outcome,) = machine.feed(answer[900_000:])
+    assert isinstance(outcome, Outcome)
+
+
+@BOTH_ENDINGS
+def test_an_error_among_rows_ends_the_answer(capabilities: int) -> None:
+    packets = [b"\x01", *wire.column_packets(1, capabilities), b"\x01x", make_err(1317, "70100", "")]
+    outcome = only(walker(capabilities), wire.QUERY, frame_rows(packets, 1)[0])
+    assert outcome.error_code == 1317
+
+
+@pytest.mark.parametrize("kept", [1, 2], ids=["instead of a column", "instead of the eof"])
+def test_an_error_among_column_definitions_ends_the_answer(kept: int) -> None:
+    packets = [b"\x02", *wire.column_packets(2, 0)][: 1 + kept]
+    outcome = only(
+        walker(), wire.QUERY, frame_rows([*packets, make_err(1317, "70100", "")], 1)[0]
+    )
+    assert outcome.error_code == 1317
+
+
+@BOTH_ENDINGS
+def test_many_results_are_one_answer(capabilities: int) -> None:
+    answer = (
+        wire.ok(MORE_RESULTS, affected_rows=5)
+        + wire.result([b"\x01x"], capabilities, status=MORE_RESULTS)
+        + wire.ok(affected_rows=2)
+    )
+    outcome = only(walker(capabilities), wire.QUERY, answer)
+    assert (outcome.results, outcome.affected_rows) == (3, 2)
+
+
+def test_an_error_in_a_later_statement_does_not_hide_the_earlier_results() -> None:
+    outcome = only(walker(), wire.QUERY, wire.ok(MORE_RESULTS | IN_TRANS) + wire.err(1064))
+    assert not outcome.ok
+    assert outcome.results == 1
+    assert outcome.in_transaction
+
+
+def test_results_are_counted_anew_for_each_command() -> None:
+    machine = walker()
+    only(machine, wire.QUERY, wire.ok(MORE_RESULTS) + wire.ok())
+    assert only(machine, wire.QUERY, wire.err()).results == 0
+
+
+def test_the_server_asks_for_a_file_and_answers_when_it_has_it() -> None:
+    machine = walker()
+    machine.expect(wire.QUERY, "load")
+    assert machine.feed(frame(b"\xfb/etc/hosts", 1)) == [FileRequest()]
+    assert not machine.idle
+    (outcome,) = machine.feed(frame(make_ok(affected_rows=9), 4))
+    assert isinstance(outcome, Outcome)
+    assert outcome.affected_rows == 9
+
+
+@BOTH_ENDINGS
+@pytest.mark.parametrize("params", [0, 1, 3])
+@pytest.mark.parametrize("columns", [0, 1, 3])
+def test_a_prepared_statement_ends_with_its_last_definition(
+    capabilities: int, params: int, columns: int
+) -> None:
+    answer = wire.prepared(params, columns, capabilities)
+    outcome = only(walker(capabilities), wire.PREPARE, answer)
+    assert outcome.prepared == PrepareOk(7, columns, params)
+
+
+def test_a_prepared_statement_is_forgotten_with_the_next_command() -> None:
+    machine = walker()
+    only(machine, wire.PREPARE, wire.prepared(1, 1))
+    assert only(machine, wire.PING, wire.ok()).prepared is None
+
+
+def test_a_statement_that_cannot_be_prepared_is_an_error() -> None:
+    outcome = only(walker(), wire.PREPARE, wire.err(1146))
+    assert (outcome.ok, outcome.error_code, outcome.prepared) == (False, 1146, None)
+
+
+def test_the_status_in_a_prepare_is_not_an_end() -> None:
+    machine = walker()
+    packets = [
+        make_prepare_ok(PrepareOk(7, 1, 1)),
+        *wire.column_packets(1, 0, status=CURSOR_EXISTS),
+        *wire.column_packets(1, 0, status=CURSOR_EXISTS),
+    ]
+    assert only(machine, wire.PREPARE, frame_rows(packets, 1)[0]).ok
+
+
+def test_an_execute_that_opens_a_cursor_has_no_rows_and_a_fetch_has_no_columns() -> None:
+    machine = walker()
+    opened = frame_rows([b"\x01", *wire.column_packets(1, 0, status=CURSOR_EXISTS)], 1)[0]
+    assert only(machine, wire.EXECUTE, opened).status & CURSOR_EXISTS
+    fetched = frame_rows([b"\0\0x", b"\0\0y", make_eof(0x80)], 1)[0]
+    assert only(machine, int(Commands.COM_STMT_FETCH), fetched).status == 0x80
+
+
+def test_a_cursor_opens_with_a_single_ending_under_deprecate_eof() -> None:
+    opened = frame_rows(
+        [b"\x01", *wire.column_packets(1, DEPRECATE_EOF), make_end(DEPRECATE_EOF, CURSOR_EXISTS)], 1
+    )[0]
+    assert only(walker(DEPRECATE_EOF), wire.EXECUTE, opened).status & CURSOR_EXISTS
+
+
+@BOTH_ENDINGS
+@pytest.mark.parametrize("command", [Commands.COM_SET_OPTION, Commands.COM_DEBUG])
+def test_some_commands_are_answered_by_an_eof(capabilities: int, command: int) -> None:
+    assert only(walker(capabilities), int(command), frame(make_end(capabilities, 2), 1)).ok
+
+
+def test_an_eof_with_session_changes_is_still_an_end() -> None:
+    state = make_ok(status=2, header=0xFE, info=b"x" * 20)
+    assert only(walker(DEPRECATE_EOF), int(Commands.COM_SET_OPTION), frame(state, 1)).ok
+
+
+@BOTH_ENDINGS
+def test_a_field_list_has_no_count(capabilities: int) -> None:
+    packets = [*wire.column_packets(2, DEPRECATE_EOF), make_end(capabilities)]
+    command = int(Commands.COM_FIELD_LIST)
+    assert only(walker(capabilities), command, frame_rows(packets, 1)[0]).ok
+
+
+def test_statistics_are_one_packet_of_text() -> None:
+    assert only(walker(), int(Commands.COM_STATISTICS), frame(b"Uptime: 12  Threads: 1", 1)).ok
+
+
+def test_a_change_of_user_ends_with_its_login_dialogue() -> None:
+    switch = frame(b"\xfecaching_sha2_password\0" + b"s" * 20 + b"\0", 1)
+    more = frame(b"\x01\x03", 3)
+    answer = switch + more + frame(make_ok(status=AUTOCOMMIT), 4)
+    assert only(walker(), int(Commands.COM_CHANGE_USER), answer).ok
+    assert only(walker(), int(Commands.COM_CHANGE_USER), switch + wire.err(1045)).error_code == 1045
+
+
+def test_a_binlog_dump_goes_on_until_an_error() -> None:
+    machine = walker()
+    machine.expect(int(Commands.COM_BINLOG_DUMP), "dump")
+    assert not machine.feed(frame(b"\0" + b"event" * 10, 1) * 100)
+    machine.expect(COM_SEMI_SYNC_ACK, "ack")
+    (outcome,) = machine.feed(wire.err(1236))
+    assert isinstance(outcome, Outcome)
+    assert outcome.error_code == 1236
+    assert machine.idle
+
+
+def test_a_binlog_dump_that_does_not_block_ends_with_an_eof() -> None:
+    answer = frame(b"\0event", 1) + frame(make_eof(), 2)
+    assert only(walker(), int(Commands.COM_BINLOG_DUMP_GTID), answer).ok
+
+
+def test_nothing_is_read_after_a_clone_has_begun() -> None:
+    machine = walker()
+    machine.expect(COM_CLONE, "clone")
+    assert not machine.feed(wire.ok() + wire.err() + b"\x05\0\0\0abcde")
+    assert not machine.idle
+
+
+@pytest.mark.parametrize(
+    "command", [Commands.COM_QUIT, Commands.COM_STMT_CLOSE, Commands.COM_STMT_SEND_LONG_DATA]
+)
+def test_silent_commands_are_not_waited_for(command: int) -> None:
+    machine = walker()
+    machine.expect(int(command), "silent")
+    assert machine.idle
+
+
+def test_answers_are_told_apart_when_the_client_runs_ahead() -> None:
+    machine = walker()
+    machine.expect(wire.PREPARE, "a")
+    machine.expect(int(Commands.COM_STMT_CLOSE), "b")
+    machine.expect(wire.EXECUTE, "c")
+    machine.expect(wire.PING, "d")
+    assert machine.outstanding == 3
+    events = machine.feed(wire.prepared(1, 1) + wire.result([b"\0\0x"]) + wire.ok())
+    assert [(e.tag, e.ok) for e in events if isinstance(e, Outcome)] == [
+        ("a", True),
+        ("c", True),
+        ("d", True),
+    ]
+    assert machine.idle
+
+
+def test_an_error_out_of_the_blue_belongs_to_no_command() -> None:
+    machine = walker()
+    (outcome,) = machine.feed(frame(make_err(4031, "HY000", "timeout"), 0))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.command, outcome.tag, outcome.error_code) == (None, None, 4031)
+    assert machine.idle
+
+
+@pytest.mark.parametrize("packet", [wire.ok(), frame(b"", 0), frame(b"\x01", 1)])
+def test_any_other_packet_out_of_the_blue_is_refused(packet: bytes) -> None:
+    with pytest.raises(WireError, match="answers no command"):
+        walker().feed(packet)
+
+
+def test_mariadb_may_leave_out_column_definitions_that_the_client_has() -> None:
+    capabilities = MARIADB_CACHE_METADATA | DEPRECATE_EOF
+    cached = frame_rows([b"\x02\x00", b"\0\0x", make_end(capabilities)], 1)[0]
+    full = frame_rows(
+        [b"\x02\x01", *wire.column_packets(2, capabilities), b"\0\0x", make_end(capabilities)], 1
+    )[0]
+    machine = walker(capabilities)
+    assert only(machine, wire.EXECUTE, cached).results == 1
+    assert only(machine, wire.EXECUTE, full).results == 1
+
+
+def test_left_out_column_definitions_are_followed_by_their_eof() -> None:
+    cached = frame_rows([b"\x02\x00", make_eof(), b"\0\0x", make_eof()], 1)[0]
+    assert only(walker(MARIADB_CACHE_METADATA), wire.EXECUTE, cached).results == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        frame(b"", 1),
+        frame(b"\x00", 1),
+        frame(b"\x00\xfc\x01", 1),
+        frame(b"\x00\x00\x00\x02", 1),
+        frame(b"\xff\x01", 1),
+        frame(b"\xfe\x00", 1),
+        frame(b"\xfc\x01", 1),
+        frame(b"\x01", 1) + frame(b"\x03def", 2) + frame(b"\x05hello", 3),
+    ],
+    ids=["empty", "ok", "ok rows", "ok status", "err", "eof", "count", "no eof after columns"],
+)
+def test_a_packet_that_lies_about_its_fields_is_refused(answer: bytes) -> None:
+    machine = walker()
+    machine.expect(wire.QUERY, "it")
+    with pytest.raises(WireError):
+        machine.feed(answer + wire.ok())
