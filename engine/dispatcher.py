@@ -325,7 +325,8 @@ class Dispatcher:
         return self._advance(now_ns)
 
     def claim_failed(self, now_ns: int, claim_id: int) -> Effects:
-        """A claim failed, or its answer was lost. If it was committed all the same, its rows come due again by themselves."""
+        """A claim failed, or its answer was lost. If it was committed all the same, its rows come due again
+        by themselves."""
         self._scanning.dirty = True
         self._failure_pause.lengthen(now_ns)
         return self.claimed(now_ns, claim_id, ())

@@ -1,7 +1,7 @@
 """Message ids as they are written in SQL, turned into the keys by which the engine knows them.
 
-Used for hints only: a literal that cannot be understood, or one that equals the id merely under the column's collation, gives
-no key or one that nobody holds, and the acknowledgement is then found by a lookup.
+Used for hints only: a literal that cannot be understood, or one that equals the id merely under the column's
+collation, gives no key or one that nobody holds, and the acknowledgement is then found by a lookup.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine's shell: one dispatcher a table, a store behind it, and the clock and threads that they need.
 
-Everything here runs on the event loop's thread, except the store's calls, which go to a bounded set of threads. A happening is
-handed to a table's dispatcher, its effects are carried out, and their answers are the next happenings; no state is
-touched anywhere else, so there are no locks.
+Everything here runs on the event loop's thread, except the store's calls, which go to a bounded set of threads. A
+happening is handed to a table's dispatcher, its effects are carried out, and their answers are the next happenings;
+no state is touched anywhere else, so there are no locks.
 
 The catalog part knows which tables are queues. Any statement that may have changed a table makes what is known stale
 at once (`schema_changed`), and what is stale is read again before it is used; a periodic look finds what was changed
@@ -153,7 +153,8 @@ class Engine:
     # What clients do.
 
     async def queue(self, table: TableId, *, fresh: bool = False) -> QueueTable:
-        """The table as a queue, as it is now (`fresh`) or was when nobody had changed it; raises UnusableQueue, StoreError."""
+        """The table as a queue, as it is now (`fresh`) or was when nobody had changed it; raises
+        UnusableQueue, StoreError."""
         known = self._known.get(table)
         if known is None or known.generation != self._generation or fresh:
             known = await self._look_at(table)
@@ -312,7 +313,8 @@ class _TableRunner:
         self.happen(self.dispatcher.tick)
 
     def happen(self, happening: Callable[..., Effects], *args: Any) -> None:
-        """Tell the dispatcher, and carry out what follows. A sink may make something happen in turn: that waits its turn."""
+        """Tell the dispatcher, and carry out what follows. A sink may make something happen in turn: that
+        waits its turn."""
         self._effects.extend(happening(self._engine.clock.now_ns(), *args))
         if self._performing:
             return
@@ -429,5 +431,3 @@ def _remarks(queue: QueueTable) -> list[str]:
     if queue.policy.not_enforced:
         remarks.append(f"not acted on by this version: {', '.join(queue.policy.not_enforced)}")
     return remarks
-
-

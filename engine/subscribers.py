@@ -55,12 +55,12 @@ class Subscriber:
         """How many more messages it may be assigned now."""
         if self.paused:
             return 0
-        credits = [BATCHES_UNSENT_MAX * batch_size - len(self.unsent)]
+        bounds = [BATCHES_UNSENT_MAX * batch_size - len(self.unsent)]
         if self.spec.prefetch is not None:
-            credits.append(self.spec.prefetch - self.held)
+            bounds.append(self.spec.prefetch - self.held)
         if self.remaining is not None:
-            credits.append(self.remaining)
-        return max(0, min(credits))
+            bounds.append(self.remaining)
+        return max(0, min(bounds))
 
     @property
     def starved(self) -> bool:

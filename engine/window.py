@@ -17,7 +17,8 @@ from engine.model import Entry, Key, ScanResult
 
 RETRY_MIN_NS = 10_000_000
 RETRY_MAX_NS = 1_000_000_000
-"""A missed row is tried again after 10 ms, doubling up to a second: by then its lock's owner has committed, or is slow."""
+"""A missed row is tried again after 10 ms, doubling up to a second: by then its lock's owner has committed, or is
+slow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 import click
 import uvloop
 
+from engine.link import BackendAddress
 from engine.service import Engine, EngineSettings
 from engine.store import StoreError
-from engine.store_mysql import Address, MySQLStore
+from engine.store_mysql import MySQLStore, StoreLimits
 from proxy import __version__
 from proxy.admin import Admin
 from proxy.embedded import EmbeddedServer, EmbeddedServerError
@@ -49,7 +50,11 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--backend", metavar="URL", help="mysql://USER:PASSWORD@HOST:PORT, the engine's own account. Default: a private server.")
+@click.option(
+    "--backend",
+    metavar="URL",
+    help="mysql://USER:PASSWORD@HOST:PORT, the engine's own account. Default: a private server.",
+)
 @click.option("--listen", metavar="HOST:PORT", help="Where clients connect (127.0.0.1:3307; port 0: any free one).")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are served (127.0.0.1:9307).")
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file with any of the settings.")
@@ -107,11 +112,11 @@ async def _serve(settings: Settings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _backend(settings: Settings) -> AsyncIterator[Address]:
+async def _backend(settings: Settings) -> AsyncIterator[BackendAddress]:
     """The server that was named, or a private one for as long as we run."""
     if settings.backend is not None:
         given = settings.backend
-        yield Address(given.host, given.port, given.user, given.password)
+        yield BackendAddress(given.host, given.port, given.user, given.password)
         return
     try:
         server = EmbeddedServer(settings.data_dir)
@@ -119,14 +124,14 @@ async def _backend(settings: Settings) -> AsyncIterator[Address]:
     except EmbeddedServerError as error:
         raise BadSetting(str(error)) from None
     try:
-        yield Address(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
+        yield BackendAddress(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
     finally:
         await asyncio.to_thread(server.stop)
 
 
 @contextlib.asynccontextmanager
-async def _engine(settings: Settings, address: Address) -> AsyncIterator[Engine]:
-    store = MySQLStore(address, connections_max=settings.engine_connections)
+async def _engine(settings: Settings, address: BackendAddress) -> AsyncIterator[Engine]:
+    store = MySQLStore(address, StoreLimits(connections=settings.engine_connections))
     engine = Engine(
         store,
         EngineSettings(threads=settings.engine_connections, catalog_interval_s=settings.catalog_interval_s),

@@ -71,9 +71,7 @@ class Binary:
     @classmethod
     def ask(cls, command: Sequence[str]) -> Binary:
         """Run `command --version`: a program called mysqld may be MariaDB's."""
-        asked = subprocess.run(
-            [*command, "--no-defaults", "--version"], capture_output=True, text=True, check=False
-        )
+        asked = subprocess.run([*command, "--no-defaults", "--version"], capture_output=True, text=True, check=False)
         found = re.search(r"\bVer (\d+(?:\.\d+)*)(\S*)", asked.stdout)
         if found is None:
             said = (asked.stdout + asked.stderr).strip() or f"exit status {asked.returncode}"
@@ -97,9 +95,7 @@ def find_server(flavour: Flavour | None = None) -> Binary:
         if binary.version >= OLDEST[binary.flavour] and flavour in {None, binary.flavour}:
             return binary
     seen = ", ".join(f"{binary.program} is {binary}" for binary in found) or "no mysqld or mariadbd"
-    wanted = " or ".join(
-        f"{name} {_dotted(OLDEST[name])}" for name in OLDEST if flavour in {None, name}
-    )
+    wanted = " or ".join(f"{name} {_dotted(OLDEST[name])}" for name in OLDEST if flavour in {None, name})
     raise EmbeddedServerError(
         f"no {wanted}, or later, on this machine ({seen}): install it "
         "(Debian: apt-get install mariadb-server-core), or name a server with --backend"
@@ -117,9 +113,7 @@ class EmbeddedServer:
 
     host = "127.0.0.1"
 
-    def __init__(
-        self, data_dir: Path, binary: Binary | None = None, options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, data_dir: Path, binary: Binary | None = None, options: Sequence[str] = ()) -> None:
         self.data_dir = data_dir.absolute()
         self.binary = binary or find_server()
         self.port = 0
@@ -215,6 +209,8 @@ class EmbeddedServer:
             return
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self.data_dir.chmod(0o700)
+        for folder in ("files", "tmp"):
+            (self.data_dir / folder).mkdir(mode=0o700, exist_ok=True)
         self._log_start = self.error_log.stat().st_size if self.error_log.exists() else 0
         self._proxy_lock = _open_lock(self.data_dir / "proxy.lock")
         if not _try_lock(self._proxy_lock):
@@ -251,7 +247,6 @@ class EmbeddedServer:
                 )
             return
         shutil.rmtree(self.data_dir / "data", ignore_errors=True)
-        (self.data_dir / "files").mkdir(mode=0o700, exist_ok=True)
         (self.data_dir / "data").mkdir(mode=0o700)
         self._process = self._run(self._initialise_command(), lock)
         if not self._process.wait(deadline - time.monotonic()):
@@ -304,9 +299,7 @@ class EmbeddedServer:
                 port, self.server_version = seen
                 return port == self.port
             if time.monotonic() >= deadline:
-                raise EmbeddedServerError(
-                    f"{self.binary.program} took no login in time{self._log_tail()}"
-                )
+                raise EmbeddedServerError(f"{self.binary.program} took no login in time{self._log_tail()}")
         return False
 
     def _login(self) -> tuple[int, str] | None:
@@ -336,7 +329,8 @@ class EmbeddedServer:
             return int(port), str(version)
 
     def _place_options(self) -> list[str]:
-        options = ["--no-defaults", f"--datadir={self.data_dir / 'data'}"]
+        # A starting server deletes all `#sql…` files of its tmpdir, also those of others that run on the default one.
+        options = ["--no-defaults", f"--datadir={self.data_dir / 'data'}", f"--tmpdir={self.data_dir / 'tmp'}"]
         if self.flavour == "mysql":
             options.append(f"--basedir={self.binary.program.parent.parent}")
         if os.geteuid() == 0:
@@ -401,9 +395,7 @@ def _find_install_db(program: Path) -> Path:
         for name in ("mariadb-install-db", "mysql_install_db"):
             if (path := prefix / folder / name).exists():
                 return path
-    raise EmbeddedServerError(
-        f"{program} has no mariadb-install-db beside it: install MariaDB's whole server package"
-    )
+    raise EmbeddedServerError(f"{program} has no mariadb-install-db beside it: install MariaDB's whole server package")
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -12,7 +12,8 @@ import socket
 from collections.abc import Iterable
 
 from engine.service import Engine
-from proxy.session import ClientLeg, ServerLeg, Session
+from proxy.legs import ClientLeg, ServerLeg
+from proxy.session import Session
 from proxy.settings import Settings
 from proxy.statements import Statements
 from proxy.stream import INTERRUPTED, SHUTDOWN

@@ -1,9 +1,9 @@
 """The login dialogue, relayed: the server authenticates the client itself, and the proxy learns no password.
 
-No sockets here: bytes from one side in, bytes for the other side out, until the server says OK or ERR. The greeting passes
-with its capabilities reduced to those that the proxy can follow, the client's answer with its own reduced to what
-was offered (some clients set flags that nobody offered them). All else passes as it is, so every
-authentication plugin that needs nothing but the two ends works.
+No sockets here: bytes from one side in, bytes for the other side out, until the server says OK or ERR. The greeting
+passes with its capabilities reduced to those that the proxy can follow, the client's answer with its own reduced to
+what was offered (some clients set flags that nobody offered them). All else passes as it is, so every authentication
+plugin that needs nothing but the two ends works.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from mysql_mimic.types import Capabilities, Commands, ServerStatus
 
@@ -410,7 +410,9 @@ class Session:
             attributes=self._attributes,
         )
         own.types = execute.types
-        return Acked(ack.table, [execute.values[key.index] if isinstance(key, Param) else key for key in statement.keys])
+        return Acked(
+            ack.table, [execute.values[key.index] if isinstance(key, Param) else key for key in statement.keys]
+        )
 
     def _session_command(self, command: Command) -> None:
         """A command that changes what is known of the session."""
@@ -439,7 +441,9 @@ class Session:
                 question.answered.set_result(Answer(tuple(question.received), outcome))
             return
         if outcome.command is None and self.stream is not None:
-            self.stream.abort(SHUTDOWN)  # The server hangs up, and said why; a stream's client must hear it in its place.
+            self.stream.abort(
+                SHUTDOWN
+            )  # The server hangs up, and said why; a stream's client must hear it in its place.
             return
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id
@@ -523,57 +527,3 @@ _SESSION_COMMANDS = frozenset(
         COM_CHANGE_USER,
     )
 )
-
-
-class ClientLeg(asyncio.Protocol):
-    """asyncio's view of the client's connection."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
-        self._session.client_connected(cast(asyncio.Transport, transport))
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        self._session.client_sent(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        self._session.client_lost()
-
-    def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
-        self._session.client_full()
-
-    def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
-        self._session.client_has_room()
-
-
-class ServerLeg(asyncio.Protocol):
-    """asyncio's view of the backing connection."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
-        self._session.server_connected(cast(asyncio.Transport, transport))
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        self._session.server_sent(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        self._session.server_lost()
-
-    def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
-        self._session.server_full()
-
-    def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
-        self._session.server_has_room()

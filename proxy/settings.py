@@ -1,6 +1,7 @@
-"""Every setting of `ackstream serve`: from the command line, from `ACKSTREAM_…` in the environment, from a TOML file, in that order.
+"""Every setting of `ackstream serve`.
 
-One frozen object, checked once. Each limit has its reason beside it.
+They come from the command line, from `ACKSTREAM_…` in the environment, and from a TOML file, in that order. One
+frozen object, checked once. Each limit has its reason beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class BadSetting(Exception):
 
 class Endpoint(str):
     """HOST:PORT, an IPv6 host in brackets."""
+
+    __slots__ = ()
 
     @property
     def host(self) -> str:
@@ -63,7 +66,9 @@ class Backend:
 class Settings(BaseSettings):
     """The settings of `ackstream serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="ACKSTREAM_", extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = SettingsConfigDict(
+        env_prefix="ACKSTREAM_", extra="forbid", frozen=True, arbitrary_types_allowed=True
+    )
 
     backend: Backend | None = None
     """The server to stand in front of. None: a private one, its data under `data_dir`."""

@@ -35,9 +35,7 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream
 if TYPE_CHECKING:
     from proxy.session import Answer, Session
 
-CONTEXT = (
-    b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode"
-)
+CONTEXT = b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode"
 """What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
@@ -120,11 +118,16 @@ class Statements:
         context = await _context(session)
         statement = _parse_stream(text, context)
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
-        _refuse_endless_in_transaction(statement, was_in_transaction)
+        _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
         header = await _ask(session, _select(queue, columns, "").encode(context.codec))
         await self._deliver(
-            session, queue, statement, context.row_format(columns, binary=False), header, was_in_transaction
+            session,
+            queue,
+            statement,
+            context.row_format(columns, binary=False),
+            header,
+            was_in_transaction=was_in_transaction,
         )
 
     async def _prepare_stream(self, session: Session, text: bytes) -> None:
@@ -156,12 +159,12 @@ class Statements:
         context = await _context(session)
         table = TableName(own.statement.table.name, own.statement.table.db)
         queue = await self._queue(session, table, fresh=True)
-        _refuse_endless_in_transaction(statement, was_in_transaction)
+        _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows come as they come.
         plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
         header = _not_refused(await session.ask_command(plain))
         row_format = context.row_format(_columns(statement, queue), binary=True)
-        await self._deliver(session, queue, statement, row_format, header, was_in_transaction)
+        await self._deliver(session, queue, statement, row_format, header, was_in_transaction=was_in_transaction)
 
     async def _deliver(
         self,
@@ -170,11 +173,12 @@ class Statements:
         statement: StreamStatement,
         row_format: RowFormat,
         header: Answer,
+        *,
         was_in_transaction: bool,
     ) -> None:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
         if session.in_transaction and not was_in_transaction:
-            # Autocommit is off, and our questions have begun a transaction: left open, it would hold the table's metadata.
+            # Autocommit is off, and our questions began a transaction: left open, it would pin the table's metadata.
             await _ask(session, b"COMMIT")
         *columns, last = header.packets
         session.send(b"".join(frame(each.payload, each.seq) for each in columns))
@@ -216,9 +220,7 @@ class Statements:
         if b'"' in text or not text.isascii():
             context = await _context(session)
             codec, ansi_quotes = context.codec, context.ansi_quotes
-        statement = parse_ack(
-            text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes
-        )
+        statement = parse_ack(text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes)
         db = statement.table.db or session.known_db or (await _context(session)).db
         queue = await self._queue(session, TableName(statement.table.name, db), fresh=False)
         return statement, queue.id
@@ -314,7 +316,7 @@ def _parse_stream(text: bytes, context: Context) -> StreamStatement:
     return parse_stream(sql, ansi_quotes=context.ansi_quotes)
 
 
-def _refuse_endless_in_transaction(statement: StreamStatement, in_transaction: bool) -> None:
+def _refuse_endless(statement: StreamStatement, *, in_transaction: bool) -> None:
     if in_transaction and statement.wait is None and not statement.nowait:
         raise ServerError(
             1105,

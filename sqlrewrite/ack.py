@@ -1,23 +1,24 @@
 """`ACK [FROM] t WHERE condition`: one guarded UPDATE, made from the client's own bytes.
 
-The condition is the client's and stays as it came, in its character set, with its `?` in place; it runs
-in the client's session and means there what it means in any UPDATE. So it is not parsed, only measured:
-where it ends, and that it cannot get out of the parentheses it is put into. The guard stands before it,
-and a newline behind it, which ends a last comment. Whatever this lexer and the server might read
-differently is refused: comments that the server executes, a NUL, two dashes before a non-ASCII byte.
+The condition is the client's and stays as it came, in its character set, with its `?` in place;
+it runs in the client's session and means there what it means in any UPDATE. So it is not parsed,
+only measured: where it ends, and that it cannot get out of the parentheses it is put into. The
+guard stands before it, and a newline behind it, which ends a last comment. Whatever this lexer
+and the server might read differently is refused: comments that the server executes, a NUL, two
+dashes before a non-ASCII byte.
 
-Most conditions have one shape, `id = …` or `id IN (…)`. One expression recognises it in a single pass
-and yields the keys, so that ten thousand of them cost less than a millisecond.
+Most conditions have one shape, `id = …` or `id IN (…)`. One expression recognises it in a single
+pass and yields the keys, so that ten thousand of them cost less than a millisecond.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from sqlrewrite.errors import not_supported_yet, syntax_error
 from sqlrewrite.lexicon import (
@@ -27,6 +28,7 @@ from sqlrewrite.lexicon import (
     DOUBLE_QUOTED,
     GAP,
     LINE_COMMENT,
+    UNREADABLE,
     WORD_BYTE,
     WORD_END,
     bytes_pattern,
@@ -35,9 +37,7 @@ from sqlrewrite.lexicon import (
 )
 from sqlrewrite.names import Param, TableName, unquote
 
-ACKNOWLEDGED = (
-    b"time_acked = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000, time_next = NULL"
-)
+ACKNOWLEDGED = b"time_acked = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000, time_next = NULL"
 """What an acknowledgement sets: the server's time in nanoseconds, and no next delivery."""
 
 
@@ -51,16 +51,17 @@ class AckStatement:
     condition: bytes
     """The condition as written."""
     keys: tuple[bytes | Param, ...] | None
-    """The ids, when the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`: digits, the
-    contents of a string, or a parameter. A hint for the engine; None for any other condition."""
+    """The ids, when the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`: digits,
+    the contents of a string, or a parameter. A hint for the engine; None for any other condition."""
     param_count: int
 
     def update(self) -> bytes:
-        """The UPDATE to run in its place: same parameters, affected rows = messages acknowledged."""
-        return (
-            b"UPDATE %b SET %b WHERE time_acked IS NULL AND (%b\n)"
-            % (self.table_sql, ACKNOWLEDGED, self.condition)
-        )  # fmt: skip
+        """The UPDATE to run in its place: same parameters, one affected row per message."""
+        return b"UPDATE %b SET %b WHERE time_acked IS NULL AND (%b\n)" % (
+            self.table_sql,
+            ACKNOWLEDGED,
+            self.condition,
+        )
 
 
 def parse_ack(
@@ -75,7 +76,7 @@ def parse_ack(
     `codec` is Python's name for the client's character set; the two flags are its sql_mode. Raises
     SqlError (1064 with the byte offset, 1235 for what this release does not know).
     """
-    return _Reader(sql, codec, _grammar(no_backslash_escapes, ansi_quotes)).statement()
+    return _Reader(sql, codec, _grammar(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)).statement()
 
 
 # The patterns
@@ -87,6 +88,14 @@ _WHERE = bytes_pattern(rf"WHERE{WORD_END}")
 _DOT = bytes_pattern(r"\.")
 _END = bytes_pattern(rf"(?:;{GAP})?+\Z")
 _BARE_NAME = rf"(?!(?:FROM|WHERE){WORD_END}){WORD_BYTE}++"
+
+_NO_CLAUSES = "the condition is all that follows WHERE; there is no ORDER BY and no LIMIT"
+_COMPLAINTS: Final[Mapping[str, str]] = {
+    **UNREADABLE,
+    ")": "this parenthesis was not opened in the condition",
+    ";": "the statement has to stand alone",
+}
+"""Why a condition cannot go on: by the piece that stands there."""
 
 _ELEMENT = re.compile(rb"""'([^']*)'|"([^"]*)"|([^\s,]+)""")
 
@@ -103,21 +112,21 @@ class _Grammar:
 
 
 @cache
-def _grammar(no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
-    quoted = strings(no_backslash_escapes, ansi_quotes)
+def _grammar(*, no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
+    quoted = strings(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
     return _Grammar(
         name=bytes_pattern("|".join((_BARE_NAME, BACKQUOTED, *[DOUBLE_QUOTED] * ansi_quotes))),
-        keys=bytes_pattern(_keys(ansi_quotes)),
+        keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes)),
         pieces=bytes_pattern(
             rf"(?:{BLANK}++|{BLOCK_COMMENT}|{LINE_COMMENT}|{quoted}"
             rf"|(?!(?:ORDER|LIMIT){WORD_END})[0-9A-Z_$.@\x80-\xff]++"
             rf"|-(?!-[\x00-\x20\x7f-\xff]|-\Z)|/(?!\*)|[^\x00'\"`\#();?/\-0-9A-Z_$.@\x80-\xff])++"
-            rf"|(?P<mark>[();?])|(?P<clause>ORDER|LIMIT)|(?P<bad>[\s\S])"
+            rf"|(?P<mark>[();?])|(?P<clause>ORDER|LIMIT)|(?P<bad>/\*|--|[\s\S])"
         ),
     )
 
 
-def _keys(ansi_quotes: bool) -> str:
+def _keys_pattern(*, ansi_quotes: bool) -> str:
     # No backslash and no doubled quote: what stands between the quotes is the value itself.
     text = r"'[^'\\]*+'" if ansi_quotes else r"""(?:'[^'\\]*+'|"[^"\\]*+")"""
     literal = rf"(?:-?+[0-9]++|\?|{text})"
@@ -156,7 +165,8 @@ class _Reader:
             keys = None
         else:
             end = shape.end("condition")
-            keys, param_count = self._keys(shape)
+            keys, param_count = _keys(self._sql[shape.start("list") : shape.end("list")])
+            param_count += (shape["fence"] or b"").endswith(b"?")
         condition = self._sql[start:end].rstrip()
         if not condition:
             self._fail("a condition was expected; to acknowledge every message, write WHERE TRUE")
@@ -169,7 +179,8 @@ class _Reader:
         self._verb = verb[1].decode().upper()
         if self._verb != "ACK":
             raise not_supported_yet(
-                f"{self._verb} is not supported yet: UPDATE time_next of the message instead", verb.start()
+                f"{self._verb} is not supported yet: UPDATE time_next of the message instead",
+                verb.start(),
             )
         self._skip(_VERB)
         self._skip(_FROM)
@@ -200,15 +211,6 @@ class _Reader:
             self._position = match.end() if gap is None else gap.end()
         return match is not None
 
-    def _keys(self, shape: re.Match[bytes]) -> tuple[tuple[bytes | Param, ...], int]:
-        """The keys of a condition of the common shape, and how many parameters it has."""
-        listed = self._sql[shape.start("list") : shape.end("list")]
-        literals = _literals(listed[1:-1] if listed.startswith(b"(") else listed)
-        params = count()
-        keys = tuple(Param(next(params)) if literal is None else literal for literal in literals)
-        fenced = (shape["fence"] or b"").endswith(b"?")
-        return keys, next(params) + fenced
-
     def _measure(self, start: int) -> tuple[int, int]:
         """Where the condition ends, and how many parameters it has."""
         depth = param_count = 0
@@ -226,7 +228,7 @@ class _Reader:
                 case b";" if depth == 0 and _END.match(self._text, self._position):
                     return self._position, param_count
                 case other if piece.lastgroup != "clause" or depth == 0:
-                    self._fail(_complaint(other))
+                    self._fail(_COMPLAINTS.get(other.decode("latin-1"), _NO_CLAUSES))
         self._position = len(self._text)
         if depth > 0:
             self._fail("a parenthesis is not closed")
@@ -243,31 +245,18 @@ class _Reader:
         )
 
 
-def _literals(listed: bytes) -> Sequence[bytes | None]:
-    """The literals of a list of the common shape: contents of strings, digits, None for a parameter."""
-    if b"'" in listed or b'"' in listed:
-        return [
-            None if bare == b"?" else single or double or bare
-            for single, double, bare in _ELEMENT.findall(listed)
-        ]
-    elements = listed.translate(None, b" \t\n\v\f\r").split(b",")
-    return [None if element == b"?" else element for element in elements] if b"?" in listed else elements
-
-
-def _complaint(piece: bytes) -> str:
-    """Why a condition cannot go on here."""
-    match piece:
-        case b")":
-            return "this parenthesis was not opened in the condition"
-        case b";":
-            return "the statement has to stand alone"
-        case b"'" | b'"' | b"`":
-            return "this quote is not closed"
-        case b"/":
-            return "this comment is not closed, or is one that the server executes"
-        case b"-":
-            return "two dashes begin a comment only before a blank"
-        case b"\0":
-            return "a NUL cannot stand outside quotes"
-        case _:
-            return "the condition is all that can follow WHERE; ORDER BY and LIMIT are not part of it"
+def _keys(listed: bytes) -> tuple[tuple[bytes | Param, ...], int]:
+    """The keys of a literal or a list of the common shape, and how many of them are parameters."""
+    inner = listed[1:-1] if listed.startswith(b"(") else listed
+    params = map(Param, count())
+    keys: Iterable[bytes | Param]
+    if b"'" in inner or b'"' in inner:
+        keys = (
+            next(params) if bare == b"?" else single or double or bare
+            for single, double, bare in _ELEMENT.findall(inner)
+        )
+    else:
+        keys = inner.translate(None, b" \t\n\v\f\r").split(b",")
+        if b"?" in inner:
+            keys = (next(params) if key == b"?" else key for key in keys)
+    return tuple(keys), next(params).index

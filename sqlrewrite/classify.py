@@ -1,13 +1,15 @@
 """What a statement is, told from its first words.
 
 Every statement of every client goes through `classify`, so it is one look by one anchored regular
-expression, and for what may write a second one at the head of the statement: the table that an INSERT
-of ten thousand rows touches stands before its first row. The answer for statements that are not ours
-is a hint and nothing more: which tables to look at once it is committed. A hint that is missing costs
-a delay until the next poll and one that is too wide costs a look, so doubt means "any table".
+expression, and for what may write a second one at the head of the statement: the table that an
+INSERT of ten thousand rows touches stands before its first row. The answer for statements that
+are not ours is a hint and nothing more: which tables to look at once it is committed. A hint that
+is missing costs a delay until the next poll and one that is too wide costs a look, so doubt means
+"any table".
 
 Statements of ours must stand alone in their packet. Whether a packet holds several statements is
-seen by the first semicolon; only where it is not the end of the text are quotes and comments read.
+seen by the first semicolon; only where it is not the end of the text are quotes and comments
+read.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class Verb(enum.Enum):
 class Head:
     """What the head of a statement tells.
 
-    `table` is the bare name, unquoted and casefolded, of the one table that a WRITE or SCHEMA statement
-    touches; None means that any table may be touched.
+    `table` is the bare name, unquoted and casefolded, of the one table that a WRITE or SCHEMA
+    statement touches; None means that any table may be touched.
     """
 
     verb: Verb
@@ -68,13 +70,15 @@ class Kill:
     query_only: bool
 
 
+OWN_VERBS: Final = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
+"""The statements that are ours and never reach the server."""
+
 OTHER: Final = Head(Verb.OTHER)
 ANY_WRITE: Final = Head(Verb.WRITE)
 ANY_SCHEMA: Final = Head(Verb.SCHEMA)
 
 LEXED_BYTES_MAX: Final = 4096
-"""Up to here quotes and comments are read to tell `a; b` from `'a; b'`, beyond it doubt stands: reading
-costs about 10 ns a byte, a look at every table costs as much as reading some tens of kilobytes."""
+"""Up to here quotes and comments are read to tell `a; b` from `'a; b'`; beyond it the doubt stands."""
 
 _Rule = Callable[[bytes, int], Head]
 """From the statement and the end of its first keyword to what it is."""
@@ -87,15 +91,23 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
     CLIENT_MULTI_STATEMENTS, and this is not a PREPARE. Where it cannot, no semicolon is looked for.
     """
     head = _first_statement(text)
-    if head.verb in _OWN_VERBS:
+    if head.verb in OWN_VERBS:
         return head if _stands_alone(text) else OTHER
     if not multi_statements or _stands_alone(text, LEXED_BYTES_MAX):
         return head
     return ANY_SCHEMA if _SCHEMA_WORD.search(text, 0, LEXED_BYTES_MAX) else ANY_WRITE
 
 
+def begins_like_ours(text: bytes) -> bool:
+    """Whether a statement of which these are the first bytes can be ours.
+
+    To be asked of a long packet before it is read to its end: `classify` wants the whole statement.
+    """
+    return _first_statement(text).verb in OWN_VERBS
+
+
 def parse_kill(text: bytes) -> Kill | None:
-    """Whom a KILL statement ends; None for anything that does not name a connection by a plain number."""
+    """Whom a KILL ends; None for all that does not name a connection by a plain number."""
     match = _KILL.fullmatch(text)
     if match is None:
         return None
@@ -122,15 +134,17 @@ def _stands_alone(text: bytes, lexed_bytes_max: int | None = None) -> bool:
     return _ONE_STATEMENT.match(text) is not None
 
 
-# The patterns. Each rule's own one starts behind the first keyword. Where nothing but a name can stand,
-# "t" is one in any sql_mode: as a string it would be an error of the server's.
+_STRING = strings(no_backslash_escapes=False, ansi_quotes=False)
+
+# The patterns. Each rule's own one starts behind the first keyword. Where nothing but a name can
+# stand, "t" is one in any sql_mode: as a string it would be an error of the server's.
 
 # No keyword of interest is longer than 8 letters. A comment that GAP did not skip is one that the
 # server executes, or it is not closed: the branch without a group.
 _FIRST = bytes_pattern(rf"{GAP}(?:([A-Z]{{2,8}}+){WORD_END}|/\*)")
 _REST_IS_GAP = bytes_pattern(rf"{GAP}\Z")
 _SCHEMA_WORD = bytes_pattern(rf"(?<![\w$])(?:CREATE|ALTER|DROP|RENAME|TRUNCATE){WORD_END}")
-_PLAIN = rf"[^;'\"`\#/-]++|{strings(False, False)}|{COMMENT}|-|/(?!\*(?!M?!))"
+_PLAIN = rf"[^;'\"`\#/-]++|{_STRING}|{COMMENT}|-|/(?!\*(?!M?!))"
 _ONE_STATEMENT = bytes_pattern(rf"(?:{_PLAIN})*+(?:;{GAP})?+\Z")
 _KILL = bytes_pattern(
     rf"{GAP}KILL{WORD_END}{GAP}(?:(?:HARD|SOFT){WORD_END}{GAP})?+"
@@ -157,11 +171,13 @@ _PARTITION = rf"(?:{_word('PARTITION')}\([^()]*+\){GAP})?+"
 _INSERT = _head(_maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY", "IGNORE", "INTO") + _TABLE)
 _UPDATE = _head(_maybe("LOW_PRIORITY", "IGNORE") + _TABLE + _PARTITION + _ALIAS + _word("SET"))
 _DELETE = _head(
-    _maybe("LOW_PRIORITY", "QUICK", "IGNORE") + _word("FROM") + _TABLE + rf"(?!,|\.|USING{WORD_END})"
-)
+    _maybe("LOW_PRIORITY", "QUICK", "IGNORE") + _word("FROM") + _TABLE
+    + rf"(?!,|\.|USING{WORD_END})"
+)  # fmt: skip
 _LOAD = _head(
     _word("DATA|XML") + _maybe("LOW_PRIORITY|CONCURRENT", "LOCAL") + _word("INFILE")
-    + strings(False, False) + GAP + _maybe("REPLACE|IGNORE") + _word("INTO") + _word("TABLE") + _TABLE
+    + _STRING + GAP
+    + _maybe("REPLACE|IGNORE") + _word("INTO") + _word("TABLE") + _TABLE
 )  # fmt: skip
 _CREATE = _head(_maybe("OR", "REPLACE") + _word("TABLE") + _IF_EXISTS + _TABLE)
 _ALTER = _head(
@@ -179,7 +195,7 @@ _NOT_OUR_SHAPE = _head("[:(.=]")
 
 
 def _always(head: Head) -> _Rule:
-    return lambda text, end: head
+    return lambda _text, _end: head
 
 
 def _if(pattern: re.Pattern[bytes], head: Head, otherwise: _Rule) -> _Rule:
@@ -209,10 +225,8 @@ def _bare_name(written: bytes) -> str | None:
         return None
 
 
-_OWN_VERBS: Final = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
-
 _RULES: Final[Mapping[bytes, _Rule]] = {
-    **{verb.name.encode(): _own(verb) for verb in _OWN_VERBS},
+    **{verb.name.encode(): _own(verb) for verb in OWN_VERBS},
     b"KILL": _always(Head(Verb.KILL)),
     b"USE": _always(Head(Verb.USE)),
     b"INSERT": _table(Verb.WRITE, _INSERT),
@@ -227,7 +241,7 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),
     b"BEGIN": _if(_head(_word("NOT")), ANY_WRITE, _always(OTHER)),
     b"SET": _if(_head(_word("STATEMENT")), ANY_WRITE, _always(OTHER)),
-    # They run other statements, or can contain them. MariaDB's ANALYZE carries out what it explains.
+    # They run other statements or contain them. MariaDB's ANALYZE carries out what it explains.
     **dict.fromkeys(
         (b"CALL", b"EXECUTE", b"DO", b"WITH", b"XA", b"ANALYZE",
          b"IF", b"CASE", b"LOOP", b"WHILE", b"REPEAT", b"FOR"),

@@ -1,7 +1,8 @@
 """What is wrong with a statement of ours, in the words and numbers that MySQL would use.
 
-There is one exception, `SqlError`: it carries the number and SQLSTATE that go into the ERR packet, and
-the place in the statement where reading stopped. The functions below are the only places that word it.
+There is one exception, `SqlError`: it carries the number and SQLSTATE that go into the ERR
+packet, and the place in the statement where reading stopped. The functions below are the only
+places that word it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ _NEAR_CHARACTERS = 80
 class SqlError(Exception):
     """A statement of ours that cannot be carried out as written.
 
-    `position` is the offset of the offending text in the statement as given to the parser (characters
-    of a str, bytes of bytes), None where the fault is not in the text.
+    `position` is the offset of the offending text in the statement as given to the parser
+    (characters of a str, bytes of bytes), None where the fault is not in the text.
     """
 
-    def __init__(
-        self, message: str, position: int | None, code: int = PARSE_ERROR, sqlstate: str = "42000"
-    ) -> None:
+    def __init__(self, message: str, position: int | None, code: int = PARSE_ERROR, sqlstate: str = "42000") -> None:
         super().__init__(message)
         self.message = message
         self.position = position
@@ -32,7 +31,7 @@ class SqlError(Exception):
 
 
 def syntax_error(statement: str, before: str, near: str, position: int, expected: str) -> SqlError:
-    """Error 1064 in MySQL's own form. `before` and `near` are the text up to the fault and from it on."""
+    """Error 1064 in MySQL's own form. `before` is the text up to the fault, `near` from it on."""
     line = before.count("\n") + 1
     quoted = near[:_NEAR_CHARACTERS]
     return SqlError(

@@ -14,7 +14,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table as a statement names it, without quotes. `db` is None where the session's own is meant."""
+    """A table as a statement names it, without quotes. `db` is None for the session's own."""
 
     name: str
     db: str | None = None

@@ -1,12 +1,13 @@
 """`STREAM columns FROM t [LIMIT n] [PREFETCH n] [WAIT s | NOWAIT]`, read into a value.
 
-The statement looks like a SELECT, so people will write all that a SELECT can hold. What the grammar
-lacks is therefore met by name: an error says not only where reading stopped, but which clause it was
-and what to do instead.
+The statement looks like a SELECT, so people will write all that a SELECT can hold. What the
+grammar lacks is therefore met by name: an error says not only where reading stopped, but which
+clause it was and what to do instead.
 
-sqlglot's MySQL tokenizer cuts the text. The grammar is small enough to be walked by hand, and strict
-where sqlglot's parser is lenient (it reads `a, FROM t`). Comments are blanked out before, because
-sqlglot and the server disagree on what is one (`--x`, `/*! … */`); no offset moves by that.
+sqlglot's MySQL tokenizer cuts the text. The grammar is small enough to be walked by hand, and
+strict where sqlglot's parser is lenient (it reads `a, FROM t`). Comments are blanked out before,
+because sqlglot and the server disagree on what is one (`--x`, `/*! … */`); no offset moves by
+that.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from decimal import Decimal
 from enum import Enum
 from typing import Final, Generic, NoReturn, TypeVar
 
+from sqlglot import Token
 from sqlglot.dialects.mysql import MySQL
 from sqlglot.errors import TokenError
-from sqlglot.tokens import Token, TokenType
 
 from sqlrewrite.errors import not_supported_yet, syntax_error, wrong_argument
-from sqlrewrite.lexicon import COMMENT, strings
+from sqlrewrite.lexicon import COMMENT, UNREADABLE, strings
 from sqlrewrite.names import Param, TableName, unquote
 
 WHOLE_NUMBER_MAX: Final = 2**63 - 1
@@ -66,9 +67,7 @@ class StreamStatement:
         as doubles. Raises SqlError (1210) for one that cannot stand in its place.
         """
         if len(values) != self.param_count:
-            raise wrong_argument(
-                f"this STREAM has {self.param_count} parameters, and {len(values)} were given"
-            )
+            raise wrong_argument(f"this STREAM has {self.param_count} parameters, and {len(values)} were given")
         return replace(
             self,
             limit=_LIMIT.bound(self.limit, values),
@@ -137,9 +136,7 @@ class _Option(Generic[T]):
         number = self.read(values[value.index])
         if number is None:
             given = repr(values[value.index])[:40]
-            raise wrong_argument(
-                f"{self.name} takes {self.takes}, and parameter {value.index + 1} is {given}"
-            )
+            raise wrong_argument(f"{self.name} takes {self.takes}, and parameter {value.index + 1} is {given}")
         return number
 
 
@@ -174,14 +171,12 @@ _REFUSED: Final[Mapping[str, str]] = {
     "INTO": "rows go to the client and nowhere else",
     "FOR": "a message that is delivered is claimed by that; there is nothing to lock",
     "LOCK": "a message that is delivered is claimed by that; there is nothing to lock",
-    "(": _ONLY_COLUMNS,
-    ";": _ALONE,
 }  # fmt: skip
 
 _NOT_YET: Final[Mapping[str, str]] = {
-    "WHERE": "STREAM … WHERE is not supported yet: stream all messages and skip those of no concern,"
+    "WHERE": "WHERE is not supported in STREAM yet: stream all messages and skip those of no concern,"
     " or keep them in a table of their own",
-    "PARTITION": "STREAM … PARTITION is not supported yet: leave it out to stream all partitions",
+    "PARTITION": "PARTITION is not supported in STREAM yet: leave it out to stream all partitions",
 }
 
 _RESERVED: Final = frozenset({"FROM", "LIMIT", "PARTITION", "WHERE"} | _REFUSED.keys() - {"OFFSET"})
@@ -204,7 +199,6 @@ class _AckstreamAnsiMySQL(_AckstreamMySQL):
         IDENTIFIERS = ["`", '"']  # noqa: RUF012
 
 
-
 def _opaque(*, ansi_quotes: bool) -> re.Pattern[str]:
     """What is no token, what hides comment marks, and what the server would read in another way."""
     quoted = strings(no_backslash_escapes=False, ansi_quotes=ansi_quotes)
@@ -217,13 +211,14 @@ class _Mode:
 
     dialect: MySQL
     opaque: re.Pattern[str]
-    name_marks: str
+    name_marks: tuple[str, ...]
 
 
-_PLAIN = _Mode(_AckstreamMySQL(), _opaque(ansi_quotes=False), "`")
-_ANSI = _Mode(_AckstreamAnsiMySQL(), _opaque(ansi_quotes=True), "`\"")
+_PLAIN = _Mode(_AckstreamMySQL(), _opaque(ansi_quotes=False), ("`",))
+_ANSI = _Mode(_AckstreamAnsiMySQL(), _opaque(ansi_quotes=True), ("`", '"'))
 
 _WORD = re.compile(r"[\w$]+")
+_OPTION_WORDS: Final = frozenset({"LIMIT", "PREFETCH", "WAIT", "NOWAIT"})
 
 
 class _Reader:
@@ -241,30 +236,121 @@ class _Reader:
             self._fail("STREAM was expected")
         columns = self._columns()
         if not self._take("FROM"):
-            self._refuse("a comma or FROM was expected")
+            self._refuse(f"a comma or FROM was expected; {_NO_ALIAS}")
         statement = self._options(StreamStatement(self._table(), columns))
-        if self._take(";") and self._text():
+        if self._take(";") and self._text:
             self._fail(_ALONE)
-        if self._text():
-            self._refuse("LIMIT, PREFETCH, WAIT, NOWAIT or the end was expected")
+        if self._text:
+            self._refuse(f"LIMIT, PREFETCH, WAIT, NOWAIT or the end was expected; {_NO_ALIAS}")
         return replace(statement, param_count=self._param_count)
 
     def _columns(self) -> tuple[str | Star, ...]:
-        columns: list[str | Star] = [STAR if self._take("*") else self._name("a column or *")]
+        expected = f"a column or * was expected; {_ONLY_COLUMNS}"
+        columns: list[str | Star] = [STAR if self._take("*") else self._name(expected)]
         while self._take(","):
-            if self._text() == "*":
+            if self._text == "*":
                 self._fail("* can only stand first among the columns")
-            columns.append(self._name("a column"))
-        if self._text() == ".":
+            columns.append(self._name(expected))
+        if self._text == ".":
             self._fail("columns are named without their table")
-        if self._text().upper() in _OTHER_CLAUSES:
-            self._refuse("")
+        if self._text and not _WORD.match(self._text):
+            self._fail(_ONLY_COLUMNS)
         return tuple(columns)
 
     def _table(self) -> TableName:
-        first = self._name("a table")
-        return TableName(self._name("a table"), first) if self._take(".") else TableName(first)
+        expected = f"a table was expected; {_ONE_TABLE}"
+        first = self._name(expected)
+        return TableName(self._name(expected), first) if self._take(".") else TableName(first)
 
     def _options(self, statement: StreamStatement) -> StreamStatement:
-        while True:
-            ...
+        seen: set[str] = set()
+        while (word := self._text.upper()) in _OPTION_WORDS:
+            if word in seen:
+                self._fail(f"{word} is given twice")
+            seen.add(word)
+            if seen >= {"WAIT", "NOWAIT"}:
+                self._fail("WAIT and NOWAIT exclude each other")
+            self._next += 1
+            statement = self._option(word, statement)
+        return statement
+
+    def _option(self, word: str, statement: StreamStatement) -> StreamStatement:
+        match word:
+            case "LIMIT":
+                statement = replace(statement, limit=self._value(_LIMIT))
+                if self._text == ",":
+                    self._fail(_NO_SKIPPING)
+                return statement
+            case "PREFETCH":
+                return replace(statement, prefetch=self._value(_PREFETCH))
+            case "WAIT":
+                return replace(statement, wait=self._value(_WAIT))
+            case _:
+                return replace(statement, nowait=True)
+
+    def _value(self, option: _Option[T]) -> T | Param:
+        if self._take("?"):
+            self._param_count += 1
+            return Param(self._param_count - 1)
+        # The tokenizer takes the point of `.5` for one between names.
+        end = self._next + (2 if self._text == "." else 1)
+        number = option.read("".join(self._cut(token) for token in self._tokens[self._next : end]))
+        if number is None:
+            self._fail(f"{option.name} takes {option.takes}")
+        self._next = end
+        return number
+
+    def _name(self, expected: str) -> str:
+        text = self._text
+        if text.startswith(self._mode.name_marks):
+            self._next += 1
+            return unquote(text)
+        if text.startswith(("'", '"')):
+            self._fail("this is a string; names stand in backquotes")
+        if text.upper() in _RESERVED or text.isdecimal() or not _WORD.fullmatch(text):
+            self._refuse(expected)
+        self._next += 1
+        return text
+
+    @property
+    def _text(self) -> str:
+        """The next token as written, empty at the end."""
+        return self._cut(self._tokens[self._next]) if self._next < len(self._tokens) else ""
+
+    def _cut(self, token: Token) -> str:
+        return self._sql[token.start : token.end + 1]
+
+    def _take(self, word: str) -> bool:
+        """Steps over the next token if it is this one."""
+        taken = self._text.upper() == word
+        self._next += taken
+        return taken
+
+    def _refuse(self, expected: str) -> NoReturn:
+        """Fails by the name of the clause that stands here, if it is one that people may try."""
+        clause = self._text.upper().partition(" ")[0]
+        if clause in _NOT_YET:
+            raise not_supported_yet(_NOT_YET[clause], self._position)
+        self._fail(_REFUSED.get(clause, expected))
+
+    def _fail(self, expected: str) -> NoReturn:
+        self._fail_at(self._position, expected)
+
+    def _fail_at(self, position: int, expected: str) -> NoReturn:
+        before, near = self._sql[:position], self._sql[position:]
+        raise syntax_error("STREAM", before, near, position, expected)
+
+    @property
+    def _position(self) -> int:
+        return self._tokens[self._next].start if self._text else len(self._sql)
+
+    def _tokenized(self) -> list[Token]:
+        try:
+            return self._mode.dialect.tokenize(self._mode.opaque.sub(self._blank, self._sql))
+        except TokenError:
+            self._fail_at(0, "the statement cannot be cut into words")
+
+    def _blank(self, found: re.Match[str]) -> str:
+        if found["bad"] is not None:
+            self._fail_at(found.start(), UNREADABLE[found["bad"]])
+        return found[0] if found["comment"] is None else " " * len(found[0])

@@ -10,10 +10,12 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from proxy.embedded import EmbeddedServer, Flavour
+from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.servers import (
     FLAVOURS,
     LEFT_OUT,
@@ -55,6 +57,20 @@ def private_server(flavour: Flavour) -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def proxy(server: EmbeddedServer, flavour: Flavour, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+    """The shared proxy in front of the shared server: do not kill it."""
+    with running_proxy(server, tmp_path_factory.mktemp(f"proxy-{flavour}") / "log") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def private_proxy(private_server: EmbeddedServer, tmp_path: Path) -> Iterator[RunningProxy]:
+    """A proxy that belongs to one test, in front of a server that does too."""
+    with running_proxy(private_server, tmp_path / "proxy.log") as proxy:
+        yield proxy
+
+
 @pytest.fixture
 def database(server: EmbeddedServer) -> Iterator[str]:
     """The name of an empty database on `server`, dropped afterwards."""
@@ -88,16 +104,13 @@ def _server_line(flavour: Flavour) -> str:
         return f"{flavour}: *** {LEFT_OUT[flavour]}: {missing} ***"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One loud line for a server that was left out, with the number of tests not run."""
     reasons = Counter(
-        report.longrepr[2]
-        for report in terminalreporter.stats.get("skipped", [])
-        if isinstance(report.longrepr, tuple)
+        report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
     )
     for reason, count in reasons.items():
         text = reason.removeprefix("Skipped: ")
         if text.startswith(tuple(LEFT_OUT.values())):
-            terminalreporter.write_line(
-                f"*** {text}: {count} tests not run ***", red=True, bold=True
-            )
+            terminalreporter.write_line(f"*** {text}: {count} tests not run ***", red=True, bold=True)

@@ -49,10 +49,7 @@ COM_MULTI (several commands in a packet) are not in `PASSABLE` either, nor is an
 to come."""
 
 _MARIADB_PASSABLE: Final = (
-    MARIADB_STMT_BULK
-    | MARIADB_EXTENDED_METADATA
-    | MARIADB_CACHE_METADATA
-    | MARIADB_BULK_UNIT_RESULTS
+    MARIADB_STMT_BULK | MARIADB_EXTENDED_METADATA | MARIADB_CACHE_METADATA | MARIADB_BULK_UNIT_RESULTS
 )
 
 PASSABLE: Final = (0xFFFFFFFF & ~sum(MASKED)) | _MARIADB_PASSABLE
@@ -275,7 +272,4 @@ def _short_auth(span: bytes, auth: bytes) -> bytes:
 
 
 def _attributes(block: bytes) -> dict[str, str]:
-    return {
-        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for name, value in lenenc_pairs(block)
-    }
+    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in lenenc_pairs(block)}

@@ -80,7 +80,7 @@ def parse_execute(
     reader = Reader(payload, 1)
     statement_id, flags, _iterations = reader.uint(4), reader.uint(1), reader.uint(4)
     count = param_count
-    if attributes and flags & _COUNT_AVAILABLE:
+    if attributes and (param_count or flags & _COUNT_AVAILABLE):
         count = _checked_count(reader.lenenc())
     if count < param_count:
         raise WireError(f"{count} parameters were sent for a statement with {param_count}")
@@ -88,9 +88,7 @@ def parse_execute(
     bound = bound or tuple(types)
     if len(bound) < count:
         raise WireError("parameters came without types, and none were bound before")
-    values = tuple(
-        _read_value(reader, bound[i], nulls, i, long_data=i in long_data) for i in range(count)
-    )
+    values = tuple(_read_value(reader, bound[i], nulls, i, long_data=i in long_data) for i in range(count))
     cursor_type = flags & ~_COUNT_AVAILABLE
     return Execute(statement_id, cursor_type, values[:param_count], bound)
 
@@ -141,9 +139,7 @@ def _checked_count(count: int) -> int:
     return count
 
 
-def _read_bindings(
-    reader: Reader, count: int, *, named: bool
-) -> tuple[bytes, tuple[ParamType, ...]]:
+def _read_bindings(reader: Reader, count: int, *, named: bool) -> tuple[bytes, tuple[ParamType, ...]]:
     """The bitmap of NULLs and the types, which are empty when those of the last execution go on."""
     nulls = reader.take((count + 7) // 8)
     if not reader.uint(1):
@@ -158,9 +154,7 @@ def _read_type(reader: Reader, *, named: bool) -> ParamType:
     return ParamType(kind, bool(flags & UNSIGNED))
 
 
-def _read_value(
-    reader: Reader, bound: ParamType, nulls: bytes, index: int, *, long_data: bool = False
-) -> Value:
+def _read_value(reader: Reader, bound: ParamType, nulls: bytes, index: int, *, long_data: bool = False) -> Value:
     if long_data:
         return LongData.SENT_BEFORE
     if nulls[index >> 3] >> (index & 7) & 1:

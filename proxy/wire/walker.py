@@ -219,9 +219,7 @@ class ResponseWalker(Generic[Tag]):
         self._tag = tag
         self._step = self._FIRST_STEPS.get(command, ResponseWalker._head)
 
-    def _report(
-        self, done: Outcome[Tag] | FileRequest, events: list[Outcome[Tag] | FileRequest]
-    ) -> None:
+    def _report(self, done: Outcome[Tag] | FileRequest, events: list[Outcome[Tag] | FileRequest]) -> None:
         """Hand out what the packet, now whole, meant, and turn to the next answer."""
         events.append(done)
         self._done = None

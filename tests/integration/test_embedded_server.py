@@ -67,16 +67,12 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_an_empty_directory_becomes_a_server_for_local_clients(
-    binary: Binary, tmp_path: Path
-) -> None:
+def test_an_empty_directory_becomes_a_server_for_local_clients(binary: Binary, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / "new" / "data", binary) as server:
         assert query(server, "SELECT @@port, @@bind_address, @@log_bin, @@binlog_format") == [
             (server.port, "127.0.0.1", 1, "ROW")
         ]
-        assert query(server, "SELECT VERSION(), USER()") == [
-            (server.server_version, "root@localhost")
-        ]
+        assert query(server, "SELECT VERSION(), USER()") == [(server.server_version, "root@localhost")]
         assert query(server, "SELECT COUNT(*) FROM mysql.user WHERE user = ''") == [(0,)]
         with pymysql.connect(unix_socket=str(server.socket_path), user="root"):
             pass
@@ -103,13 +99,9 @@ def test_a_crash_loses_nothing_committed(stopped: EmbeddedServer) -> None:
     assert query(stopped, "SELECT n FROM kept.t") == [(1,)]
 
 
-def test_a_server_ends_with_the_program_that_started_it(
-    stopped: EmbeddedServer, binary: Binary
-) -> None:
+def test_a_server_ends_with_the_program_that_started_it(stopped: EmbeddedServer, binary: Binary) -> None:
     argv = [sys.executable, "-c", STARTS_A_SERVER_AND_WAITS, str(stopped.data_dir)]
-    with subprocess.Popen(
-        [*argv, *binary.command], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-    ) as program:
+    with subprocess.Popen([*argv, *binary.command], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         pid = int(program.stdout.readline())
         assert is_alive(pid)
@@ -132,6 +124,22 @@ def test_a_half_made_directory_is_made_anew(binary: Binary, tmp_path: Path) -> N
     (tmp_path / "data" / "ibdata1").write_bytes(b"half")
     with EmbeddedServer(tmp_path, binary) as server:
         assert query(server, "SELECT 1") == [(1,)]
+
+
+def test_a_starting_server_leaves_the_temporary_tables_of_others_alone(
+    stopped: EmbeddedServer, flavour: Flavour, tmp_path: Path
+) -> None:
+    stopped.start()
+    with connect(stopped) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE work")
+        cursor.execute("CREATE TEMPORARY TABLE work.t (n INT) ENGINE=MyISAM")
+        cursor.execute("SELECT @@tmpdir")
+        ((tmpdir,),) = cursor.fetchall()
+        files = set(Path(tmpdir).glob("#sql*"))
+        with new_server(flavour, tmp_path / "other"):
+            assert files
+            assert files == set(Path(tmpdir).glob("#sql*"))
+        cursor.execute("DROP TEMPORARY TABLE work.t")
 
 
 def test_a_server_outlives_the_thread_that_started_it(one: EmbeddedServer) -> None:
@@ -201,9 +209,7 @@ def test_a_root_with_a_password_is_told_apart_from_a_slow_start(one: EmbeddedSer
         one.start()
 
 
-def test_a_machine_without_a_server_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_a_server_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded, "USUAL_PLACES", ())
     with pytest.raises(EmbeddedServerError, match=r"no mysqld or mariadbd.*--backend"):
@@ -226,9 +232,7 @@ def test_a_program_is_what_it_says_and_not_what_it_is_called(
     assert (binary.flavour, binary.version) == expected
 
 
-def test_a_server_that_is_too_old_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_server_that_is_too_old_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_server(tmp_path, "mysqld  Ver 5.7.44 for Linux on x86_64")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin")
     monkeypatch.setattr(embedded, "USUAL_PLACES", ())

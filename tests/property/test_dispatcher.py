@@ -1,10 +1,12 @@
 """The dispatcher's guarantees, in every order of events that hypothesis can think of.
 
-A state machine plays clients, clock and database against the dispatcher: effects are done late, answers arrive later, some
-never; rows are locked by others, claimed by another proxy, acknowledged behind the proxy's back. After each step the books
-of the stage are checked; at the end everything heals, and every message that was not acknowledged must come.
+A state machine plays clients, clock and database against the dispatcher: effects are done late, answers arrive later,
+some never; rows are locked by others, claimed by another proxy, acknowledged behind the proxy's back. After each step
+the books of the stage are checked; at the end everything heals, and every message that was not acknowledged must
+come.
 
-A test that cannot fail proves nothing, so the same machine is run on dispatchers broken on purpose, and must object to each.
+A test that cannot fail proves nothing, so the same machine is run on dispatchers broken on purpose, and must object
+to each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -63,9 +64,7 @@ class Play(RuleBasedStateMachine):
     )
     def enqueue(self, key: int, priority: int, delay_s: int, wake: bool) -> None:
         if key not in self.stage.rows and key not in self.stage.acked_seen:
-            self.stage.enqueue(
-                key, priority, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=wake
-            )
+            self.stage.enqueue(key, priority, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=wake)
             if not wake:
                 self.stage.happen(self.stage.dispatcher.woken)
 
@@ -83,14 +82,10 @@ class Play(RuleBasedStateMachine):
         prefetch=st.sampled_from([None, 1, 2]),
         patience_s=st.sampled_from([None, None, 0, 20]),
     )
-    def subscribe(
-        self, holder: int, limit: int | None, prefetch: int | None, patience_s: int | None
-    ) -> None:
+    def subscribe(self, holder: int, limit: int | None, prefetch: int | None, patience_s: int | None) -> None:
         self.subscribers += 1
         patience_ns = None if patience_s is None else patience_s * NS_PER_S
-        self.stage.subscribe(
-            self.subscribers, holder, limit=limit, prefetch=prefetch, patience_ns=patience_ns
-        )
+        self.stage.subscribe(self.subscribers, holder, limit=limit, prefetch=prefetch, patience_ns=patience_ns)
 
     @precondition(lambda self: self.stage.dispatcher.subscribers)
     @rule(pick=PICK)
@@ -188,9 +183,7 @@ class Play(RuleBasedStateMachine):
         """What a vanished client held is anybody's at once, not after its wait."""
         for key in keys:
             row = self.stage.rows[key]
-            assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, (
-                f"{key} was not released"
-            )
+            assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, f"{key} was not released"
 
     def _everything_comes(self) -> None:
         """A last consumer that acknowledges at once gets every message that is left, and then nothing is held."""
@@ -214,11 +207,7 @@ class Play(RuleBasedStateMachine):
 
     def _due(self) -> list[Row]:
         rows = (row for _, row in sorted(self.stage.rows.items()))
-        return [
-            row
-            for row in rows
-            if row.time_acked_ns is None and row.entry.due_ns <= self.stage.now_ns
-        ]
+        return [row for row in rows if row.time_acked_ns is None and row.entry.due_ns <= self.stage.now_ns]
 
     def _asked(self, *, done: bool) -> list[Asked]:
         return [each for each in self.stage.asked if (each.answer is not None) is done]

@@ -33,9 +33,7 @@ POLICY = Policy(
 
 def queue_table(policy: Policy = POLICY) -> QueueTable:
     """A message table as the catalog would describe it."""
-    return QueueTable(
-        TABLE, policy, IdKind.INTEGER, "PRIMARY", "next", False, True, ("id",), ("id",)
-    )
+    return QueueTable(TABLE, policy, IdKind.INTEGER, "PRIMARY", "next", False, True, ("id",), ("id",))
 
 
 @dataclass
@@ -61,9 +59,7 @@ class Stage:
     """A dispatcher, a database, what is under way between them, and the books."""
 
     policy: Policy = POLICY
-    limits: Limits = field(
-        default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4)
-    )
+    limits: Limits = field(default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4))
     fetch_budget: int = 3
     dispatcher_type: type[Dispatcher] = Dispatcher
     store: MemoryStore = field(default_factory=lambda: MemoryStore(now_ns=1_000_000 * NS_PER_S))
@@ -95,9 +91,7 @@ class Stage:
         self._take(happening(self.now_ns, *args))
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
-        self.store.put(
-            TABLE, Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode())
-        )
+        self.store.put(TABLE, Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode()))
         if wake:
             self.happen(self.dispatcher.woken)
 
@@ -113,9 +107,7 @@ class Stage:
         for each in [each for each in self.streams.values() if each.holder == holder]:
             self.ended.setdefault(each.id, Cause.COMPLETE)
         if self.policy.on_disconnect is OnDisconnect.RELEASE:
-            self.holdings = {
-                key: each for key, each in self.holdings.items() if each.holder != holder
-            }
+            self.holdings = {key: each for key, each in self.holdings.items() if each.holder != holder}
         self.happen(self.dispatcher.disconnected, holder)
 
     def acknowledge(self, key: Key, *, seen: bool) -> None:
@@ -223,9 +215,7 @@ class Stage:
 
     def _delivered(self, subscriber: int, key: int) -> None:
         stream = self.streams[subscriber]
-        assert subscriber not in self.ended, (
-            f"{key} delivered to stream {subscriber}, which is over"
-        )
+        assert subscriber not in self.ended, f"{key} delivered to stream {subscriber}, which is over"
         assert key not in self.acked_seen, f"{key} delivered after its ACK was seen"
         holding = self.holdings.get(key)
         assert holding is None or holding.deadline_ns <= self.now_ns, f"{key} has two holders"
@@ -236,25 +226,15 @@ class Stage:
             self.holdings[key] = Holding(subscriber, stream.holder, row.epoch, row.time_next_ns)
         got = self.delivered.setdefault(subscriber, [])
         got.append(key)
-        assert stream.limit is None or len(got) <= stream.limit, (
-            f"stream {subscriber} got more than its LIMIT"
-        )
+        assert stream.limit is None or len(got) <= stream.limit, f"stream {subscriber} got more than its LIMIT"
 
     def check(self) -> None:
         """The bounds, which hold at every instant."""
         dispatcher, policy = self.dispatcher, self.policy
-        assert dispatcher.in_flight <= policy.cache_size, (
-            f"{dispatcher!r} holds more than vt_cache_size"
-        )
+        assert dispatcher.in_flight <= policy.cache_size, f"{dispatcher!r} holds more than vt_cache_size"
         window = len(dispatcher._window)
-        assert window <= 4 * (policy.cache_size + self.limits.claim_max), (
-            f"{dispatcher!r} has read too far ahead"
-        )
+        assert window <= 4 * (policy.cache_size + self.limits.claim_max), f"{dispatcher!r} has read too far ahead"
         for subscriber in dispatcher.subscribers.values():
-            assert len(subscriber.unsent) <= 2 * policy.batch_size, (
-                f"too much is on its way to {subscriber.spec.id}"
-            )
+            assert len(subscriber.unsent) <= 2 * policy.batch_size, f"too much is on its way to {subscriber.spec.id}"
             if subscriber.spec.prefetch is not None:
-                assert subscriber.held <= subscriber.spec.prefetch, (
-                    f"{subscriber.spec.id} has more than its PREFETCH"
-                )
+                assert subscriber.held <= subscriber.spec.prefetch, f"{subscriber.spec.id} has more than its PREFETCH"

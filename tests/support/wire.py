@@ -6,6 +6,7 @@ Each function returns whole packets as they would travel, numbered from the give
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from proxy.wire.columns import make_column, text_column
 from proxy.wire.framing import frame, frame_rows
@@ -73,5 +74,5 @@ def prepared(params: int, columns: int, capabilities: int = 0) -> bytes:
 def pieces(data: bytes, cuts: Sequence[int]) -> Iterator[bytes]:
     """`data` cut at the given offsets."""
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         yield data[start:stop]

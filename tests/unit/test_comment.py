@@ -38,9 +38,7 @@ def problems(**directives: str | None) -> tuple[str, ...]:
     return parsed
 
 
-@pytest.mark.parametrize(
-    "text", ["", "orders", "vitess_messages,vt_ack_wait=1", "my_vitess_message", "VITESS_MESSAGE"]
-)
+@pytest.mark.parametrize("text", ["", "orders", "vitess_messages,vt_ack_wait=1", "my_vitess_message", "VITESS_MESSAGE"])
 def test_a_comment_without_the_word_marks_no_message_table(text: str):
     assert parse_comment(text) is None
 
@@ -50,7 +48,7 @@ def test_the_word_may_stand_anywhere(prefix: str):
     assert isinstance(parse_comment(prefix + comment()), Policy)
 
 
-def test_the_required_directives_are_enough():
+def test_the_required_directives_are_enough() -> None:
     assert policy() == Policy(
         ack_wait_ns=30 * S,
         purge_after_ns=86_400 * S,
@@ -66,22 +64,22 @@ def test_the_required_directives_are_enough():
     )
 
 
-def test_spaces_around_keys_and_values_do_not_matter():
+def test_spaces_around_keys_and_values_do_not_matter() -> None:
     spaced = comment().replace(",", " , ").replace("=", " = ")
     assert parse_comment(spaced) == policy()
 
 
-def test_fractions_of_a_second_are_exact():
+def test_fractions_of_a_second_are_exact() -> None:
     assert policy(vt_ack_wait="0.1").ack_wait_ns == 100_000_000
     assert policy(vt_ack_wait=".25", vt_min_backoff="1.000000001").min_backoff_ns == S + 1
 
 
-def test_the_least_backoff_is_the_ack_wait_unless_given():
+def test_the_least_backoff_is_the_ack_wait_unless_given() -> None:
     assert policy(vt_ack_wait="7").min_backoff_ns == 7 * S
     assert policy(vt_ack_wait="7", vt_min_backoff="9").min_backoff_ns == 9 * S
 
 
-def test_the_optional_directives_are_taken():
+def test_the_optional_directives_are_taken() -> None:
     parsed = policy(
         vt_max_backoff="3600",
         vt_message_cols="id| body|tenant",
@@ -94,13 +92,13 @@ def test_the_optional_directives_are_taken():
     assert parsed.on_disconnect is OnDisconnect.KEEP
 
 
-def test_what_this_release_does_not_act_on_is_named():
+def test_what_this_release_does_not_act_on_is_named() -> None:
     parsed = policy(max_attempts="5", dead_letter="shop.mail_dead", max_rate="0.5")
     assert parsed.not_enforced == ("max_attempts", "dead_letter", "max_rate")
     assert policy(max_attempts="0").not_enforced == ()
 
 
-def test_unknown_keys_are_ignored():
+def test_unknown_keys_are_ignored() -> None:
     assert policy(vt_min_backof="x", color="blue") == policy()
 
 
@@ -111,7 +109,7 @@ def test_a_missing_directive_is_named_with_its_meaning_and_an_example(key: str):
     assert f"for instance {key}=" in problem
 
 
-def test_all_problems_are_reported_at_once():
+def test_all_problems_are_reported_at_once() -> None:
     found = problems(vt_ack_wait=None, vt_batch_size="x", on_disconnect="drop")
     assert [each.split(maxsplit=1)[0] for each in found] == [
         "vt_ack_wait",
@@ -154,17 +152,17 @@ def test_a_bad_value_is_shown_with_what_was_expected(key: str, value: str):
     assert f"for instance {key}=" in expected
 
 
-def test_a_directive_given_twice_is_a_problem():
+def test_a_directive_given_twice_is_a_problem() -> None:
     parsed = parse_comment(comment() + ",vt_ack_wait=60")
     assert parsed == ("vt_ack_wait stands in the comment more than once: keep one of them",)
 
 
-def test_max_attempts_needs_a_place_for_dead_messages():
+def test_max_attempts_needs_a_place_for_dead_messages() -> None:
     (problem,) = problems(max_attempts="3")
     assert problem.startswith("dead_letter is missing")
 
 
-def test_the_greatest_backoff_cannot_be_below_the_least():
+def test_the_greatest_backoff_cannot_be_below_the_least() -> None:
     (problem,) = problems(vt_min_backoff="60", vt_max_backoff="30")
     assert problem == "vt_max_backoff='30' is less than vt_min_backoff"
     (problem,) = problems(vt_ack_wait="60", vt_max_backoff="30")

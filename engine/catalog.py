@@ -1,0 +1,199 @@
+"""Whether a table can be a queue, and how it is reached: what information_schema says goes in, a verdict comes out.
+
+A table that cannot be one gets all of its problems at once, each with what to do, because whoever wrote it should
+need one ALTER TABLE and not six. What works but could be better is advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from engine.comment import parse_comment
+from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
+
+OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
+"""The queue's own, which `*` leaves out."""
+
+_INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
+
+_KINDS: Mapping[str, IdKind] = MappingProxyType(
+    {
+        **dict.fromkeys([*_INTEGERS, "year", "bit"], IdKind.INTEGER),
+        "decimal": IdKind.DECIMAL,
+        **dict.fromkeys(["float", "double"], IdKind.FLOAT),
+        **dict.fromkeys(["char", "varchar"], IdKind.TEXT),
+        **dict.fromkeys(["binary", "varbinary"], IdKind.BINARY),
+        "timestamp": IdKind.TIMESTAMP,
+    }
+)
+
+_SCAN_COLUMNS = ["time_acked", "priority", "time_next"]
+_SCAN_INDEX = "(time_acked, priority, time_next)"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as information_schema has it."""
+
+    name: str
+    data_type: str
+    nullable: bool
+    length_chars: int
+    extra: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexColumn:
+    """One column of an index; `whole` is False for a prefix or an expression."""
+
+    name: str
+    descending: bool
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index that a statement can be forced to use."""
+
+    name: str
+    unique: bool
+    columns: tuple[IndexColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """All that is known about one table."""
+
+    id: TableId
+    comment: str
+    engine: str
+    columns: Sequence[Column]
+    indexes: Sequence[Index]
+
+
+@dataclass(frozen=True, slots=True)
+class _ScanIndex:
+    name: str
+    descending: bool
+    ties_by_id: bool
+
+
+def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
+    """The table as a queue, or all of its problems; None when its comment marks no message table."""
+    policy = parse_comment(facts.comment)
+    if policy is None:
+        return None
+    columns = {each.name.lower(): each for each in facts.columns}
+    id_index = _id_index(facts.indexes)
+    problems = [
+        *(policy if isinstance(policy, tuple) else ()),
+        *_engine_problems(facts.engine),
+        *_column_problems(columns),
+        *(_message_column_problems(policy, columns) if isinstance(policy, Policy) else ()),
+    ]
+    if id_index is None and "id" in columns:
+        problems.append(
+            "id is not unique: make it the primary key, or add a UNIQUE index on all of it and nothing else"
+        )
+    if problems or id_index is None or not isinstance(policy, Policy):
+        return BrokenTable(facts.id, tuple(problems))
+    scan = _scan_index(facts.indexes)
+    return QueueTable(
+        id=facts.id,
+        policy=policy,
+        id_kind=_KINDS.get(columns["id"].data_type, IdKind.OTHER),
+        id_index=id_index,
+        scan_index=scan.name if scan else None,
+        scan_descending=scan.descending if scan else False,
+        scan_ties_by_id=scan.ties_by_id if scan else False,
+        columns=tuple(each.name for each in facts.columns),
+        default_columns=_default_columns(policy, facts.columns),
+        advice=tuple(_advice(facts.id, scan, columns)),
+        id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
+    )
+
+
+def _engine_problems(engine: str) -> Iterable[str]:
+    if engine.lower() != "innodb":
+        yield (
+            f"its storage engine is {engine or 'unknown'}: only InnoDB has the row locks and transactions of a queue "
+            "(ALTER TABLE … ENGINE=InnoDB)"
+        )
+
+
+def _column_problems(columns: Mapping[str, Column]) -> Iterable[str]:
+    for name, wanted in (
+        ("id", "of any type, unique"),
+        ("priority", "an integer, for instance INT NOT NULL DEFAULT 0"),
+        ("epoch", "BIGINT NOT NULL DEFAULT 0"),
+        ("time_next", "BIGINT DEFAULT 0"),
+        ("time_acked", "BIGINT DEFAULT NULL"),
+    ):
+        column = columns.get(name)
+        if column is None:
+            yield f"column {name} is missing: {wanted}"
+        elif name != "id":
+            yield from _own_column_problems(column, wanted)
+        elif column.nullable:
+            yield "column id may be NULL, and a message without id cannot be acknowledged: declare it NOT NULL"
+
+
+def _own_column_problems(column: Column, wanted: str) -> Iterable[str]:
+    name = column.name.lower()
+    fitting = _INTEGERS if name == "priority" else {"bigint"}
+    if column.data_type not in fitting:
+        yield f"column {name} is {column.data_type.upper()} and has to be {wanted}"
+    if name.startswith("time_") and not column.nullable:
+        yield f"column {name} is NOT NULL and has to be able to be NULL: {wanted}"
+    if name != "priority" and "GENERATED" in column.extra.upper().replace("DEFAULT_GENERATED", ""):
+        yield f"column {name} is generated, and the queue has to write it: {wanted}"
+
+
+def _message_column_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
+    for name in policy.message_columns or ():
+        if name.lower() not in columns:
+            yield f"vt_message_cols names the column {name!r}, which the table does not have"
+
+
+def _default_columns(policy: Policy, columns: Sequence[Column]) -> tuple[str, ...]:
+    if policy.message_columns is not None:
+        spelling = {each.name.lower(): each.name for each in columns}
+        return tuple(spelling[name.lower()] for name in policy.message_columns)
+    return tuple(
+        each.name for each in columns if each.name.lower() not in OWN_COLUMNS and "INVISIBLE" not in each.extra.upper()
+    )
+
+
+def _id_index(indexes: Sequence[Index]) -> str | None:
+    fitting = [each.name for each in indexes if each.unique and _names(each) == ["id"] and each.columns[0].whole]
+    return "PRIMARY" if "PRIMARY" in fitting else min(fitting, default=None)
+
+
+def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
+    """The best index to scan by: one of just the three columns and ascending, if there is a choice."""
+    fitting = [
+        _ScanIndex(each.name, each.columns[2].descending, _ties_by_id(each, indexes))
+        for each in indexes
+        if _names(each)[:3] == _SCAN_COLUMNS and all(column.whole for column in each.columns[:3])
+    ]
+    return min(fitting, key=lambda each: (not each.ties_by_id, each.descending, each.name), default=None)
+
+
+def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:
+    """InnoDB appends the primary key to each index, so what comes after the three columns is told by both."""
+    primary = next((each.columns for each in indexes if each.name == "PRIMARY"), ())
+    rest = [*index.columns[3:], *primary]
+    return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending
+
+
+def _advice(table: TableId, scan: _ScanIndex | None, columns: Mapping[str, Column]) -> Iterable[str]:
+    if scan is None:
+        yield (f"every look at it sorts the whole table: ALTER TABLE {table} ADD INDEX {_SCAN_INDEX}")
+    if columns["priority"].nullable:
+        yield "priority may be NULL, which goes before all others: declare it NOT NULL"
+
+
+def _names(index: Index) -> list[str]:
+    return [each.name.lower() for each in index.columns]

@@ -1,0 +1,91 @@
+"""What information_schema says about tables, read on a link and made into the catalog's facts.
+
+A name can come back in another spelling than it was asked for: MariaDB compares names in information_schema without
+regard to case, and a server with lower_case_table_names has one spelling of its own. An exact match goes first;
+another spelling counts only where the server itself does not tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from engine.catalog import Column, Index, IndexColumn, TableFacts
+from engine.comment import is_marked
+from engine.link import Link, Result
+from engine.model import TableId
+from engine.queries import statement, text_literal
+from engine.rawrows import text_values
+from engine.store import Timed
+
+Row = tuple[str, ...]
+
+
+def marked_tables(link: Link) -> Timed[tuple[TableId, ...]]:
+    """Every table whose comment holds the word."""
+    now, marked = link.run([statement("now"), statement("catalog_marked")])
+    found = (TableId(db, name) for db, name, comment in _rows(marked) if is_marked(comment))
+    return Timed(tuple(sorted(found)), now_ns(now))
+
+
+def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
+    """All about one table, in one packet; None when there is none of that name."""
+    names = {"db": text_literal(table.db), "name": text_literal(table.name)}
+    now, tables, columns, indexes = link.run(
+        [
+            statement("now"),
+            *(statement(name, **names) for name in ("catalog_table", "catalog_columns", "catalog_indexes")),
+        ]
+    )
+    row = _same_table(table, list(_rows(tables)))
+    if row is None:
+        return Timed(None, now_ns(now))
+    db, name, comment, engine, _ = row
+    facts = TableFacts(
+        TableId(db, name),
+        comment,
+        engine,
+        [_column(rest) for each_db, each_name, *rest in _rows(columns) if (each_db, each_name) == (db, name)],
+        list(_indexes([each for each in _rows(indexes) if each[:2] == (db, name)])),
+    )
+    return Timed(facts, now_ns(now))
+
+
+def now_ns(result: Result) -> int:
+    """The clock, in the answer to `now`."""
+    (value,) = text_values(result.rows[0])
+    assert value is not None
+    return int(value)
+
+
+def _same_table(table: TableId, rows: Sequence[Row]) -> Row | None:
+    for row in rows:
+        if row[:2] == (table.db, table.name):
+            return row
+    for row in rows:
+        if row[-1] != "0" and [each.lower() for each in row[:2]] == [table.db.lower(), table.name.lower()]:
+            return row
+    return None
+
+
+def _column(row: Sequence[str]) -> Column:
+    name, data_type, nullable, length_chars, extra = row
+    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra)
+
+
+def _indexes(rows: Sequence[Row]) -> Iterator[Index]:
+    """The indexes that can order rows and that a statement can be forced to use."""
+    for name, group in groupby(rows, key=lambda row: row[2]):
+        columns = list(group)
+        _, _, _, _, not_unique, kind, _, _, hidden = columns[0]
+        if kind == "BTREE" and hidden == "0":
+            parts = tuple(
+                IndexColumn(column, order == "D", bool(column) and prefix == "0")
+                for _, _, _, column, _, _, order, prefix, _ in columns
+            )
+            yield Index(name, not_unique == "0", parts)
+
+
+def _rows(result: Result) -> Iterator[Row]:
+    for row in result.rows:
+        yield tuple((value or b"").decode() for value in text_values(row))

@@ -1,0 +1,268 @@
+"""One connection to the server, on which the engine reads rows as the bytes they came in.
+
+PyMySQL connects, authenticates and sends; replies are read here, because a fetch passes row packets on unread, and
+because decoding thousands of keys value by value would cost more than all else that the engine does. A reply is
+read from the connection in large pieces: commands go out one after the other and nothing arrives unasked, so whatever
+comes belongs to the replies that are owed. This is the only module that knows PyMySQL's inside.
+
+Errors leave as StoreError. One that the server reported leaves the connection usable; any other breaks it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT, COMMAND, CR, ER
+
+from engine.queries import statement, text_literal
+from engine.rawrows import length_encoded
+from engine.store import StoreError
+
+READ_BYTES = 64 * 1024
+"""A reply is read in pieces of this size: a thousand keys, or the rows of a small fetch, at once."""
+
+LASTING = frozenset(
+    {
+        ER.NO_SUCH_TABLE,
+        ER.BAD_DB_ERROR,
+        ER.BAD_FIELD_ERROR,
+        ER.KEY_DOES_NOT_EXITS,
+        ER.TABLEACCESS_DENIED_ERROR,
+        ER.COLUMNACCESS_DENIED_ERROR,
+        ER.DBACCESS_DENIED_ERROR,
+    }
+)
+"""What does not go away until somebody changes the table or its privileges."""
+
+_PACKET_MOST = 0xFFFFFF
+_OK, _ERR, _EOF = 0x00, 0xFF, 0xFE
+_EOF_SIZE_MOST = 8
+_MORE_RESULTS = 0x0008
+
+
+@dataclass(frozen=True, slots=True)
+class BackendAddress:
+    """Where the server is, and who the engine is there. The password is in no text that this makes."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(default="", repr=False)
+    unix_socket: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """How long anything on a connection may take."""
+
+    connect_s: float = 5.0
+    """A server on a reachable network answers in less, and the dispatcher tries again anyway."""
+    statement_s: int = 20
+    """For the server: no statement of the engine takes a second unless a table has no index; then this frees the
+    thread. The server's error says so, where a timeout of ours would say nothing."""
+    read_s: float = 30.0
+    """Without an answer for so long the server or the network is gone: it would have ended the statement before."""
+    lock_wait_s: int = 1
+    """Rows are skipped when locked, so only a table being altered makes us wait, and that is better done by
+    trying again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """The session variables that change the bytes of a row."""
+
+    charset: str | None = "utf8mb4"
+    time_zone: str = "+00:00"
+    pad_char: bool = False
+
+
+OWN_CONTEXT = SessionContext()
+"""What all statements but fetches run under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One statement's answer: its rows as packets, or how many it changed."""
+
+    rows: list[bytes]
+    affected: int = 0
+
+
+class Link:
+    """A connection. One thread at a time, except for `abort`."""
+
+    def __init__(self, address: BackendAddress, limits: LinkLimits) -> None:
+        self.broken = False
+        self.context: SessionContext | None = None
+        self._buffer, self._at = b"", 0
+        with self._failing():
+            self._connection = _connect(address, limits)
+        try:
+            self.run([statement("isolation"), _session_statement(limits)])
+        except StoreError:
+            self.close()
+            raise
+
+    def run(self, statements: Sequence[str], context: SessionContext = OWN_CONTEXT) -> list[Result]:
+        """Send statements in one packet and read the answer of each. The first that fails ends them: StoreError."""
+        entering = [] if context == self.context else [_context_statement(context)]
+        self.send(COMMAND.COM_QUERY, ";\n".join([*entering, *statements]).encode())
+        for _ in entering:
+            self.result()
+            self.context = context
+        return [self.result() for _ in statements]
+
+    def send(self, command: int, payload: bytes) -> None:
+        """Send one command, whose reply is then owed."""
+        with self._failing():
+            self._connection._execute_command(command, payload)  # noqa: SLF001  # see the module's text
+
+    def result(self, keep: Callable[[bytes], None] | None = None) -> Result:
+        """The next result, its rows handed to `keep` one by one when there is one, and not held."""
+        first = self._reply()
+        if first[0] == _OK:
+            affected, _ = length_encoded(first, 1)
+            return Result([], affected)
+        columns, _ = length_encoded(first, 0)
+        self._skip(columns + 1)
+        rows: list[bytes] = []
+        self._read_rows(keep or rows.append)
+        return Result(rows)
+
+    def prepared(self) -> int:
+        """The statement id in the reply to a COM_STMT_PREPARE."""
+        _, statement_id, columns, parameters = struct.unpack_from("<BIHH", self._reply())
+        for definitions in (parameters, columns):
+            if definitions:
+                self._skip(definitions + 1)
+        return int(statement_id)
+
+    def stale(self) -> bool:
+        """Whether something has arrived while nothing was owed: the server's farewell, or the end of the stream."""
+        poll = select.poll()
+        poll.register(self._connection._sock, select.POLLIN)  # noqa: SLF001
+        return self.broken or bool(poll.poll(0))
+
+    def abort(self) -> None:
+        """Let the thread that waits for an answer fail at once. The one method for other threads."""
+        with suppress(OSError):
+            self._connection._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+
+    def close(self) -> None:
+        """Close without a farewell, which could block."""
+        self.broken = True
+        self._connection._force_close()  # noqa: SLF001
+
+    def _reply(self) -> bytes:
+        packet = self._packet()
+        if packet[0] == _ERR:
+            raise _server_error(packet)
+        return packet
+
+    def _read_rows(self, keep: Callable[[bytes], None]) -> None:
+        while True:
+            packet = self._packet()
+            if packet[0] >= _EOF:
+                if packet[0] == _ERR:
+                    raise _server_error(packet)
+                if len(packet) <= _EOF_SIZE_MOST:
+                    return
+            keep(packet)
+
+    def _skip(self, packets: int) -> None:
+        for _ in range(packets):
+            self._packet()
+
+    def _packet(self) -> bytes:
+        """The next packet's payload, put together when it was too large for one."""
+        payload = self._part()
+        if len(payload) < _PACKET_MOST:
+            return payload
+        parts = [payload]
+        while len(parts[-1]) == _PACKET_MOST:
+            parts.append(self._part())
+        return b"".join(parts)
+
+    def _part(self) -> bytes:
+        buffer, start = self._buffer, self._at + 4
+        if len(buffer) < start:
+            self._fill(4)
+            buffer, start = self._buffer, 4
+        end = start + (buffer[start - 4] | buffer[start - 3] << 8 | buffer[start - 2] << 16)
+        if len(buffer) < end:
+            self._fill(end - start + 4)
+            buffer, start, end = self._buffer, 4, end - start + 4
+        self._at = end
+        return buffer[start:end]
+
+    def _fill(self, size: int) -> None:
+        """Drop what was read, and read on until there are `size` bytes."""
+        pieces = [self._buffer[self._at :]]
+        have = len(pieces[0])
+        with self._failing():
+            while have < size:
+                pieces.append(self._connection._rfile.read1(READ_BYTES))  # noqa: SLF001
+                if not pieces[-1]:
+                    raise ConnectionResetError("the server closed the connection")
+                have += len(pieces[-1])
+        self._buffer, self._at = b"".join(pieces), 0
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except pymysql.MySQLError as error:
+            self.broken = True
+            code, text = (*error.args, "", "")[:2]
+            code = code if isinstance(code, int) else 0
+            raise StoreError(f"{text or error} ({code})", code=code) from error
+        except OSError as error:
+            self.broken = True
+            raise StoreError(f"the connection to the server broke: {error}", code=CR.CR_SERVER_LOST) from error
+
+
+def _connect(address: BackendAddress, limits: LinkLimits) -> Any:
+    return pymysql.connect(
+        host=address.host,
+        port=address.port,
+        user=address.user,
+        password=address.password,
+        unix_socket=address.unix_socket,
+        charset="utf8mb4",
+        autocommit=None,
+        connect_timeout=limits.connect_s,
+        read_timeout=limits.read_s,
+        write_timeout=limits.read_s,
+        client_flag=CLIENT.MULTI_STATEMENTS,
+    )
+
+
+def _session_statement(limits: LinkLimits) -> str:
+    return statement(
+        "session",
+        lock_wait_s=limits.lock_wait_s,
+        statement_s=limits.statement_s,
+        statement_ms=limits.statement_s * 1000,
+    )
+
+
+def _context_statement(context: SessionContext) -> str:
+    return statement(
+        "context",
+        charset="NULL" if context.charset is None else text_literal(context.charset),
+        time_zone=text_literal(context.time_zone),
+        sql_mode=text_literal("PAD_CHAR_TO_FULL_LENGTH" if context.pad_char else ""),
+    )
+
+
+def _server_error(packet: bytes) -> StoreError:
+    code = int.from_bytes(packet[1:3], "little")
+    text = packet[9:] if packet[3:4] == b"#" else packet[3:]
+    return StoreError(f"{text.decode('utf-8', 'replace')} ({code})", code=code, lasting=code in LASTING)

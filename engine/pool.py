@@ -1,0 +1,107 @@
+"""A bounded number of connections, opened when first needed, shared by the engine's threads.
+
+The last one given back is the first one taken, so that a quiet engine keeps one connection warm and the others
+may be ended by the server's timeouts; such a dead one is noticed when it is next wanted, and replaced. Among the idle
+ones, one whose session already is in the wanted context goes first: a subscriber with its own character set then
+costs a SET once and not at each fetch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from engine.link import OWN_CONTEXT, Link, SessionContext
+from engine.queries import statement
+from engine.store import StoreError
+
+
+class Pool:
+    """At most `most` links at a time; whoever needs one more waits. Safe for threads."""
+
+    def __init__(self, open_link: Callable[[], Link], most: int) -> None:
+        self._open_link = open_link
+        self._most = most
+        self._changed = threading.Condition()
+        self._idle: list[Link] = []  # guarded by _changed, as is all below
+        self._busy: set[Link] = set()
+        self._opening = 0
+        self._closed = False
+
+    @contextmanager
+    def link(self, context: SessionContext = OWN_CONTEXT) -> Iterator[Link]:
+        """A link for a while, the best one for `context`. After an error its transaction is rolled back."""
+        link = self._take(context)
+        try:
+            yield link
+        except BaseException as error:
+            self._recover(link, error)
+            raise
+        finally:
+            self._give_back(link)
+
+    def close(self) -> None:
+        """Close all links, also under those who use them: they get a StoreError, as does whoever comes later."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+            self._changed.notify_all()
+        for link in idle:
+            link.close()
+        for link in busy:
+            link.abort()
+
+    def _recover(self, link: Link, error: BaseException) -> None:
+        if not isinstance(error, StoreError):
+            link.broken = True  # Replies may be left unread.
+        if not link.broken:
+            with suppress(StoreError):
+                link.run([statement("rollback")])
+
+    def _take(self, context: SessionContext) -> Link:
+        with self._changed:
+            self._changed.wait_for(self._may_go_on)
+            if self._closed:
+                raise StoreError("the store is closed")
+            while self._idle:
+                link = self._idle.pop(self._best(context))
+                if not link.stale():
+                    self._busy.add(link)
+                    return link
+                link.close()
+            self._opening += 1
+        return self._opened()
+
+    def _opened(self) -> Link:
+        link = None
+        try:
+            link = self._open_link()
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if link is not None:
+                    self._busy.add(link)
+                self._changed.notify()
+        return link
+
+    def _may_go_on(self) -> bool:
+        return self._closed or bool(self._idle) or len(self._busy) + self._opening < self._most
+
+    def _best(self, context: SessionContext) -> int:
+        """The index of the link last used in this context, or of the last used one."""
+        for at in reversed(range(len(self._idle))):
+            if self._idle[at].context == context:
+                return at
+        return len(self._idle) - 1
+
+    def _give_back(self, link: Link) -> None:
+        with self._changed:
+            self._busy.discard(link)
+            keep = not (self._closed or link.broken)
+            if keep:
+                self._idle.append(link)
+            self._changed.notify()
+        if not keep:
+            link.close()

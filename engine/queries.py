@@ -1,0 +1,149 @@
+"""The statements of queries.sql, made complete: identifiers quoted, values as literals.
+
+Nothing is ever escaped by hand. An identifier is quoted by the one rule there is for it; a value goes in as digits
+or as hexadecimal, so no value, whatever its bytes, can end the literal it stands in. How a message id is read and
+written depends on its column's type and is told in one place, `FORMS`: the expression that reads it as bytes which
+are the same under every character set, time zone and protocol, how those become the engine's key, and the literal
+that finds the row again through the index.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from importlib import resources
+from string import Template
+from types import MappingProxyType
+from typing import Any
+
+from engine.model import IdKind, Key, QueueTable, TableId
+
+LOWEST_PRIORITY = -(2**63)
+"""What a NULL priority counts as."""
+
+_NAME = re.compile(r"-- name: (\w+)")
+
+
+def parse(text: str) -> Iterator[tuple[str, Template]]:
+    """The named statements of a file: `-- name: …`, comment lines, the statement, a blank line between them."""
+    for part in text.split("\n\n"):
+        lines = part.strip().splitlines()
+        if lines and (name := _NAME.fullmatch(lines[0])):
+            statement = "\n".join(line for line in lines if not line.startswith("--"))
+            yield name[1], Template(statement)
+
+
+@cache
+def templates() -> Mapping[str, Template]:
+    """Every statement of queries.sql by its name."""
+    text = resources.files("engine").joinpath("queries.sql").read_text("utf-8")
+    return MappingProxyType(dict(parse(text)))
+
+
+def statement(name: str, /, **values: object) -> str:
+    """The named statement with its words filled in, as they stand: give literals and quoted identifiers only."""
+    return templates()[name].substitute(values)
+
+
+def quoted(identifier: str) -> str:
+    """An identifier, for any sql_mode."""
+    return "`" + identifier.replace("`", "``") + "`"
+
+
+def qualified(table: TableId) -> str:
+    """A table's full name, quoted."""
+    return f"{quoted(table.db)}.{quoted(table.name)}"
+
+
+def text_literal(text: str) -> str:
+    """A string, whatever is in it."""
+    return f"_utf8mb4 x'{text.encode().hex()}'"
+
+
+@dataclass(frozen=True, slots=True)
+class IdForm:
+    """How ids of one kind are read (`$column` is the quoted column), understood, and written."""
+
+    expression: str
+    parse: Callable[[bytes], Key]
+    literal: Callable[[Any], str]
+
+
+def _decimal(key: Decimal) -> str:
+    return format(Decimal(key), "f")
+
+
+def _float(text: str) -> str:
+    # A double's text may have lost its last digit to the column's width, and then be above the greatest double.
+    number = float(text)
+    return repr(math.copysign(sys.float_info.max, number) if math.isinf(number) else number)
+
+
+def _timestamp(text: str) -> str:
+    return f"FROM_UNIXTIME({_decimal(Decimal(text))})"
+
+
+def _bytes_literal(key: bytes) -> str:
+    return f"x'{key.hex()}'"
+
+
+_AS_TEXT = "CAST(CONVERT($column USING utf8mb4) AS BINARY)"
+
+FORMS: Mapping[IdKind, IdForm] = MappingProxyType(
+    {
+        IdKind.INTEGER: IdForm("CAST($column + 0 AS BINARY)", int, lambda key: str(int(key))),
+        IdKind.DECIMAL: IdForm("CAST($column AS BINARY)", lambda raw: Decimal(raw.decode()), _decimal),
+        IdKind.FLOAT: IdForm("CAST($column + 0e0 AS BINARY)", bytes.decode, _float),
+        IdKind.TEXT: IdForm(_AS_TEXT, bytes.decode, text_literal),
+        IdKind.BINARY: IdForm("$column", bytes, _bytes_literal),
+        IdKind.TIMESTAMP: IdForm("CAST(UNIX_TIMESTAMP($column) AS BINARY)", bytes.decode, _timestamp),
+        IdKind.OTHER: IdForm(_AS_TEXT, bytes.decode, text_literal),
+    }
+)
+
+
+class TableStatements:
+    """The statements on one message table."""
+
+    def __init__(self, table: QueueTable) -> None:
+        self._form = FORMS[table.id_kind]
+        self._words = {
+            "table": qualified(table.id),
+            "id": Template(self._form.expression).substitute(column="id"),
+            "id_index": quoted(table.id_index),
+            "scan_index": quoted(table.scan_index or ""),
+            "scan_hint": f"FORCE INDEX ({quoted(table.scan_index)})" if table.scan_index else "",
+            "scan_order": _scan_order(table),
+            "lowest_priority": LOWEST_PRIORITY,
+        }
+
+    def __call__(self, name: str, /, **values: object) -> str:
+        """The named statement, the rest of its words given as literals."""
+        return statement(name, **self._words, **values)
+
+    def key(self, raw: bytes) -> Key:
+        """The key that a read id stands for."""
+        return self._form.parse(raw)
+
+    def ids(self, keys: Iterable[Key]) -> str:
+        """Keys as literals for IN (…). Their order does not matter: the server sorts them, as it does what it locks."""
+        return ", ".join(map(self._form.literal, keys))
+
+    def by_id(self, values: Mapping[Key, int]) -> str:
+        """An expression that has each row's own value, for an UPDATE of just these rows."""
+        if len(set(values.values())) == 1:
+            return str(next(iter(values.values())))
+        cases = (f"WHEN {self._form.literal(key)} THEN {value}" for key, value in values.items())
+        return f"CASE id {' '.join(cases)} END"
+
+
+def _scan_order(table: QueueTable) -> str:
+    """The order that the scan index has when it is read by ascending time."""
+    if not table.scan_ties_by_id:
+        return "time_next"
+    return "time_next, id DESC" if table.scan_descending else "time_next, id"

@@ -1,0 +1,197 @@
+-- All SQL that the engine sends, each statement with its name, what it is for, and why it looks as it does.
+--
+-- The rules behind them, all measured at 200,000 rows (tests/plans keeps them true on both servers):
+--   * Scans read one priority at a time in the order of the index and without a bound on time_next: MySQL sorts a
+--     quarter of the table when there is one and the index descends. The caller stops at the first row not yet due.
+--   * Everything else goes by sorted id through a forced index: on a nearly empty table a server may choose to read
+--     all of it, and then waits for rows it does not want.
+--   * Rows are locked with SKIP LOCKED, so an application's open transaction never stalls its table.
+--   * The clock is the server's, computed free of time zones: microseconds since 1970 in UTC, times 1000.
+--
+-- $words are filled in by engine/queries.py: identifiers quoted, values as literals that need no escaping.
+
+-- name: isolation
+-- READ COMMITTED keeps no locks on gaps, nor on rows that do not match.
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
+
+-- name: session
+-- What every connection of the engine has, whatever the server's defaults are. MariaDB turns a list of 1,000 ids into a
+-- temporary table unless told not to.
+SET SESSION autocommit = 1,
+    innodb_lock_wait_timeout = $lock_wait_s,
+    lock_wait_timeout = $lock_wait_s
+    /*!80000 , max_execution_time = $statement_ms */
+    /*M! , max_statement_time = $statement_s, in_predicate_conversion_threshold = 0 */
+
+-- name: context
+-- What changes the bytes of a row: set to the subscriber's for a fetch, to the engine's own for all else.
+SET SESSION character_set_results = $charset, time_zone = $time_zone, sql_mode = $sql_mode
+
+-- name: now
+-- The server's clock.
+SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+
+-- name: scan_first_priority
+-- The most urgent priority that has unacknowledged rows: one index entry.
+SELECT /* ackstream scan */ MIN(priority)
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL
+
+-- name: scan_next_priority
+-- The next one after a priority: one index entry, however many rows lie between.
+SELECT /* ackstream scan */ MIN(priority)
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority > $priority
+
+-- name: scan_priority
+-- The earliest rows of one priority, read in the order of the index.
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0)
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority = $priority
+ORDER BY $scan_order
+LIMIT $limit
+
+-- name: scan_without_priority
+-- Rows whose priority is NULL: before all others, as NULL sorts. Costs nothing where the column is NOT NULL.
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority IS NULL
+ORDER BY $scan_order
+LIMIT $limit
+
+-- name: scan_later_slowly
+-- Without a scan index: the rows that come due next, by sorting the table.
+SELECT /* ackstream scan without index */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), time_next
+FROM $table
+WHERE time_acked IS NULL AND time_next > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+ORDER BY time_next, id
+LIMIT $limit
+
+-- name: scan_due_slowly
+-- Without a scan index: the due rows, by sorting the table. After scan_later_slowly, so that no row falls between them.
+SELECT /* ackstream scan without index */
+    $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
+FROM $table
+WHERE time_acked IS NULL
+    AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
+ORDER BY priority, time_next, id
+LIMIT $limit
+
+-- name: begin
+-- Every transaction of the engine is this, one locking read, updates or deletes by id, and commit.
+START TRANSACTION
+
+-- name: commit
+-- The end of it.
+COMMIT
+
+-- name: rollback
+-- Its end after an error.
+ROLLBACK
+
+-- name: claim_lock
+-- Lock those rows that may be claimed, leaving out what others hold. Their epoch is compared by the caller.
+SELECT /* ackstream claim */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+    AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+
+-- name: claim_update
+-- The claim of rows that are locked already: one more delivery, and its end.
+UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
+SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
+WHERE id IN ($ids)
+
+-- name: fetch
+-- The rows to deliver, behind one value that says which message and which delivery each is. That value is a binary
+-- string, so that it comes as the same bytes under every character set and in both protocols.
+SELECT /* ackstream fetch */ CONCAT(COALESCE(epoch, 0), ':', $id), $columns
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+
+-- name: lookup
+-- What became of some messages.
+SELECT /* ackstream lookup */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+
+-- name: release_lock
+-- Lock claims to give back, leaving out what others hold. Their epoch and time_next are compared by the caller.
+SELECT /* ackstream release */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+
+-- name: release_unsent
+-- As if the claim had never been.
+UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
+SET epoch = epoch - 1, time_next = $time_next
+WHERE id IN ($ids)
+
+-- name: release_sent
+-- The delivery has been, and the next one may begin.
+UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
+SET time_next = $time_next
+WHERE id IN ($ids)
+
+-- name: purge_find
+-- Rows acknowledged long enough ago, the oldest first, in the order of the index.
+SELECT /* ackstream purge */ $id
+FROM $table $scan_hint
+WHERE time_acked < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 - $age_ns
+ORDER BY time_acked
+LIMIT $limit
+
+-- name: purge_lock
+-- Lock them, looked at again: they were found without a lock.
+SELECT /* ackstream purge */ $id
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked < $before_ns
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+
+-- name: purge_delete
+-- Delete rows that are locked already. No server forces an index here: the order makes it read by id.
+DELETE /* ackstream purge */ FROM $table
+WHERE id IN ($ids) AND time_acked < $before_ns
+ORDER BY id
+LIMIT $limit
+
+-- name: purge_delete_one
+-- The same for one row, which is found by its key on any table and so never waits for another.
+DELETE /* ackstream purge */ FROM $table
+WHERE id = $id_value AND time_acked < $before_ns
+
+-- name: catalog_marked
+-- Tables that may be message tables, with the comments that decide it.
+SELECT /* ackstream catalog */ table_schema, table_name, table_comment
+FROM information_schema.tables
+WHERE table_comment LIKE '%vitess\_message%' AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
+
+-- name: catalog_table
+-- One table. MariaDB compares names without regard to case: the caller picks.
+SELECT /* ackstream catalog */
+    table_schema, table_name, table_comment, COALESCE(engine, ''), @@lower_case_table_names
+FROM information_schema.tables
+WHERE table_schema = $db AND table_name = $name AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
+
+-- name: catalog_columns
+-- Its columns in their order.
+SELECT /* ackstream catalog */
+    table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra
+FROM information_schema.columns
+WHERE table_schema = $db AND table_name = $name
+ORDER BY ordinal_position
+
+-- name: catalog_indexes
+-- Its indexes, a column a row. Whether an index is hidden from the optimizer has a name of its own on each server.
+SELECT /* ackstream catalog */
+    table_schema, table_name, index_name, COALESCE(column_name, ''), non_unique, index_type,
+    COALESCE(collation, ''), COALESCE(sub_part, 0)
+    /*!80000 , is_visible = 'NO' */ /*M!100600 , ignored = 'YES' */
+FROM information_schema.statistics
+WHERE table_schema = $db AND table_name = $name
+ORDER BY index_name, seq_in_index

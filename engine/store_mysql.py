@@ -1,0 +1,441 @@
+"""The store on MySQL and MariaDB: each method one transaction, or one read, in as few round trips as there can be.
+
+Why the statements look as they do stands beside them, in queries.sql. What is decided here: how several of them share
+a packet, what is compared on this side of the wire, and what is remembered between calls. That is little, and only to
+be quick: the priorities a table had and the size of its rows. When a memory is wrong, the answer takes a round trip
+more and is the same.
+
+Transactions of the engine that lose against another one (1213, 1205) are tried again; they never are a client's.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from pymysql.constants import COMMAND, ER
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+
+from engine.catalog import judge
+from engine.catalog_mysql import marked_tables, now_ns, table_facts
+from engine.link import BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.model import (
+    BrokenTable,
+    Claimed,
+    Entry,
+    FetchResult,
+    Key,
+    QueueTable,
+    Return,
+    RowFormat,
+    ScanResult,
+    TableId,
+    Wanted,
+)
+from engine.pool import Pool
+from engine.queries import TableStatements, quoted, statement
+from engine.rawrows import split_binary_row, split_text_row, text_values
+from engine.scanning import Gathering
+from engine.store import StoreError, Timed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """The store's own bounds, each with its reason."""
+
+    connections: int = 8
+    """As many as the shell has threads: more would idle, fewer would make threads wait."""
+    attempts: int = 4
+    """Of a transaction that lost against another one: the next attempt nearly always wins."""
+    attempt_pause_s: float = 0.05
+    """Between them at most, drawn at random: longer than a transaction of ours, shorter than anybody notices."""
+    release_pauses_s: tuple[float, ...] = (0.02, 0.1, 0.5)
+    """Before claims that somebody has locked are tried again to be released: a vanished consumer's transaction is
+    rolled back by then. What is still locked is being worked on, and comes due at the end of its wait."""
+    priorities_ahead: int = 8
+    """Priorities read in one packet of a scan, if the last scan saw as many: most tables have fewer."""
+    priorities_known: int = 256
+    """Priorities remembered for that: a table with more is read as if they were new."""
+    cases: int = 64
+    """Rows with a value each in one UPDATE: the server compares every row with every case."""
+    rows_unknown: int = 32
+    """Rows asked for first while it is not known how large a table's rows are."""
+
+
+class MySQLStore:
+    """The port on a real server, for any number of threads."""
+
+    def __init__(
+        self,
+        address: BackendAddress,
+        limits: StoreLimits | None = None,
+        link_limits: LinkLimits | None = None,
+    ) -> None:
+        self._limits = limits or StoreLimits()
+        timing = link_limits or LinkLimits()
+        self._pool = Pool(lambda: Link(address, timing), self._limits.connections)
+        # Hints: whichever thread wrote last is right enough.
+        self._priorities: dict[TableId, Sequence[int]] = {}
+        self._row_bytes: dict[TableId, int] = {}
+
+    def close(self) -> None:
+        """See Store."""
+        self._pool.close()
+
+    def discover(self) -> Timed[tuple[TableId, ...]]:
+        """See Store."""
+        with self._pool.link() as link:
+            return marked_tables(link)
+
+    def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
+        """See Store."""
+        with self._pool.link() as link:
+            facts = table_facts(link, table)
+        return Timed(facts.value and judge(facts.value), facts.now_ns)
+
+    def scan(self, table: QueueTable, limit: int) -> Timed[ScanResult]:
+        """See Store."""
+        sql = TableStatements(table)
+        with self._pool.link() as link:
+            if table.scan_index is None:
+                return _scan_slowly(link, sql, limit)
+            scan = _Scan(link, sql, limit, self._priorities.get(table.id, ()), self._limits.priorities_ahead)
+            result = scan.run()
+        self._priorities[table.id] = scan.walked[: self._limits.priorities_known]
+        return result
+
+    def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
+        """See Store."""
+        return self._winning(lambda: self._claim(table, {each.key: each for each in wanted}))
+
+    def fetch(
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+    ) -> Timed[FetchResult]:
+        """See Store."""
+        row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
+        fetch = _Fetch(table, row_format, keys, budget_bytes, row_bytes)
+        with self._pool.link(fetch.context) as link:
+            result = fetch.run(link)
+        self._row_bytes[table.id] = fetch.row_bytes
+        return result
+
+    def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
+        """See Store."""
+        sql = TableStatements(table)
+        with self._pool.link() as link:
+            now, *found = link.run([statement("now"), *_for_ids(sql, "lookup", keys)])
+            return Timed({each.key: each for each in _entries(sql, *found)}, now_ns(now))
+
+    def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
+        """See Store."""
+        held: Sequence[Return] = returns
+        count = 0
+        for pause_s in (0.0, *self._limits.release_pauses_s):
+            time.sleep(pause_s)
+            released, held, now = self._winning(lambda still=held: self._release(table, still))
+            count += released
+            if not held:
+                break
+        return Timed(count, now)
+
+    def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+        """See Store."""
+        return self._winning(lambda: self._purge(table, age_ns, limit))
+
+    # One transaction each.
+
+    def _claim(self, table: QueueTable, wanted: Mapping[Key, Wanted]) -> Timed[tuple[Claimed, ...]]:
+        sql = TableStatements(table)
+        with self._pool.link() as link:
+            now, _, *locked = link.run(
+                [
+                    statement("now"),
+                    statement("begin"),
+                    *_for_ids(sql, "claim_lock", wanted),
+                ]
+            )
+            now_at = now_ns(now)
+            claims = tuple(
+                Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
+                for each in _entries(sql, *locked)
+                if (want := wanted.get(each.key)) and want.epoch == each.epoch
+            )
+            deadlines_ns = {each.key: each.deadline_ns for each in claims}
+            link.run([*self._updates(sql, "claim_update", deadlines_ns), statement("commit")])
+        return Timed(claims, now_at)
+
+    def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
+        """How many were given back, which ones are still ours but locked by somebody, and the time."""
+        sql = TableStatements(table)
+        with self._pool.link() as link:
+            now, _, *locked = link.run(
+                [
+                    statement("now"),
+                    statement("begin"),
+                    *_for_ids(sql, "release_lock", [each.key for each in returns]),
+                ]
+            )
+            now_at = now_ns(now)
+            ours = _still_ours(_entries(sql, *locked), returns)
+            unsent_ns = {each.key: each.due_ns for each in ours if not each.sent}
+            sent_ns = {each.key: now_at for each in ours if each.sent}
+            done = {*unsent_ns, *sent_ns}
+            missed = [each for each in returns if each.key not in done]
+            answers = link.run(
+                [
+                    *self._updates(sql, "release_unsent", unsent_ns),
+                    *self._updates(sql, "release_sent", sent_ns),
+                    statement("commit"),
+                    *(looking := _for_ids(sql, "lookup", [each.key for each in missed])),
+                ]
+            )
+        seen = answers[len(answers) - len(looking) :]
+        return len(ours), _still_ours(_entries(sql, *seen), missed), now_at
+
+    def _purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+        sql = TableStatements(table)
+        with self._pool.link() as link:
+            now, found = link.run([statement("now"), sql("purge_find", age_ns=age_ns, limit=limit)])
+            now_at = now_ns(now)
+            before_ns = now_at - age_ns
+            _, *locked = link.run(
+                [
+                    statement("begin"),
+                    *_for_ids(sql, "purge_lock", _ids(sql, found), before_ns=before_ns),
+                ]
+            )
+            keys = _ids(sql, *locked)
+            return Timed(_delete(link, sql, keys, before_ns), now_at)
+
+    # How transactions are made.
+
+    def _updates(self, sql: TableStatements, name: str, values: Mapping[Key, int]) -> Iterator[str]:
+        """As few UPDATEs as give each row its value: one for the value that most have, the others by cases."""
+        usual = next((value for value, _ in Counter(values.values()).most_common(1)), None)
+        same = [key for key, value in values.items() if value == usual]
+        if same:
+            yield sql(name, ids=sql.ids(same), time_next=usual)
+        others = iter({key: value for key, value in values.items() if value != usual}.items())
+        while batch := dict(islice(others, self._limits.cases)):
+            yield sql(name, ids=sql.ids(batch), time_next=sql.by_id(batch))
+
+    def _winning(self, transaction: Callable[[], T]) -> T:
+        """Run it, and again when it lost against another one."""
+        attempts = Retrying(
+            retry=retry_if_exception(_lost_to_another),
+            stop=stop_after_attempt(self._limits.attempts),
+            wait=wait_random(0, self._limits.attempt_pause_s),
+            reraise=True,
+        )
+        return attempts(transaction)
+
+
+class _Scan:
+    """One scan through the index, priority by priority.
+
+    The first packet asks for the first priority and at once for the rows of those that the last scan saw. As long as
+    that guess holds, there is no second packet.
+    """
+
+    def __init__(self, link: Link, sql: TableStatements, limit: int, known: Sequence[int], ahead: int) -> None:
+        self.walked: list[int] = []
+        self._link, self._sql, self._limit = link, sql, limit
+        self._known, self._ahead = known, ahead
+        self._read: dict[int, tuple[list[Entry], int | None]] = {}
+
+    def run(self) -> Timed[ScanResult]:
+        """Read until there are enough due rows, or no more priorities."""
+        sql, asked = self._sql, self._limit + 1
+        guess = self._known[: self._ahead]
+        now, first, unranked, *answers = self._link.run(
+            [
+                statement("now"),
+                sql("scan_first_priority"),
+                sql("scan_without_priority", limit=asked),
+                *self._statements(guess),
+            ]
+        )
+        self._take(guess, answers)
+        gathering = Gathering(self._limit, now_ns(now))
+        gathering.add(_entries(sql, unranked))
+        priority = _integer(first)
+        while priority is not None and not gathering.full:
+            entries, following = self._at(priority)
+            gathering.add(entries)
+            self.walked.append(priority)
+            priority = following
+        return Timed(gathering.result(), gathering.now_ns)
+
+    def _at(self, priority: int) -> tuple[list[Entry], int | None]:
+        """The rows of a priority and the priority after it, read now unless they were read ahead."""
+        if priority not in self._read:
+            after = [each for each in self._known if each > priority]
+            wanted = [priority, *after[: self._ahead - 1]]
+            self._take(wanted, self._link.run(self._statements(wanted)))
+        return self._read[priority]
+
+    def _statements(self, priorities: Sequence[int]) -> list[str]:
+        return [
+            each
+            for priority in priorities
+            for each in (
+                self._sql("scan_priority", priority=priority, limit=self._limit + 1),
+                self._sql("scan_next_priority", priority=priority),
+            )
+        ]
+
+    def _take(self, priorities: Sequence[int], answers: Sequence[Result]) -> None:
+        for at, priority in enumerate(priorities):
+            rows, following = answers[2 * at : 2 * at + 2]
+            self._read[priority] = list(_entries(self._sql, rows)), _integer(following)
+
+
+class _Fetch:
+    """One fetch: slices of its keys, as large as the budget allows by what is known of the rows' size."""
+
+    def __init__(
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int, row_bytes: int
+    ) -> None:
+        self.context = SessionContext(row_format.charset, row_format.time_zone, row_format.pad_char)
+        self.row_bytes = row_bytes
+        """The size of a row: the guess, and after some rows their mean."""
+        self._sql = TableStatements(table)
+        self._columns = row_format.columns
+        self._binary = row_format.binary
+        self._pad_chars = table.id_pad_chars if row_format.pad_char else 0
+        self._keys = keys
+        self._budget_bytes = budget_bytes
+        self._rows: dict[Key, bytes] = {}
+        self._unread: set[Key] = set()
+        self._bytes = 0
+
+    def run(self, link: Link) -> Timed[FetchResult]:
+        """Read slices until all keys were asked for or the budget is used up."""
+        (now,) = link.run([statement("now")], self.context)
+        left = list(self._keys)
+        while left and not self._spent:
+            count = max(1, (self._budget_bytes - self._bytes) // max(1, self.row_bytes))
+            part, left = left[:count], left[count:]
+            self._read(link, part)
+            if self._rows:
+                self.row_bytes = self._bytes // len(self._rows)
+        return Timed(FetchResult(self._rows, frozenset([*self._unread, *left])), now_ns(now))
+
+    @property
+    def _full(self) -> bool:
+        return bool(self._rows) and self._bytes >= self._budget_bytes
+
+    @property
+    def _spent(self) -> bool:
+        """Whether another row is not likely to fit."""
+        return bool(self._rows) and self._bytes + self.row_bytes > self._budget_bytes
+
+    def _read(self, link: Link, keys: Sequence[Key]) -> None:
+        text = self._sql(
+            "fetch",
+            ids=self._sql.ids(map(self._padded, keys)),
+            columns=", ".join(map(quoted, self._columns)),
+        )
+        if not self._binary:
+            link.send(COMMAND.COM_QUERY, text.encode())
+            link.result(self._keep)
+            return
+        link.send(COMMAND.COM_STMT_PREPARE, text.encode())
+        statement_id = link.prepared()
+        link.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
+        link.result(self._keep)
+        link.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
+
+    def _keep(self, packet: bytes) -> None:
+        tag, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)
+        epoch, _, raw = tag.partition(b":")
+        key = self._sql.key(raw.rstrip(b" ") if self._pad_chars else raw)
+        if self._keys.get(key) != int(epoch):
+            return
+        if self._full:
+            self._unread.add(key)
+        else:
+            self._rows[key] = row
+            self._bytes += len(row)
+
+    def _padded(self, key: Key) -> Key:
+        # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most of its collations count blanks.
+        return key.ljust(self._pad_chars) if isinstance(key, str) else key
+
+
+def _scan_slowly(link: Link, sql: TableStatements, limit: int) -> Timed[ScanResult]:
+    """A scan of a table without the index."""
+    asked = limit + 1
+    now, later, due = link.run(
+        [
+            statement("now"),
+            sql("scan_later_slowly", limit=asked),
+            sql("scan_due_slowly", limit=asked),
+        ]
+    )
+    gathering = Gathering(limit, now_ns(now))
+    gathering.add(due_entries := _entries(sql, due))
+    # What came due between the two queries is in both answers.
+    known = {each.key for each in due_entries}
+    gathering.add([each for each in _entries(sql, later) if each.key not in known])
+    return Timed(gathering.result(), gathering.now_ns)
+
+
+def _delete(link: Link, sql: TableStatements, keys: Sequence[Key], before_ns: int) -> int:
+    """Delete these locked rows and commit; how many there were."""
+    commit = statement("commit")
+    try:
+        answers = link.run([*_for_ids(sql, "purge_delete", keys, before_ns=before_ns, limit=len(keys)), commit])
+    except StoreError as error:
+        if error.code != ER.LOCK_WAIT_TIMEOUT:
+            raise
+        # On a small table the server may read all of it, and so come upon a row that somebody works on.
+        each_one = (sql("purge_delete_one", id_value=sql.ids([key]), before_ns=before_ns) for key in keys)
+        answers = link.run([*each_one, commit])
+    return sum(each.affected for each in answers)
+
+
+def _for_ids(sql: TableStatements, name: str, keys: Collection[Key], **values: object) -> list[str]:
+    """The statement on these keys, or none for none: IN () is not SQL."""
+    return [sql(name, ids=sql.ids(keys), **values)] if keys else []
+
+
+def _entries(sql: TableStatements, *results: Result) -> list[Entry]:
+    """Rows of id, epoch, priority and time_next."""
+    key = sql.key
+    return [
+        Entry(key(raw), int(epoch), int(priority), int(due_ns))
+        for result in results
+        for raw, epoch, priority, due_ns in map(text_values, result.rows)
+        if raw is not None and epoch is not None and priority is not None and due_ns is not None
+    ]
+
+
+def _ids(sql: TableStatements, *results: Result) -> list[Key]:
+    return [sql.key(raw) for result in results for (raw,) in map(text_values, result.rows) if raw is not None]
+
+
+def _integer(result: Result) -> int | None:
+    (value,) = text_values(result.rows[0])
+    return None if value is None else int(value)
+
+
+def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Return]:
+    """Those claims that stand in the rows just as they were made."""
+    found = {each.key: each for each in entries}
+    return [
+        each
+        for each in returns
+        if (entry := found.get(each.key)) and (entry.epoch, entry.due_ns) == (each.epoch, each.deadline_ns)
+    ]
+
+
+def _lost_to_another(error: BaseException) -> bool:
+    return isinstance(error, StoreError) and error.code in {ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT}

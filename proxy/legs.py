@@ -1,0 +1,62 @@
+"""asyncio's view of a session's two connections: each tells the session what happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from proxy.session import Session
+
+
+class ClientLeg(asyncio.Protocol):
+    """asyncio's view of the client's connection."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_connected(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_sent(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_lost()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_full()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.client_has_room()
+
+
+class ServerLeg(asyncio.Protocol):
+    """asyncio's view of the backing connection."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_connected(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_sent(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_lost()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_full()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._session.server_has_room()

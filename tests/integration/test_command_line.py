@@ -1,0 +1,131 @@
+"""The real `mysql` command line client: a person's view."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import termios
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from proxy.embedded import Flavour
+from tests.support.proxies import RunningProxy
+from tests.support.queues import Consumer, create_queue, enqueue, rows, run
+from tests.support.servers import client_program
+from tests.support.waiting import eventually
+
+
+class Terminal:
+    """`mysql` on a terminal of its own."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.screen = ""
+        self._master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment,
+            preexec_fn=_take_terminal,  # noqa: PLW1509 - so that Ctrl-C reaches it as from a keyboard
+        )  # fmt: skip
+        os.close(slave)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def shows(self, pattern: str) -> str:
+        """Wait until the screen shows it; forget the screen up to there."""
+
+        def found() -> re.Match[str] | None:
+            while select.select([self._master], [], [], 0)[0]:
+                try:
+                    self.screen += os.read(self._master, 65536).decode(errors="replace")
+                except OSError:  # The program has closed its side.
+                    break
+            return re.search(pattern, self.screen)
+
+        match = eventually(found, timeout_s=20, what=f"{pattern!r} on the screen")
+        assert match is not None
+        self.screen = self.screen[match.end() :]
+        return match[0]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(proxy: RunningProxy, database: str, flavour: Flavour) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_one(*options: str) -> Terminal:
+        argv = [*client_program(flavour), "-h", proxy.host, "-P", str(proxy.port), "-uroot", *options, database]
+        opened.append(Terminal(argv))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def test_quick_shows_each_message_as_it_is_inserted_in_another_terminal(terminal, proxy, database) -> None:
+    with proxy.connect(database=database) as connection:
+        create_queue(connection, "m")
+        consumer = terminal("--quick")
+        consumer.shows("> ")
+        consumer.type("STREAM * FROM m;\n")
+        consumer.shows("STREAM")
+        for word in ("first", "second"):
+            enqueue(connection, "m", [word])
+            consumer.shows(rf"\d+ +\| {word}|\d+\s+{word}")
+
+
+def test_ctrl_c_ends_the_stream_with_1317_and_leaves_the_session_usable(terminal, proxy, database) -> None:
+    with proxy.connect(database=database) as connection:
+        create_queue(connection, "m")
+        enqueue(connection, "m", ["a"])
+    consumer = terminal("--quick")
+    consumer.shows("> ")
+    consumer.type("STREAM * FROM m;\n")
+    consumer.shows("a")
+    os.killpg(consumer.process.pid, signal.SIGINT)
+    consumer.shows(r"ERROR 1317 \(70100\)")
+    consumer.type("SELECT 6 * 7;\n")
+    consumer.shows(r"42")
+
+
+def test_a_batch_client_gets_a_bounded_stream_as_a_result(proxy, database, flavour) -> None:
+    with proxy.connect(database=database) as connection:
+        create_queue(connection, "m")
+        enqueue(connection, "m", "ab")
+    argv = [*client_program(flavour), "-h", proxy.host, "-P", str(proxy.port), "-uroot", "--batch", database]
+    done = subprocess.run(
+        [*argv, "-e", "STREAM * FROM m WAIT 5; ACK FROM m WHERE id = 1; SELECT ROW_COUNT()"],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.stdout == "id\tpayload\n1\ta\n2\tb\nROW_COUNT()\n1\n", done.stderr
+
+
+def test_the_connection_id_is_the_servers_and_kill_query_from_elsewhere_ends_the_stream(proxy, database) -> None:
+    with proxy.connect(database=database) as connection:
+        create_queue(connection, "m")
+        enqueue(connection, "m", ["a"])
+        other = proxy.connect(database=database)
+        assert rows(other, "SELECT CONNECTION_ID()") == [(other.thread_id(),)]
+        consumer = Consumer(other, "STREAM * FROM m")
+        eventually(lambda: consumer.received)
+        run(connection, f"KILL QUERY {other.thread_id()}")
+        assert consumer.ended.wait(10)
+        assert consumer.error is not None
+        assert consumer.error.args[0] == 1317
+        assert rows(other, "SELECT 1") == [(1,)]
+        assert run(other, "ACK FROM m WHERE id = 1") == 1

@@ -1,0 +1,197 @@
+"""Statements made at random from the pieces that lexers trip over.
+
+The guard of an ACK is checked by two readers that share no code with ours: sqlglot's tokenizer, and a
+plain loop over the bytes that does what MySQL's lexer does, in every sql_mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from sqlglot import TokenType, tokenize
+
+from sqlrewrite.ack import ACKNOWLEDGED, parse_ack
+from sqlrewrite.classify import Head, Verb, classify, parse_kill
+from sqlrewrite.errors import SqlError
+from sqlrewrite.stream import parse_stream
+
+T = TypeVar("T")
+
+PIECES = [
+    "STREAM", "ACK", "FROM", "WHERE", "t", "`t`", '"t"', "*", ",", ".", "id", "=", "IN", "(", ")", "((", "1", "?",
+    "'a'", "'", '"', "`", "\\", "''", "'\\'", ";", " ", "\n", "\t", "\0", "\x7f", "/*", "*/", "/*!", "/*M!", "/* x */",
+    "--", "-- ", "-", "#", "/", "LIMIT", "ORDER BY", "WAIT", "NOWAIT", "AND", "OR", "epoch", "é",
+    "\xa0", "@", "{", "0x",
+    "INSERT INTO", "UPDATE", "SET", "DELETE", "KILL", "QUERY", "CREATE", "TABLE", "BEGIN", "NOT ATOMIC",
+]  # fmt: skip
+
+texts = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
+anything = st.one_of(st.binary(max_size=60), texts.map(str.encode), texts.map(lambda text: text.encode("latin-1")))
+gaps = st.lists(
+    st.sampled_from([" ", "\t", "\n", "\r\n", "\f", "/* x */", "/**/", "/* ' ; ` */", "-- ' ;\n", "#;`\n", "--\n"]),
+    max_size=4,
+).map("".join)
+
+
+@given(anything)
+@example(b"")
+def test_no_bytes_make_classification_fail(text: bytes) -> None:
+    assert isinstance(classify(text), Head)
+    assert isinstance(classify(text, multi_statements=False), Head)
+    parse_kill(text)
+
+
+@given(st.sampled_from(["", "STREAM ", "STREAM * FROM t "]), st.one_of(texts, st.text(max_size=40)), st.booleans())
+def test_a_stream_is_read_or_refused(head: str, rest: str, ansi_quotes: bool) -> None:
+    sql = head + rest
+    statement = read_or_refused(lambda: parse_stream(sql, ansi_quotes=ansi_quotes))
+    if isinstance(statement, SqlError):
+        assert statement.code in (1064, 1235)
+        assert statement.position is not None
+        assert 0 <= statement.position <= len(sql)
+    else:
+        assert statement.columns
+        assert statement.param_count <= sql.count("?")
+
+
+@given(
+    gaps,
+    st.lists(
+        st.tuples(st.sampled_from(["LIMIT 5", "PREFETCH 3", "WAIT 1.5"]), gaps), unique_by=lambda option: option[0]
+    ),
+    st.data(),
+)
+def test_gaps_case_and_order_of_options_do_not_change_what_a_stream_says(
+    gap: str, options: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    words = ["STREAM", "`id`", ",", "note", "FROM", "app", ".", "`t`", *(option for option, _ in options)]
+    written = gap + "".join(
+        data.draw(st.sampled_from([word, word.lower()])) + data.draw(gaps.filter(bool)) for word in words
+    )
+    plain = "STREAM id, note FROM app.t " + " ".join(sorted(option for option, _ in options))
+    assert classify(written.encode()).verb is Verb.STREAM
+    assert parse_stream(written) == parse_stream(plain)
+    assert parse_stream(written + ";" + gap) == parse_stream(plain)
+
+
+@given(gaps, gaps.filter(bool), st.sampled_from(["ACK", "ack", "Ack"]), st.sampled_from([b"", b";"]))
+def test_gaps_and_case_do_not_change_what_an_ack_says(gap: str, between: str, verb: str, end: bytes) -> None:
+    words = (verb, "FROM", "t", "where", "id IN (1, 2)")
+    written = (gap + between.join(words)).encode() + end + gap.encode()
+    assert classify(written).verb is Verb.ACK
+    assert parse_ack(written) == parse_ack(b"ACK t WHERE id IN (1, 2)")
+
+
+@given(
+    st.text(min_size=1).filter(lambda name: "\0" not in name),
+    st.sampled_from(["INSERT INTO", "DELETE FROM", "TRUNCATE"]),
+)
+def test_any_quoted_name_is_told_from_the_head_of_a_write(name: str, verb: str) -> None:
+    quoted = "`" + name.replace("`", "``") + "`"
+    assert classify(f"{verb} app.{quoted}".encode(), multi_statements=False).table == name.casefold()
+
+
+atoms = st.sampled_from(
+    ["id = 1", "?", "'a)'", "'it''s ('", "'\\') ('", '"b("', "`c)`", "/* ) */", "-- )\n", "# (\n", "5-1", "6/2", "é",
+     "f()", "'", "\\", ")", "(", ";", "--\xa0", "/*! ) */", "\0"]
+)  # fmt: skip
+conditions = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=4).map(" ".join), inner.map(lambda condition: f"({condition})")
+    ),
+    max_leaves=12,
+)
+well_formed = conditions.filter(
+    lambda condition: not any(piece in condition for piece in ("\\", ";", "\0", "\xa0", "/*!"))
+)
+
+
+@given(st.one_of(conditions, texts), st.booleans(), st.booleans())
+@example("id = 1 /*! ) OR (1 */", False, False)
+@example("id = 1 --\xa0(\n) OR (1 --\xa0)\n", False, False)
+@example("id = '\\') OR (TRUE OR a = '", False, True)
+def test_no_condition_gets_out_of_its_parentheses(
+    condition: str, ansi_quotes: bool, no_backslash_escapes: bool
+) -> None:
+    sql = b"ACK FROM t WHERE " + condition.encode("latin-1")
+    modes = {"ansi_quotes": ansi_quotes, "no_backslash_escapes": no_backslash_escapes}
+    statement = read_or_refused(lambda: parse_ack(sql, "latin-1", **modes))
+    if isinstance(statement, SqlError):
+        assert statement.code == 1064
+        return
+    guard = b" WHERE time_acked IS NULL AND ("
+    before, _, behind = statement.update().partition(guard)
+    assert before == b"UPDATE t SET " + ACKNOWLEDGED
+    marks = list(marks_as_the_server_reads(behind, **modes))
+    assert_only_the_last_mark_closes(marks)
+    assert behind.endswith(b"\n)")
+    assert b";" not in marks
+    assert marks.count(b"?") == statement.param_count
+
+
+@given(well_formed)
+def test_sqlglot_too_sees_one_statement_with_the_guard_outside(condition: str) -> None:
+    statement = read_or_refused(lambda: parse_ack(f"ACK FROM t WHERE {condition}".encode()))
+    if isinstance(statement, SqlError):
+        return
+    tokens = tokenize(statement.update().decode(), read="mysql")
+    assert all(token.token_type is not TokenType.SEMICOLON for token in tokens)
+    opened = next(index for index, token in enumerate(tokens) if token.token_type is TokenType.AND) + 1
+    assert_only_the_last_mark_closes(
+        [token.text.encode() for token in tokens[opened + 1 :] if token.text in ("(", ")")]
+    )
+    assert tokens[-1].token_type is TokenType.R_PAREN
+
+
+def read_or_refused(read: Callable[[], T]) -> T | SqlError:
+    try:
+        return read()
+    except SqlError as error:
+        return error
+
+
+def assert_only_the_last_mark_closes(marks: list[bytes]) -> None:
+    """One parenthesis is open at the start; the last mark closes it, and none before does."""
+    depth = 1
+    for mark in marks[:-1]:
+        depth += {b"(": 1, b")": -1}.get(mark, 0)
+        assert depth > 0
+    assert depth == 1
+    assert marks[-1] == b")"
+
+
+def marks_as_the_server_reads(text: bytes, *, ansi_quotes: bool, no_backslash_escapes: bool) -> Iterator[bytes]:
+    """The parentheses, semicolons and parameters outside quotes and comments, in latin1."""
+    position = 0
+    while position < len(text):
+        byte = text[position : position + 1]
+        if byte in (b"'", b'"', b"`"):
+            escapes = not no_backslash_escapes and byte != b"`" and not (byte == b'"' and ansi_quotes)
+            position = end_of_quotes(text, position, escapes=escapes)
+        elif text.startswith(b"/*", position):
+            assert not text.startswith((b"/*!", b"/*M!"), position)
+            position = text.index(b"*/", position + 2) + 2
+        elif byte == b"#" or (text.startswith(b"--", position) and is_blank(text[position + 2 : position + 3])):
+            position = text.index(b"\n", position)
+        else:
+            assert byte != b"\0"
+            if byte in (b"(", b")", b";", b"?"):
+                yield byte
+            position += 1
+
+
+def is_blank(byte: bytes) -> bool:
+    """As MySQL's latin1 has it, where the no-break space is one."""
+    return byte <= b" " or byte in (b"\x7f", b"\xa0")
+
+
+def end_of_quotes(text: bytes, start: int, *, escapes: bool) -> int:
+    """A doubled quote is an end followed by a start, which comes to the same."""
+    position = start + 1
+    while text[position] != text[start]:
+        position += 2 if escapes and text[position] == ord("\\") else 1
+    return position + 1

@@ -1,0 +1,106 @@
+"""A proxy as its users run it: a process of its own, in front of a test's server.
+
+It says on standard output when it is ready, and where. It dies with the test process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymysql
+from pymysql.connections import Connection
+
+from proxy.embedded import EmbeddedServer
+from proxy.leash import LeashedProcess
+from tests.support.waiting import eventually
+
+READY = re.compile(r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)$", re.MULTILINE)
+
+
+class RunningProxy:
+    """A started proxy. `port` is where clients connect, `admin_port` where HTTP is served."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, server: EmbeddedServer, log: Path, options: Sequence[str] = ()) -> None:
+        self.server = server
+        self.log = log
+        self._options = options
+        self.port = 0
+        self.admin_port = 0
+        self._process: LeashedProcess | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        backend = f"mysql://root@{self.server.host}:{self.server.port}"
+        listen = f"{self.host}:{self.port}"
+        self.log.unlink(missing_ok=True)
+        self._process = LeashedProcess(
+            [
+                *(sys.executable, "-m", "proxy", "serve", "--backend", backend, "--listen", listen),
+                *("--admin", "127.0.0.1:0", "--log-level", "debug", *self._options),
+            ],
+            output=self.log,
+        )
+        process = self._process
+        eventually(
+            lambda: self._ready() or process.returncode is not None, timeout_s=30, what=f"ready line in {self.log}"
+        )
+        assert process.returncode is None, self.output
+
+    def _ready(self) -> bool:
+        ready = READY.search(self.output)
+        if ready is not None:
+            self.port, self.admin_port = int(ready[2]), int(ready[4])
+        return ready is not None
+
+    @property
+    def output(self) -> str:
+        """What it has printed and logged."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it as kill -9 does."""
+        assert self._process is not None
+        self._process.kill()
+        assert self._process.wait(10)
+
+    def terminate(self) -> int:
+        """SIGTERM; its exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        assert self._process.wait(15), self.output
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+    def stop(self) -> None:
+        """End it, whatever its state."""
+        if self._process is not None and self._process.returncode is None:
+            self.kill()
+
+    def connect(self, **options: Any) -> Connection[Any]:
+        """A PyMySQL connection through it, as root, autocommit, unless told else."""
+        defaults = {"host": self.host, "port": self.port, "user": "root", "autocommit": True, "charset": "utf8mb4"}
+        return pymysql.connect(**{**defaults, **options})
+
+
+@contextlib.contextmanager
+def running_proxy(server: EmbeddedServer, log: Path, options: Sequence[str] = ()) -> Iterator[RunningProxy]:
+    """A started proxy, gone afterwards; its log must not tell of an exception."""
+    proxy = RunningProxy(server, log, options)
+    proxy.start()
+    try:
+        yield proxy
+        assert "Traceback" not in proxy.output, proxy.output
+    finally:
+        proxy.stop()

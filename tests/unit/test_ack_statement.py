@@ -1,0 +1,317 @@
+"""ACK as a language, and the UPDATE that it becomes: nothing in a condition undoes the guard."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from sqlrewrite.ack import ACKNOWLEDGED, AckStatement, parse_ack
+from sqlrewrite.errors import SqlError
+from sqlrewrite.names import Param, TableName
+
+
+def refusal(sql: bytes, codec: str = "utf-8", **modes: bool) -> SqlError:
+    with pytest.raises(SqlError) as caught:
+        parse_ack(sql, codec, **modes)
+    return caught.value
+
+
+def test_the_update_is_guarded_before_the_condition_and_closed_after_it() -> None:
+    assert parse_ack(b"ACK FROM app.`t` WHERE id = 5 OR TRUE -- all").update() == (
+        b"UPDATE app.`t` SET " + ACKNOWLEDGED + b" WHERE time_acked IS NULL AND (id = 5 OR TRUE -- all\n)"
+    )
+
+
+def test_the_time_is_the_servers_in_nanoseconds() -> None:
+    assert b"UTC_TIMESTAMP(6)) * 1000, time_next = NULL" in ACKNOWLEDGED
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        b"ACK FROM t WHERE id = 1",
+        b"ack t where id = 1",
+        b"\n/* ' */ Ack -- x\n from # y\n t/**/where\tid = 1 ; ",
+        b"ACK t WHERE /* first */ id = 1; -- done",
+        b"ACK t WHERE id = 1 \r\n",
+    ],
+)
+def test_blanks_comments_case_from_and_one_semicolon_change_nothing(sql: bytes) -> None:
+    assert parse_ack(sql) == AckStatement(TableName("t"), b"t", b"id = 1", (b"1",), 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "written"),
+    [
+        (b"t", TableName("t"), b"t"),
+        (b"app.t", TableName("t", "app"), b"app.t"),
+        (b"`app` . /* x */ `t`", TableName("t", "app"), b"`app`.`t`"),
+        (b"`a``b`", TableName("a`b"), b"`a``b`"),
+        (b"`from`", TableName("from"), b"`from`"),
+        (b"ack", TableName("ack"), b"ack"),
+        (b"2024_jobs", TableName("2024_jobs"), b"2024_jobs"),
+        ("größe".encode(), TableName("größe"), "größe".encode()),
+    ],
+)
+def test_a_table_is_decoded_and_kept_as_written(table: bytes, name: TableName, written: bytes) -> None:
+    statement = parse_ack(b"ACK FROM %b WHERE id = 1" % table)
+    assert (statement.table, statement.table_sql) == (name, written)
+
+
+def test_names_are_decoded_by_the_clients_character_set() -> None:
+    assert parse_ack("ACK größe WHERE TRUE".encode("latin-1"), "latin-1").table == TableName("größe")
+
+
+def test_double_quotes_are_names_under_ansi_quotes_alone() -> None:
+    sql = b'ACK FROM "app"."t" WHERE "id" = 1'
+    assert parse_ack(sql, ansi_quotes=True).table == TableName("t", "app")
+    assert "a table name was expected" in refusal(sql).message
+
+
+@pytest.mark.parametrize(
+    ("condition", "keys"),
+    [
+        (b"id = 1", (b"1",)),
+        (b"ID=-1", (b"-1",)),
+        (b"`id` = 'a'", (b"a",)),
+        (b"id = ''", (b"",)),
+        (b'id = "a"', (b"a",)),
+        (b"id IN (1)", (b"1",)),
+        (b"id in(1,2 , 3)", (b"1", b"2", b"3")),
+        (b"id IN (\n1,\n2\n)", (b"1", b"2")),
+        (b"id IN ('a', 'b;c', '(d,e)', '?')", (b"a", b"b;c", b"(d,e)", b"?")),
+        (b"""id IN ('a "b"', "c 'd'", 5)""", (b'a "b"', b"c 'd'", b"5")),
+        (b"id = ?", (Param(0),)),
+        (b"id IN (?, 5, ?)", (Param(0), b"5", Param(1))),
+        (b"id IN (?,'x',?)", (Param(0), b"x", Param(1))),
+        (b"id = 1 AND epoch = 2", (b"1",)),
+        (b"id IN (1)AND `epoch`=?", (b"1",)),
+        (b"id = 1 /* one */", (b"1",)),
+    ],
+)
+def test_keys_of_the_common_shapes_are_read(condition: bytes, keys: tuple[bytes | Param, ...]) -> None:
+    statement = parse_ack(b"ACK FROM t WHERE " + condition)
+    assert statement.keys == keys
+    assert condition.startswith(statement.condition)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        b"TRUE",
+        b"priority = 1",
+        b"id > 1",
+        b"id = 1 OR TRUE",
+        b"id = 1 AND epoch > 2",
+        b"id = 1 + 1",
+        b"id = 1.5",
+        b"id = 0x1F",
+        b"id = 1x",
+        b"id = 5AND epoch = 2",
+        b"id = -?",
+        b"id = 'it''s'",
+        b"id = 'it\\'s'",
+        b"id = 'a' 'b'",
+        b"id = N'a'",
+        b"id = _latin1'a'",
+        b"id IN (SELECT 1)",
+        b"id IN (1, 2) OR id = 3",
+        b"id IN (1, /* 2, */ 3)",
+        b"(id = 1)",
+        b"t.id = 1",
+        b"NOT id = 1",
+        b"idx = 1",
+        b"id = @a",
+    ],
+)
+def test_any_other_condition_has_no_keys_and_is_kept_verbatim(condition: bytes) -> None:
+    statement = parse_ack(b"ACK FROM t WHERE %b;" % condition)
+    assert (statement.keys, statement.condition) == (None, condition)
+
+
+def test_a_key_in_double_quotes_is_a_column_under_ansi_quotes() -> None:
+    assert parse_ack(b'ACK t WHERE id = "a"', ansi_quotes=True).keys is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        (b"id = ?", 1),
+        (b"id IN (?, ?, 3) AND epoch = ?", 3),
+        (b"id = 1 AND epoch = ?", 1),
+        (b"id = '?' AND epoch = 5", 0),
+        (b"a = ? AND b IN (?, '?', `?`, /* ? */ ?) -- ?", 3),
+    ],
+)
+def test_parameters_are_counted_outside_quotes_and_comments(condition: bytes, count: int) -> None:
+    statement = parse_ack(b"ACK t WHERE " + condition)
+    assert statement.param_count == count
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        b"a = ')' AND (b = '(' OR c = \")(\")",
+        b"`)` = 1",
+        b"a /* ) */ = 1 -- )",
+        b"a = 1 # )",
+        b"a = 'it''s )' AND b = 'it\\'s )'",
+        b"a = '\\\\' AND (b = 1)",
+        b"a = ';'",
+        b"a IN (SELECT b FROM u ORDER BY b LIMIT 5)",
+        b"`limit` = 1 AND t.limit = 2 AND @order = 3 AND limits = 4",
+        b"a = 5--1 AND b = 5-1 AND c - - 1",
+        b"a = 6/2 AND b*/**/2 = 4",
+        b"data->>'$.a' = 1 AND b = {d '2026-01-01'}",
+        b"a = -- b\n1",
+        b"a = 1 /*+ hint */",
+        b"a = \xe4\xbd\xa0\xe5\xa5\xbd",
+        b"a = 'x\0y'",
+        b"TRUE --",
+    ],
+)
+def test_what_stands_in_quotes_and_comments_is_no_structure(condition: bytes) -> None:
+    assert parse_ack(b"ACK t WHERE " + condition).condition == condition
+
+
+@pytest.mark.parametrize(
+    ("condition", "near", "reason"),
+    [
+        (b"id = 1) OR (TRUE", b") OR (TRUE", "not opened in the condition"),
+        (b")", b")", "not opened in the condition"),
+        (b"(id = 1", b"", "a parenthesis is not closed"),
+        (b"id IN (1, 2", b"", "a parenthesis is not closed"),
+        (b"id = 1; DELETE FROM t", b"; DELETE FROM t", "the statement has to stand alone"),
+        (b"id = 1;;", b";;", "the statement has to stand alone"),
+        (b"(id = 1;)", b";)", "the statement has to stand alone"),
+        (b"id = 'a", b"'a", "this quote is not closed"),
+        (b"id = 'a\\'", b"'a\\'", "this quote is not closed"),
+        (b'id = "a', b'"a', "this quote is not closed"),
+        (b"`id = 1", b"`id = 1", "this quote is not closed"),
+        (b"id = 1 /* x", b"/* x", "this comment is not closed"),
+        (b"id = 1 /*! ) OR (TRUE */", b"/*! ) OR (TRUE */", "the server executes"),
+        (b"id = 1 /*!50000 ) OR (TRUE */", b"/*!50000 ) OR (TRUE */", "the server executes"),
+        (b"id = 1 /*M! ) OR (TRUE */", b"/*M! ) OR (TRUE */", "the server executes"),
+        (b"id = 1 --\xa0(\n) OR (TRUE --\xa0)\n", b"--\xa0(\n) OR (TRUE --\xa0)\n", "only before a blank"),
+        (b"id = 1 -- \0\n", b"\0\n", "a NUL cannot stand outside quotes"),
+        (b"id = 1 \0", b"\0", "a NUL cannot stand outside quotes"),
+        (b"id = 1 ORDER BY id", b"ORDER BY id", "no ORDER BY and no LIMIT"),
+        (b"id = 1 limit 5", b"limit 5", "no ORDER BY and no LIMIT"),
+        (b"(id = 1)LIMIT 5", b"LIMIT 5", "no ORDER BY and no LIMIT"),
+        (b"", b"", "write WHERE TRUE"),
+        (b"-- nothing", b"", "write WHERE TRUE"),
+        (b";", b";", "write WHERE TRUE"),
+    ],
+)
+def test_a_condition_that_could_end_elsewhere_is_refused(condition: bytes, near: bytes, reason: str) -> None:
+    sql = b"ACK FROM t WHERE " + condition
+    error = refusal(sql)
+    assert (error.code, error.sqlstate) == (1064, "42000")
+    assert (
+        f"You have an error in your ACK statement near '{near.decode(errors='replace')}' at line 1: " in error.message
+    )
+    assert reason in error.message
+    assert error.position == len(sql) - len(near)
+
+
+@pytest.mark.parametrize(
+    ("sql", "near", "reason"),
+    [
+        (b"ACK", "", "a table name was expected"),
+        (b"ACK FROM", "", "a table name was expected"),
+        (b"ACK FROM WHERE id = 1", "WHERE id = 1", "a table name was expected"),
+        (b"ACK FROM app. WHERE id = 1", "WHERE id = 1", "a table name was expected"),
+        (b"ACK FROM 't' WHERE id = 1", "'t' WHERE id = 1", "a table name was expected"),
+        (b"ACK FROM ? WHERE id = 1", "? WHERE id = 1", "a table name was expected"),
+        (b"ACK FROM t", "", "write WHERE TRUE"),
+        (b"ACK FROM t;", ";", "write WHERE TRUE"),
+        (b"ACK FROM t AS x WHERE id = 1", "AS x WHERE id = 1", "WHERE was expected"),
+        (b"ACK FROM t, u WHERE id = 1", ", u WHERE id = 1", "WHERE was expected"),
+        (b"ACK FROM t PARTITION (p0) WHERE id = 1", "PARTITION (p0) WHERE id = 1", "WHERE was expected"),
+        (b"ACK FROM t /*! PARTITION (p0) */ WHERE TRUE", "/*! PARTITION (p0) */ WHERE TRUE", "WHERE was expected"),
+        (b"UPDATE t SET a = 1", "UPDATE t SET a = 1", "ACK was expected"),
+    ],
+)
+def test_the_head_is_a_table_and_where(sql: bytes, near: str, reason: str) -> None:
+    error = refusal(sql)
+    assert f"near '{near}' at line 1: " in error.message
+    assert reason in error.message
+
+
+def test_an_error_names_its_line() -> None:
+    assert "near ')' at line 3: " in refusal(b"ACK FROM t\nWHERE a = 1\n)").message
+
+
+@pytest.mark.parametrize("verb", ["NACK", "EXTEND"])
+def test_what_a_later_release_brings_is_not_a_syntax_error(verb: str) -> None:
+    error = refusal(f"{verb.lower()} FROM t WHERE id = 1".encode())
+    assert (error.code, error.message.split(":")[0]) == (1235, f"{verb} is not supported yet")
+
+
+def test_a_backslash_escapes_only_where_the_sql_mode_has_it_escape() -> None:
+    closed_without_escapes = b"ACK t WHERE a = '\\' AND (b = 1)"
+    assert parse_ack(closed_without_escapes, no_backslash_escapes=True).condition == b"a = '\\' AND (b = 1)"
+    assert "this quote is not closed" in refusal(closed_without_escapes).message
+    closed_with_escapes = b"ACK t WHERE a = '\\') OR ('"
+    assert parse_ack(closed_with_escapes).condition == b"a = '\\') OR ('"
+    assert "not opened" in refusal(closed_with_escapes, no_backslash_escapes=True).message
+
+
+def test_a_backslash_is_nothing_special_in_names() -> None:
+    assert parse_ack(b"ACK t WHERE `a\\` = 1").condition == b"`a\\` = 1"
+    assert parse_ack(b'ACK t WHERE "a\\" = 1', ansi_quotes=True).condition == b'"a\\" = 1'
+    assert "this quote is not closed" in refusal(b'ACK t WHERE "a\\" = 1').message
+
+
+@pytest.mark.parametrize(
+    ("codec", "character"),
+    [
+        ("gbk", b"\xbf\x5c"),
+        ("gb18030", b"\xbf\x5c"),
+        ("big5", b"\xa5\x5c"),
+        ("shift_jis", b"\x95\x5c"),
+        ("cp932", b"\x95\x5c"),
+    ],
+)
+def test_a_backslash_byte_inside_a_longer_character_escapes_nothing(codec: str, character: bytes) -> None:
+    condition = b"id = '%b' AND (a = 1)" % character
+    assert parse_ack(b"ACK t WHERE " + condition, codec).condition == condition
+    assert "this quote is not closed" in refusal(b"ACK t WHERE " + condition, "latin-1").message
+    assert parse_ack(b"ACK t WHERE id = '%b'" % character, codec).keys == (character,)
+
+
+def test_a_backquote_byte_inside_a_longer_character_quotes_nothing() -> None:
+    table = "乣".encode("gbk")
+    assert table.endswith(b"`")
+    assert parse_ack(b"ACK %b WHERE %b = 1" % (table, table), "gbk").table == TableName("乣")
+
+
+HOSTILE = [
+    b" ",
+    b"/*",
+    b"/**/",
+    b"-- \n",
+    b"--",
+    b"'",
+    b'"',
+    b"`",
+    b"\\",
+    b"(",
+    b")",
+    b"()",
+    b"?",
+    b"1,",
+    b"id=",
+    b"a.",
+    b"\0",
+]
+
+
+@pytest.mark.parametrize("head", [b"ACK ", b"ACK t WHERE ", b"ACK t WHERE id IN (", b"ACK t WHERE id = '"])
+@pytest.mark.parametrize("unit", HOSTILE)
+@pytest.mark.timeout(30)
+def test_hostile_text_comes_to_an_end(head: bytes, unit: bytes) -> None:
+    sql = head + unit * (1_000_000 // len(unit)) + b")"
+    with suppress(SqlError):
+        assert parse_ack(sql).condition in sql
