@@ -158,6 +158,8 @@ class Dispatcher:
         self._lookup_pause = _Pause(limits.lookup_pause_min_ns, limits.lookup_pause_max_ns)
         self._failure_pause = _Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._release_pause = _Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
+        self._now_ns = now_ns
+        """The time of the last decisions: what came due after it is still to be decided."""
         self._purge_at_ns = now_ns
         self._purging = False
         self._dealt = 0
@@ -194,8 +196,9 @@ class Dispatcher:
         under_way = self._attempts or self._fetches or self._scanning.running or self._purging or self._looking_up
         return not (under_way or self._returning.waiting or self._returning.under_way)
 
-    def wake_at_ns(self, now_ns: int) -> int | None:
-        """When to call `tick` if nothing else happens before."""
+    @property
+    def wake_at_ns(self) -> int | None:
+        """When to call `tick` if nothing else happens before; perhaps already past by the caller's clock."""
         times = [self._leases.next_deadline_ns]
         if not self._purging and not self._draining:
             times.append(self._purge_at_ns)
@@ -210,7 +213,7 @@ class Dispatcher:
                 times += [scanning.at_ns + self._limits.rescan_pause_ns] if scanning.dirty else []
             if self._doubted or self._starved():
                 times.append(self._lookup_pause.until_ns)
-        return min((each for each in times if each is not None and each > now_ns), default=None)
+        return min((each for each in times if each is not None and each > self._now_ns), default=None)
 
     # Happenings: clients.
 
@@ -407,6 +410,7 @@ class Dispatcher:
 
     def _advance(self, now_ns: int) -> Effects:
         """Everything that follows from the state as it is now."""
+        self._now_ns = now_ns
         self._expire(now_ns)
         self._window.promote(now_ns)
         effects = self._release(now_ns)

@@ -51,6 +51,15 @@ WHERE time_acked IS NULL AND priority = $priority
 ORDER BY $scan_order
 LIMIT $limit
 
+-- name: scan_ties
+-- The rows of one time, by id. An index that descends in time_next gives them backwards, so a limit would leave out the
+-- smallest ids; and where time_next is 0 by default, all new messages are of one time.
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority = $priority AND time_next = $time_next
+ORDER BY id
+LIMIT $limit
+
 -- name: scan_without_priority
 -- Rows whose priority is NULL: before all others, as NULL sorts. Costs nothing where the column is NOT NULL.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)

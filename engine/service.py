@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, assert_never
 
 from engine.clock import ServerClock
@@ -33,6 +34,9 @@ from engine.subscribers import Subscription
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Asked = Scan | Claim | Fetch | Lookup | Release | Purge
+"""The effects that the store carries out."""
 
 
 class UnusableQueue(Exception):
@@ -251,6 +255,8 @@ class Engine:
     async def _look_at(self, table: TableId) -> _Known:
         generation = self._generation
         known = _Known(await self.call(self._store.describe, table), generation)
+        if known.found is not None:
+            table = known.found.id  # In the server's spelling.
         before = self._known.get(table)
         if before is None or before.generation <= generation:
             self._adopt(table, known)
@@ -350,10 +356,9 @@ class _TableRunner:
             self.settled_down.set()
         else:
             self.settled_down.clear()
-        now_ns = self._engine.clock.now_ns()
-        wake_at_ns = None if self._retired else self.dispatcher.wake_at_ns(now_ns)
+        wake_at_ns = None if self._retired else self.dispatcher.wake_at_ns
         if wake_at_ns is not None:
-            delay_s = (wake_at_ns - now_ns) / 1e9
+            delay_s = max(0.0, (wake_at_ns - self._engine.clock.now_ns()) / 1e9)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.happen, self.dispatcher.tick)
 
     def _perform(self, effect: Effect) -> None:
@@ -368,50 +373,57 @@ class _TableRunner:
             case _:
                 self._engine.spawn(self._ask(effect), f"{type(effect).__name__} {self.queue.id}")
 
-    async def _ask(self, effect: Scan | Claim | Fetch | Lookup | Release | Purge) -> None:
+    async def _ask(self, effect: Asked) -> None:
+        """Have the store carry out an effect, and tell the dispatcher how it went."""
         try:
-            await self._carry_out(effect)
+            answer = await self._carry_out(effect)
         except StoreError as error:
             log.warning("%s of %s failed: %s", type(effect).__name__.lower(), self.queue.id, error)
             if error.lasting:
                 self._engine.schema_changed()
-            self._failed(effect, error)
+            self._failed(effect, str(error))
+        except Exception as error:  # A fault of ours: it must not leave the dispatcher waiting for ever.
+            log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
+            self._failed(effect, str(error))
+        else:
+            answer()
 
-    async def _carry_out(self, effect: Scan | Claim | Fetch | Lookup | Release | Purge) -> None:
+    async def _carry_out(self, effect: Asked) -> Callable[[], None]:
+        """Ask the store; returns what is to happen then."""
         call, store, counters, dispatcher = self._engine.call, self._store, self._engine.counters, self.dispatcher
         match effect:
             case Scan(limit):
                 result = await call(store.scan, self.queue, limit)
                 counters.scans += 1
                 counters.scanned += len(result.entries)
-                self.happen(dispatcher.scanned, result)
+                return partial(self.happen, dispatcher.scanned, result)
             case Claim(claim_id, wanted):
                 claims = await call(store.claim, self.queue, wanted)
                 counters.claims += 1
                 counters.claimed += len(claims)
                 counters.redelivered += sum(each.epoch > 1 for each in claims)
-                self.happen(dispatcher.claimed, claim_id, claims)
+                return partial(self.happen, dispatcher.claimed, claim_id, claims)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._engine.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
-                self.happen(dispatcher.fetched, fetch_id, rows)
+                return partial(self.happen, dispatcher.fetched, fetch_id, rows)
             case Lookup(keys):
-                self.happen(dispatcher.looked_up, await call(store.lookup, self.queue, keys))
+                return partial(self.happen, dispatcher.looked_up, await call(store.lookup, self.queue, keys))
             case Release(returns):
                 counters.released += await call(store.release, self.queue, returns)
-                self.happen(dispatcher.released)
+                return partial(self.happen, dispatcher.released)
             case Purge(age_ns, limit):
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
-                self.happen(dispatcher.purged, count)
+                return partial(self.happen, dispatcher.purged, count)
             case _:
                 assert_never(effect)
 
-    def _failed(self, effect: Scan | Claim | Fetch | Lookup | Release | Purge, error: StoreError) -> None:
+    def _failed(self, effect: Asked, text: str) -> None:
         dispatcher = self.dispatcher
         match effect:
             case Scan():
-                self.happen(dispatcher.scan_failed, str(error))
+                self.happen(dispatcher.scan_failed, text)
             case Claim(claim_id, _):
                 self.happen(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):

@@ -6,6 +6,8 @@ tried in every order of events without a server.
 
 from __future__ import annotations
 
+import enum
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -45,15 +47,25 @@ class Row:
         return Entry(self.key, self.epoch, self.priority, self.time_next_ns or 0)
 
 
+class Failure(enum.Enum):
+    """How a call can go wrong."""
+
+    NOT_DONE = enum.auto()
+    ANSWER_LOST = enum.auto()
+    """Done, and nobody knows."""
+
+
 @dataclass
 class MemoryStore:
-    """Tables as dicts of rows. `rows`, `locked` and `now_ns` are the test's to change."""
+    """Tables as dicts of rows. All but `closed` is the test's to change."""
 
     now_ns: int = 0
     tables: dict[TableId, QueueTable | BrokenTable] = field(default_factory=dict)
     rows: dict[TableId, dict[Key, Row]] = field(default_factory=dict)
     locked: set[Key] = field(default_factory=set)
     """Keys that some other session has locked."""
+    failures: deque[Failure | None] = field(default_factory=deque)
+    """What becomes of the next calls that touch rows; all goes well beyond its end."""
     closed: bool = False
 
     def add_table(self, table: QueueTable | BrokenTable) -> None:
@@ -168,7 +180,12 @@ class MemoryStore:
             raise StoreError("the store is closed")
         if table.id not in self.rows:
             raise StoreError(f"Table '{table.id}' doesn't exist", code=1146, lasting=True)
+        if self.failures and self.failures[0] is Failure.NOT_DONE:
+            self.failures.popleft()
+            raise StoreError("the connection to the server broke", code=2013)
         return self.rows[table.id]
 
     def _timed(self, value: T) -> Timed[T]:
+        if self.failures and self.failures.popleft() is not None:
+            raise StoreError("the connection to the server broke", code=2013)
         return Timed(value, self.now_ns)

@@ -10,20 +10,21 @@ Transactions of the engine that lose against another one (1213, 1205) are tried 
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from pymysql.constants import COMMAND, ER
+from pymysql.constants import ER
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from engine.catalog import judge
 from engine.catalog_mysql import marked_tables, now_ns, table_facts
-from engine.link import BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.fetch_mysql import Fetch
+from engine.link import BackendAddress, Link, LinkLimits, Result
 from engine.model import (
     BrokenTable,
     Claimed,
@@ -38,9 +39,9 @@ from engine.model import (
     Wanted,
 )
 from engine.pool import Pool
-from engine.queries import TableStatements, quoted, statement
-from engine.rawrows import split_binary_row, split_text_row, text_values
-from engine.scanning import Gathering
+from engine.queries import TableStatements, statement
+from engine.rawrows import text_values
+from engine.scan_mysql import IndexScan, entries_of, scan_slowly
 from engine.store import StoreError, Timed
 
 T = TypeVar("T")
@@ -98,29 +99,29 @@ class MySQLStore:
         """See Store."""
         with self._pool.link() as link:
             facts = table_facts(link, table)
-        return Timed(facts.value and judge(facts.value), facts.now_ns)
+        return Timed(None if facts.value is None else judge(facts.value), facts.now_ns)
 
     def scan(self, table: QueueTable, limit: int) -> Timed[ScanResult]:
         """See Store."""
-        sql = TableStatements(table)
         with self._pool.link() as link:
             if table.scan_index is None:
-                return _scan_slowly(link, sql, limit)
-            scan = _Scan(link, sql, limit, self._priorities.get(table.id, ()), self._limits.priorities_ahead)
+                return scan_slowly(link, table, limit)
+            known = self._priorities.get(table.id, ())
+            scan = IndexScan(link, table, limit, known, self._limits.priorities_ahead)
             result = scan.run()
         self._priorities[table.id] = scan.walked[: self._limits.priorities_known]
         return result
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
         """See Store."""
-        return self._winning(lambda: self._claim(table, {each.key: each for each in wanted}))
+        return self._winning(partial(self._claim, table, {each.key: each for each in wanted}))
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
     ) -> Timed[FetchResult]:
         """See Store."""
         row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
-        fetch = _Fetch(table, row_format, keys, budget_bytes, row_bytes)
+        fetch = Fetch(table, row_format, keys, budget_bytes, row_bytes)
         with self._pool.link(fetch.context) as link:
             result = fetch.run(link)
         self._row_bytes[table.id] = fetch.row_bytes
@@ -131,23 +132,22 @@ class MySQLStore:
         sql = TableStatements(table)
         with self._pool.link() as link:
             now, *found = link.run([statement("now"), *_for_ids(sql, "lookup", keys)])
-            return Timed({each.key: each for each in _entries(sql, *found)}, now_ns(now))
+            return Timed({each.key: each for each in entries_of(sql, *found)}, now_ns(now))
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """See Store."""
-        held: Sequence[Return] = returns
-        count = 0
-        for pause_s in (0.0, *self._limits.release_pauses_s):
-            time.sleep(pause_s)
-            released, held, now = self._winning(lambda still=held: self._release(table, still))
-            count += released
+        count, held, now = self._winning(partial(self._release, table, returns))
+        for pause_s in self._limits.release_pauses_s:
             if not held:
                 break
+            time.sleep(pause_s)
+            more, held, now = self._winning(partial(self._release, table, held))
+            count += more
         return Timed(count, now)
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
-        return self._winning(lambda: self._purge(table, age_ns, limit))
+        return self._winning(partial(self._purge, table, age_ns, limit))
 
     # One transaction each.
 
@@ -164,7 +164,7 @@ class MySQLStore:
             now_at = now_ns(now)
             claims = tuple(
                 Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
-                for each in _entries(sql, *locked)
+                for each in entries_of(sql, *locked)
                 if (want := wanted.get(each.key)) and want.epoch == each.epoch
             )
             deadlines_ns = {each.key: each.deadline_ns for each in claims}
@@ -183,7 +183,7 @@ class MySQLStore:
                 ]
             )
             now_at = now_ns(now)
-            ours = _still_ours(_entries(sql, *locked), returns)
+            ours = _still_ours(entries_of(sql, *locked), returns)
             unsent_ns = {each.key: each.due_ns for each in ours if not each.sent}
             sent_ns = {each.key: now_at for each in ours if each.sent}
             done = {*unsent_ns, *sent_ns}
@@ -197,7 +197,7 @@ class MySQLStore:
                 ]
             )
         seen = answers[len(answers) - len(looking) :]
-        return len(ours), _still_ours(_entries(sql, *seen), missed), now_at
+        return len(ours), _still_ours(entries_of(sql, *seen), missed), now_at
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         sql = TableStatements(table)
@@ -237,157 +237,6 @@ class MySQLStore:
         return attempts(transaction)
 
 
-class _Scan:
-    """One scan through the index, priority by priority.
-
-    The first packet asks for the first priority and at once for the rows of those that the last scan saw. As long as
-    that guess holds, there is no second packet.
-    """
-
-    def __init__(self, link: Link, sql: TableStatements, limit: int, known: Sequence[int], ahead: int) -> None:
-        self.walked: list[int] = []
-        self._link, self._sql, self._limit = link, sql, limit
-        self._known, self._ahead = known, ahead
-        self._read: dict[int, tuple[list[Entry], int | None]] = {}
-
-    def run(self) -> Timed[ScanResult]:
-        """Read until there are enough due rows, or no more priorities."""
-        sql, asked = self._sql, self._limit + 1
-        guess = self._known[: self._ahead]
-        now, first, unranked, *answers = self._link.run(
-            [
-                statement("now"),
-                sql("scan_first_priority"),
-                sql("scan_without_priority", limit=asked),
-                *self._statements(guess),
-            ]
-        )
-        self._take(guess, answers)
-        gathering = Gathering(self._limit, now_ns(now))
-        gathering.add(_entries(sql, unranked))
-        priority = _integer(first)
-        while priority is not None and not gathering.full:
-            entries, following = self._at(priority)
-            gathering.add(entries)
-            self.walked.append(priority)
-            priority = following
-        return Timed(gathering.result(), gathering.now_ns)
-
-    def _at(self, priority: int) -> tuple[list[Entry], int | None]:
-        """The rows of a priority and the priority after it, read now unless they were read ahead."""
-        if priority not in self._read:
-            after = [each for each in self._known if each > priority]
-            wanted = [priority, *after[: self._ahead - 1]]
-            self._take(wanted, self._link.run(self._statements(wanted)))
-        return self._read[priority]
-
-    def _statements(self, priorities: Sequence[int]) -> list[str]:
-        return [
-            each
-            for priority in priorities
-            for each in (
-                self._sql("scan_priority", priority=priority, limit=self._limit + 1),
-                self._sql("scan_next_priority", priority=priority),
-            )
-        ]
-
-    def _take(self, priorities: Sequence[int], answers: Sequence[Result]) -> None:
-        for at, priority in enumerate(priorities):
-            rows, following = answers[2 * at : 2 * at + 2]
-            self._read[priority] = list(_entries(self._sql, rows)), _integer(following)
-
-
-class _Fetch:
-    """One fetch: slices of its keys, as large as the budget allows by what is known of the rows' size."""
-
-    def __init__(
-        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int, row_bytes: int
-    ) -> None:
-        self.context = SessionContext(row_format.charset, row_format.time_zone, row_format.pad_char)
-        self.row_bytes = row_bytes
-        """The size of a row: the guess, and after some rows their mean."""
-        self._sql = TableStatements(table)
-        self._columns = row_format.columns
-        self._binary = row_format.binary
-        self._pad_chars = table.id_pad_chars if row_format.pad_char else 0
-        self._keys = keys
-        self._budget_bytes = budget_bytes
-        self._rows: dict[Key, bytes] = {}
-        self._unread: set[Key] = set()
-        self._bytes = 0
-
-    def run(self, link: Link) -> Timed[FetchResult]:
-        """Read slices until all keys were asked for or the budget is used up."""
-        (now,) = link.run([statement("now")], self.context)
-        left = list(self._keys)
-        while left and not self._spent:
-            count = max(1, (self._budget_bytes - self._bytes) // max(1, self.row_bytes))
-            part, left = left[:count], left[count:]
-            self._read(link, part)
-            if self._rows:
-                self.row_bytes = self._bytes // len(self._rows)
-        return Timed(FetchResult(self._rows, frozenset([*self._unread, *left])), now_ns(now))
-
-    @property
-    def _full(self) -> bool:
-        return bool(self._rows) and self._bytes >= self._budget_bytes
-
-    @property
-    def _spent(self) -> bool:
-        """Whether another row is not likely to fit."""
-        return bool(self._rows) and self._bytes + self.row_bytes > self._budget_bytes
-
-    def _read(self, link: Link, keys: Sequence[Key]) -> None:
-        text = self._sql(
-            "fetch",
-            ids=self._sql.ids(map(self._padded, keys)),
-            columns=", ".join(map(quoted, self._columns)),
-        )
-        if not self._binary:
-            link.send(COMMAND.COM_QUERY, text.encode())
-            link.result(self._keep)
-            return
-        link.send(COMMAND.COM_STMT_PREPARE, text.encode())
-        statement_id = link.prepared()
-        link.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
-        link.result(self._keep)
-        link.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
-
-    def _keep(self, packet: bytes) -> None:
-        tag, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)
-        epoch, _, raw = tag.partition(b":")
-        key = self._sql.key(raw.rstrip(b" ") if self._pad_chars else raw)
-        if self._keys.get(key) != int(epoch):
-            return
-        if self._full:
-            self._unread.add(key)
-        else:
-            self._rows[key] = row
-            self._bytes += len(row)
-
-    def _padded(self, key: Key) -> Key:
-        # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most of its collations count blanks.
-        return key.ljust(self._pad_chars) if isinstance(key, str) else key
-
-
-def _scan_slowly(link: Link, sql: TableStatements, limit: int) -> Timed[ScanResult]:
-    """A scan of a table without the index."""
-    asked = limit + 1
-    now, later, due = link.run(
-        [
-            statement("now"),
-            sql("scan_later_slowly", limit=asked),
-            sql("scan_due_slowly", limit=asked),
-        ]
-    )
-    gathering = Gathering(limit, now_ns(now))
-    gathering.add(due_entries := _entries(sql, due))
-    # What came due between the two queries is in both answers.
-    known = {each.key for each in due_entries}
-    gathering.add([each for each in _entries(sql, later) if each.key not in known])
-    return Timed(gathering.result(), gathering.now_ns)
-
-
 def _delete(link: Link, sql: TableStatements, keys: Sequence[Key], before_ns: int) -> int:
     """Delete these locked rows and commit; how many there were."""
     commit = statement("commit")
@@ -407,24 +256,8 @@ def _for_ids(sql: TableStatements, name: str, keys: Collection[Key], **values: o
     return [sql(name, ids=sql.ids(keys), **values)] if keys else []
 
 
-def _entries(sql: TableStatements, *results: Result) -> list[Entry]:
-    """Rows of id, epoch, priority and time_next."""
-    key = sql.key
-    return [
-        Entry(key(raw), int(epoch), int(priority), int(due_ns))
-        for result in results
-        for raw, epoch, priority, due_ns in map(text_values, result.rows)
-        if raw is not None and epoch is not None and priority is not None and due_ns is not None
-    ]
-
-
 def _ids(sql: TableStatements, *results: Result) -> list[Key]:
     return [sql.key(raw) for result in results for (raw,) in map(text_values, result.rows) if raw is not None]
-
-
-def _integer(result: Result) -> int | None:
-    (value,) = text_values(result.rows[0])
-    return None if value is None else int(value)
 
 
 def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Return]:

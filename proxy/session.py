@@ -31,7 +31,7 @@ from proxy.wire.handshake import parse_change_user
 from proxy.wire.packets import ServerError, make_err, parse_err
 from proxy.wire.params import ParamType, execute_id, make_query, parse_execute, query_text
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
-from sqlrewrite.classify import Head, Verb, classify, parse_kill
+from sqlrewrite.classify import OWN_VERBS, Head, Verb, begins_like_ours, classify, parse_kill
 from sqlrewrite.names import Param
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
 NO_BACKSLASH_ESCAPES = int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES)
 
-OWN_VERBS = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
 LAST_PREPARED = 0xFFFFFFFF
 """MariaDB's drivers may execute "the statement prepared last" before they know its number."""
 
@@ -427,9 +426,9 @@ class Session:
     def _wants_whole(self, head: bytes) -> bool:
         """Whether a long command must be read to its end before it is decided."""
         if head[0] == COM_QUERY:
-            return classify(query_text(head, attributes=self._attributes), multi_statements=False).verb in OWN_VERBS
+            return begins_like_ours(query_text(head, attributes=self._attributes))
         if head[0] == COM_STMT_PREPARE:
-            return classify(head[1:], multi_statements=False).verb in OWN_VERBS
+            return begins_like_ours(head[1:])
         own = self.prepared.get(execute_id(head)) if head[0] == Commands.COM_STMT_EXECUTE else None
         return own is not None and not isinstance(own.statement, Touched)
 

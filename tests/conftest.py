@@ -9,13 +9,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pymysql.connections import Connection
 
 from proxy.embedded import EmbeddedServer, Flavour
 from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import Consumer
 from tests.support.servers import (
     FLAVOURS,
     LEFT_OUT,
@@ -69,6 +72,20 @@ def private_proxy(private_server: EmbeddedServer, tmp_path: Path) -> Iterator[Ru
     """A proxy that belongs to one test, in front of a server that does too."""
     with running_proxy(private_server, tmp_path / "proxy.log") as proxy:
         yield proxy
+
+
+@pytest.fixture
+def consume() -> Iterator[Callable[[Connection[Any], str], Consumer]]:
+    """Begin to read a stream in the background; what still runs at the end of the test is cut off."""
+    consumers: list[Consumer] = []
+
+    def begin(connection: Connection[Any], statement: str) -> Consumer:
+        consumers.append(Consumer(connection, statement))
+        return consumers[-1]
+
+    yield begin
+    for each in consumers:
+        each.vanish()
 
 
 @pytest.fixture

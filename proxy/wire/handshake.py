@@ -168,8 +168,8 @@ def mask_response(payload: bytes, advertised: int) -> bytes:
     extended = payload[28:32]
     if not response.capabilities & LONG_PASSWORD:
         extended = (kept >> 32).to_bytes(4, "little")
-    if fields and not kept & LENENC_AUTH and response.capabilities & LENENC_AUTH:
-        fields[0] = (0, _short_auth(fields[0][1], response.auth_response))
+    if fields and response.capabilities & ~kept & LENENC_AUTH:
+        fields[0] = (0, _short_auth(fields[0][1], response.auth_response, kept))
     head = (kept & 0xFFFFFFFF).to_bytes(4, "little") + payload[4:28] + extended
     return head + b"".join(text for flag, text in fields if kept & flag == flag)
 
@@ -263,8 +263,10 @@ def _read_auth(reader: Reader, flags: int) -> bytes:
     return reader.null_bytes()
 
 
-def _short_auth(span: bytes, auth: bytes) -> bytes:
+def _short_auth(span: bytes, auth: bytes, flags: int) -> bytes:
     """User name and auth data with a length of one byte, for a server without LENENC_AUTH."""
+    if not flags & SECURE_CONNECTION:
+        raise WireError("the client's auth data has a form that this server does not take")
     if len(auth) > 0xFF:
         raise WireError(f"{len(auth)} bytes of auth data exceed what this server takes (255)")
     username = span[: span.index(0) + 1]

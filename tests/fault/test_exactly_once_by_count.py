@@ -14,7 +14,7 @@ import pymysql
 import pytest
 
 from tests.support.proxies import RunningProxy
-from tests.support.queues import Consumer, create_queue, enqueue, rows, run
+from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
@@ -109,20 +109,21 @@ def test_every_message_is_acknowledged_exactly_once_though_consumers_die(proxy: 
 
 def test_after_kill_9_of_the_proxy_everything_unacknowledged_comes_again_and_nothing_else(
     private_proxy: RunningProxy,
+    consume,
 ) -> None:
     with connect(private_proxy.server) as direct:
         run(direct, "CREATE DATABASE shop")
         direct.select_db("shop")
         create_queue(direct, "m", vt_ack_wait="1", vt_min_backoff="1")
         enqueue(direct, "m", map(str, range(500)))
-        consumer = Consumer(private_proxy.connect(database="shop"), "STREAM * FROM m")
+        consumer = consume(private_proxy.connect(database="shop"), "STREAM * FROM m")
         eventually(lambda: len(consumer.received) == 500)
         with private_proxy.connect(database="shop") as acknowledging:
             assert run(acknowledging, "ACK FROM m WHERE id <= 200") == 200
         private_proxy.kill()
         assert consumer.ended.wait(10)
         private_proxy.start()
-        again = Consumer(private_proxy.connect(database="shop"), "STREAM *, epoch FROM m LIMIT 300")
+        again = consume(private_proxy.connect(database="shop"), "STREAM *, epoch FROM m LIMIT 300")
         assert again.ended.wait(20)
         assert sorted(number for number, _, _ in again.received) == list(range(201, 501))
         assert {epoch for _, _, epoch in again.received} == {2}

@@ -7,7 +7,7 @@ import pymysql
 import pytest
 from pymysql.constants import CLIENT
 
-from tests.support.queues import Consumer, create_queue, enqueue, rows, run
+from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
 
 
@@ -50,10 +50,10 @@ def test_the_epoch_fences_a_late_consumer(connection) -> None:
     assert run(connection, "ACK FROM m WHERE id = 1 AND epoch = 2") == 1
 
 
-def test_an_acknowledgement_is_part_of_the_clients_transaction(connection, proxy, database) -> None:
+def test_an_acknowledgement_is_part_of_the_clients_transaction(connection, proxy, database, consume) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", "a")
-    consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m PREFETCH 1 LIMIT 2")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m PREFETCH 1 LIMIT 2")
     eventually(lambda: consumer.received)
     enqueue(connection, "m", "b")
     run(connection, "BEGIN")
@@ -67,10 +67,12 @@ def test_an_acknowledgement_is_part_of_the_clients_transaction(connection, proxy
     assert [number for number, _ in consumer.received] == [1, 2]
 
 
-def test_a_message_acknowledged_by_plain_update_frees_the_consumers_credit(connection, proxy, database) -> None:
+def test_a_message_acknowledged_by_plain_update_frees_the_consumers_credit(
+    connection, proxy, database, consume
+) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", "ab")
-    consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m PREFETCH 1 LIMIT 2")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m PREFETCH 1 LIMIT 2")
     eventually(lambda: consumer.received)
     run(connection, "UPDATE m SET time_acked = 1, time_next = NULL WHERE id = 1")
     assert consumer.ended.wait(10)

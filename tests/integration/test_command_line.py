@@ -16,7 +16,7 @@ import pytest
 
 from proxy.embedded import Flavour
 from tests.support.proxies import RunningProxy
-from tests.support.queues import Consumer, create_queue, enqueue, rows, run
+from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import client_program
 from tests.support.waiting import eventually
 
@@ -92,11 +92,11 @@ def test_quick_shows_each_message_as_it_is_inserted_in_another_terminal(terminal
 def test_ctrl_c_ends_the_stream_with_1317_and_leaves_the_session_usable(terminal, proxy, database) -> None:
     with proxy.connect(database=database) as connection:
         create_queue(connection, "m")
-        enqueue(connection, "m", ["a"])
+        enqueue(connection, "m", ["delivered"])
     consumer = terminal("--quick")
     consumer.shows("> ")
     consumer.type("STREAM * FROM m;\n")
-    consumer.shows("a")
+    consumer.shows("delivered")
     os.killpg(consumer.process.pid, signal.SIGINT)
     consumer.shows(r"ERROR 1317 \(70100\)")
     consumer.type("SELECT 6 * 7;\n")
@@ -115,13 +115,15 @@ def test_a_batch_client_gets_a_bounded_stream_as_a_result(proxy, database, flavo
     assert done.stdout == "id\tpayload\n1\ta\n2\tb\nROW_COUNT()\n1\n", done.stderr
 
 
-def test_the_connection_id_is_the_servers_and_kill_query_from_elsewhere_ends_the_stream(proxy, database) -> None:
+def test_the_connection_id_is_the_servers_and_kill_query_from_elsewhere_ends_the_stream(
+    proxy, database, consume
+) -> None:
     with proxy.connect(database=database) as connection:
         create_queue(connection, "m")
         enqueue(connection, "m", ["a"])
         other = proxy.connect(database=database)
         assert rows(other, "SELECT CONNECTION_ID()") == [(other.thread_id(),)]
-        consumer = Consumer(other, "STREAM * FROM m")
+        consumer = consume(other, "STREAM * FROM m")
         eventually(lambda: consumer.received)
         run(connection, f"KILL QUERY {other.thread_id()}")
         assert consumer.ended.wait(10)

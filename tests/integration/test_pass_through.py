@@ -72,10 +72,10 @@ def test_an_unknown_database_is_the_servers_own_error(proxy) -> None:
 def test_several_statements_give_several_results(proxy) -> None:
     with proxy.connect(client_flag=CLIENT.MULTI_STATEMENTS) as client, client.cursor() as cursor:
         cursor.execute("SELECT 1; SELECT 2, 3; DO 0")
-        results = [cursor.fetchall()]
+        results = [list(cursor.fetchall())]
         while cursor.nextset():
-            results.append(cursor.fetchall())
-        assert results == [((1,),), ((2, 3),), ()]
+            results.append(list(cursor.fetchall()))
+        assert results == [[(1,)], [(2, 3)], []]
 
 
 def test_a_statement_of_more_than_sixteen_megabytes_goes_through_both_ways(proxy, server) -> None:

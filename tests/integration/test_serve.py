@@ -15,7 +15,7 @@ import pytest
 from proxy.embedded import EmbeddedServer
 from proxy.settings import load
 from tests.support.proxies import READY, RunningProxy, running_proxy
-from tests.support.queues import Consumer, create_queue, enqueue, rows
+from tests.support.queues import create_queue, enqueue, rows
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
@@ -100,12 +100,12 @@ def test_without_a_backend_it_runs_a_server_of_its_own_and_ends_it_with_itself(t
 
 
 def test_sigterm_ends_streams_with_1053_releases_what_is_unacknowledged_and_exits_0(
-    server: EmbeddedServer, database: str, tmp_path: Path
+    server: EmbeddedServer, database: str, tmp_path: Path, consume
 ) -> None:
     with running_proxy(server, tmp_path / "log") as proxy, connect(server, database=database) as direct:
         create_queue(direct, "m")
         enqueue(direct, "m", "ab")
-        consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m")
+        consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
         eventually(lambda: len(consumer.received) == 2)
         idle = proxy.connect()
         assert proxy.terminate() == 0

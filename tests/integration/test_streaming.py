@@ -8,7 +8,7 @@ import pymysql
 import pytest
 
 from tests.support.proxies import RunningProxy
-from tests.support.queues import Consumer, create_queue, enqueue, rows, run
+from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
 
 
@@ -24,21 +24,21 @@ def test_a_stream_delivers_what_was_enqueued_before_it_without_the_queues_own_co
     assert rows(connection, "STREAM * FROM m LIMIT 3") == [(1, "a"), (2, "b"), (3, "c")]
 
 
-def test_a_message_committed_while_the_stream_is_idle_wakes_it(proxy, database, connection) -> None:
+def test_a_message_committed_while_the_stream_is_idle_wakes_it(proxy, database, connection, consume) -> None:
     create_queue(connection, "m")
-    consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m LIMIT 1")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m LIMIT 1")
     enqueue(connection, "m", ["hello"])
     assert consumer.ended.wait(10)
     assert consumer.received == [(1, "hello")]
 
 
-def test_messages_of_a_transaction_come_when_it_commits_and_not_before(proxy, database, connection) -> None:
+def test_messages_of_a_transaction_come_when_it_commits_and_not_before(proxy, database, connection, consume) -> None:
     create_queue(connection, "m")
     run(connection, "BEGIN")
     enqueue(connection, "m", ["a", "b"])
     with proxy.connect(database=database) as other:
         assert rows(other, "STREAM * FROM m NOWAIT") == []
-        consumer = Consumer(other, "STREAM * FROM m LIMIT 2")
+        consumer = consume(other, "STREAM * FROM m LIMIT 2")
         run(connection, "COMMIT")
         assert consumer.ended.wait(10)
         assert [payload for _, payload in consumer.received] == ["a", "b"]
@@ -101,18 +101,20 @@ def test_wait_ends_when_its_time_is_up(connection) -> None:
     assert time.monotonic() - began >= 0.3
 
 
-def test_wait_returns_with_the_first_message_and_what_is_due_with_it(proxy, database, connection) -> None:
+def test_wait_returns_with_the_first_message_and_what_is_due_with_it(proxy, database, connection, consume) -> None:
     create_queue(connection, "m")
-    consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m LIMIT 10 WAIT 30")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m LIMIT 10 WAIT 30")
     enqueue(connection, "m", ["a", "b"])
     assert consumer.ended.wait(10)
     assert [payload for _, payload in consumer.received] == ["a", "b"]
 
 
-def test_prefetch_bounds_what_is_delivered_and_an_acknowledgement_frees_it(proxy, database, connection) -> None:
+def test_prefetch_bounds_what_is_delivered_and_an_acknowledgement_frees_it(
+    proxy, database, connection, consume
+) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", "abcde")
-    consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m PREFETCH 2 LIMIT 4")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m PREFETCH 2 LIMIT 4")
     eventually(lambda: len(consumer.received) == 2)
     assert rows(connection, "STREAM id FROM m LIMIT 1") == [(3,)]
     assert run(connection, "ACK FROM m WHERE id IN (1, 2)") == 2
@@ -120,9 +122,9 @@ def test_prefetch_bounds_what_is_delivered_and_an_acknowledgement_frees_it(proxy
     assert [number for number, _ in consumer.received] == [1, 2, 4, 5]
 
 
-def test_two_streams_share_the_messages_and_no_message_goes_to_both(proxy, database, connection) -> None:
+def test_two_streams_share_the_messages_and_no_message_goes_to_both(proxy, database, connection, consume) -> None:
     create_queue(connection, "m")
-    consumers = [Consumer(proxy.connect(database=database), "STREAM * FROM m LIMIT 50") for _ in range(2)]
+    consumers = [consume(proxy.connect(database=database), "STREAM * FROM m LIMIT 50") for _ in range(2)]
     enqueue(connection, "m", map(str, range(100)))
     for each in consumers:
         assert each.ended.wait(10)
@@ -130,13 +132,13 @@ def test_two_streams_share_the_messages_and_no_message_goes_to_both(proxy, datab
     assert sorted(received) == list(range(1, 101))
 
 
-def test_a_vanished_consumers_messages_go_to_the_next_at_once(proxy, database, connection) -> None:
+def test_a_vanished_consumers_messages_go_to_the_next_at_once(proxy, database, connection, consume) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", ["a"])
-    first = Consumer(proxy.connect(database=database), "STREAM *, epoch FROM m")
+    first = consume(proxy.connect(database=database), "STREAM *, epoch FROM m")
     eventually(lambda: first.received)
     assert rows(connection, "STREAM * FROM m NOWAIT") == []
-    first.connection._sock.shutdown(2)
+    first.vanish()
     assert rows(connection, "STREAM *, epoch FROM m WAIT 20") == [(1, "a", 2)]
 
 
@@ -221,10 +223,10 @@ def test_a_table_that_becomes_a_queue_is_known_at_once(connection) -> None:
     assert rows(connection, "STREAM * FROM n NOWAIT") == [(1, "a")]
 
 
-def test_dropping_the_table_ends_its_streams_with_a_clear_error(proxy, database, connection) -> None:
+def test_dropping_the_table_ends_its_streams_with_a_clear_error(proxy, database, connection, consume) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", ["a"])
-    consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
     eventually(lambda: consumer.received)
     run(connection, "DROP TABLE m")
     assert consumer.ended.wait(20)

@@ -279,10 +279,11 @@ class CommitsDuringAScanAreForgotten(Dispatcher):
 class DeadlinesWakeNobody(Dispatcher):
     """The timer does not know of leases that run out."""
 
-    def wake_at_ns(self, now_ns: int) -> int | None:
+    @property
+    def wake_at_ns(self) -> int | None:
         leases, self._leases = self._leases, type(self._leases)()
         try:
-            return super().wake_at_ns(now_ns)
+            return super().wake_at_ns
         finally:
             self._leases = leases
 

@@ -192,7 +192,7 @@ class Stage:
             self.settle()
             if done():
                 return
-            wake_at_ns = self.dispatcher.wake_at_ns(self.now_ns)
+            wake_at_ns = self.dispatcher.wake_at_ns
             assert wake_at_ns is not None, f"asleep for ever: {self.dispatcher!r}"
             self.store.now_ns = wake_at_ns
             self.happen(self.dispatcher.tick)

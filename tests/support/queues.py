@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -60,7 +62,7 @@ class Consumer:
     """A stream read row by row on a thread of its own; `received` grows as rows come."""
 
     def __init__(self, connection: Connection[Any], statement: str) -> None:
-        self.connection = connection
+        self.connection: Any = connection
         self.received: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
         self.ended = threading.Event()
@@ -68,13 +70,23 @@ class Consumer:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
+    def vanish(self) -> None:
+        """Be gone without a word, as a killed process is."""
+        if self.connection._sock is not None:
+            with contextlib.suppress(OSError):
+                self.connection._sock.shutdown(socket.SHUT_RDWR)
+        assert self.ended.wait(10)
+        self.connection._force_close()
+
     def _read(self) -> None:
-        cursor = SSCursor(self.connection)
+        cursor: Any = SSCursor(self.connection)
         try:
             cursor.execute(self._statement)
             while (row := cursor.fetchone()) is not None:
                 self.received.append(row)
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
+            if self.connection._result is not None:
+                self.connection._result.unbuffered_active = False  # Or PyMySQL reads on to an end that never comes.
         finally:
             self.ended.set()

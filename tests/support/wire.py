@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from proxy.wire.columns import make_column, text_column
+from mysql_mimic.types import ColumnType
+
+from proxy.wire.columns import ColumnDef, make_column
 from proxy.wire.framing import frame, frame_rows
 from proxy.wire.packets import (
     AUTOCOMMIT,
@@ -40,9 +42,9 @@ def err(code: int = 1064, message: str = "no", *, seq: int = 1) -> bytes:
     return frame(make_err(code, "42000", message), seq)
 
 
-def column_packets(count: int, capabilities: int, *, status: int = AUTOCOMMIT) -> list[bytes]:
+def column_packets(count: int, capabilities: int, *, status: int = AUTOCOMMIT, name: bytes = b"c") -> list[bytes]:
     """Column definitions, and the EOF behind them where there is one."""
-    packets = [make_column(text_column(f"c{i}")) for i in range(count)]
+    packets = [make_column(ColumnDef(name, int(ColumnType.VAR_STRING)))] * count
     return packets if capabilities & DEPRECATE_EOF else [*packets, make_eof(status)]
 
 
@@ -52,11 +54,12 @@ def result(
     *,
     columns: int = 1,
     status: int = AUTOCOMMIT,
+    name: bytes = b"c",
 ) -> bytes:
     """A result set with the given row payloads."""
     packets = [
         bytes([columns]),
-        *column_packets(columns, capabilities),
+        *column_packets(columns, capabilities, name=name),
         *rows,
         make_end(capabilities, status),
     ]

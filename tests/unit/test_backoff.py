@@ -25,7 +25,7 @@ BIGINT_MAX = 2**63 - 1
 
 
 @pytest.mark.parametrize(("epoch", "seconds"), [(0, 30), (1, 60), (2, 120), (10, 30 * 1024)])
-def test_the_wait_doubles_with_every_delivery(epoch: int, seconds: int):
+def test_the_wait_doubles_with_every_delivery(epoch: int, seconds: int) -> None:
     assert wait_ns(POLICY, epoch, 0.0) == seconds * S
 
 
@@ -59,7 +59,9 @@ def test_messages_at_the_maximum_still_spread() -> None:
     epoch=st.integers(-(2**63), BIGINT_MAX),
     jitter=st.floats(0, 1, exclude_max=True),
 )
-def test_any_epoch_gives_a_wait_that_fits_a_bigint_with_the_time_of_day(ack_wait_ns: int, epoch: int, jitter: float):
+def test_any_epoch_gives_a_wait_that_fits_a_bigint_with_the_time_of_day(
+    ack_wait_ns: int, epoch: int, jitter: float
+) -> None:
     policy = replace(POLICY, ack_wait_ns=ack_wait_ns, min_backoff_ns=ack_wait_ns)
     wait = wait_ns(policy, epoch, jitter)
     assert ack_wait_ns <= wait <= WAIT_MAX_NS

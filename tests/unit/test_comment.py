@@ -39,12 +39,12 @@ def problems(**directives: str | None) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("text", ["", "orders", "vitess_messages,vt_ack_wait=1", "my_vitess_message", "VITESS_MESSAGE"])
-def test_a_comment_without_the_word_marks_no_message_table(text: str):
+def test_a_comment_without_the_word_marks_no_message_table(text: str) -> None:
     assert parse_comment(text) is None
 
 
 @pytest.mark.parametrize("prefix", ["orders: ", "mail,", "(", "see the wiki,vitess_message,"])
-def test_the_word_may_stand_anywhere(prefix: str):
+def test_the_word_may_stand_anywhere(prefix: str) -> None:
     assert isinstance(parse_comment(prefix + comment()), Policy)
 
 
@@ -103,7 +103,7 @@ def test_unknown_keys_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("key", REQUIRED)
-def test_a_missing_directive_is_named_with_its_meaning_and_an_example(key: str):
+def test_a_missing_directive_is_named_with_its_meaning_and_an_example(key: str) -> None:
     (problem,) = problems(**{key: None})
     assert problem.startswith(f"{key} is missing: ")
     assert f"for instance {key}=" in problem
@@ -146,7 +146,7 @@ def test_all_problems_are_reported_at_once() -> None:
         ("on_disconnect", "RELEASE"),
     ],
 )
-def test_a_bad_value_is_shown_with_what_was_expected(key: str, value: str):
+def test_a_bad_value_is_shown_with_what_was_expected(key: str, value: str) -> None:
     found = problems(**{key: value})
     expected = next(each for each in found if each.startswith(f"{key}={value!r} is not "))
     assert f"for instance {key}=" in expected
@@ -170,6 +170,6 @@ def test_the_greatest_backoff_cannot_be_below_the_least() -> None:
 
 
 @given(st.text(alphabet="vitess_message,=|.0123 abk\n٣é", max_size=80))
-def test_no_comment_breaks_the_reader(text: str):
+def test_no_comment_breaks_the_reader(text: str) -> None:
     parsed = parse_comment("vitess_message," + text)
     assert parsed is None or isinstance(parsed, tuple | Policy)

@@ -23,7 +23,7 @@ TEXT_SUFFIXES = {"", ".cfg", ".ini", ".md", ".py", ".sh", ".sql", ".toml", ".txt
 FUNCTION_LINES_MAX = 70
 ALLOWED: dict[str, int] = {}
 
-# Modules of the engine that touch the world; import-linter holds all others to being pure.
+# Modules of the engine that touch the world, as does what ends in _mysql; import-linter holds all others to being pure.
 ENGINE_SHELL = {
     "engine.link",
     "engine.pool",
@@ -31,7 +31,6 @@ ENGINE_SHELL = {
     "engine.service",
     "engine.store",
     "engine.store_memory",
-    "engine.store_mysql",
 }
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
@@ -204,6 +203,7 @@ def test_every_module_of_the_engine_is_pure_or_named_as_shell(library: list[Modu
         module.place.removesuffix(".py").replace("/", ".")
         for module in library
         if module.place.startswith("engine/") and module.path.name != "__init__.py"
+        if not module.path.stem.endswith("_mysql")
     }
     assert {name for name in pure if name.startswith("engine.")} == names - ENGINE_SHELL
     assert names >= ENGINE_SHELL

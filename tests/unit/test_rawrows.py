@@ -40,29 +40,29 @@ def binary_row(values: Sequence[bytes | None]) -> bytes:
 
 
 @pytest.mark.parametrize("number", [0, 250, 251, 65_535, 65_536, 2**24 - 1, 2**24, 2**40])
-def test_a_length_has_one_to_nine_bytes(number: int):
+def test_a_length_has_one_to_nine_bytes(number: int) -> None:
     payload = b"?" + encoded_length(number) + b"!"
     assert length_encoded(payload, 1) == (number, len(payload) - 1)
 
 
 @given(VALUES)
-def test_the_values_of_a_text_row_come_apart(values: list[bytes | None]):
+def test_the_values_of_a_text_row_come_apart(values: list[bytes | None]) -> None:
     assert text_values(text_row(values)) == values
 
 
 @given(st.binary(max_size=70_000), VALUES)
-def test_a_text_row_loses_its_first_value(first: bytes, others: list[bytes | None]):
+def test_a_text_row_loses_its_first_value(first: bytes, others: list[bytes | None]) -> None:
     assert split_text_row(text_row([first, *others])) == (first, text_row(others))
 
 
 @given(st.binary(max_size=300), VALUES)
-def test_a_binary_row_loses_its_first_value_and_its_bit(first: bytes, others: list[bytes | None]):
+def test_a_binary_row_loses_its_first_value_and_its_bit(first: bytes, others: list[bytes | None]) -> None:
     row = binary_row([first, *others])
     assert split_binary_row(row, len(others)) == (first, binary_row(others))
 
 
 @pytest.mark.parametrize("columns", [5, 6, 13, 14])
-def test_the_bitmap_shrinks_when_its_last_byte_is_needed_no_more(columns: int):
+def test_the_bitmap_shrinks_when_its_last_byte_is_needed_no_more(columns: int) -> None:
     others: list[bytes | None] = [None] * columns
     row = binary_row([b"7", *others])
     assert split_binary_row(row, columns) == (b"7", binary_row(others))

@@ -170,6 +170,25 @@ def test_a_gathered_command_of_several_packets_shows_one_payload(
     assert len(command.payload) == PAYLOAD_MAX + 5001
 
 
+def test_a_continuation_is_no_command_even_if_it_is_numbered_like_one() -> None:
+    first = frame(bytes([wire.QUERY]) + bytes(PAYLOAD_MAX), 0)[: 4 + PAYLOAD_MAX]
+    second = wire.command(wire.QUERY, b"STREAM * FROM t")
+    framer = CommandFramer(never)
+    assert isinstance(framer.feed(first[:10_000])[0], Command)
+    assert framer.feed(first[10_000:]) == [first[10_000:]]
+    assert not framer.at_boundary
+    assert framer.feed(second) == [second]
+    assert framer.at_boundary
+
+
+def test_each_long_command_is_judged_by_its_own_head() -> None:
+    wanted, other = wire.command(wire.QUERY, b"ACK".ljust(9000)), query(9000)
+    framer = CommandFramer(lambda head: head.startswith(b"\x03ACK"))
+    assert framer.feed(wanted[:5000]) == []
+    assert framer.feed(wanted[5000:]) == [Command(wire.QUERY, wanted, whole=True)]
+    assert framer.feed(other[:5000]) == [Command(wire.QUERY, other[:5000], whole=False)]
+
+
 def test_a_command_beyond_what_is_gathered_is_refused_at_once() -> None:
     data = query(OURS_MAX + 1)
     with pytest.raises(PacketTooLarge):

@@ -182,6 +182,11 @@ def test_auth_data_is_rewritten_for_a_server_with_short_lengths() -> None:
         mask_response(response(flags | LENENC_AUTH, auth=b"x" * 256), flags)
 
 
+def test_auth_data_that_has_no_short_form_is_refused() -> None:
+    with pytest.raises(WireError, match="a form that this server does not take"):
+        mask_response(response(PROTOCOL_41 | LENENC_AUTH), BASE)
+
+
 def test_a_mysql_client_of_a_mariadb_server_stays_one() -> None:
     # Without LONG_PASSWORD the server would read extended flags from the client's reserved bytes.
     offered = parse_greeting(mask_greeting(MARIADB, PASSABLE)).capabilities

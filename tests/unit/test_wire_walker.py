@@ -283,6 +283,17 @@ def test_an_error_out_of_the_blue_belongs_to_no_command() -> None:
     assert machine.idle
 
 
+def test_half_an_error_out_of_the_blue_is_no_place_to_write() -> None:
+    machine = walker()
+    error = frame(make_err(4031, "HY000", "timeout" * 10), 0)
+    assert not machine.feed(error[:2])
+    beginning = machine.idle
+    assert not machine.feed(error[2:50])
+    middle = machine.idle
+    assert machine.feed(error[50:])
+    assert (beginning, middle, machine.idle) == (False, False, True)
+
+
 @pytest.mark.parametrize("packet", [wire.ok(), frame(b"", 0), frame(b"\x01", 1)])
 def test_any_other_packet_out_of_the_blue_is_refused(packet: bytes) -> None:
     with pytest.raises(WireError, match="answers no command"):

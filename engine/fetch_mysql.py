@@ -1,0 +1,93 @@
+"""The reading of rows that are to be delivered: their packets as they are, each with the delivery it belongs to.
+
+The session is brought into the subscriber's context (character set, time zone, padding), so that the server makes
+the very bytes that this client would get from it. A budget bounds what is held: slices are asked for that should
+fit by the size that the table's rows had before, and what comes beyond it is read from the wire and dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from pymysql.constants import COMMAND
+
+from engine.catalog_mysql import now_ns
+from engine.link import Link, SessionContext
+from engine.model import FetchResult, Key, QueueTable, RowFormat
+from engine.queries import TableStatements, quoted, statement
+from engine.rawrows import split_binary_row, split_text_row
+from engine.store import Timed
+
+
+class Fetch:
+    """One fetch: slices of its keys, as large as the budget allows by what is known of the rows' size."""
+
+    def __init__(
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int, row_bytes: int
+    ) -> None:
+        self.context = SessionContext(row_format.charset, row_format.time_zone, row_format.pad_char)
+        self.row_bytes = row_bytes
+        """The size of a row: the guess, and after some rows their mean."""
+        self._sql = TableStatements(table)
+        self._columns = row_format.columns
+        self._binary = row_format.binary
+        self._pad_chars = table.id_pad_chars if row_format.pad_char else 0
+        self._keys = keys
+        self._budget_bytes = budget_bytes
+        self._rows: dict[Key, bytes] = {}
+        self._unread: set[Key] = set()
+        self._bytes = 0
+
+    def run(self, link: Link) -> Timed[FetchResult]:
+        """Read slices until all keys were asked for or the budget is used up."""
+        (now,) = link.run([statement("now")], self.context)
+        left = list(self._keys)
+        while left and not self._spent:
+            count = max(1, (self._budget_bytes - self._bytes) // max(1, self.row_bytes))
+            part, left = left[:count], left[count:]
+            self._read(link, part)
+            if self._rows:
+                self.row_bytes = self._bytes // len(self._rows)
+        return Timed(FetchResult(self._rows, frozenset([*self._unread, *left])), now_ns(now))
+
+    @property
+    def _full(self) -> bool:
+        return bool(self._rows) and self._bytes >= self._budget_bytes
+
+    @property
+    def _spent(self) -> bool:
+        """Whether another row is not likely to fit."""
+        return bool(self._rows) and self._bytes + self.row_bytes > self._budget_bytes
+
+    def _read(self, link: Link, keys: Sequence[Key]) -> None:
+        text = self._sql(
+            "fetch",
+            ids=self._sql.ids(map(self._padded, keys)),
+            columns=", ".join(map(quoted, self._columns)),
+        )
+        if not self._binary:
+            link.send(COMMAND.COM_QUERY, text.encode())
+            link.result(self._keep)
+            return
+        link.send(COMMAND.COM_STMT_PREPARE, text.encode())
+        statement_id = link.prepared()
+        link.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
+        link.result(self._keep)
+        link.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
+
+    def _keep(self, packet: bytes) -> None:
+        tag, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)
+        epoch, _, raw = tag.partition(b":")
+        key = self._sql.key(raw.rstrip(b" ") if self._pad_chars else raw)
+        if self._keys.get(key) != int(epoch):
+            return
+        if self._full:
+            self._unread.add(key)
+        else:
+            self._rows[key] = row
+            self._bytes += len(row)
+
+    def _padded(self, key: Key) -> Key:
+        # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most of its collations count blanks.
+        return key.ljust(self._pad_chars) if isinstance(key, str) else key

@@ -1,0 +1,421 @@
+"""What every store does, the twin in memory as well as the one on a real server of either kind.
+
+Rows are described by when they are due, relative to the server's clock: `due` a second ago, `later` in an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from engine.model import NS_PER_S, Claimed, Key, Return, RowFormat, TableId, Wanted
+from engine.store import StoreError
+from engine.store_memory import Row
+from tests.support.servers import ServerPool
+from tests.support.stores import SCAN_INDEXES, MemorySubject, ServerSubject, Subject
+
+S = NS_PER_S
+HOUR = 3600 * S
+TEXT = RowFormat(("id", "body"), binary=False)
+
+STORES = [
+    "memory",
+    "mysql",
+    "mariadb",
+    "mysql descending",
+    "mariadb descending",
+    "mysql unindexed",
+    "mariadb unindexed",
+]
+
+
+@pytest.fixture(scope="module")
+def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
+    """Makes a table for each kind of server and index, and keeps it: creating one takes longer than most tests."""
+    subjects: dict[str, ServerSubject] = {}
+
+    def find(name: str) -> ServerSubject:
+        if name not in subjects:
+            flavour, _, index = name.partition(" ")
+            server = server_pool.get("mysql" if flavour == "mysql" else "mariadb")
+            subjects[name] = ServerSubject(server, index=SCAN_INDEXES.get(index or "ascending", ""))
+        subjects[name].renew()
+        return subjects[name]
+
+    yield find
+    for each in subjects.values():
+        each.close()
+
+
+@pytest.fixture(params=STORES)
+def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> Subject:
+    """Each store in turn, empty; the real ones with each kind of scan index."""
+    return MemorySubject() if request.param == "memory" else on_server(request.param)
+
+
+def put_due(subject: Subject, *keys: int, priority: int = 0, epoch: int = 0) -> None:
+    """Messages due since a second ago, all at the same time."""
+    due_ns = subject.now_ns() - S
+    subject.put(*(Row(key, priority, epoch, due_ns) for key in keys))
+
+
+def claim(subject: Subject, *keys: int, epoch: int = 0, wait_ns: int = 30 * S) -> tuple[Claimed, ...]:
+    return subject.store.claim(subject.table, [Wanted(key, epoch, wait_ns) for key in keys]).value
+
+
+def scanned(subject: Subject, limit: int = 100) -> list[Key]:
+    return [entry.key for entry in subject.store.scan(subject.table, limit).value.entries]
+
+
+def keys_of(claims: Sequence[Claimed]) -> set[Key]:
+    return {each.key for each in claims}
+
+
+def returned(claims: Sequence[Claimed], *, sent: bool) -> list[Return]:
+    return [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent) for each in claims]
+
+
+class TestScan:
+    def test_an_empty_table_has_no_entries(self, subject: Subject) -> None:
+        result = subject.store.scan(subject.table, 10).value
+        assert (result.entries, result.more, result.horizon_ns) == ((), False, None)
+
+    def test_lower_priority_goes_first_then_the_earlier_then_the_smaller_id(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(
+            Row(1, 5, 0, now_ns - 9 * S),
+            Row(2, -1, 0, now_ns - 1 * S),
+            Row(3, 0, 0, now_ns - 1 * S),
+            Row(4, 0, 0, now_ns - 2 * S),
+            Row(6, 0, 0, now_ns - 3 * S),
+            Row(5, 0, 0, now_ns - 3 * S),
+        )
+        assert scanned(subject) == [2, 5, 6, 4, 3, 1]
+
+    def test_the_smallest_ids_of_one_time_go_first_also_when_there_are_more_than_the_limit(
+        self, subject: Subject
+    ) -> None:
+        put_due(subject, *range(10, 60))
+        subject.put(Row(80, 0, 0, subject.now_ns() - 9 * S), Row(81, 0, 0, subject.now_ns() - 9 * S))
+        assert scanned(subject, limit=8) == [80, 81, 10, 11, 12, 13, 14, 15]
+
+    def test_an_entry_shows_the_row(self, subject: Subject) -> None:
+        due_ns = subject.now_ns() - S
+        subject.put(Row(7, 3, 4, due_ns))
+        (entry,) = subject.store.scan(subject.table, 10).value.entries
+        assert (entry.key, entry.epoch, entry.priority, entry.due_ns) == (7, 4, 3, due_ns)
+
+    def test_a_null_time_next_counts_as_due_since_1970(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        subject.put(Row(2, 0, 0, None))
+        assert [(each.key, each.due_ns) for each in subject.store.scan(subject.table, 1).value.entries] == [(2, 0)]
+
+    def test_acknowledged_rows_are_not_seen(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        subject.acknowledge(1)
+        assert scanned(subject) == [2]
+
+    def test_a_full_scan_says_that_there_is_more(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3)
+        assert not subject.store.scan(subject.table, 3).value.more
+        result = subject.store.scan(subject.table, 2).value
+        assert result.more
+        assert [each.key for each in result.entries] == [1, 2]
+
+    def test_more_is_also_what_waits_in_another_priority(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, priority=0)
+        put_due(subject, 3, priority=9)
+        assert subject.store.scan(subject.table, 2).value.more
+
+    def test_due_rows_are_followed_by_those_due_next(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        put_due(subject, 1, priority=2)
+        subject.put(Row(2, 1, 0, now_ns + 2 * HOUR), Row(3, 2, 0, now_ns + HOUR), Row(4, 0, 0, now_ns + 3 * HOUR))
+        result = subject.store.scan(subject.table, 10).value
+        assert [each.key for each in result.entries] == [1, 3, 2, 4]
+        assert (result.more, result.horizon_ns) == (False, None)
+
+    def test_the_horizon_is_when_a_row_that_was_left_out_comes_due(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, key % 2, 0, now_ns + key * HOUR) for key in range(1, 9)))
+        result = subject.store.scan(subject.table, 3).value
+        assert [each.key for each in result.entries] == [1, 2, 3]
+        assert result.horizon_ns == now_ns + 4 * HOUR
+
+    def test_rows_scheduled_far_ahead_do_not_hide_what_is_due_in_a_less_urgent_priority(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, 0, 0, now_ns + HOUR) for key in range(1, 40)))
+        put_due(subject, 50, priority=1)
+        result = subject.store.scan(subject.table, 5).value
+        assert (result.entries[0].key, len(result.entries), result.more) == (50, 6, False)
+
+    def test_a_scan_sees_priorities_that_the_last_one_did_not(self, subject: Subject) -> None:
+        put_due(subject, 1, priority=10)
+        put_due(subject, 2, priority=20)
+        assert scanned(subject) == [1, 2]
+        put_due(subject, 3, priority=5)
+        put_due(subject, 4, priority=15)
+        put_due(subject, 5, priority=25)
+        assert scanned(subject) == [3, 1, 4, 2, 5]
+        subject.acknowledge(1, 3)
+        assert scanned(subject) == [4, 2, 5]
+
+    def test_many_priorities_are_all_seen_every_time(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, key, 0, now_ns - S) for key in range(1, 60)))
+        assert scanned(subject) == scanned(subject) == list(range(1, 60))
+
+
+class TestClaim:
+    def test_a_claim_counts_the_delivery_and_sets_its_end(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        answer = subject.store.claim(subject.table, [Wanted(1, 0, 30 * S)])
+        (claimed,) = answer.value
+        row = subject.row(1)
+        assert row is not None
+        assert claimed.epoch == row.epoch == 1
+        assert claimed.deadline_ns == row.time_next_ns == answer.now_ns + 30 * S
+
+    def test_a_claim_tells_what_the_row_was_before(self, subject: Subject) -> None:
+        due_ns = subject.now_ns() - 5 * S
+        subject.put(Row(1, 7, 3, due_ns))
+        (claimed,) = claim(subject, 1, epoch=3)
+        assert (claimed.epoch, claimed.priority, claimed.due_ns) == (4, 7, due_ns)
+
+    def test_each_row_can_have_a_wait_of_its_own(self, subject: Subject) -> None:
+        keys = range(1, 200)
+        put_due(subject, *keys)
+        wanted = [Wanted(key, 0, (key // 2) * S) for key in keys]
+        claims = subject.store.claim(subject.table, wanted)
+        assert {each.key: each.deadline_ns - claims.now_ns for each in claims.value} == {
+            each.key: each.wait_ns for each in wanted
+        }
+        for each in claims.value[::50]:
+            row = subject.row(each.key)
+            assert row is not None
+            assert (row.epoch, row.time_next_ns) == (1, each.deadline_ns)
+
+    def test_only_what_was_asked_for_is_claimed(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3)
+        assert keys_of(claim(subject, 1, 3, 99)) == {1, 3}
+        row = subject.row(2)
+        assert row is not None
+        assert row.epoch == 0
+
+    def test_a_claimed_row_is_not_claimed_again_before_its_wait_ends(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        (first,) = claim(subject, 1, wait_ns=50_000_000)
+        assert claim(subject, 1, epoch=1) == ()
+        subject.wait_until(first.deadline_ns)
+        (second,) = claim(subject, 1, epoch=1)
+        assert second.epoch == 2
+
+    def test_a_row_of_another_epoch_is_left_alone(self, subject: Subject) -> None:
+        put_due(subject, 1, epoch=5)
+        assert claim(subject, 1, epoch=4) == ()
+        assert keys_of(claim(subject, 1, epoch=5)) == {1}
+
+    def test_an_acknowledged_row_is_left_alone(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        subject.acknowledge(1)
+        assert keys_of(claim(subject, 1, 2)) == {2}
+
+    def test_a_row_that_is_not_due_is_left_alone(self, subject: Subject) -> None:
+        subject.put(Row(1, 0, 0, subject.now_ns() + HOUR))
+        assert claim(subject, 1) == ()
+
+    def test_a_null_time_next_can_be_claimed(self, subject: Subject) -> None:
+        subject.put(Row(1, 0, 0, None))
+        (claimed,) = claim(subject, 1)
+        assert claimed.due_ns == 0
+
+    def test_locked_rows_are_skipped_and_not_waited_for(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3)
+        with subject.locked(1, 3):
+            assert keys_of(claim(subject, 1, 2, 3)) == {2}
+        assert keys_of(claim(subject, 1, 3)) == {1, 3}
+
+    def test_nothing_wanted_is_nothing_claimed(self, subject: Subject) -> None:
+        assert claim(subject) == ()
+
+
+class TestFetch:
+    def fetch(self, subject: Subject, keys: dict[Key, int], budget_bytes: int = 1 << 20) -> tuple[set[Key], set[Key]]:
+        result = subject.store.fetch(subject.table, TEXT, keys, budget_bytes).value
+        return set(result.rows), set(result.unread)
+
+    def test_rows_come_by_key(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3)
+        claim(subject, 1, 2)
+        assert self.fetch(subject, {1: 1, 2: 1}) == ({1, 2}, set())
+
+    def test_a_row_that_was_acknowledged_claimed_anew_or_deleted_is_in_neither(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        subject.acknowledge(1)
+        claim(subject, 2)
+        assert self.fetch(subject, {1: 0, 2: 0, 3: 0}) == (set(), set())
+
+    def test_what_exceeds_the_budget_is_unread(self, subject: Subject) -> None:
+        subject.put(*(Row(key, 0, 1, 0, payload=b"x" * 1000) for key in range(1, 101)))
+        keys: dict[Key, int] = dict.fromkeys(range(1, 101), 1)
+        for _ in range(3):  # The size of its rows is remembered: neither guess may lose one.
+            rows, unread = self.fetch(subject, keys, budget_bytes=10_000)
+            assert 5 <= len(rows) <= 10
+            assert rows | unread == set(keys)
+            assert not rows & unread
+
+    def test_one_row_is_read_even_if_it_alone_exceeds_the_budget(self, subject: Subject) -> None:
+        subject.put(*(Row(key, 0, 1, 0, payload=b"x" * 5000) for key in (1, 2)))
+        rows, unread = self.fetch(subject, {1: 1, 2: 1}, budget_bytes=10)
+        assert len(rows) == len(unread) == 1
+
+    def test_all_rows_can_be_had_by_asking_for_the_unread_ones_again(self, subject: Subject) -> None:
+        subject.put(*(Row(key, 0, 1, 0, payload=b"x" * (key * 40)) for key in range(1, 101)))
+        left: set[Key] = set(range(1, 101))
+        seen: set[Key] = set()
+        for _ in range(100):
+            rows, left = self.fetch(subject, dict.fromkeys(left, 1), budget_bytes=8000)
+            assert rows
+            assert not rows & seen
+            seen |= rows
+            if not left:
+                break
+        assert seen == set(range(1, 101))
+
+
+class TestLookup:
+    def test_unacknowledged_rows_are_found_as_they_are(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, priority=4)
+        (claimed,) = claim(subject, 1)
+        subject.acknowledge(2)
+        found = subject.store.lookup(subject.table, [1, 2, 3]).value
+        assert set(found) == {1}
+        entry = found[1]
+        assert (entry.key, entry.epoch, entry.priority, entry.due_ns) == (1, 1, 4, claimed.deadline_ns)
+
+    def test_a_locked_row_is_found_without_waiting(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        with subject.locked(1):
+            assert set(subject.store.lookup(subject.table, [1]).value) == {1}
+
+
+class TestRelease:
+    def release(self, subject: Subject, returns: Sequence[Return]) -> int:
+        return subject.store.release(subject.table, returns).value
+
+    def test_an_unsent_claim_is_as_if_it_had_never_been(self, subject: Subject) -> None:
+        due_ns = subject.now_ns() - 5 * S
+        subject.put(*(Row(key, 0, 3, due_ns - key) for key in range(1, 150)))
+        claims = claim(subject, *range(1, 150), epoch=3)
+        assert self.release(subject, returned(claims, sent=False)) == 149
+        for key in (1, 70, 149):
+            row = subject.row(key)
+            assert row is not None
+            assert (row.epoch, row.time_next_ns) == (3, due_ns - key)
+
+    def test_a_sent_claim_is_due_now_and_counts_as_a_delivery(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        claims = claim(subject, 1)
+        before_ns = subject.now_ns()
+        assert self.release(subject, returned(claims, sent=True)) == 1
+        row = subject.row(1)
+        assert row is not None
+        assert row.epoch == 1
+        assert row.time_next_ns is not None
+        assert before_ns <= row.time_next_ns <= subject.now_ns()
+        assert keys_of(claim(subject, 1, epoch=1)) == {1}
+
+    def test_sent_and_unsent_ones_can_be_mixed(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        one, two = sorted(claim(subject, 1, 2), key=lambda each: each.key)
+        assert self.release(subject, [*returned([one], sent=True), *returned([two], sent=False)]) == 2
+        rows = [subject.row(1), subject.row(2)]
+        assert [row and row.epoch for row in rows] == [1, 0]
+
+    def test_an_acknowledged_message_is_not_given_back(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        claims = claim(subject, 1, 2)
+        subject.acknowledge(1)
+        assert self.release(subject, returned(claims, sent=True)) == 1
+        row = subject.row(1)
+        assert row is not None
+        assert row.time_acked_ns is not None
+        assert row.time_next_ns is None
+
+    def test_a_message_that_was_claimed_anew_is_not_given_back(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        first = claim(subject, 1, wait_ns=20_000_000)
+        subject.wait_until(first[0].deadline_ns)
+        (second,) = claim(subject, 1, epoch=1)
+        assert self.release(subject, returned(first, sent=True)) == 0
+        row = subject.row(1)
+        assert row is not None
+        assert (row.epoch, row.time_next_ns) == (2, second.deadline_ns)
+
+    def test_a_message_that_was_rescheduled_is_not_given_back(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        (claimed,) = claim(subject, 1)
+        stale = Return(1, claimed.epoch, claimed.deadline_ns - 1, claimed.due_ns, sent=True)
+        assert self.release(subject, [stale]) == 0
+
+    def test_nothing_to_give_back_is_no_error(self, subject: Subject) -> None:
+        assert self.release(subject, []) == 0
+
+
+class TestPurge:
+    def test_old_acknowledged_rows_go_and_all_else_stays(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(
+            Row(1, 0, 1, None, now_ns - 3 * HOUR),
+            Row(2, 0, 1, None, now_ns - HOUR),
+            Row(3, 0, 1, now_ns - 3 * HOUR),
+            Row(4, 0, 1, None, None),
+        )
+        assert subject.store.purge(subject.table, 2 * HOUR, 100).value == 1
+        assert [key for key in (1, 2, 3, 4) if subject.row(key)] == [2, 3, 4]
+
+    def test_the_oldest_go_first_and_no_more_than_asked(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, 0, 1, None, now_ns - key * HOUR) for key in range(1, 8)))
+        assert subject.store.purge(subject.table, 0, 3).value == 3
+        assert [key for key in range(1, 8) if subject.row(key)] == [1, 2, 3, 4]
+
+    def test_an_age_beyond_1970_purges_nothing(self, subject: Subject) -> None:
+        subject.put(Row(1, 0, 1, None, subject.now_ns() - HOUR))
+        assert subject.store.purge(subject.table, 100 * 365 * 24 * HOUR, 10).value == 0
+
+
+class TestCatalog:
+    def test_a_marked_table_is_discovered_and_described(self, subject: Subject) -> None:
+        assert subject.table.id in subject.store.discover().value
+        assert subject.store.describe(subject.table.id).value == subject.table
+
+    def test_an_absent_table_is_no_queue(self, subject: Subject) -> None:
+        assert subject.store.describe(TableId(subject.table.id.db, "absent")).value is None
+
+
+class TestClock:
+    def test_every_answer_carries_the_servers_time(self, subject: Subject) -> None:
+        store, table = subject.store, subject.table
+        put_due(subject, 1)
+        answers = [
+            store.discover(),
+            store.describe(table.id),
+            store.scan(table, 10),
+            store.claim(table, []),
+            store.fetch(table, TEXT, {1: 0}, 1000),
+            store.lookup(table, [1]),
+            store.release(table, []),
+            store.purge(table, 0, 1),
+        ]
+        times = [each.now_ns for each in answers]
+        assert times == sorted(times)
+        assert 1_700_000_000 * S < times[0] <= times[-1] <= subject.now_ns()
+
+
+class TestClosing:
+    def test_a_closed_store_answers_with_an_error(self, subject: Subject) -> None:
+        subject.store.close()
+        with pytest.raises(StoreError, match="closed"):
+            subject.store.scan(subject.table, 1)

@@ -1,0 +1,222 @@
+"""Which tables can be queues, by which indexes they are reached, and what is said about the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.catalog import Column, Index, IndexColumn, TableFacts, judge
+from engine.model import BrokenTable, IdKind, QueueTable, TableId
+from tests.support.stores import COMMENT
+
+
+def column(name: str, data_type: str = "bigint", *, nullable: bool = False, length: int = 0, extra: str = "") -> Column:
+    return Column(name, data_type, nullable, length, extra)
+
+
+def index(name: str, *columns: str, unique: bool = False) -> Index:
+    """`-name` descends, `name(` is a prefix."""
+    parts = tuple(IndexColumn(each.strip("-("), each.startswith("-"), not each.endswith("(")) for each in columns)
+    return Index(name, unique, parts)
+
+
+PRIMARY = index("PRIMARY", "id", unique=True)
+NEXT_UP = index("next_up", "time_acked", "priority", "time_next")
+COLUMNS = {
+    each.name: each
+    for each in (
+        column("id"),
+        column("priority", "int"),
+        column("epoch"),
+        column("time_next", nullable=True),
+        column("time_acked", nullable=True),
+        column("body", "varchar", nullable=True),
+    )
+}
+
+
+def facts(
+    *changed: Column,
+    without: Sequence[str] = (),
+    indexes: Sequence[Index] = (PRIMARY, NEXT_UP),
+    comment: str = COMMENT,
+    engine: str = "InnoDB",
+) -> TableFacts:
+    """A good table, with these columns changed or added."""
+    columns = {**COLUMNS, **{each.name: each for each in changed}}
+    kept = [each for name, each in columns.items() if name not in without]
+    return TableFacts(TableId("shop", "mail"), comment, engine, kept, indexes)
+
+
+def queue(found: TableFacts) -> QueueTable:
+    judged = judge(found)
+    assert isinstance(judged, QueueTable), judged
+    return judged
+
+
+def problems(found: TableFacts) -> tuple[str, ...]:
+    judged = judge(found)
+    assert isinstance(judged, BrokenTable), judged
+    return judged.problems
+
+
+def test_a_table_without_the_word_is_no_queue_whatever_its_columns_are() -> None:
+    assert judge(facts(comment="mail")) is None
+    assert judge(facts(comment="mail", without=list(COLUMNS), engine="MyISAM")) is None
+
+
+def test_a_good_table_is_a_queue() -> None:
+    found = queue(facts())
+    assert (found.id_kind, found.id_index, found.scan_index) == (IdKind.INTEGER, "PRIMARY", "next_up")
+    assert (found.scan_descending, found.scan_ties_by_id, found.advice) == (False, True, ())
+    assert found.columns == ("id", "priority", "epoch", "time_next", "time_acked", "body")
+
+
+@pytest.mark.parametrize(
+    ("data_type", "kind"),
+    [
+        ("tinyint", IdKind.INTEGER),
+        ("bigint", IdKind.INTEGER),
+        ("bit", IdKind.INTEGER),
+        ("year", IdKind.INTEGER),
+        ("decimal", IdKind.DECIMAL),
+        ("double", IdKind.FLOAT),
+        ("varchar", IdKind.TEXT),
+        ("varbinary", IdKind.BINARY),
+        ("timestamp", IdKind.TIMESTAMP),
+        ("datetime", IdKind.OTHER),
+        ("uuid", IdKind.OTHER),
+        ("enum", IdKind.OTHER),
+    ],
+)
+def test_an_id_can_be_of_any_type(data_type: str, kind: IdKind) -> None:
+    assert queue(facts(column("id", data_type))).id_kind is kind
+
+
+def test_the_length_of_a_char_id_is_known_as_it_may_be_padded() -> None:
+    assert queue(facts(column("id", "char", length=36))).id_pad_chars == 36
+    assert queue(facts(column("id", "varchar", length=36))).id_pad_chars == 0
+
+
+class TestDefaultColumns:
+    def test_all_but_the_queues_own_and_the_invisible_ones(self) -> None:
+        found = queue(facts(column("Tenant"), column("secret", extra="INVISIBLE")))
+        assert found.default_columns == ("id", "body", "Tenant")
+        assert "secret" in found.columns
+
+    def test_vt_message_cols_decides_in_its_own_order_and_the_tables_spelling(self) -> None:
+        found = queue(facts(column("Tenant"), comment=COMMENT + ",vt_message_cols=tenant|epoch|ID"))
+        assert found.default_columns == ("Tenant", "epoch", "id")
+
+    def test_an_unknown_one_there_is_a_problem(self) -> None:
+        (problem,) = problems(facts(comment=COMMENT + ",vt_message_cols=id|nobody"))
+        assert problem == "vt_message_cols names the column 'nobody', which the table does not have"
+
+
+class TestProblems:
+    def test_all_of_them_are_reported_at_once(self) -> None:
+        found = facts(
+            column("epoch", "int"), without=["id", "time_acked"], indexes=[], comment="vitess_message", engine="MyISAM"
+        )
+        text = str(judge(found))
+        assert text.startswith("shop.mail cannot be used as a queue: vt_ack_wait is missing")
+        for part in ("vt_cache_size is missing", "MyISAM", "column id is", "column time_acked is", "epoch is INT"):
+            assert part in text
+
+    @pytest.mark.parametrize("name", ["id", "priority", "epoch", "time_next", "time_acked"])
+    def test_a_missing_column_is_named_with_its_type(self, name: str) -> None:
+        (problem,) = problems(facts(without=[name]))
+        assert problem.startswith(f"column {name} is missing: ")
+
+    @pytest.mark.parametrize(
+        ("changed", "part"),
+        [
+            (column("priority", "varchar"), "column priority is VARCHAR and has to be an integer"),
+            (column("epoch", "int"), "column epoch is INT and has to be BIGINT"),
+            (column("time_next", "datetime", nullable=True), "column time_next is DATETIME and has to be BIGINT"),
+            (column("time_acked"), "column time_acked is NOT NULL"),
+            (column("time_next"), "column time_next is NOT NULL"),
+            (column("epoch", extra="STORED GENERATED"), "column epoch is generated"),
+            (column("id", nullable=True), "column id may be NULL"),
+        ],
+    )
+    def test_a_column_that_does_not_fit_is_told_with_what_would(self, changed: Column, part: str) -> None:
+        (problem,) = problems(facts(changed))
+        assert problem.startswith(part)
+
+    def test_a_default_that_is_an_expression_is_no_generated_column(self) -> None:
+        assert queue(facts(column("time_next", nullable=True, extra="DEFAULT_GENERATED"))).advice == ()
+
+    @pytest.mark.parametrize(
+        "indexes",
+        [
+            [NEXT_UP],
+            [index("id", "id"), NEXT_UP],
+            [index("PRIMARY", "tenant", "id", unique=True)],
+            [index("PRIMARY", "id", "tenant", unique=True)],
+            [index("id", "id(", unique=True)],
+        ],
+    )
+    def test_an_id_needs_a_unique_index_of_its_own(self, indexes: list[Index]) -> None:
+        (problem,) = problems(facts(indexes=indexes))
+        assert problem.startswith("id is not unique: make it the primary key")
+
+    @pytest.mark.parametrize("engine", ["MyISAM", "MEMORY", ""])
+    def test_only_innodb_will_do(self, engine: str) -> None:
+        (problem,) = problems(facts(engine=engine))
+        assert "only InnoDB" in problem
+
+
+class TestIndexes:
+    def test_a_unique_index_on_id_will_do_when_it_is_not_the_primary_key(self) -> None:
+        composite = index("PRIMARY", "tenant", "id", unique=True)
+        found = queue(facts(indexes=[composite, index("by_id", "id", unique=True), NEXT_UP]))
+        assert (found.id_index, found.scan_ties_by_id) == ("by_id", False)
+
+    def test_names_are_compared_without_regard_to_case(self) -> None:
+        found = queue(
+            facts(indexes=[index("PRIMARY", "ID", unique=True), index("n", "TIME_ACKED", "Priority", "time_Next")])
+        )
+        assert (found.id_index, found.scan_index) == ("PRIMARY", "n")
+
+    def test_the_scan_index_may_descend_in_time_as_vitess_has_it(self) -> None:
+        found = queue(facts(indexes=[PRIMARY, index("poller_idx", "time_acked", "priority", "-time_next")]))
+        assert (found.scan_index, found.scan_descending, found.scan_ties_by_id) == ("poller_idx", True, True)
+
+    def test_further_columns_in_it_are_fine_but_decide_the_order_of_ties(self) -> None:
+        found = queue(facts(indexes=[PRIMARY, index("n", "time_acked", "priority", "time_next", "tenant")]))
+        assert (found.scan_index, found.scan_ties_by_id) == ("n", False)
+        found = queue(facts(indexes=[PRIMARY, index("n", "time_acked", "priority", "time_next", "id")]))
+        assert found.scan_ties_by_id
+
+    def test_a_primary_key_that_descends_puts_ties_the_other_way_round(self) -> None:
+        assert not queue(facts(indexes=[index("PRIMARY", "-id", unique=True), NEXT_UP])).scan_ties_by_id
+
+    def test_of_several_scan_indexes_the_plainest_is_taken(self) -> None:
+        several = [
+            PRIMARY,
+            index("a", "time_acked", "priority", "time_next", "tenant"),
+            index("b", "time_acked", "priority", "-time_next"),
+            replace(NEXT_UP, name="c"),
+        ]
+        assert queue(facts(indexes=several)).scan_index == "c"
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            index("n", "time_acked", "time_next", "priority"),
+            index("n", "time_acked", "priority"),
+            index("n", "priority", "time_next"),
+        ],
+    )
+    def test_without_one_the_table_works_and_the_statement_to_make_one_is_advised(self, other: Index) -> None:
+        found = queue(facts(indexes=[PRIMARY, other]))
+        assert found.scan_index is None
+        (advice,) = found.advice
+        assert advice.endswith("ALTER TABLE shop.mail ADD INDEX (time_acked, priority, time_next)")
+
+    def test_a_priority_that_may_be_null_is_advised_against(self) -> None:
+        (advice,) = queue(facts(column("priority", "int", nullable=True))).advice
+        assert advice.startswith("priority may be NULL")

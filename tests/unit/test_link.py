@@ -1,0 +1,109 @@
+"""Replies are read as the server sends them, whatever pieces they arrive in."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.link import BackendAddress, Link
+from engine.store import StoreError
+
+EOF = b"\xfe\x00\x00\x02\x00"
+MORE = b"\xfe\x00\x00\x0a\x00"
+OK = b"\x00\x07\x00\x02\x00\x00\x00"
+ERROR = b"\xff\x7a\x04#42S02Table 'a.b' doesn't exist"
+LARGEST = 0xFFFFFF
+
+
+class Pieces(io.BytesIO):
+    """A stream that gives at most `size` bytes at a time."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        super().__init__(data)
+        self.size = size
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        return super().read1(min(size or self.size, self.size))
+
+
+def packets(*payloads: bytes) -> bytes:
+    """The payloads framed, large ones in several packets."""
+    framed = bytearray()
+    for payload in payloads:
+        for start in range(0, len(payload) + 1, LARGEST):
+            part = payload[start : start + LARGEST]
+            framed += len(part).to_bytes(3, "little") + b"\x00" + part
+    return bytes(framed)
+
+
+def reading(data: bytes, size: int = 1 << 20) -> Link:
+    """A link that reads this and then the end of the stream."""
+    link = Link.__new__(Link)
+    link.broken = False
+    link._buffer, link._at = b"", 0
+    link._connection = SimpleNamespace(_rfile=Pieces(data, size))
+    return link
+
+
+def rows_reply(*rows: bytes, end: bytes = EOF) -> list[bytes]:
+    return [b"\x01", b"column definition", EOF, *rows, end]
+
+
+@given(rows=st.lists(st.binary(min_size=1, max_size=300), max_size=20), size=st.integers(1, 50))
+def test_rows_come_whole_however_the_stream_is_cut(rows: list[bytes], size: int) -> None:
+    rows = [b"\x05" + row for row in rows]
+    link = reading(packets(*rows_reply(*rows, end=MORE), OK), size)
+    assert link.result().rows == rows
+    assert link.result().affected == 7
+
+
+@pytest.mark.parametrize("size", [LARGEST - 1, LARGEST, LARGEST + 1, 2 * LARGEST])
+def test_a_row_larger_than_a_packet_is_put_together(size: int) -> None:
+    row = b"\xfe" + bytes(size - 1)
+    link = reading(packets(*rows_reply(row, b"\x01x")))
+    assert link.result().rows == [row, b"\x01x"]
+
+
+def test_rows_can_be_handed_out_without_being_held() -> None:
+    seen: list[bytes] = []
+    assert reading(packets(*rows_reply(b"\x01a", b"\x01b"))).result(seen.append).rows == []
+    assert seen == [b"\x01a", b"\x01b"]
+
+
+@pytest.mark.parametrize("reply", [[ERROR], rows_reply(b"\x01a", end=ERROR)])
+def test_an_error_of_the_server_leaves_the_connection_usable(reply: list[bytes]) -> None:
+    link = reading(packets(*reply))
+    with pytest.raises(StoreError, match=r"^Table 'a.b' doesn't exist \(1146\)$") as caught:
+        link.result()
+    assert (caught.value.code, caught.value.lasting, link.broken) == (1146, True, False)
+
+
+def test_a_reply_that_ends_too_early_breaks_the_connection() -> None:
+    link = reading(packets(*rows_reply(b"\x01a"))[:-3])
+    with pytest.raises(StoreError, match="closed the connection") as caught:
+        link.result()
+    assert (caught.value.code, caught.value.lasting, link.broken) == (2013, False, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "unix_socket", "local"),
+    [
+        ("127.0.0.1", None, True),
+        ("::1", None, True),
+        ("localhost", None, True),
+        ("db.example.com", None, False),
+        ("10.0.0.7", None, False),
+        ("db.example.com", "/run/mysqld.sock", True),
+    ],
+)
+def test_what_is_on_this_machine_is_known(host: str, unix_socket: str | None, *, local: bool) -> None:
+    assert BackendAddress(host, 3306, "root", unix_socket=unix_socket).local is local
+
+
+def test_no_text_of_an_address_shows_the_password() -> None:
+    address = BackendAddress("db", 3306, "root", "secret")
+    assert "secret" not in f"{address} {address!r}"
