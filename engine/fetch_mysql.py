@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pymysql.constants import COMMAND
 
 from engine.catalog_mysql import now_ns
-from engine.link import Link, SessionContext
+from engine.link import Link, Result, SessionContext
 from engine.model import FetchResult, Key, QueueTable, RowFormat
 from engine.queries import TableStatements, quoted, statement
 from engine.rawrows import split_binary_row, split_text_row
@@ -41,14 +41,16 @@ class Fetch:
 
     def run(self, link: Link) -> Timed[FetchResult]:
         """Read slices until all keys were asked for or the budget is used up."""
-        (now,) = link.run([statement("now")], self.context)
+        now = None
         left = list(self._keys)
         while left and not self._spent:
             count = max(1, (self._budget_bytes - self._bytes) // max(1, self.row_bytes))
             part, left = left[:count], left[count:]
-            self._read(link, part)
+            now = self._read(link, part)
             if self._rows:
                 self.row_bytes = self._bytes // len(self._rows)
+        if now is None:
+            (now,) = link.run([statement("now")])
         return Timed(FetchResult(self._rows, frozenset([*self._unread, *left])), now_ns(now))
 
     @property
@@ -60,21 +62,22 @@ class Fetch:
         """Whether another row is not likely to fit."""
         return bool(self._rows) and self._bytes + self.row_bytes > self._budget_bytes
 
-    def _read(self, link: Link, keys: Sequence[Key]) -> None:
+    def _read(self, link: Link, keys: Sequence[Key]) -> Result:
         text = self._sql(
             "fetch",
             ids=self._sql.ids(map(self._padded, keys)),
             columns=", ".join(map(quoted, self._columns)),
         )
         if not self._binary:
-            link.send(COMMAND.COM_QUERY, text.encode())
-            link.result(self._keep)
-            return
+            now, _ = link.run([statement("now"), text], self.context, self._keep)
+            return now
+        (now,) = link.run([statement("now")], self.context)
         link.send(COMMAND.COM_STMT_PREPARE, text.encode())
         statement_id = link.prepared()
         link.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
         link.result(self._keep)
         link.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
+        return now
 
     def _keep(self, packet: bytes) -> None:
         tag, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)

@@ -125,14 +125,22 @@ class Link:
             self.close()
             raise
 
-    def run(self, statements: Sequence[str], context: SessionContext = OWN_CONTEXT) -> list[Result]:
-        """Send statements in one packet and read the answer of each. The first that fails ends them: StoreError."""
+    def run(
+        self,
+        statements: Sequence[str],
+        context: SessionContext = OWN_CONTEXT,
+        keep_last: Callable[[bytes], None] | None = None,
+    ) -> list[Result]:
+        """Send statements in one packet and read the answer of each. The first that fails ends them: StoreError.
+
+        The rows of the last one go to `keep_last` one by one, if there is one, and are not held.
+        """
         entering = [] if context == self.context else [_context_statement(context)]
         self.send(COMMAND.COM_QUERY, ";\n".join([*entering, *statements]).encode())
         for _ in entering:
             self.result()
             self.context = context
-        return [self.result() for _ in statements]
+        return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
 
     def send(self, command: int, payload: bytes) -> None:
         """Send one command, whose reply is then owed."""
@@ -140,7 +148,7 @@ class Link:
             self._connection._execute_command(command, payload)  # noqa: SLF001  # see the module's text
 
     def result(self, keep: Callable[[bytes], None] | None = None) -> Result:
-        """The next result, its rows handed to `keep` one by one when there is one, and not held."""
+        """The next result, its rows handed to `keep` one by one, if there is one, and not held."""
         first = self._reply()
         if first[0] == _OK:
             affected, _ = length_encoded(first, 1)

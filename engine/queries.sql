@@ -28,8 +28,8 @@ SET SESSION autocommit = 1,
 SET SESSION character_set_results = $charset, time_zone = $time_zone, sql_mode = $sql_mode
 
 -- name: now
--- The server's clock.
-SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+-- The server's clock, as the same bytes under every character set: MariaDB converts numbers too.
+SELECT CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 AS BINARY)
 
 -- name: scan_first_priority
 -- The most urgent priority that has unacknowledged rows: one index entry.

@@ -1,7 +1,7 @@
 """Packets: taking them apart, putting them together, and peeking at a client's commands.
 
 A packet is three bytes of length, one of sequence number and the payload; a payload of 0xFFFFFF
-bytes or more goes on in the next packet, up to one that is shorter. Three readers of this one rule:
+bytes or more goes on in the next packet, up to one that is shorter. Three things know this rule:
 
 * `Packets` gathers whole payloads. It is for slow paths: logging in, and the answers to the proxy's
   own statements.

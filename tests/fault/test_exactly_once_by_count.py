@@ -9,6 +9,7 @@ import random
 import socket
 import threading
 from collections import Counter
+from typing import Any
 
 import pymysql
 import pytest
@@ -66,7 +67,7 @@ class Worker:
                 self._acknowledge(connection, ids)
         connection.close()
 
-    def _acknowledge(self, connection: pymysql.Connection, ids: list[int]) -> None:
+    def _acknowledge(self, connection: Any, ids: list[int]) -> None:
         for start in range(0, len(ids), 10):
             some = ids[start : start + 10]
             with connection.cursor() as cursor:

@@ -138,7 +138,7 @@ def test_prepared_statements_stream_and_acknowledge_in_the_binary_protocol(proxy
     )
     try:
         cursor = connection.cursor(prepared=True)
-        received = []
+        received: list[object] = []
         for _ in range(2):  # the second execution reuses the statement
             cursor.execute(f"STREAM {columns} FROM {name} LIMIT ? WAIT ?", (1, 5))
             received += cursor.fetchall()

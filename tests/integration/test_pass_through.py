@@ -57,7 +57,7 @@ def test_a_wrong_password_is_the_servers_own_error(proxy, server, flavour) -> No
 
 
 def test_a_refused_client_that_goes_on_is_not_served(proxy, server) -> None:
-    connection = pymysql.connect(host=proxy.host, port=proxy.port, user="nobody", password="x", defer_connect=True)
+    connection: Any = pymysql.connect(host=proxy.host, port=proxy.port, user="nobody", password="x", defer_connect=True)
     with pytest.raises(pymysql.err.OperationalError):
         connection.connect()
     assert connection._sock is None or connection._closed

@@ -183,7 +183,7 @@ class Play(RuleBasedStateMachine):
         """What a vanished client held is anybody's at once, not after its wait."""
         for key in keys:
             row = self.stage.rows[key]
-            assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, f"{key} was not released"
+            assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, f"{key!r} was not released"
 
     def _everything_comes(self) -> None:
         """A last consumer that acknowledges at once gets every message that is left, and then nothing is held."""

@@ -55,7 +55,7 @@ def rows(connection: Connection[Any], statement: str, arguments: Sequence[object
 def run(connection: Connection[Any], statement: str) -> int:
     """Affected rows of a statement."""
     with connection.cursor() as cursor:
-        return cursor.execute(statement)
+        return int(cursor.execute(statement))
 
 
 class Consumer:

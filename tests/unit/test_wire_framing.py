@@ -186,7 +186,8 @@ def test_each_long_command_is_judged_by_its_own_head() -> None:
     framer = CommandFramer(lambda head: head.startswith(b"\x03ACK"))
     assert framer.feed(wanted[:5000]) == []
     assert framer.feed(wanted[5000:]) == [Command(wire.QUERY, wanted, whole=True)]
-    assert framer.feed(other[:5000]) == [Command(wire.QUERY, other[:5000], whole=False)]
+    assert framer.feed(other[:1000]) == []
+    assert framer.feed(other[1000:5000]) == [Command(wire.QUERY, other[:5000], whole=False)]
 
 
 def test_a_command_beyond_what_is_gathered_is_refused_at_once() -> None:

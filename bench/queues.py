@@ -1,0 +1,143 @@
+"""The queue as a whole, beside the way people do it without: one run, one machine, one server.
+
+*Drain*: workers take messages and acknowledge them, until a backlog is gone: 4 workers that long-poll the proxy, against 4
+that each take one message a transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server (a commit to take,
+a commit to finish, as a worker must that can die in between).
+
+*Latency*: from the moment before an INSERT to its message in a waiting consumer's hand, with the time of the INSERT
+alone beside it: what is above it is the queue's.
+
+`make bench` runs it; trust the ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pymysql
+from pymysql.cursors import SSCursor
+
+from demo.ackstream import DIRECTIVES, ackstream
+
+MESSAGES = 20_000
+MESSAGES_ONE_BY_ONE = 2_000
+WORKERS = 4
+BATCH = 200
+SAMPLES = 500
+PAYLOAD = "x" * 120
+
+CREATE = f"""
+CREATE TABLE m (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, priority INT NOT NULL DEFAULT 0,
+  epoch BIGINT NOT NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT DEFAULT NULL,
+  payload VARCHAR(200), sent DOUBLE, KEY next_idx (time_acked, priority, time_next))
+COMMENT 'vitess_message,{DIRECTIVES}'
+"""
+
+
+def connect(port: int) -> Any:
+    return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True, database="bench")
+
+
+def fill(connection: Any, count: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM m")
+        for _ in range(0, count, 1_000):
+            cursor.executemany("INSERT INTO m (payload) VALUES (%s)", [(PAYLOAD,)] * 1_000)
+
+
+def poll(port: int) -> None:
+    """A worker of ours."""
+    connection = connect(port)
+    with connection.cursor() as cursor:
+        while cursor.execute(f"STREAM id, payload FROM m LIMIT {BATCH} WAIT 0.2"):
+            ids = ", ".join(str(row[0]) for row in cursor.fetchall())
+            cursor.execute(f"ACK FROM m WHERE id IN ({ids})")
+
+
+def take_one_by_one(port: int) -> None:
+    """A worker without us."""
+    connection = connect(port)
+    connection.autocommit(False)
+    with connection.cursor() as cursor:
+        while True:
+            cursor.execute(
+                "SELECT id, payload FROM m WHERE time_acked IS NULL AND priority = 0 AND time_next = 0"
+                " ORDER BY time_next LIMIT 1 FOR UPDATE SKIP LOCKED"
+            )
+            row = cursor.fetchone()
+            if row is None:
+                return
+            cursor.execute("UPDATE m SET time_next = 1, epoch = epoch + 1 WHERE id = %s", (row[0],))
+            connection.commit()
+            cursor.execute("UPDATE m SET time_next = NULL, time_acked = 1 WHERE id = %s", (row[0],))
+            connection.commit()
+
+
+def rate(worker: Callable[[int], None], port: int, messages: int) -> float:
+    """Messages a second, over all workers."""
+    threads = [threading.Thread(target=worker, args=(port,)) for _ in range(WORKERS)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return messages / (time.monotonic() - began)
+
+
+def latencies(port: int) -> tuple[list[float], list[float]]:
+    """Seconds from before the INSERT to the row in hand, and of the INSERT alone."""
+    received: list[float] = []
+    arrived = threading.Semaphore(0)
+    consumer = connect(port)
+
+    def listen() -> None:
+        cursor = SSCursor(consumer)
+        cursor.execute(f"STREAM sent FROM m LIMIT {SAMPLES}")
+        while (row := cursor.fetchone()) is not None:
+            received.append(time.monotonic() - row[0])
+            arrived.release()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    inserts: list[float] = []
+    with connect(port) as producer, producer.cursor() as cursor:
+        for _ in range(SAMPLES):
+            began = time.monotonic()
+            cursor.execute("INSERT INTO m (payload, sent) VALUES ('x', %s)", (began,))
+            inserts.append(time.monotonic() - began)
+            arrived.acquire()
+    listener.join()
+    return received, inserts
+
+
+def percentiles(seconds: list[float]) -> str:
+    cuts = statistics.quantiles(seconds, n=100)
+    return f"p50 {1e3 * cuts[49]:.2f} ms, p99 {1e3 * cuts[98]:.2f} ms"
+
+
+def main() -> None:
+    with ackstream() as running:
+        with pymysql.connect(host="127.0.0.1", port=running.port, user="root") as connection:
+            with connection.cursor() as cursor:
+                cursor.execute("CREATE DATABASE bench")
+                cursor.execute("USE bench")
+                cursor.execute(CREATE)
+        admin = connect(running.port)
+        received, inserts = latencies(running.port)
+        print(f"enqueue to delivery   {percentiles(received)}")
+        print(f"the INSERT alone      {percentiles(inserts)}")
+        fill(admin, MESSAGES_ONE_BY_ONE)
+        theirs = rate(take_one_by_one, running.server_port, MESSAGES_ONE_BY_ONE)
+        fill(admin, MESSAGES)
+        ours = rate(poll, running.port, MESSAGES)
+        print(f"drain, one by one     {theirs:,.0f} messages/s ({WORKERS} workers, FOR UPDATE SKIP LOCKED, direct)")
+        print(f"drain, STREAM and ACK {ours:,.0f} messages/s ({WORKERS} workers, LIMIT {BATCH}, through the proxy)")
+        print(f"ratio                 {ours / theirs:.1f}")
+
+
+if __name__ == "__main__":
+    main()

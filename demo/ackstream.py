@@ -1,0 +1,40 @@
+"""`ackstream serve` on its embedded default, for as long as a program needs it: in a temporary directory, on free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DIRECTIVES = "vt_ack_wait=30,vt_purge_after=86400,vt_batch_size=100,vt_cache_size=10000,vt_poller_interval=30"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Where the proxy listens, and its server behind it."""
+
+    port: int
+    server_port: int
+
+
+@contextlib.contextmanager
+def ackstream() -> Iterator[Running]:
+    """A running proxy."""
+    with tempfile.TemporaryDirectory(prefix="ackstream-") as directory:
+        command = [sys.executable, "-m", "proxy", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        process = subprocess.Popen(
+            [*command, "--data-dir", directory, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            ready = re.match(r"ackstream ready listen=\S+:(\d+) .* backend=\S+:(\d+)$", process.stdout.readline())
+            if ready is None:
+                sys.exit("ackstream did not start: see above")
+            yield Running(int(ready[1]), int(ready[2]))
+        finally:
+            process.terminate()
+            process.wait()

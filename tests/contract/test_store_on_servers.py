@@ -1,0 +1,535 @@
+"""What only a real server can show: ids and columns of every type, other sessions at the same time, lost links."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from pymysql.constants import COMMAND
+
+from engine.link import BackendAddress
+from engine.model import NS_PER_S, BrokenTable, Key, QueueTable, Return, RowFormat, TableId, Wanted
+from engine.store import StoreError
+from engine.store_mysql import MySQLStore, StoreLimits
+from proxy.embedded import EmbeddedServer
+from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject
+from tests.support.waiting import eventually
+
+S = NS_PER_S
+OWN = "priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT"
+
+
+@contextlib.contextmanager
+def subject_on(
+    server: EmbeddedServer, columns: str = COLUMNS, index: str = SCAN_INDEXES["ascending"]
+) -> Iterator[ServerSubject]:
+    subject = ServerSubject(server, columns=columns, index=index)
+    yield subject
+    subject.close()
+
+
+@pytest.fixture
+def subject(server: EmbeddedServer) -> Iterator[ServerSubject]:
+    with subject_on(server) as made:
+        yield made
+
+
+def insert(subject: ServerSubject, *keys: int, body: str = "x") -> None:
+    subject.execute(
+        f"INSERT INTO messages (id, body) VALUES {', '.join(f'({key}, %s)' for key in keys)}", *[body] * len(keys)
+    )
+
+
+def claim_all(subject: ServerSubject, limit: int = 10_000) -> dict[Key, int]:
+    """Claim whatever is due; key -> epoch."""
+    entries = subject.store.scan(subject.table, limit).value.entries
+    wanted = [Wanted(each.key, each.epoch, 30 * S) for each in entries]
+    return {each.key: each.epoch for each in subject.store.claim(subject.table, wanted).value}
+
+
+@dataclass(frozen=True)
+class IdType:
+    """A type that an id can have, and values of it as SQL."""
+
+    sql: str
+    values: tuple[str, ...]
+    mariadb_only: bool = False
+
+
+ID_TYPES = [
+    IdType("BIGINT UNSIGNED", ("18446744073709551615", "0", "1")),
+    IdType("BIGINT", ("-9223372036854775808", "9223372036854775807")),
+    IdType("TINYINT", ("-128", "7")),
+    IdType("BIT(64)", ("b'101'", "18446744073709551615")),
+    IdType("YEAR", ("2024", "1999")),
+    IdType("DECIMAL(30,10)", ("'12345678901234567890.0123456789'", "-0.5")),
+    IdType("FLOAT", ("0.1", "3.4e38", "-2.5")),
+    IdType("DOUBLE", ("0.1e0 + 0.2e0", "1e300", "-1.5e308")),
+    IdType("VARCHAR(50) CHARACTER SET latin1", ("'café'", "'a''b'", "''")),
+    IdType("VARCHAR(50) CHARACTER SET gbk", ("'中文'", "'a'")),
+    IdType("VARCHAR(50) CHARACTER SET utf16", ("'中文'", "'a'")),
+    IdType("VARCHAR(50) CHARACTER SET utf8mb4", ("'😀'", "'a\\\\'", "'o''clock'")),
+    IdType("CHAR(20) CHARACTER SET utf8mb4", ("'abc'", "'é'")),
+    IdType("CHAR(36) CHARACTER SET ascii", ("'2f1e0c0a-0000-4000-8000-000000000001'",)),
+    IdType("BINARY(16)", ("x'00112233445566778899aabbccddeeff'", "x'00'", "x'27202020'")),
+    IdType("VARBINARY(20)", ("x'00ff20'", "''")),
+    IdType("ENUM('new', 'é') CHARACTER SET utf8mb4", ("'new'", "'é'")),
+    IdType("DATETIME(6)", ("'2024-03-31 02:30:00.000001'", "'2024-01-01'")),
+    IdType("DATE", ("'2024-01-01'", "'2024-02-29'")),
+    IdType("TIME(3)", ("'-838:59:58.999'", "'10:00:00'")),
+    IdType("TIMESTAMP(6)", ("'2024-01-01 10:00:00.5'", "'2024-07-01 01:30:00'")),
+    IdType("UUID", ("'2f1e0c0a-0000-4000-8000-000000000001'",), mariadb_only=True),
+    IdType("INET6", ("'::1'", "'2001:db8::7'"), mariadb_only=True),
+]
+
+FORMATS = [
+    RowFormat(("body",), binary=False),
+    RowFormat(("body",), binary=True),
+    RowFormat(("body",), binary=False, charset="latin1", time_zone="+05:30", pad_char=True),
+    RowFormat(("body",), binary=True, charset="gbk", time_zone="-03:00", pad_char=True),
+    RowFormat(("body",), binary=False, charset=None),
+    RowFormat(("body",), binary=True, charset="utf16"),
+]
+
+
+@pytest.mark.parametrize("id_type", ID_TYPES, ids=lambda each: each.sql)
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdType) -> None:
+    if id_type.mariadb_only and server.flavour != "mariadb":
+        pytest.skip("a type of MariaDB's")
+    columns = f"id {id_type.sql} NOT NULL PRIMARY KEY, {OWN}, body VARCHAR(20) NOT NULL DEFAULT 'hello'"
+    with subject_on(server, columns) as subject:
+        subject.execute("SET time_zone = '+00:00'")
+        subject.execute(f"INSERT INTO messages (id) VALUES {', '.join(f'({each})' for each in id_type.values)}")
+        store, table = subject.store, subject.table
+        claims = claim_all(subject)
+        assert len(claims) == len(id_type.values)
+        for row_format in FORMATS:
+            fetched = store.fetch(table, row_format, claims, 1 << 20).value
+            assert set(fetched.rows) == set(claims), row_format
+            assert len(set(fetched.rows.values())) == 1
+        found = store.lookup(table, list(claims)).value
+        assert {key: entry.epoch for key, entry in found.items()} == claims
+        returns = [Return(key, entry.epoch, entry.due_ns, 5, sent=False) for key, entry in found.items()]
+        assert store.release(table, returns).value == len(claims)
+        assert subject.execute("SELECT DISTINCT epoch, time_next FROM messages") == [(0, 5)]
+        subject.execute("UPDATE messages SET time_acked = 1, time_next = NULL")
+        assert store.purge(table, 0, 100).value == len(claims)
+
+
+COLUMN_TYPES = """
+    c_null INT, c_tiny TINYINT, c_unsigned BIGINT UNSIGNED, c_float FLOAT, c_double DOUBLE, c_decimal DECIMAL(20,5),
+    c_bit BIT(10), c_year YEAR, c_date DATE, c_time TIME(3), c_datetime DATETIME(6), c_stamp TIMESTAMP(3) NULL,
+    c_char CHAR(10) CHARACTER SET utf8mb4, c_latin VARCHAR(20) CHARACTER SET latin1, c_text TEXT CHARACTER SET utf8mb4,
+    c_binary BINARY(4), c_blob BLOB, c_enum ENUM('x', 'ü') CHARACTER SET utf8mb4, c_set SET('a', 'b'), c_json JSON,
+    c_virtual INT AS (c_tiny * 2) VIRTUAL
+"""
+COLUMN_VALUES = """
+    NULL, -7, 18446744073709551615, 0.1, 1e300, -12345.67890, b'1010101010', 2024, '2024-02-29', '-10:00:00.123',
+    '2024-03-31 02:30:00.000001', '2024-01-01 12:00:00.5', 'pad é', 'café', REPEAT('long ü ', 60), x'00ff', x'ff00fe',
+    'ü', 'a,b', '{"a": [1, "é"]}'
+"""
+
+
+def plain_rows(connection: Any, text: str, *, binary: bool) -> list[bytes]:
+    """The row packets that a client gets for a SELECT, read by PyMySQL."""
+    if not binary:
+        connection._execute_command(COMMAND.COM_QUERY, text)
+    else:
+        connection._execute_command(COMMAND.COM_STMT_PREPARE, text)
+        statement_id, columns = struct.unpack_from("<IH", connection._read_packet()._data, 1)
+        for _ in range(columns + 1):
+            connection._read_packet()
+        connection._execute_command(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
+    columns = connection._read_packet()._data[0]
+    for _ in range(columns + 1):
+        connection._read_packet()
+    rows = []
+    while not (packet := connection._read_packet()).is_eof_packet():
+        rows.append(bytes(packet._data))
+    return rows
+
+
+class TestPayloads:
+    names = re.findall(r"\bc_\w+(?= [A-Z])", COLUMN_TYPES)
+
+    @pytest.mark.parametrize("row_format", FORMATS, ids=str)
+    @pytest.mark.filterwarnings("ignore:.*deprecated")
+    def test_they_are_the_bytes_of_a_plain_select(self, server: EmbeddedServer, row_format: RowFormat) -> None:
+        columns = f"id BIGINT NOT NULL PRIMARY KEY, {OWN}, {COLUMN_TYPES}"
+        listed = ", ".join(self.names)
+        with subject_on(server, columns) as subject:
+            subject.execute("SET NAMES utf8mb4")
+            subject.execute(
+                f"INSERT INTO messages (id, {', '.join(self.names[:-1])}) VALUES (1, {COLUMN_VALUES}),"
+                f" (2, {', '.join(['NULL'] * (len(self.names) - 1))})"
+            )
+            claims = claim_all(subject)
+            with subject.connect() as client, client.cursor() as cursor:
+                cursor.execute(
+                    "SET character_set_results = %s, time_zone = %s", [row_format.charset, row_format.time_zone]
+                )
+                if row_format.pad_char:
+                    cursor.execute("SET sql_mode = 'PAD_CHAR_TO_FULL_LENGTH'")
+                text = f"SELECT {listed} FROM messages ORDER BY id"
+                expected = plain_rows(client, text, binary=row_format.binary)
+            row_format = replace(row_format, columns=tuple(self.names))
+            rows = subject.store.fetch(subject.table, row_format, claims, 1 << 20).value.rows
+            assert [rows[1], rows[2]] == expected
+
+    @pytest.mark.parametrize("count", [5, 6, 7, 13, 14, 15])
+    def test_the_bitmap_of_nulls_is_right_at_every_width(self, server: EmbeddedServer, count: int) -> None:
+        names = [f"c{number}" for number in range(count)]
+        columns = f"id BIGINT NOT NULL PRIMARY KEY, {OWN}, {', '.join(f'{name} INT' for name in names)}"
+        with subject_on(server, columns) as subject:
+            for key in range(count):
+                subject.execute(f"INSERT INTO messages (id, {names[key]}) VALUES ({key}, 7)")
+            claims = claim_all(subject)
+            with subject.connect() as client:
+                expected = plain_rows(client, f"SELECT {', '.join(names)} FROM messages ORDER BY id", binary=True)
+            row_format = RowFormat(tuple(names), binary=True)
+            rows = subject.store.fetch(subject.table, row_format, claims, 1 << 20).value.rows
+            assert [rows[key] for key in range(count)] == expected
+
+    def test_a_context_does_not_outlive_its_fetch(self, subject: ServerSubject) -> None:
+        insert(subject, 1, body="é")
+        claims = claim_all(subject)
+        latin = RowFormat(("body",), binary=False, charset="latin1")
+        for row_format, expected in ((latin, b"\x01\xe9"), (replace(latin, charset="utf8mb4"), b"\x02\xc3\xa9")) * 2:
+            assert subject.store.fetch(subject.table, row_format, claims, 1000).value.rows == {1: expected}
+
+    def test_an_unknown_time_zone_is_an_error_and_harms_nobody_else(self, subject: ServerSubject) -> None:
+        insert(subject, 1)
+        claims = claim_all(subject)
+        with pytest.raises(StoreError, match="time zone") as caught:
+            subject.store.fetch(subject.table, RowFormat(("body",), binary=False, time_zone="Mars/Base"), claims, 1000)
+        assert caught.value.code == 1298
+        good = RowFormat(("body",), binary=False)
+        assert subject.store.fetch(subject.table, good, claims, 1000).value.rows == {1: b"\x01x"}
+
+    def test_a_column_that_is_gone_is_a_lasting_error(self, subject: ServerSubject) -> None:
+        insert(subject, 1)
+        claims = claim_all(subject)
+        for binary in (False, True):
+            with pytest.raises(StoreError) as caught:
+                subject.store.fetch(subject.table, RowFormat(("gone",), binary=binary), claims, 1000)
+            assert (caught.value.code, caught.value.lasting) == (1054, True)
+
+
+class TestOthersAtTheSameTime:
+    def test_many_claimers_never_get_the_same_delivery(self, subject: ServerSubject) -> None:
+        keys = range(1, 401)
+        insert(subject, *keys)
+        start = threading.Barrier(4)
+
+        def claim(turn: int) -> list[Key]:
+            start.wait()
+            got: list[Key] = []
+            for first in range(1, 401, 50):
+                part = range(first, first + 50)
+                ordered = part if turn % 2 else reversed(part)
+                wanted = [Wanted(key, 0, 30 * S) for key in ordered]
+                got += [each.key for each in subject.store.claim(subject.table, wanted).value]
+            return got
+
+        with ThreadPoolExecutor(4) as threads:
+            claims = [key for got in threads.map(claim, range(4)) for key in got]
+        assert len(claims) == len(set(claims))
+        missed = set(keys) - set(claims)
+        # Two that meet may both skip a row; it is still there, untouched.
+        assert set(claim_all(subject)) == missed
+        assert subject.execute("SELECT DISTINCT epoch FROM messages") == [(1,)]
+
+    def test_claims_and_acknowledgements_that_cross_do_not_fail(self, subject: ServerSubject) -> None:
+        keys = range(1, 301)
+        insert(subject, *keys)
+        claimed = threading.Semaphore(0)
+
+        def acknowledge() -> None:
+            with subject.connect() as consumer, consumer.cursor() as cursor:
+                for first in range(1, 301, 20):
+                    claimed.acquire()
+                    part = list(range(first, first + 20))[::-1]
+                    cursor.execute("UPDATE messages SET time_acked = 1, time_next = NULL WHERE id IN %s", [part])
+
+        with ThreadPoolExecutor(1) as threads:
+            done = threads.submit(acknowledge)
+            for first in range(1, 301, 20):
+                subject.store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in range(first, first + 20)])
+                claimed.release()
+                subject.store.scan(subject.table, 1000)
+            done.result()
+        assert subject.execute("SELECT COUNT(*) FROM messages WHERE time_acked = 1") == [(300,)]
+
+    def test_a_release_waits_a_little_for_a_row_that_is_locked(self, subject: ServerSubject) -> None:
+        insert(subject, 1, 2)
+        claims = subject.store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in (1, 2)]).value
+        returns = [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent=False) for each in claims]
+        with ThreadPoolExecutor(1) as threads:
+            with subject.locked(1):
+                released = threads.submit(subject.store.release, subject.table, returns)
+                eventually(
+                    lambda: subject.row(2) and subject.execute("SELECT epoch FROM messages WHERE id = 2")[0] == (0,)
+                )
+            assert released.result().value == 2
+
+    def test_a_row_that_stays_locked_is_not_given_back_and_the_others_are(self, subject: ServerSubject) -> None:
+        store = MySQLStore(
+            BackendAddress(subject.server.host, subject.server.port, "root"), StoreLimits(release_pauses_s=(0.001,))
+        )
+        insert(subject, 1, 2)
+        claims = store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in (1, 2)]).value
+        returns = [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent=False) for each in claims]
+        with subject.locked(1):
+            assert store.release(subject.table, returns).value == 1
+        store.close()
+
+    def test_purging_a_small_table_is_not_stopped_by_a_row_that_somebody_works_on(self, subject: ServerSubject) -> None:
+        insert(subject, *range(1, 6))
+        subject.acknowledge(1, 3, 5)
+        with subject.locked(2, 4):
+            assert subject.store.purge(subject.table, 0, 100).value == 3
+        assert subject.execute("SELECT id FROM messages ORDER BY id") == [(2,), (4,)]
+
+    def test_a_locked_acknowledged_row_is_purged_later(self, subject: ServerSubject) -> None:
+        insert(subject, 1, 2)
+        subject.acknowledge(1, 2)
+        with subject.locked(1):
+            assert subject.store.purge(subject.table, 0, 100).value == 1
+        assert subject.store.purge(subject.table, 0, 100).value == 1
+
+    def test_rows_changed_by_hand_are_claimed_as_they_now_are(self, server: EmbeddedServer) -> None:
+        nullable = COLUMNS.replace("priority INT NOT NULL DEFAULT 0", "priority INT").replace(
+            "epoch BIGINT NOT NULL", "epoch BIGINT"
+        )
+        with subject_on(server, nullable) as subject:
+            subject.execute("INSERT INTO messages (id, priority, epoch) VALUES (1, NULL, NULL), (2, -5, 0)")
+            entries = subject.store.scan(subject.table, 10).value.entries
+            assert [(each.key, each.epoch) for each in entries] == [(1, 0), (2, 0)]
+            assert claim_all(subject) == {1: 1, 2: 1}
+
+
+class TestLargeStatements:
+    def test_more_keys_than_a_server_likes_in_one_list(self, subject: ServerSubject) -> None:
+        insert(subject, *range(1, 3001))
+        claims = claim_all(subject)
+        assert len(claims) == 3000
+        found = subject.store.lookup(subject.table, list(claims)).value
+        assert {key: entry.epoch for key, entry in found.items()} == claims
+        rows = subject.store.fetch(subject.table, RowFormat(("id",), binary=False), claims, 1 << 20).value.rows
+        assert len(rows) == 3000
+
+
+class TestConnections:
+    @pytest.fixture
+    def stores(self, subject: ServerSubject) -> Iterator[Callable[..., MySQLStore]]:
+        made: list[MySQLStore] = []
+
+        def make(**limits: Any) -> MySQLStore:
+            address = BackendAddress(subject.server.host, subject.server.port, "worker", "secret")
+            made.append(MySQLStore(address, StoreLimits(**limits)))
+            return made[-1]
+
+        user = "'worker'@'%'"
+        subject.execute(f"CREATE USER {user} IDENTIFIED BY 'secret'")
+        subject.execute(f"GRANT ALL ON {subject.database}.* TO {user}")
+        yield make
+        for each in made:
+            each.close()
+        subject.execute(f"DROP USER {user}")
+
+    def sessions(self, subject: ServerSubject, state: str = "%") -> list[int]:
+        found = subject.execute(
+            "SELECT id FROM information_schema.processlist WHERE user = 'worker' AND COALESCE(state, '') LIKE %s", state
+        )
+        return [connection_id for (connection_id,) in found]
+
+    def test_one_after_the_other_uses_one_connection(
+        self, subject: ServerSubject, stores: Callable[..., MySQLStore]
+    ) -> None:
+        store = stores()
+        for _ in range(5):
+            store.scan(subject.table, 10)
+        assert len(self.sessions(subject)) == 1
+
+    def test_a_connection_that_was_ended_while_idle_is_replaced_unnoticed(
+        self, subject: ServerSubject, stores: Callable[..., MySQLStore]
+    ) -> None:
+        store = stores()
+        store.scan(subject.table, 10)
+        (idle,) = self.sessions(subject)
+        subject.execute(f"KILL {idle}")
+        eventually(lambda: not self.sessions(subject))
+        store.scan(subject.table, 10)
+
+    def test_a_connection_lost_in_a_statement_is_an_error_and_then_replaced(
+        self, subject: ServerSubject, stores: Callable[..., MySQLStore]
+    ) -> None:
+        store = stores()
+        with ThreadPoolExecutor(1) as threads:
+            subject.execute("LOCK TABLES messages WRITE")
+            scan = threads.submit(store.scan, subject.table, 10)
+            (waiting,) = eventually(lambda: self.sessions(subject, "Waiting for table%"))
+            subject.execute(f"KILL {waiting}")
+            with pytest.raises(StoreError) as caught:
+                scan.result()
+            subject.execute("UNLOCK TABLES")
+        assert caught.value.code in {1317, 2013, 1053, 1927}
+        assert not caught.value.lasting
+        assert store.scan(subject.table, 10).value.entries == ()
+
+    def test_a_table_that_is_being_altered_is_an_error_soon(
+        self, subject: ServerSubject, stores: Callable[..., MySQLStore]
+    ) -> None:
+        store = stores()
+        subject.execute("LOCK TABLES messages WRITE")
+        with pytest.raises(StoreError) as caught:
+            store.scan(subject.table, 10)
+        subject.execute("UNLOCK TABLES")
+        assert (caught.value.code, caught.value.lasting) == (1205, False)
+
+    def test_there_are_never_more_connections_than_allowed(
+        self, subject: ServerSubject, stores: Callable[..., MySQLStore]
+    ) -> None:
+        store = stores(connections=2)
+        with ThreadPoolExecutor(6) as threads:
+            scans = [threads.submit(store.scan, subject.table, 10) for _ in range(60)]
+            assert all(each.result().value.entries == () for each in scans)
+        assert 1 <= len(self.sessions(subject)) <= 2
+
+    def test_closing_ends_those_who_wait_for_the_server(
+        self, subject: ServerSubject, stores: Callable[..., MySQLStore]
+    ) -> None:
+        store = stores(connections=1)
+        with ThreadPoolExecutor(2) as threads:
+            subject.execute("LOCK TABLES messages WRITE")
+            scans = [threads.submit(store.scan, subject.table, 10) for _ in range(2)]
+            eventually(lambda: self.sessions(subject, "Waiting for table%"))
+            store.close()
+            for each in scans:
+                with pytest.raises(StoreError):
+                    each.result()
+            subject.execute("UNLOCK TABLES")
+        eventually(lambda: not self.sessions(subject))
+
+    def test_an_error_leaves_no_lock_behind(self, subject: ServerSubject, stores: Callable[..., MySQLStore]) -> None:
+        store = stores()
+        insert(subject, 1)
+        broken = replace(subject.table, id_index="gone")
+        with pytest.raises(StoreError) as caught:
+            store.claim(broken, [Wanted(1, 0, 30 * S)])
+        assert (caught.value.code, caught.value.lasting) == (1176, True)
+        assert len(self.sessions(subject)) == 1
+        assert [each.key for each in store.claim(subject.table, [Wanted(1, 0, 30 * S)]).value] == [1]
+
+    def test_a_table_that_was_dropped_is_a_lasting_error(self, subject: ServerSubject) -> None:
+        subject.execute("DROP TABLE messages")
+        with pytest.raises(StoreError) as caught:
+            subject.store.scan(subject.table, 10)
+        assert (caught.value.code, caught.value.lasting) == (1146, True)
+
+    @pytest.mark.parametrize("tls", [None, True, False])
+    def test_a_refused_login_is_an_error_without_the_password(
+        self, server: EmbeddedServer, *, tls: bool | None
+    ) -> None:
+        store = MySQLStore(BackendAddress(server.host, server.port, "nobody", "hush-hush", tls=tls))
+        with pytest.raises(StoreError) as caught:
+            store.discover()
+        assert caught.value.code in {1045, 2026}
+        assert "hush-hush" not in f"{caught.value} {caught.value!r}"
+
+    def test_a_server_that_is_not_there_is_an_error(self) -> None:
+        with pytest.raises(StoreError) as caught:
+            MySQLStore(BackendAddress("127.0.0.1", 1, "root")).discover()
+        assert caught.value.code == 2003
+
+
+class TestCatalog:
+    def described(
+        self, subject: ServerSubject, definition: str, name: str = "other"
+    ) -> QueueTable | BrokenTable | None:
+        subject.execute(f"CREATE TABLE {name} {definition} COMMENT '{COMMENT}'")
+        return subject.store.describe(TableId(subject.database, name)).value
+
+    def test_only_marked_tables_are_discovered(self, subject: ServerSubject) -> None:
+        subject.execute("CREATE TABLE plain (id INT PRIMARY KEY)")
+        subject.execute("CREATE TABLE nearly (id INT PRIMARY KEY) COMMENT 'vitess_messages'")
+        subject.execute("CREATE TABLE broken (id INT PRIMARY KEY) COMMENT 'see wiki, vitess_message'")
+        subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
+        found = [each.name for each in subject.store.discover().value if each.db == subject.database]
+        assert found == ["broken", "messages"]
+        assert subject.store.describe(TableId(subject.database, "plain")).value is None
+        assert subject.store.describe(TableId(subject.database, "seen")).value is None
+
+    def test_everything_wrong_is_told_at_once(self, subject: ServerSubject) -> None:
+        subject.execute(
+            "CREATE TABLE other (id INT, priority VARCHAR(5), epoch INT, time_acked BIGINT NOT NULL) ENGINE=MyISAM"
+            " COMMENT 'vitess_message,vt_ack_wait=x,vt_batch_size=1'"
+        )
+        broken = subject.store.describe(TableId(subject.database, "other")).value
+        assert isinstance(broken, BrokenTable)
+        told = " ".join(broken.problems)
+        for part in (
+            "vt_ack_wait='x'",
+            "vt_purge_after",
+            "MyISAM",
+            "id may be NULL",
+            "priority is VARCHAR",
+            "epoch is INT",
+            "time_next is missing",
+            "time_acked is NOT NULL",
+            "id is not unique",
+        ):
+            assert part in told
+
+    def test_indexes_are_seen_as_they_are(self, subject: ServerSubject) -> None:
+        found = self.described(
+            subject,
+            f"(tenant INT, id VARCHAR(40) NOT NULL, {OWN}, PRIMARY KEY (tenant, id), UNIQUE KEY by_id (id),"
+            " KEY poller_idx (time_acked, priority, time_next DESC))",
+        )
+        assert isinstance(found, QueueTable)
+        assert (found.id_index, found.scan_index, found.scan_descending) == ("by_id", "poller_idx", True)
+        assert not found.scan_ties_by_id
+        subject.execute("INSERT INTO other (tenant, id) VALUES (1, 'b'), (2, 'a')")
+        assert {each.key for each in subject.store.scan(found, 10).value.entries} == {"a", "b"}
+
+    def test_an_index_that_is_hidden_from_the_optimizer_is_none(self, subject: ServerSubject) -> None:
+        hidden = "INVISIBLE" if subject.server.flavour == "mysql" else "IGNORED"
+        found = self.described(
+            subject, f"(id INT PRIMARY KEY, {OWN}, KEY next_up (time_acked, priority, time_next) {hidden})"
+        )
+        assert isinstance(found, QueueTable)
+        assert found.scan_index is None
+
+    def test_generated_columns_are_delivered_and_invisible_ones_are_not(self, subject: ServerSubject) -> None:
+        found = self.described(subject, f"(id INT PRIMARY KEY, {OWN}, body INT AS (id * 2), secret INT INVISIBLE)")
+        assert isinstance(found, QueueTable)
+        assert found.default_columns == ("id", "body")
+
+    def test_names_of_any_kind_work(self, subject: ServerSubject) -> None:
+        found = self.described(
+            subject,
+            f"(id INT PRIMARY KEY, {OWN}, `a``b ü` INT, KEY `next``up` (time_acked, priority, time_next))",
+            "`sel``ect é`",
+        )
+        assert found is None
+        found = subject.store.describe(TableId(subject.database, "sel`ect é")).value
+        assert isinstance(found, QueueTable)
+        subject.execute("INSERT INTO `sel``ect é` (id, `a``b ü`) VALUES (1, 5)")
+        store = subject.store
+        (entry,) = store.scan(found, 10).value.entries
+        claims = store.claim(found, [Wanted(entry.key, 0, S)]).value
+        rows = store.fetch(found, RowFormat(("a`b ü",), binary=False), {claims[0].key: 1}, 1000).value.rows
+        assert rows == {1: b"\x015"}
+
+    def test_a_name_in_another_case_is_another_table_where_the_server_says_so(self, subject: ServerSubject) -> None:
+        assert subject.execute("SELECT @@lower_case_table_names") == [(0,)]
+        assert subject.store.describe(TableId(subject.database, "MESSAGES")).value is None

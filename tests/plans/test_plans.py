@@ -1,0 +1,274 @@
+"""Every statement of the engine reads what it returns and hardly more, at 200,000 rows, however the index descends.
+
+Each call of the store is made on a link that measures: every statement is explained first, and then run between two
+looks at the session's own counters of index entries and rows read. A plan that is right today and a counter that is
+small are two different proofs, and both are asked for: EXPLAIN does not show how far a range is walked.
+
+A quarter of the rows each is acknowledged, scheduled for next year, due, and in delivery; half of those due are of
+one time, 0, as a table's default makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.model import NS_PER_S, Key, QueueTable, Return, RowFormat, Wanted
+from engine.pool import Pool
+from engine.queries import templates
+from engine.rawrows import text_values
+from engine.store_mysql import MySQLStore
+from proxy.embedded import EmbeddedServer, Flavour
+from tests.support.servers import ServerPool
+from tests.support.stores import SCAN_INDEXES, ServerSubject
+
+S = NS_PER_S
+ROWS = 200_000
+LIMIT = 500
+PRIORITIES = 5
+SLACK = 10
+"""Entries read beyond those returned: where a range begins, where it ends, and what a MIN needs."""
+
+MEASURED = {
+    "scan_first_priority",
+    "scan_next_priority",
+    "scan_priority",
+    "scan_ties",
+    "scan_without_priority",
+    "claim_lock",
+    "claim_update",
+    "fetch",
+    "lookup",
+    "release_lock",
+    "release_unsent",
+    "release_sent",
+    "purge_find",
+    "purge_lock",
+    "purge_delete",
+}
+EXEMPT = {
+    "scan_due_slowly",  # These two are for tables without the index, and do sort.
+    "scan_later_slowly",
+    "purge_delete_one",  # By the key, one row.
+}
+
+FILL = """
+    INSERT INTO messages (id, priority, epoch, time_next, time_acked, body)
+    WITH digits AS (SELECT 0 AS d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4
+            UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9),
+        numbers AS (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d + 100000 * g.d AS n
+            FROM digits a, digits b, digits c, digits e, digits f, digits g WHERE g.d < 2)
+    SELECT n + 1, n % 5, n % 4 = 3,
+        CASE n % 8 WHEN 0 THEN NULL WHEN 4 THEN NULL
+            WHEN 1 THEN {now} + 31536000000000000 + n WHEN 5 THEN {now} + 31536000000000000 + n
+            WHEN 2 THEN 0 WHEN 6 THEN {now} - 3600000000000 + n
+            ELSE {now} + 600000000000 + n END,
+        IF(n % 4 = 0, {now} - 7200000000000 + n, NULL), REPEAT('x', 100)
+    FROM numbers
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One statement that the store ran: its plan, what it returned or changed, and what it read for that."""
+
+    text: str
+    plan: dict[str, str]
+    count: int
+    read: int
+
+    @property
+    def name(self) -> str:
+        """Its first words on the table, for messages."""
+        return " ".join(self.text.split())[:100]
+
+
+@dataclass
+class Meter:
+    """What was measured since the last look."""
+
+    statements: list[Measured] = field(default_factory=list)
+
+    def take(self) -> list[Measured]:
+        taken, self.statements = self.statements, []
+        return taken
+
+
+class MeasuringLink(Link):
+    """Runs statements one by one, each explained and counted."""
+
+    def __init__(self, address: BackendAddress, meter: Meter) -> None:
+        self._meter: Meter | None = None
+        super().__init__(address, LinkLimits())
+        self._meter = meter
+
+    def run(
+        self,
+        statements: Sequence[str],
+        context: SessionContext = OWN_CONTEXT,
+        keep_last: Callable[[bytes], None] | None = None,
+    ) -> list[Result]:
+        if self._meter is None:
+            return super().run(statements, context)
+        return [
+            self._measured(text, keep_last if at == len(statements) - 1 else None) for at, text in enumerate(statements)
+        ]
+
+    def _measured(self, text: str, keep: Callable[[bytes], None] | None) -> Result:
+        if "/* ackstream" not in text:
+            return super().run([text])[0]
+        plan = self._explained(text)
+        before = self._read_so_far()
+        (result,) = super().run([text])
+        read = self._read_so_far() - before - self._reading_costs()
+        assert self._meter is not None
+        self._meter.statements.append(Measured(text, plan, len(result.rows) or result.affected, read))
+        for row in result.rows if keep else ():
+            keep(row) if keep else None
+        return result
+
+    def _explained(self, text: str) -> dict[str, str]:
+        names = ("id", "select_type", "table", "type", "possible_keys", "key", "key_len", "ref", "rows", "Extra")
+        (result,) = super().run([f"EXPLAIN FORMAT=TRADITIONAL {text}"])
+        values = [(value or b"").decode() for value in text_values(result.rows[0])]
+        if len(values) == len(names) + 2:  # MySQL also shows partitions and what is filtered.
+            del values[10], values[3]
+        return dict(zip(names, values, strict=True))
+
+    def _read_so_far(self) -> int:
+        (result,) = super().run(["SHOW SESSION STATUS LIKE 'Handler_read%'"])
+        return sum(int(value or b"0") for _, value in map(text_values, result.rows))
+
+    def _reading_costs(self) -> int:
+        first = self._read_so_far()
+        return self._read_so_far() - first
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A full table, a store that is measured, and its meter."""
+
+    table: QueueTable
+    store: MySQLStore
+    meter: Meter
+    subject: ServerSubject
+
+
+@pytest.fixture(
+    scope="module", params=[f"{flavour} {index}" for flavour in ("mysql", "mariadb") for index in SCAN_INDEXES]
+)
+def bench(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
+    """The table of 200,000 rows, on each server and with each kind of index."""
+    flavour, index = request.param.split()
+    server = server_pool.get(flavour)
+    subject = ServerSubject(server, index=SCAN_INDEXES[index])
+    subject.execute("SET SESSION sql_mode = ''")
+    subject.execute(FILL.format(now=subject.now_ns()))
+    subject.execute("ANALYZE TABLE messages")
+    meter = Meter()
+    yield Bench(subject.table, measured_store(server, meter), meter, subject)
+    subject.close()
+
+
+def measured_store(server: EmbeddedServer, meter: Meter) -> MySQLStore:
+    address = BackendAddress(server.host, server.port, "root")
+    store = MySQLStore(address)
+    store._pool = Pool(lambda: MeasuringLink(address, meter), 1)
+    return store
+
+
+@pytest.fixture
+def due(bench: Bench) -> list[Wanted]:
+    """Messages that can be claimed, spread over the table."""
+    found = bench.store.scan(bench.table, LIMIT).value.entries
+    bench.meter.take()
+    return [Wanted(each.key, each.epoch, 60 * S + at) for at, each in enumerate(found) if each.epoch == 0][:LIMIT]
+
+
+def frugal(statements: Sequence[Measured], *, per_row: int = 1, key: str, least: int = 1) -> None:
+    """Each was planned on that index without sorting, and read little more than it returned or changed."""
+    assert len(statements) >= least
+    for each in statements:
+        plan = f"{each.name}: {each.plan}"
+        if "optimized away" not in each.plan["Extra"] and "mpossible WHERE" not in each.plan["Extra"]:
+            assert each.plan["key"] == key, plan
+            assert each.plan["type"] in {"range", "ref", "const", "eq_ref"}, plan
+        assert "filesort" not in each.plan["Extra"], plan
+        assert "temporary" not in each.plan["Extra"], plan
+        assert each.read <= per_row * each.count + SLACK, f"read {each.read} for {each.count}: {plan}"
+
+
+class TestScan:
+    @pytest.mark.parametrize("limit", [1, 64, LIMIT, 10_000])
+    def test_it_reads_as_many_entries_as_it_returns(self, bench: Bench, limit: int) -> None:
+        for _ in range(2):  # The second one knows the priorities.
+            result = bench.store.scan(bench.table, limit).value
+            assert len(result.entries) >= limit
+            assert result.more
+            statements = bench.meter.take()
+            frugal(statements, key="next_up", least=3)
+            assert sum(each.read for each in statements) <= 3 * limit + SLACK * len(statements)
+
+    def test_it_passes_over_priorities_whose_rows_are_all_scheduled(self, bench: Bench) -> None:
+        bench.subject.execute("UPDATE messages SET priority = 9 WHERE priority = 4 AND time_next > 0 AND epoch = 0")
+        for _ in range(2):
+            result = bench.store.scan(bench.table, 64).value
+            assert result.more
+            frugal(bench.meter.take(), key="next_up")
+
+
+class TestByKey:
+    def test_claiming_reads_each_row_twice(self, bench: Bench, due: list[Wanted]) -> None:
+        claims = bench.store.claim(bench.table, due).value
+        assert len(claims) == len(due)
+        lock, *updates = bench.meter.take()
+        frugal([lock], key="PRIMARY")
+        frugal(updates, key="PRIMARY", per_row=2)
+        assert sum(each.count for each in updates) == len(claims)
+
+    @pytest.mark.parametrize("binary", [False, True])
+    def test_fetching_reads_each_row_once(self, bench: Bench, due: list[Wanted], *, binary: bool) -> None:
+        row_format = RowFormat(("id", "body"), binary=binary)
+        keys: dict[Key, int] = {each.key: 0 for each in due}
+        assert len(bench.store.fetch(bench.table, row_format, keys, 1 << 20).value.rows) == len(due)
+        if not binary:  # A prepared statement has the same text, and cannot be measured in pieces.
+            frugal(bench.meter.take(), key="PRIMARY")
+
+    def test_looking_up_reads_each_row_once(self, bench: Bench, due: list[Wanted]) -> None:
+        assert len(bench.store.lookup(bench.table, [each.key for each in due]).value) == len(due)
+        frugal(bench.meter.take(), key="PRIMARY")
+
+    @pytest.mark.parametrize("sent", [False, True])
+    def test_releasing_reads_each_row_twice(self, bench: Bench, due: list[Wanted], *, sent: bool) -> None:
+        claims = bench.store.claim(bench.table, due).value
+        bench.meter.take()
+        returns = [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent) for each in claims]
+        assert bench.store.release(bench.table, returns).value == len(due)
+        frugal(bench.meter.take(), key="PRIMARY", per_row=2, least=2)
+
+    def test_rows_that_are_gone_cost_a_look_each(self, bench: Bench) -> None:
+        gone = [Wanted(key, 0, S) for key in range(ROWS + 1, ROWS + 1 + LIMIT)]
+        assert bench.store.claim(bench.table, gone).value == ()
+        (lock,) = bench.meter.take()
+        assert lock.plan["key"] == "PRIMARY"
+        assert lock.read <= 2 * LIMIT + SLACK
+
+
+class TestPurge:
+    def test_it_reads_what_it_deletes(self, bench: Bench) -> None:
+        assert bench.store.purge(bench.table, 3600 * S, LIMIT).value == LIMIT
+        find, lock, delete = bench.meter.take()
+        frugal([find], key="next_up")
+        frugal([lock, delete], key="PRIMARY", per_row=2)
+
+    def test_finding_nothing_costs_nothing(self, bench: Bench) -> None:
+        assert bench.store.purge(bench.table, 100 * 3600 * S, LIMIT).value == 0
+        frugal(bench.meter.take(), key="next_up")
+
+
+def test_no_statement_on_a_table_is_forgotten_here() -> None:
+    on_tables = {name for name, each in templates().items() if "$table" in each.template}
+    assert on_tables == MEASURED | EXEMPT
