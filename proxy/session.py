@@ -108,6 +108,7 @@ class Session:
         self._db_may_change = False
         self._server_ready = False
         self._client_is_full = False
+        self._client_is_held = False
         self._framer = CommandFramer(self._wants_whole)
         self._walker: ResponseWalker[Tag]
         self._attributes = False
@@ -235,7 +236,7 @@ class Session:
             log.warning("%r: the server's answer cannot be followed: %s", self, error)
             self.hang_up(None)
             return
-        if self._withheld and self._task is None:
+        if (self._withheld or self._client_is_held) and self._task is None:
             self._resume()
 
     def server_lost(self) -> None:
@@ -256,7 +257,7 @@ class Session:
 
     def server_has_room(self) -> None:
         """The server reads again."""
-        if not self.client.is_closing():
+        if not (self._client_is_held or self.client.is_closing()):
             self.client.resume_reading()
 
     def refuse_login(self, error: ServerError) -> None:
@@ -350,6 +351,8 @@ class Session:
             return self._begin(verb, event)
         self._walker.expect(event.byte, tag)
         self._write_server(event.data)
+        if self._walker.outstanding > self.proxy.settings.pipelined_max:
+            self._hold_client()
         return True
 
     def _look(self, command: Command) -> tuple[Verb, Tag | PreparedStream]:
@@ -484,7 +487,12 @@ class Session:
         self._withheld.append(event)
         self._withheld_bytes += len(event.data if isinstance(event, Command) else event)
         if self._withheld_bytes > self.proxy.settings.withheld_bytes_max:
-            self.client.pause_reading()
+            self._hold_client()
+
+    def _hold_client(self) -> None:
+        """Read no more from the client until what it sent has been dealt with."""
+        self._client_is_held = True
+        self.client.pause_reading()
 
     def _resume(self) -> None:
         """Go on with what the client sent meanwhile."""
@@ -495,8 +503,10 @@ class Session:
                     return
                 self._withheld.popleft()
                 self._withheld_bytes -= len(event.data if isinstance(event, Command) else event)
-            if not self._withheld and not self.client.is_closing():
-                self.client.resume_reading()
+            if self._client_is_held and self._walker.outstanding <= self.proxy.settings.pipelined_max:
+                self._client_is_held = False
+                if not self.client.is_closing():
+                    self.client.resume_reading()
         except WireError as error:
             self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
 

@@ -89,6 +89,8 @@ class Settings(BaseSettings):
     """Time for the server to take a connection; after it the client is told."""
     withheld_bytes_max: int = Field(default=1 << 20, ge=1 << 12)
     """What a client may send ahead while a statement of ours runs; beyond it the proxy stops reading from it."""
+    pipelined_max: int = Field(default=1_000, ge=1)
+    """Commands that a client may have unanswered; beyond it the proxy stops reading. Drivers have one or two."""
     write_buffer_bytes: int = Field(default=256 << 10, ge=1 << 12)
     """What may wait for a client that reads slowly before its server, or its stream, is paused."""
     keepalive_idle_s: int = Field(default=60, ge=1)

@@ -1,0 +1,69 @@
+"""Clients that send ahead: commands behind one another in one segment, some of them ours."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from proxy.wire.framing import frame
+from tests.support.proxies import RunningProxy
+from tests.support.queues import create_queue, enqueue, rows, run
+
+
+def queries(*statements: str) -> bytes:
+    """One COM_QUERY packet each."""
+    return b"".join(frame(b"\x03" + each.encode(), 0) for each in statements)
+
+
+def results(connection: Any, count: int) -> list[tuple[tuple[Any, ...], ...]]:
+    """The rows of the next results, as PyMySQL reads them; of an OK the affected rows."""
+    found = []
+    for _ in range(count):
+        connection._next_seq_id = 1  # Each command's answer begins there.
+        connection._read_query_result()
+        result = connection._result
+        found.append(result.rows if result.rows is not None else ((result.affected_rows,),))
+    return found
+
+
+def test_commands_before_and_behind_a_stream_are_answered_in_order(proxy: RunningProxy, database: str) -> None:
+    with proxy.connect(database=database) as client:
+        create_queue(client, "m")
+        enqueue(client, "m", "ab")
+        client._sock.sendall(
+            queries("SELECT 1", "STREAM * FROM m NOWAIT", "SELECT 2", "ACK FROM m WHERE id IN (1, 2)", "SELECT 3")
+        )
+        assert results(client, 5) == [((1,),), ((1, "a"), (2, "b")), ((2,),), ((2,),), ((3,),)]
+
+
+def test_a_statement_of_ours_may_come_a_byte_at_a_time(proxy: RunningProxy, database: str) -> None:
+    with proxy.connect(database=database) as client:
+        create_queue(client, "m")
+        enqueue(client, "m", "a")
+        client._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in queries("STREAM * FROM m NOWAIT", "SELECT 1"):
+            client._sock.sendall(bytes([byte]))
+        assert results(client, 2) == [((1, "a"),), ((1,),)]
+
+
+def test_an_acknowledgement_of_many_kilobytes_is_ours_too(proxy: RunningProxy, database: str) -> None:
+    with proxy.connect(database=database) as client:
+        create_queue(client, "m")
+        enqueue(client, "m", map(str, range(3_000)))
+        keys = ", ".join(map(str, range(1, 3_001)))
+        assert run(client, f"/* {'x' * 3_000} */ ACK FROM m WHERE id IN ({keys})") == 3_000
+
+
+def test_a_thousand_commands_sent_ahead_are_all_answered(proxy: RunningProxy, database: str) -> None:
+    with proxy.connect(database=database) as client:
+        client._sock.sendall(queries(*(f"SELECT {i}" for i in range(5_000))))
+        assert results(client, 5_000) == [((i,),) for i in range(5_000)]
+        assert rows(client, "SELECT 'done'") == [("done",)]
+
+
+def test_a_stream_sent_ahead_of_a_stream_begins_when_that_ends(proxy: RunningProxy, database: str) -> None:
+    with proxy.connect(database=database) as client, proxy.connect(database=database) as producer:
+        create_queue(client, "m")
+        client._sock.sendall(queries("STREAM id FROM m LIMIT 1", "STREAM id FROM m LIMIT 1", "SELECT 'end'"))
+        enqueue(producer, "m", "ab")
+        assert results(client, 3) == [((1,),), ((2,),), (("end",),)]
