@@ -1,8 +1,8 @@
 """The queue as a whole, beside the way people do it without: one run, one machine, one server.
 
-*Drain*: workers take messages and acknowledge them, until a backlog is gone: 4 workers that long-poll the proxy, against 4
-that each take one message a transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server (a commit to take,
-a commit to finish, as a worker must that can die in between).
+*Drain*: workers take messages and acknowledge them, until a backlog is gone: 4 workers that long-poll the proxy, against
+4 that each take one message a transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server (a commit to
+take, a commit to finish, as a worker must that can die in between).
 
 *Latency*: from the moment before an INSERT to its message in a waiting consumer's hand, with the time of the INSERT
 alone beside it: what is above it is the queue's.
@@ -121,11 +121,11 @@ def percentiles(seconds: list[float]) -> str:
 
 def main() -> None:
     with ackstream() as running:
-        with pymysql.connect(host="127.0.0.1", port=running.port, user="root") as connection:
-            with connection.cursor() as cursor:
-                cursor.execute("CREATE DATABASE bench")
-                cursor.execute("USE bench")
-                cursor.execute(CREATE)
+        anywhere = pymysql.connect(host="127.0.0.1", port=running.port, user="root")
+        with anywhere, anywhere.cursor() as cursor:
+            cursor.execute("CREATE DATABASE bench")
+            cursor.execute("USE bench")
+            cursor.execute(CREATE)
         admin = connect(running.port)
         received, inserts = latencies(running.port)
         print(f"enqueue to delivery   {percentiles(received)}")

@@ -1,4 +1,4 @@
-"""`ackstream serve` on its embedded default, for as long as a program needs it: in a temporary directory, on free ports."""
+"""`ackstream serve` on its embedded default, as long as a program needs it: in a temporary directory, on free ports."""
 
 from __future__ import annotations
 

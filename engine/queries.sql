@@ -163,16 +163,12 @@ ORDER BY id
 FOR UPDATE SKIP LOCKED
 
 -- name: purge_delete
--- Delete rows that are locked already. No server forces an index here: the order makes it read by id.
+-- Delete rows that are locked already. There is no hint for an index here, and without one both servers read all of a
+-- small table, and wait for rows that somebody works on; asked for this order, they go by id.
 DELETE /* ackstream purge */ FROM $table
 WHERE id IN ($ids) AND time_acked < $before_ns
 ORDER BY id
 LIMIT $limit
-
--- name: purge_delete_one
--- The same for one row, which is found by its key on any table and so never waits for another.
-DELETE /* ackstream purge */ FROM $table
-WHERE id = $id_value AND time_acked < $before_ns
 
 -- name: catalog_marked
 -- Tables that may be message tables, with the comments that decide it.

@@ -183,8 +183,11 @@ class Engine:
         prefetch: int | None = None,
         patience_ns: int | None = None,
     ) -> StreamHandle:
-        """Begin to deliver messages to `sink`, on behalf of the connection `holder`."""
-        runner = self._runners[queue.id]
+        """Begin to deliver messages to `sink`, on behalf of the connection `holder`; its first row cannot come before
+        this returns. Raises UnusableQueue when the table ceased to be a queue since it was looked at."""
+        runner = self._runners.get(queue.id)
+        if runner is None:
+            raise UnusableQueue(f"Table '{queue.id}' is no message table any more")
         subscriber = next(self._ids)
         runner.sinks[subscriber] = sink
         spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns)

@@ -212,7 +212,10 @@ class MySQLStore:
                 ]
             )
             keys = _ids(sql, *locked)
-            return Timed(_delete(link, sql, keys, before_ns), now_at)
+            answers = link.run(
+                [*_for_ids(sql, "purge_delete", keys, before_ns=before_ns, limit=len(keys)), statement("commit")]
+            )
+        return Timed(sum(each.affected for each in answers), now_at)
 
     # How transactions are made.
 
@@ -235,20 +238,6 @@ class MySQLStore:
             reraise=True,
         )
         return attempts(transaction)
-
-
-def _delete(link: Link, sql: TableStatements, keys: Sequence[Key], before_ns: int) -> int:
-    """Delete these locked rows and commit; how many there were."""
-    commit = statement("commit")
-    try:
-        answers = link.run([*_for_ids(sql, "purge_delete", keys, before_ns=before_ns, limit=len(keys)), commit])
-    except StoreError as error:
-        if error.code != ER.LOCK_WAIT_TIMEOUT:
-            raise
-        # On a small table the server may read all of it, and so come upon a row that somebody works on.
-        each_one = (sql("purge_delete_one", id_value=sql.ids([key]), before_ns=before_ns) for key in keys)
-        answers = link.run([*each_one, commit])
-    return sum(each.affected for each in answers)
 
 
 def _for_ids(sql: TableStatements, name: str, keys: Collection[Key], **values: object) -> list[str]:

@@ -22,7 +22,7 @@ from proxy.charsets import codec_of
 from proxy.hints import Acked, PreparedAck, PreparedStream, Preparing, literals
 from proxy.stream import Stream
 from proxy.wire.commands import COM_STMT_PREPARE
-from proxy.wire.fields import NULL_MARK, Reader
+from proxy.wire.fields import NULL_MARK, Reader, WireError
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, make_query, parse_execute, query_text
@@ -106,6 +106,8 @@ class Statements:
             session.send_error(ServerError(error.code, error.sqlstate, error.message))
         except ServerError as error:
             session.send_error(error)
+        except WireError as error:
+            session.send_error(ServerError(error.code, error.sqlstate, str(error)))
         except UnusableQueue as error:
             session.send_error(ServerError(1105, "HY000", str(error)))
         except StoreError as error:
@@ -181,8 +183,7 @@ class Statements:
             # Autocommit is off, and our questions began a transaction: left open, it would pin the table's metadata.
             await _ask(session, b"COMMIT")
         *columns, last = header.packets
-        session.send(b"".join(frame(each.payload, each.seq) for each in columns))
-        stream = session.stream = Stream(session.send, last.seq)
+        stream = Stream(session.send, last.seq)
         handle = self._engine.subscribe(
             queue,
             stream,
@@ -193,6 +194,8 @@ class Statements:
             patience_ns=_patience_ns(statement),
         )
         stream.attach(handle)
+        session.stream = stream
+        session.send(b"".join(frame(each.payload, each.seq) for each in columns))  # Rows cannot have come before.
         try:
             while not await stream.wait(self._ping_interval_s):
                 await session.ask_command(COM_PING)  # Or the server would close the idle connection under the stream.

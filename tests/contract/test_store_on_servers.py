@@ -292,11 +292,11 @@ class TestOthersAtTheSameTime:
         store.close()
 
     def test_purging_a_small_table_is_not_stopped_by_a_row_that_somebody_works_on(self, subject: ServerSubject) -> None:
-        insert(subject, *range(1, 6))
-        subject.acknowledge(1, 3, 5)
-        with subject.locked(2, 4):
-            assert subject.store.purge(subject.table, 0, 100).value == 3
-        assert subject.execute("SELECT id FROM messages ORDER BY id") == [(2,), (4,)]
+        insert(subject, *range(1, 51))
+        subject.acknowledge(*range(11, 51))
+        with subject.locked(*range(1, 11)):
+            assert subject.store.purge(subject.table, 0, 100).value == 40
+        assert subject.execute("SELECT COUNT(*) FROM messages") == [(10,)]
 
     def test_a_locked_acknowledged_row_is_purged_later(self, subject: ServerSubject) -> None:
         insert(subject, 1, 2)

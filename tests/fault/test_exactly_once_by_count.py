@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-import pymysql
 import pytest
 
 from tests.support.proxies import RunningProxy

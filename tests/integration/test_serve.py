@@ -15,7 +15,7 @@ import pytest
 from proxy.embedded import EmbeddedServer
 from proxy.settings import load
 from tests.support.proxies import READY, RunningProxy, running_proxy
-from tests.support.queues import create_queue, enqueue, rows
+from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
@@ -134,3 +134,26 @@ def test_health_and_metrics_are_served_over_http(proxy: RunningProxy, database: 
         text = answer.read().decode()
     delivered = next(line for line in text.splitlines() if line.startswith("ackstream_delivered_total "))
     assert float(delivered.split()[1]) >= 1
+
+
+def test_the_engines_account_needs_select_update_and_delete_on_the_queues_and_nothing_else(
+    server: EmbeddedServer, database: str, tmp_path: Path
+) -> None:
+    user = f"e_{database}"
+    with connect(server, database=database) as root:
+        create_queue(root, "m", vt_purge_after="1")
+        run(root, f"CREATE USER {user}@localhost IDENTIFIED BY 'p@ss:w/rd'")
+        run(root, f"GRANT SELECT, UPDATE, DELETE ON {database}.m TO {user}@localhost")
+        try:
+            with (
+                running_proxy(server, tmp_path / "log", account=f"{user}:p%40ss%3Aw%2Frd") as proxy,
+                proxy.connect(database=database) as client,
+            ):
+                enqueue(client, "m", "ab")
+                assert len(rows(client, "STREAM * FROM m WAIT 10")) == 2
+                assert run(client, "ACK FROM m WHERE id = 1") == 1
+                eventually(lambda: rows(root, "SELECT id FROM m") == [(2,)], timeout_s=20)
+            assert "p@ss" not in proxy.output
+            assert "p%40ss" not in proxy.output
+        finally:
+            run(root, f"DROP USER {user}@localhost")

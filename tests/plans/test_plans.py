@@ -50,9 +50,8 @@ MEASURED = {
     "purge_delete",
 }
 EXEMPT = {
-    "scan_due_slowly",  # These two are for tables without the index, and do sort.
+    "scan_due_slowly",  # Both are for tables without the index, and do sort.
     "scan_later_slowly",
-    "purge_delete_one",  # By the key, one row.
 }
 
 FILL = """

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pymysql
-from pymysql.connections import Connection
 
 from proxy.embedded import EmbeddedServer
 from proxy.leash import LeashedProcess
@@ -27,17 +26,18 @@ class RunningProxy:
 
     host = "127.0.0.1"
 
-    def __init__(self, server: EmbeddedServer, log: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, server: EmbeddedServer, log: Path, options: Sequence[str] = (), account: str = "root") -> None:
         self.server = server
         self.log = log
         self._options = options
+        self._account = account
         self.port = 0
         self.admin_port = 0
         self._process: LeashedProcess | None = None
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
-        backend = f"mysql://root@{self.server.host}:{self.server.port}"
+        backend = f"mysql://{self._account}@{self.server.host}:{self.server.port}"
         listen = f"{self.host}:{self.port}"
         self.log.unlink(missing_ok=True)
         self._process = LeashedProcess(
@@ -89,15 +89,17 @@ class RunningProxy:
             self.kill()
 
     def connect(self, **options: Any) -> Any:
-        """A PyMySQL connection through it, as root, autocommit, unless told else. (Any: tests look inside.)"""
+        """A PyMySQL connection through it, as root, autocommit, unless told else; of no type, for tests look inside."""
         defaults = {"host": self.host, "port": self.port, "user": "root", "autocommit": True, "charset": "utf8mb4"}
         return pymysql.connect(**{**defaults, **options})
 
 
 @contextlib.contextmanager
-def running_proxy(server: EmbeddedServer, log: Path, options: Sequence[str] = ()) -> Iterator[RunningProxy]:
-    """A started proxy, gone afterwards; its log must not tell of an exception."""
-    proxy = RunningProxy(server, log, options)
+def running_proxy(
+    server: EmbeddedServer, log: Path, options: Sequence[str] = (), account: str = "root"
+) -> Iterator[RunningProxy]:
+    """A started proxy, gone afterwards; its log must not tell of an exception. `account`: the engine's USER:PASSWORD."""
+    proxy = RunningProxy(server, log, options, account)
     proxy.start()
     try:
         yield proxy
