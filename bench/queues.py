@@ -1,7 +1,7 @@
 """The queue as a whole, beside the way people do it without: one run, one machine, one server.
 
-*Drain*: workers take messages and acknowledge them, until a backlog is gone: 4 workers that long-poll the proxy, against
-4 that each take one message a transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server (a commit to
+*Drain*: workers take messages and acknowledge them, until a backlog is gone: 4 that long-poll the proxy, against 4
+that each take one message a transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server (a commit to
 take, a commit to finish, as a worker must that can die in between).
 
 *Latency*: from the moment before an INSERT to its message in a waiting consumer's hand, with the time of the INSERT

@@ -98,7 +98,7 @@ class RunningProxy:
 def running_proxy(
     server: EmbeddedServer, log: Path, options: Sequence[str] = (), account: str = "root"
 ) -> Iterator[RunningProxy]:
-    """A started proxy, gone afterwards; its log must not tell of an exception. `account`: the engine's USER:PASSWORD."""
+    """A started proxy, gone afterwards; no exception in its log. `account`: the engine's USER:PASSWORD."""
     proxy = RunningProxy(server, log, options, account)
     proxy.start()
     try:
