@@ -37,7 +37,6 @@ from engine.effects import (
 )
 from engine.leases import Lease, Leases
 from engine.model import (
-    NS_PER_S,
     Claimed,
     Entry,
     FetchResult,
@@ -49,43 +48,11 @@ from engine.model import (
     ScanResult,
     Wanted,
 )
+from engine.pacing import Limits, Pause, Scanning
 from engine.subscribers import Subscriber, Subscription, share
 from engine.window import Window
 
 Effects = list[Effect]
-
-MS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The dispatcher's own bounds, each with its reason."""
-
-    scan_min: int = 64
-    """Keys read by a scan of an idle table: enough that a trickle needs one scan, cheap when most are not due."""
-    window_max: int = 10_000
-    """Keys read ahead at most: at 10,000 the scan costs a few µs a message, and more would only be staler."""
-    claim_max: int = 1_000
-    """Rows a claim takes at most: larger ones gain nothing (FACTS) and hold their locks longer."""
-    claims_max: int = 2
-    """Claims under way: a second one hides the commit of the first."""
-    fetch_max: int = 1_000
-    """Rows one fetch asks for at most, to keep the statement small."""
-    lookup_max: int = 1_000
-    """Leases looked up in one statement."""
-    lookup_pause_min_ns: int = 20 * MS
-    lookup_pause_max_ns: int = 1_000 * MS
-    """Pause between lookups that find nothing: acknowledgements that bypass the proxy are seen within it."""
-    rescan_pause_ns: int = 50 * MS
-    """Pause between scans while there still are ready keys: bounds how long a more urgent message goes unseen."""
-    failure_pause_min_ns: int = 100 * MS
-    failure_pause_max_ns: int = 5_000 * MS
-    """Pause after a failure of the database, doubling: soon enough for a restart, no storm on a sick server."""
-    purge_rows: int = 500
-    """Rows deleted at a time: a few ms of locks."""
-    purge_pause_max_ns: int = 60 * NS_PER_S
-    purge_pause_min_ns: int = NS_PER_S
-    """A tenth of vt_purge_after, between these."""
 
 
 @dataclass(slots=True)
@@ -94,41 +61,6 @@ class _Attempt:
 
     wanted: tuple[Wanted, ...]
     answer: tuple[Claimed, ...] | None = None
-
-
-@dataclass(slots=True)
-class _Pause:
-    """A pause that doubles with every failure in a row."""
-
-    least_ns: int
-    most_ns: int
-    until_ns: int = 0
-    last_ns: int = 0
-
-    def lengthen(self, now_ns: int) -> None:
-        self.last_ns = min(max(2 * self.last_ns, self.least_ns), self.most_ns)
-        self.until_ns = now_ns + self.last_ns
-
-    def reset(self) -> None:
-        self.until_ns = self.last_ns = 0
-
-
-@dataclass(slots=True)
-class _Scanning:
-    """What is known about scans: whether one runs, why another is wanted, and when."""
-
-    limit: int
-    started: int = 0
-    completed: int = 0
-    at_ns: int = 0
-    dirty: bool = True
-    """Something may have become due since the last scan began."""
-    again_ns: int | None = None
-    """When rows that a claim missed are worth another look."""
-
-    @property
-    def running(self) -> bool:
-        return self.started > self.completed
 
 
 @dataclass(slots=True)
@@ -149,15 +81,15 @@ class Dispatcher:
         self._subscribers: dict[int, Subscriber] = {}
         self._window = Window()
         self._leases = Leases()
-        self._scanning = _Scanning(limit=limits.scan_min)
+        self._scanning = Scanning(limit=limits.scan_min)
         self._attempts: dict[int, _Attempt] = {}
         self._fetches: dict[int, list[Lease]] = {}
         self._returning = _Returning()
         self._doubted: dict[Key, None] = {}
         self._looking_up: tuple[Key, ...] = ()
-        self._lookup_pause = _Pause(limits.lookup_pause_min_ns, limits.lookup_pause_max_ns)
-        self._failure_pause = _Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
-        self._release_pause = _Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
+        self._lookup_pause = Pause(limits.lookup_pause_min_ns, limits.lookup_pause_max_ns)
+        self._failure_pause = Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
+        self._release_pause = Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._now_ns = now_ns
         """The time of the last decisions: what came due after it is still to be decided."""
         self._purge_at_ns = now_ns

@@ -88,12 +88,13 @@ class Leases:
 
     def expired(self, now_ns: int) -> list[Lease]:
         """The leases whose deadline has passed; they are still to be removed."""
-        over: list[Lease] = []
+        # By key: a message given back unsent and claimed again at the same instant has one deadline twice.
+        over: dict[Key, Lease] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             if lease := self._top():
-                over.append(lease)
+                over[lease.key] = lease
             heapq.heappop(self._deadlines)
-        return over
+        return list(over.values())
 
     @property
     def next_deadline_ns(self) -> int | None:

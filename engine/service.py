@@ -1,12 +1,8 @@
-"""The engine's shell: one dispatcher a table, a store behind it, and the clock and threads that they need.
+"""The engine as its users see it: queues are looked up, subscribed to, and told what was committed.
 
-Everything here runs on the event loop's thread, except the store's calls, which go to a bounded set of threads. A
-happening is handed to a table's dispatcher, its effects are carried out, and their answers are the next happenings;
-no state is touched anywhere else, so there are no locks.
-
-The catalog part knows which tables are queues. Any statement that may have changed a table makes what is known stale
-at once (`schema_changed`), and what is stale is read again before it is used; a periodic look finds what was changed
-behind the proxy's back.
+It also keeps the catalog, which knows which tables are queues. Any statement that may have changed a table makes what
+is known stale at once (`schema_changed`), and what is stale is read again before it is used; a periodic look finds what
+was changed behind the proxy's back. Each queue has a runner (engine.runner); the world outside is the shell's.
 """
 
 from __future__ import annotations
@@ -14,72 +10,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
-import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeVar, assert_never
 
-from engine.clock import ServerClock
-from engine.dispatcher import Dispatcher, Effects, Limits
-from engine.effects import Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatcher import Dispatcher
 from engine.keys import key_of
 from engine.model import BrokenTable, QueueTable, RowFormat, TableId
-from engine.store import Store, StoreError, Timed
+from engine.pacing import Limits
+from engine.runner import Sink, TableRunner
+from engine.shell import Counters, EngineSettings, Shell
+from engine.store import Store, StoreError
 from engine.subscribers import Subscription
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-Asked = Scan | Claim | Fetch | Lookup | Release | Purge
-"""The effects that the store carries out."""
-
 
 class UnusableQueue(Exception):
     """The table cannot be streamed from or acknowledged in; the text says why and what to do."""
-
-
-class Sink(Protocol):
-    """Where a subscriber's messages go. Both methods return at once."""
-
-    def deliver(self, rows: tuple[bytes, ...]) -> None:
-        """Row payloads in the subscriber's format, claimed and committed."""
-
-    def end(self, cause: Cause, text: str) -> None:
-        """Nothing comes after this."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """The shell's own bounds."""
-
-    threads: int = 8
-    """Store calls under way at once, over all tables; each has a connection of its own to the server."""
-    fetch_budget_bytes: int = 4 << 20
-    """Row data held for one fetch; one row may exceed it."""
-    catalog_interval_s: float = 10.0
-    """How soon a table that was created or altered behind the proxy's back is noticed."""
-    catalog_tables_max: int = 10_000
-    """Tables remembered as not being queues; beyond that they are forgotten and asked for again."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened since the start, over all tables."""
-
-    delivered: int = 0
-    redelivered: int = 0
-    claims: int = 0
-    claimed: int = 0
-    scans: int = 0
-    scanned: int = 0
-    released: int = 0
-    purged: int = 0
-    store_errors: int = 0
 
 
 @dataclass(slots=True)
@@ -93,7 +40,7 @@ class _Known:
 class StreamHandle:
     """A running subscription, for its client."""
 
-    def __init__(self, runner: _TableRunner, subscriber: int) -> None:
+    def __init__(self, runner: TableRunner, subscriber: int) -> None:
         self._runner, self._subscriber = runner, subscriber
 
     def pause(self) -> None:
@@ -114,26 +61,26 @@ class Engine:
     """All message tables of one server."""
 
     def __init__(self, store: Store, settings: EngineSettings, limits: Limits | None = None) -> None:
-        self.settings = settings
-        self.counters = Counters()
-        self.clock = ServerClock(time.monotonic_ns)
         self._limits = limits or Limits()
-        self._store = store
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="store")
-        self._runners: dict[TableId, _TableRunner] = {}
+        self._shell = Shell(store, settings)
+        self._runners: dict[TableId, TableRunner] = {}
         self._known: dict[TableId, _Known] = {}
         self._generation = 0
         self._look_again = asyncio.Event()
         self._ids = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
+
+    @property
+    def counters(self) -> Counters:
+        """What happened since the start, over all tables."""
+        return self._shell.counters
 
     # Life.
 
     async def start(self) -> None:
         """Learn the server's clock and its queues; raises StoreError when the server cannot be asked."""
         await self._look_at_all()
-        self.spawn(self._watch_catalog(), "catalog")
+        self._shell.spawn(self._watch_catalog(), "catalog")
 
     async def drain(self) -> None:
         """End all streams, give back what is not acknowledged, and return when that is done."""
@@ -147,12 +94,7 @@ class Engine:
         self._draining = True
         for runner in self._runners.values():
             runner.disarm()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._store.close()
+        await self._shell.close()
 
     # What clients do.
 
@@ -225,39 +167,11 @@ class Engine:
         """All queues and their dispatchers, for reading."""
         return [(each.queue, each.dispatcher) for each in self._runners.values()]
 
-    # The store, off the loop.
-
-    async def call(self, method: Callable[..., Timed[T]], *args: Any) -> T:
-        """One call of the store on a thread of its own; its answer sets the clock. Raises StoreError."""
-
-        def timed() -> tuple[int, Timed[T]]:
-            answer = method(*args)
-            return time.monotonic_ns(), answer
-
-        try:
-            received_ns, answer = await asyncio.get_running_loop().run_in_executor(self._threads, timed)
-        except StoreError:
-            self.counters.store_errors += 1
-            raise
-        self.clock.observe(received_ns, answer.now_ns)
-        return answer.value
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run in the background, kept from the garbage collector; a failure is logged."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
-
     # The catalog.
 
     async def _look_at(self, table: TableId) -> _Known:
         generation = self._generation
-        known = _Known(await self.call(self._store.describe, table), generation)
+        known = _Known(await self._shell.call(self._shell.store.describe, table), generation)
         if known.found is not None:
             table = known.found.id  # In the server's spelling.
         before = self._known.get(table)
@@ -266,7 +180,7 @@ class Engine:
         return known
 
     def _adopt(self, table: TableId, known: _Known) -> None:
-        if len(self._known) >= self.settings.catalog_tables_max:
+        if len(self._known) >= self._shell.settings.catalog_tables_max:
             self._known = {each: self._known[each] for each in self._runners if each in self._known}
         before = self._known.get(table)
         self._known[table] = known
@@ -274,7 +188,7 @@ class Engine:
         match known.found:
             case QueueTable() as queue if runner is None:
                 log.info("queue %s: %s", table, "; ".join(_remarks(queue)) or "ready")
-                self._runners[table] = _TableRunner(self, self._store, queue, self._limits)
+                self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed)
                 if self._draining:
                     self._runners[table].happen(self._runners[table].dispatcher.drain)
             case QueueTable() as queue if runner is not None:
@@ -287,14 +201,14 @@ class Engine:
                     runner.retire(str(found) if found else f"Table '{table}' is no message table any more")
 
     async def _look_at_all(self) -> None:
-        tables = await self.call(self._store.discover)
+        tables = await self._shell.call(self._shell.store.discover)
         for table in {*tables, *self._runners}:
             await self._look_at(table)
 
     async def _watch_catalog(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self.settings.catalog_interval_s):
+                async with asyncio.timeout(self._shell.settings.catalog_interval_s):
                     await self._look_again.wait()
             except TimeoutError:
                 pass
@@ -303,142 +217,6 @@ class Engine:
                 await self._look_at_all()
             except StoreError as error:
                 log.warning("cannot look for message tables: %s", error)
-
-
-class _TableRunner:
-    """One table's dispatcher, and the carrying out of its effects."""
-
-    def __init__(self, engine: Engine, store: Store, queue: QueueTable, limits: Limits) -> None:
-        self.queue = queue
-        self.sinks: dict[int, Sink] = {}
-        self.settled_down = asyncio.Event()
-        self._engine = engine
-        self._store = store
-        self._timer: asyncio.TimerHandle | None = None
-        self._effects: deque[Effect] = deque()
-        self._performing = False
-        self._retired = False
-        self.dispatcher = Dispatcher(queue.policy, limits, random.random, engine.clock.now_ns())
-        self.happen(self.dispatcher.tick)
-
-    def happen(self, happening: Callable[..., Effects], *args: Any) -> None:
-        """Tell the dispatcher, and carry out what follows. A sink may make something happen in turn: that
-        waits its turn."""
-        self._effects.extend(happening(self._engine.clock.now_ns(), *args))
-        if self._performing:
-            return
-        self._performing = True
-        try:
-            while self._effects:
-                self._perform(self._effects.popleft())
-        finally:
-            self._performing = False
-        self._rearm()
-
-    def reconfigure(self, queue: QueueTable) -> None:
-        """The table was looked at again."""
-        before, self.queue = self.queue, queue
-        if before.policy != queue.policy:
-            log.info("queue %s: its policy changed", queue.id)
-            self.happen(self.dispatcher.reconfigure, queue.policy)
-
-    def retire(self, text: str) -> None:
-        """The table is no queue any more: end its streams."""
-        self._retired = True
-        self.happen(self.dispatcher.unusable, text)
-
-    def disarm(self) -> None:
-        """Forget the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _rearm(self) -> None:
-        self.disarm()
-        if self.dispatcher.settled_down:
-            self.settled_down.set()
-        else:
-            self.settled_down.clear()
-        wake_at_ns = None if self._retired else self.dispatcher.wake_at_ns
-        if wake_at_ns is not None:
-            delay_s = max(0.0, (wake_at_ns - self._engine.clock.now_ns()) / 1e9)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.happen, self.dispatcher.tick)
-
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case Deliver(subscriber, rows):
-                self._engine.counters.delivered += len(rows)
-                if sink := self.sinks.get(subscriber):
-                    sink.deliver(rows)
-            case End(subscriber, cause, text):
-                if sink := self.sinks.pop(subscriber, None):
-                    sink.end(cause, text)
-            case _:
-                self._engine.spawn(self._ask(effect), f"{type(effect).__name__} {self.queue.id}")
-
-    async def _ask(self, effect: Asked) -> None:
-        """Have the store carry out an effect, and tell the dispatcher how it went."""
-        try:
-            answer = await self._carry_out(effect)
-        except StoreError as error:
-            log.warning("%s of %s failed: %s", type(effect).__name__.lower(), self.queue.id, error)
-            if error.lasting:
-                self._engine.schema_changed()
-            self._failed(effect, str(error))
-        except Exception as error:  # A fault of ours: it must not leave the dispatcher waiting for ever.
-            log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
-            self._failed(effect, str(error))
-        else:
-            answer()
-
-    async def _carry_out(self, effect: Asked) -> Callable[[], None]:
-        """Ask the store; returns what is to happen then."""
-        call, store, counters, dispatcher = self._engine.call, self._store, self._engine.counters, self.dispatcher
-        match effect:
-            case Scan(limit):
-                result = await call(store.scan, self.queue, limit)
-                counters.scans += 1
-                counters.scanned += len(result.entries)
-                return partial(self.happen, dispatcher.scanned, result)
-            case Claim(claim_id, wanted):
-                claims = await call(store.claim, self.queue, wanted)
-                counters.claims += 1
-                counters.claimed += len(claims)
-                counters.redelivered += sum(each.epoch > 1 for each in claims)
-                return partial(self.happen, dispatcher.claimed, claim_id, claims)
-            case Fetch(fetch_id, row_format, keys):
-                budget = self._engine.settings.fetch_budget_bytes
-                rows = await call(store.fetch, self.queue, row_format, keys, budget)
-                return partial(self.happen, dispatcher.fetched, fetch_id, rows)
-            case Lookup(keys):
-                return partial(self.happen, dispatcher.looked_up, await call(store.lookup, self.queue, keys))
-            case Release(returns):
-                counters.released += await call(store.release, self.queue, returns)
-                return partial(self.happen, dispatcher.released)
-            case Purge(age_ns, limit):
-                count = await call(store.purge, self.queue, age_ns, limit)
-                counters.purged += count
-                return partial(self.happen, dispatcher.purged, count)
-            case _:
-                assert_never(effect)
-
-    def _failed(self, effect: Asked, text: str) -> None:
-        dispatcher = self.dispatcher
-        match effect:
-            case Scan():
-                self.happen(dispatcher.scan_failed, text)
-            case Claim(claim_id, _):
-                self.happen(dispatcher.claim_failed, claim_id)
-            case Fetch(fetch_id, _, _):
-                self.happen(dispatcher.fetch_failed, fetch_id)
-            case Lookup():
-                self.happen(dispatcher.lookup_failed)
-            case Release():
-                self.happen(dispatcher.release_failed)
-            case Purge():
-                self.happen(dispatcher.purge_failed)
-            case _:
-                assert_never(effect)
 
 
 def _remarks(queue: QueueTable) -> list[str]:

@@ -16,7 +16,8 @@ import click
 import uvloop
 
 from engine.link import BackendAddress
-from engine.service import Engine, EngineSettings
+from engine.service import Engine
+from engine.shell import EngineSettings
 from engine.store import StoreError
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy import __version__

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from engine.dispatcher import Dispatcher, Effects
+from engine.effects import Effect, Fetch, Scan
 from engine.leases import Lease
 from engine.model import NS_PER_S, Key, OnDisconnect
 from engine.store_memory import Row
@@ -36,6 +37,8 @@ from tests.support.play import POLICY, TABLE, Asked, Stage
 T = TypeVar("T")
 
 KEYS = st.integers(1, 40)
+AFTER_ANY_PAUSE_NS = 6 * NS_PER_S
+"""Longer than the pause after a failed release, shorter than any wait for an acknowledgement."""
 PICK = st.integers(0, 1_000)
 
 
@@ -159,6 +162,38 @@ class Play(RuleBasedStateMachine):
     def one_fails_or_its_answer_is_lost(self, pick: int) -> None:
         self.stage.fail(self._one_of(self.stage.asked, pick))
 
+    @precondition(lambda self: self._asked_for(Scan))
+    @rule(key=KEYS)
+    def a_commit_falls_into_a_scan(self, key: int) -> None:
+        """The database has made its snapshot, the answer is on its way, and a message is committed."""
+        scan = self._asked_for(Scan)[0]
+        if scan.answer is None:
+            self.stage.do(scan)
+        self.enqueue(key, priority=0, delay_s=0, wake=True)
+        self.stage.answer(scan)
+
+    @precondition(lambda self: self._asked_for(Fetch))
+    @rule(duration_s=st.sampled_from([11, 61]))
+    def rows_arrive_late(self, duration_s: int) -> None:
+        fetch = self._asked_for(Fetch)[0]
+        if fetch.answer is None:
+            self.stage.do(fetch)
+        self.stage.pass_time(duration_s * NS_PER_S)
+        if fetch in self.stage.asked:
+            self.stage.answer(fetch)
+
+    @precondition(lambda self: self._asked_for(Fetch))
+    @rule(pick=PICK)
+    def an_acknowledgement_overtakes_rows(self, pick: int) -> None:
+        """The rows were read before somebody acknowledged one of them, and arrive after."""
+        fetch = self._asked_for(Fetch)[0]
+        assert isinstance(fetch.effect, Fetch)
+        if fetch.answer is None:
+            self.stage.do(fetch)
+        self.stage.acknowledge(self._one_of(sorted(fetch.effect.keys), pick), seen=True)
+        if fetch in self.stage.asked:
+            self.stage.answer(fetch)
+
     @rule()
     def all_goes_well_for_a_moment(self) -> None:
         self.stage.settle()
@@ -175,12 +210,14 @@ class Play(RuleBasedStateMachine):
         for holder in (1, 2, 3):
             stage.disconnect(holder)
         stage.settle()
+        stage.pass_time(AFTER_ANY_PAUSE_NS)
+        stage.settle()
         if stage.policy.on_disconnect is OnDisconnect.RELEASE:
             self._is_due_again(abandoned)
         self._everything_comes()
 
     def _is_due_again(self, keys: set[Key]) -> None:
-        """What a vanished client held is anybody's at once, not after its wait."""
+        """What a vanished client held is anybody's, and does not keep until its wait ends."""
         for key in keys:
             row = self.stage.rows[key]
             assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, f"{key!r} was not released"
@@ -208,6 +245,9 @@ class Play(RuleBasedStateMachine):
     def _due(self) -> list[Row]:
         rows = (row for _, row in sorted(self.stage.rows.items()))
         return [row for row in rows if row.time_acked_ns is None and row.entry.due_ns <= self.stage.now_ns]
+
+    def _asked_for(self, kind: type[Effect]) -> list[Asked]:
+        return [each for each in self.stage.asked if isinstance(each.effect, kind)]
 
     def _asked(self, *, done: bool) -> list[Asked]:
         return [each for each in self.stage.asked if (each.answer is not None) is done]
@@ -276,18 +316,6 @@ class CommitsDuringAScanAreForgotten(Dispatcher):
         return self._advance(now_ns)
 
 
-class DeadlinesWakeNobody(Dispatcher):
-    """The timer does not know of leases that run out."""
-
-    @property
-    def wake_at_ns(self) -> int | None:
-        leases, self._leases = self._leases, type(self._leases)()
-        try:
-            return super().wake_at_ns
-        finally:
-            self._leases = leases
-
-
 class CreditIsNotReserved(Dispatcher):
     """Two claims under way count on the same credit, and whoever is dealt to takes more than its share."""
 
@@ -307,7 +335,6 @@ BREAKS = [
     AFailedScanIsTheLast,
     ALostClaimBlocksThoseBehindIt,
     CommitsDuringAScanAreForgotten,
-    DeadlinesWakeNobody,
     CreditIsNotReserved,
 ]
 
@@ -329,9 +356,9 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    with pytest.raises((AssertionError, KeyError)):
+    with pytest.raises(AssertionError):
         run_state_machine_as_test(PlayBroken, settings=hunt)
 
 
 TestPlay = Play.TestCase
-TestPlay.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestPlay.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.dispatcher import Dispatcher, Effects, Limits
+from engine.dispatcher import Dispatcher, Effects
 from engine.effects import Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
 from engine.model import NS_PER_S, IdKind, Key, OnDisconnect, Policy, QueueTable, RowFormat, TableId
+from engine.pacing import Limits
 from engine.store_memory import MemoryStore, Row
 from engine.subscribers import Subscription
 
@@ -27,6 +28,7 @@ POLICY = Policy(
     cache_size=12,
     poller_interval_ns=10_000 * NS_PER_S,
     min_backoff_ns=30 * NS_PER_S,
+    max_backoff_ns=60 * NS_PER_S,
 )
 """Small bounds, so that they are reached; a poller so rare that whatever only it would find counts as lost."""
 
@@ -186,17 +188,18 @@ class Stage:
             self.answer(asked)
         raise AssertionError(f"no end of effects: {self.dispatcher!r} {self.asked[:3]}")
 
-    def run_until(self, done: Callable[[], bool], most: int = 400) -> None:
-        """Let time pass from one waking to the next until something is so."""
-        for _ in range(most):
+    def run_until(self, done: Callable[[], bool], within_ns: int = 5_000 * NS_PER_S) -> None:
+        """Let time pass from one waking to the next until something is so, by default sooner than the poller would help."""
+        until_ns = self.now_ns + within_ns
+        while self.now_ns <= until_ns:
             self.settle()
             if done():
                 return
             wake_at_ns = self.dispatcher.wake_at_ns
             assert wake_at_ns is not None, f"asleep for ever: {self.dispatcher!r}"
-            self.store.now_ns = wake_at_ns
+            self.store.now_ns = max(wake_at_ns, self.now_ns)
             self.happen(self.dispatcher.tick)
-        raise AssertionError(f"it never came: {self.dispatcher!r}")
+        raise AssertionError(f"it did not come in time: {self.dispatcher!r}")
 
     # The books.
 

@@ -28,7 +28,9 @@ ENGINE_SHELL = {
     "engine.link",
     "engine.pool",
     "engine.queries",
+    "engine.runner",
     "engine.service",
+    "engine.shell",
     "engine.store",
     "engine.store_memory",
 }

@@ -1,0 +1,82 @@
+"""How much the dispatcher does at a time, and how long it leaves things alone.
+
+Its limits, each with the reason, and the two small clocks by which it keeps them: a pause that doubles with each
+failure, and the account of scans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model import NS_PER_S
+
+MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The dispatcher's own bounds, each with its reason."""
+
+    scan_min: int = 64
+    """Keys read by a scan of an idle table: enough that a trickle needs one scan, cheap when most are not due."""
+    window_max: int = 10_000
+    """Keys read ahead at most: at 10,000 the scan costs a few µs a message, and more would only be staler."""
+    claim_max: int = 1_000
+    """Rows a claim takes at most: larger ones gain nothing (FACTS) and hold their locks longer."""
+    claims_max: int = 2
+    """Claims under way: a second one hides the commit of the first."""
+    fetch_max: int = 1_000
+    """Rows one fetch asks for at most, to keep the statement small."""
+    lookup_max: int = 1_000
+    """Leases looked up in one statement."""
+    lookup_pause_min_ns: int = 20 * MS
+    lookup_pause_max_ns: int = 1_000 * MS
+    """Pause between lookups that find nothing: acknowledgements that bypass the proxy are seen within it."""
+    rescan_pause_ns: int = 50 * MS
+    """Pause between scans while there still are ready keys: bounds how long a more urgent message goes unseen."""
+    failure_pause_min_ns: int = 100 * MS
+    failure_pause_max_ns: int = 5_000 * MS
+    """Pause after a failure of the database, doubling: soon enough for a restart, no storm on a sick server."""
+    purge_rows: int = 500
+    """Rows deleted at a time: a few ms of locks."""
+    purge_pause_max_ns: int = 60 * NS_PER_S
+    purge_pause_min_ns: int = NS_PER_S
+    """A tenth of vt_purge_after, between these."""
+
+
+@dataclass(slots=True)
+class Pause:
+    """A pause that doubles with every failure in a row."""
+
+    least_ns: int
+    most_ns: int
+    until_ns: int = 0
+    last_ns: int = 0
+
+    def lengthen(self, now_ns: int) -> None:
+        """Something failed (again)."""
+        self.last_ns = min(max(2 * self.last_ns, self.least_ns), self.most_ns)
+        self.until_ns = now_ns + self.last_ns
+
+    def reset(self) -> None:
+        """It went well."""
+        self.until_ns = self.last_ns = 0
+
+
+@dataclass(slots=True)
+class Scanning:
+    """What is known about scans: whether one runs, why another is wanted, and when."""
+
+    limit: int
+    started: int = 0
+    completed: int = 0
+    at_ns: int = 0
+    dirty: bool = True
+    """Something may have become due since the last scan began."""
+    again_ns: int | None = None
+    """When rows that a claim missed are worth another look."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a scan has not come back yet."""
+        return self.started > self.completed
