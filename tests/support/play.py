@@ -189,7 +189,7 @@ class Stage:
         raise AssertionError(f"no end of effects: {self.dispatcher!r} {self.asked[:3]}")
 
     def run_until(self, done: Callable[[], bool], within_ns: int = 5_000 * NS_PER_S) -> None:
-        """Let time pass from one waking to the next until something is so, by default sooner than the poller would help."""
+        """Let time pass from one waking to the next until it is so, by default sooner than the poller helps."""
         until_ns = self.now_ns + within_ns
         while self.now_ns <= until_ns:
             self.settle()

@@ -90,7 +90,14 @@ class RunningProxy:
 
     def connect(self, **options: Any) -> Any:
         """A PyMySQL connection through it, as root, autocommit, unless told else; of no type, for tests look inside."""
-        defaults = {"host": self.host, "port": self.port, "user": "root", "autocommit": True, "charset": "utf8mb4"}
+        defaults = {
+            "host": self.host,
+            "port": self.port,
+            "user": "root",
+            "autocommit": True,
+            "charset": "utf8mb4",
+            "ssl_disabled": True,
+        }
         return pymysql.connect(**{**defaults, **options})
 
 

@@ -185,5 +185,5 @@ def server_or_skip(flavour: Flavour, *, durable: bool = False) -> Iterator[Embed
 
 def connect(server: EmbeddedServer, **options: Any) -> Connection[Any]:
     """A PyMySQL connection to the server itself, as root, autocommit, unless told else."""
-    defaults = {"host": server.host, "port": server.port, "user": "root", "autocommit": True}
+    defaults = {"host": server.host, "port": server.port, "user": "root", "autocommit": True, "ssl_disabled": True}
     return pymysql.connect(**{**defaults, **options})
