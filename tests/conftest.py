@@ -6,6 +6,7 @@ pytest process (each xdist worker has its own) and end with it, however it ends.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 from pymysql.connections import Connection
 
@@ -104,7 +106,8 @@ def drop_database(server: EmbeddedServer, name: str) -> None:
     with connect(server) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [name])
         for (connection_id,) in cursor.fetchall():
-            cursor.execute(f"KILL {connection_id}")
+            with contextlib.suppress(pymysql.OperationalError):  # It has ended meanwhile.
+                cursor.execute(f"KILL {connection_id}")
         cursor.execute("SET SESSION lock_wait_timeout = 10")
         cursor.execute(f"DROP DATABASE IF EXISTS {name}")
 

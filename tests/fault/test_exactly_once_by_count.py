@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from pymysql.cursors import Cursor, SSCursor
 
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
@@ -30,6 +31,7 @@ class Worker:
         self._database = database
         self._acknowledged = acknowledged
         self._random = random.Random(seed)
+        self._cursor = SSCursor if seed % 2 else Cursor  # Some read unbuffered.
         self._stop = threading.Event()
         self.deaths = 0
         self.failure: Exception | None = None
@@ -55,7 +57,9 @@ class Worker:
         left = self._random.randint(*MESSAGES_BEFORE_DEATH)
         connection = self._proxy.connect(database=self._database)
         while not self._stop.is_set():
-            ids = [number for number, _ in rows(connection, "STREAM * FROM m LIMIT 100 WAIT 0.5")]
+            with connection.cursor(self._cursor) as cursor:
+                cursor.execute("STREAM * FROM m LIMIT 100 WAIT 0.5")
+                ids = [number for number, _ in cursor]
             left -= len(ids)
             if left <= 0:
                 self.deaths += 1

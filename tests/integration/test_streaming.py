@@ -8,7 +8,7 @@ import pymysql
 import pytest
 
 from tests.support.proxies import RunningProxy
-from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.waiting import eventually
 
 
@@ -289,3 +289,12 @@ def test_purge_removes_what_was_acknowledged_long_enough_ago(connection) -> None
     enqueue(connection, "m", "abc")
     assert run(connection, "ACK FROM m WHERE id < 3") == 2
     eventually(lambda: rows(connection, "SELECT id FROM m") == [(3,)], timeout_s=20)
+
+
+def test_a_changed_comment_takes_effect_on_a_running_stream(proxy, database, connection, consume) -> None:
+    create_queue(connection, "m", max_in_flight="1")
+    enqueue(connection, "m", "abc")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
+    eventually(lambda: len(consumer.received) == 1)
+    run(connection, f"ALTER TABLE m COMMENT '{directives(max_in_flight='3')}'")
+    eventually(lambda: len(consumer.received) == 3)

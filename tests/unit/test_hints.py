@@ -1,0 +1,117 @@
+"""What a session's statements tell the engine, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import pytest
+
+from engine.model import TableId
+from engine.service import Engine
+from proxy.hints import ACKED_VALUES_MAX, TOUCHED_TABLES_MAX, Acked, Hints, Tag, Touched
+from proxy.wire.packets import AUTOCOMMIT, IN_TRANS
+from proxy.wire.walker import Outcome
+
+M = TableId("shop", "m")
+
+
+class Engineer:
+    """Writes down what the engine is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def written(self, name: str | None) -> None:
+        self.told.append(("written", name))
+
+    def schema_changed(self) -> None:
+        self.told.append(("schema",))
+
+    def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
+        self.told.append(("acked", None if values is None else list(values), certain))
+
+
+@pytest.fixture
+def engineer() -> Engineer:
+    return Engineer()
+
+
+@pytest.fixture
+def hints(engineer: Engineer) -> Hints:
+    return Hints(cast(Engine, engineer))
+
+
+def done(tag: Tag, *, open_transaction: bool = False, ok: bool = True, affected_rows: int = 1) -> Outcome[Tag]:
+    status = IN_TRANS if open_transaction else AUTOCOMMIT
+    return Outcome(3, tag, ok, status, affected_rows=affected_rows, results=int(ok))
+
+
+def test_an_autocommitted_write_wakes_its_table_at_once(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Touched("m")))
+    assert engineer.told == [("written", "m")]
+
+
+def test_a_write_in_a_transaction_wakes_when_the_transaction_ends(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Touched("m"), open_transaction=True))
+    hints.finished(done(None, open_transaction=True))
+    assert engineer.told == []
+    hints.finished(done(None))
+    assert engineer.told == [("written", "m")]
+    hints.finished(done(None))
+    assert len(engineer.told) == 1
+
+
+def test_a_write_that_failed_wakes_nobody(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Touched("m"), ok=False))
+    assert engineer.told == []
+
+
+def test_a_write_that_may_touch_any_table_wakes_all(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Touched("m"), open_transaction=True))
+    hints.finished(done(Touched(None)))
+    assert engineer.told == [("written", None)]
+
+
+def test_a_transaction_over_very_many_tables_wakes_all(hints: Hints, engineer: Engineer) -> None:
+    for number in range(TOUCHED_TABLES_MAX + 1):
+        hints.finished(done(Touched(f"t{number}"), open_transaction=True))
+    hints.finished(done(None))
+    assert engineer.told == [("written", None)]
+
+
+def test_a_changed_table_makes_the_catalog_stale(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Touched("m", schema=True)))
+    assert engineer.told == [("schema",), ("written", "m")]
+
+
+def test_an_ack_is_certain_when_it_affected_all_that_it_names(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Acked(M, [b"1", b"2"]), affected_rows=2))
+    hints.finished(done(Acked(M, [b"1", b"2"]), affected_rows=1))
+    hints.finished(done(Acked(M, None), affected_rows=5))
+    assert engineer.told == [
+        ("acked", [b"1", b"2"], True),
+        ("acked", [b"1", b"2"], False),
+        ("acked", None, False),
+    ]
+
+
+def test_an_ack_that_affected_nothing_tells_nothing(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Acked(M, [b"1"]), affected_rows=0))
+    assert engineer.told == []
+
+
+def test_an_ack_in_a_transaction_is_a_doubt_when_that_ends(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Acked(M, [b"1"]), open_transaction=True))
+    hints.finished(done(Acked(M, [b"2"]), open_transaction=True))
+    assert engineer.told == []
+    hints.finished(done(None))
+    assert engineer.told == [("acked", [b"1", b"2"], False)]
+
+
+def test_very_many_acks_in_a_transaction_are_remembered_as_any(hints: Hints, engineer: Engineer) -> None:
+    for start in range(0, ACKED_VALUES_MAX + 1, 10_000):
+        values = list(range(start, start + 10_000))
+        hints.finished(done(Acked(M, values), open_transaction=True, affected_rows=10_000))
+    hints.finished(done(None))
+    assert engineer.told == [("acked", None, False)]
