@@ -97,8 +97,8 @@ class Settings(BaseSettings):
     """A silent connection is probed after so long: middle boxes forget idle ones after a minute or more."""
     ping_interval_s: float = Field(default=60.0, gt=0)
     """A stream's backing connection is pinged as often, or the server would close it after its wait_timeout."""
-    drain_timeout_s: float = Field(default=8.0, gt=0)
-    """Time for commands under way when the proxy is told to stop; with what follows, the process ends within 10 s."""
+    drain_timeout_s: float = Field(default=4.0, gt=0)
+    """Time for commands under way when the proxy is told to stop; a private server may take 5 s more to stop."""
     engine_connections: int = Field(default=8, ge=2, le=256)
     """Connections that the engine itself keeps to the server, over all queues."""
     catalog_interval_s: float = Field(default=10.0, gt=0)
