@@ -145,10 +145,10 @@ _FIRST = bytes_pattern(rf"{GAP}(?:([A-Z]{{2,8}}+){WORD_END}|/\*)")
 _REST_IS_GAP = bytes_pattern(rf"{GAP}\Z")
 _SCHEMA_WORD = bytes_pattern(rf"(?<![\w$])(?:CREATE|ALTER|DROP|RENAME|TRUNCATE){WORD_END}")
 _PLAIN = rf"[^;'\"`\#/-]++|{_STRING}|{COMMENT}|-|/(?!\*(?!M?!))"
-_ONE_STATEMENT = bytes_pattern(rf"(?:{_PLAIN})*+(?:;{GAP})?+\Z")
+_ONE_STATEMENT = bytes_pattern(rf"(?>(?:{_PLAIN})*)(?>(?:;{GAP})?)\Z")
 _KILL = bytes_pattern(
-    rf"{GAP}KILL{WORD_END}{GAP}(?:(?:HARD|SOFT){WORD_END}{GAP})?+"
-    rf"(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?+(?P<id>[0-9]{{1,20}}){GAP}(?:;{GAP})?+"
+    rf"{GAP}KILL{WORD_END}{GAP}(?>(?:(?:HARD|SOFT){WORD_END}{GAP})?)"
+    rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)(?P<id>[0-9]{{1,20}}){GAP}(?>(?:;{GAP})?)"
 )
 
 
@@ -157,17 +157,17 @@ def _word(word: str) -> str:
 
 
 def _maybe(*words: str) -> str:
-    return "".join(rf"(?:{_word(word)})?+" for word in words)
+    return "".join(rf"(?>(?:{_word(word)})?)" for word in words)
 
 
 def _head(pattern: str) -> re.Pattern[bytes]:
     return bytes_pattern(GAP + pattern)
 
 
-_TABLE = rf"(?:{NAME}{GAP}\.{GAP})?+(?P<table>{NAME}){GAP}"
-_IF_EXISTS = rf"(?:{_word('IF')}{_maybe('NOT')}{_word('EXISTS')})?+"
-_ALIAS = rf"(?:(?!SET{WORD_END}){_maybe('AS')}{NAME}{GAP})?+"
-_PARTITION = rf"(?:{_word('PARTITION')}\([^()]*+\){GAP})?+"
+_TABLE = rf"(?>(?:{NAME}{GAP}\.{GAP})?)(?P<table>{NAME}){GAP}"
+_IF_EXISTS = rf"(?>(?:{_word('IF')}{_maybe('NOT')}{_word('EXISTS')})?)"
+_ALIAS = rf"(?>(?:(?!SET{WORD_END}){_maybe('AS')}{NAME}{GAP})?)"
+_PARTITION = rf"(?>(?:{_word('PARTITION')}\([^()]*+\){GAP})?)"
 _INSERT = _head(_maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY", "IGNORE", "INTO") + _TABLE)
 _UPDATE = _head(_maybe("LOW_PRIORITY", "IGNORE") + _TABLE + _PARTITION + _ALIAS + _word("SET"))
 _DELETE = _head(

@@ -1,13 +1,13 @@
 """MySQL's own rules of what is a blank, a comment, a string and a name, as regular expressions.
 
-Every pattern is possessive: a quote or comment that is not closed fails after a single look,
-never by backtracking, so that the cost of any input is linear in its length. They are kept as
-text, to be put together by those who need them. A comment that the server executes, as in `/*! …
-*/` and `/*M! … */`, is no comment: no pattern here skips one.
+Every pattern is possessive: a quote or comment that is not closed fails after a single look, never by backtracking, so
+that the cost of any input is linear in its length. A repeated group is written as an atomic one, `(?>(?:…)*)`: before
+Python 3.11.5, `(?:…)*+` went wrong when the group had alternatives. Patterns are kept as text, to be put together by
+those who need them. A comment that the server executes, as in `/*! … */` and `/*M! … */`, is no comment: no pattern
+here skips one.
 
-The rules see bytes. In five character sets of East Asia a byte of a longer character can look
-like a backslash or a backquote; `shadow` gives text of equal length in which such characters are
-harmless.
+The rules see bytes. In five character sets of East Asia a byte of a longer character can look like a backslash or a
+backquote; `shadow` gives text of equal length in which such characters are harmless.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from collections.abc import Mapping
 from typing import Final
 
 BLANK = r"[ \t\n\v\f\r]"
-BLOCK_COMMENT = r"/\*(?!M?!)[^*]*+(?:\*(?!/)[^*]*+)*+\*/"
+BLOCK_COMMENT = r"/\*(?!M?!)[^*]*+(?>(?:\*(?!/)[^*]*+)*)\*/"
 # The server wants a blank or a control character after the two dashes: `5--1` is a subtraction. A
 # NUL ends such a comment for some servers and not for others: it is left for the reader to
 # refuse.
 LINE_COMMENT = r"(?:\#|--(?=[\x00-\x20\x7f]|\Z))[^\n\x00]*+"
 COMMENT = rf"(?:{BLOCK_COMMENT}|{LINE_COMMENT})"
-GAP = rf"(?:{BLANK}++|{COMMENT})*+"
+GAP = rf"(?>(?:{BLANK}++|{COMMENT})*)"
 
 WORD_BYTE = r"[0-9A-Za-z_$\x80-\xff]"
 WORD_END = rf"(?!{WORD_BYTE})"
 
-BACKQUOTED = r"(?:`[^`]*+`)++"
-DOUBLE_QUOTED = r'(?:"[^"]*+")++'
-SINGLE_QUOTED = r"(?:'[^']*+')++"
-SINGLE_QUOTED_ESCAPED = r"'(?:[^'\\]++|\\[\s\S]|'')*+'"
-DOUBLE_QUOTED_ESCAPED = r'"(?:[^"\\]++|\\[\s\S]|"")*+"'
+BACKQUOTED = r"(?>(?:`[^`]*+`)+)"
+DOUBLE_QUOTED = r'(?>(?:"[^"]*+")+)'
+SINGLE_QUOTED = r"(?>(?:'[^']*+')+)"
+SINGLE_QUOTED_ESCAPED = r"'(?>(?:[^'\\]++|\\[\s\S]|'')*)'"
+DOUBLE_QUOTED_ESCAPED = r'"(?>(?:[^"\\]++|\\[\s\S]|"")*)"'
 
 NAME = rf"(?:{WORD_BYTE}++|{BACKQUOTED}|{DOUBLE_QUOTED})"
 

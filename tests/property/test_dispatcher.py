@@ -162,6 +162,14 @@ class Play(RuleBasedStateMachine):
     def one_fails_or_its_answer_is_lost(self, pick: int) -> None:
         self.stage.fail(self._one_of(self.stage.asked, pick))
 
+    @precondition(lambda self: self.stage.asked)
+    @rule(pick=PICK)
+    def one_thing_goes_well(self, pick: int) -> None:
+        asked = self._one_of(self.stage.asked, pick)
+        if asked.answer is None:
+            self.stage.do(asked)
+        self.stage.answer(asked)
+
     @precondition(lambda self: self._asked_for(Scan))
     @rule(key=KEYS)
     def a_commit_falls_into_a_scan(self, key: int) -> None:

@@ -211,6 +211,17 @@ def test_every_module_of_the_engine_is_pure_or_named_as_shell(library: list[Modu
     assert names >= ENGINE_SHELL
 
 
+def test_repeated_groups_are_atomic_because_possessive_ones_go_wrong_before_python_3_11_5(
+    library: list[Module],
+) -> None:
+    assert [
+        module.at(text)
+        for module in library
+        for text in module.strings()
+        if isinstance(text.value, str) and re.search(r"\)[*+?]\+", text.value)
+    ] == []
+
+
 def pure_modules() -> list[str]:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
