@@ -240,14 +240,15 @@ class Dispatcher:
         self._adapt_scan_limit()
         return self._advance(now_ns)
 
-    def scan_failed(self, now_ns: int, text: str) -> Effects:
-        """A scan could not be made."""
+    def scan_failed(self, now_ns: int, text: str, *, lasting: bool = False) -> Effects:
+        """A scan could not be made; `lasting`: and cannot be before somebody changes the table."""
         self._scanning.completed = self._scanning.started
         self._scanning.dirty = True
         self._failure_pause.lengthen(now_ns)
         effects: Effects = []
         for each in list(self._subscribers.values()):
-            if each.patient_until_ns is not None and each.patient_until_ns <= now_ns and not each.unsent:
+            impatient = each.patient_until_ns is not None and each.patient_until_ns <= now_ns and not each.unsent
+            if lasting or impatient:
                 effects.append(self._end(each, Cause.UNUSABLE, text))
         return effects + self._advance(now_ns)
 
@@ -282,11 +283,14 @@ class Dispatcher:
         effects: Effects = [Deliver(each, tuple(rows)) for each, rows in parcels.items()]
         return effects + self._advance(now_ns)
 
-    def fetch_failed(self, now_ns: int, fetch_id: int) -> Effects:
-        """Rows could not be read: their claims are given back."""
-        self._give_back([lease for lease, _ in self._end_fetch(fetch_id)])
+    def fetch_failed(self, now_ns: int, fetch_id: int, text: str = "", *, lasting: bool = False) -> Effects:
+        """Rows could not be read: their claims are given back; `lasting`: and their streams cannot go on."""
+        standing = self._end_fetch(fetch_id)
+        self._give_back([lease for lease, _ in standing])
         self._failure_pause.lengthen(now_ns)
-        return self._advance(now_ns)
+        over = {each.spec.id: each for _, each in standing if lasting}
+        effects: Effects = [self._end(each, Cause.UNUSABLE, text) for each in over.values()]
+        return effects + self._advance(now_ns)
 
     def looked_up(self, now_ns: int, found: Mapping[Key, Entry]) -> Effects:
         """What became of the leases that were looked up."""

@@ -117,10 +117,10 @@ class TableRunner:
             log.warning("%s of %s failed: %s", type(effect).__name__.lower(), self.queue.id, error)
             if error.lasting:
                 self._on_doubt()
-            self._failed(effect, str(error))
+            self._failed(effect, str(error), lasting=error.lasting)
         except Exception as error:  # A fault of ours: it must not leave the dispatcher waiting for ever.
             log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
-            self._failed(effect, str(error))
+            self._failed(effect, str(error), lasting=False)
         else:
             answer()
 
@@ -156,15 +156,15 @@ class TableRunner:
             case _:
                 assert_never(effect)
 
-    def _failed(self, effect: Asked, text: str) -> None:
+    def _failed(self, effect: Asked, text: str, *, lasting: bool) -> None:
         dispatcher = self.dispatcher
         match effect:
             case Scan():
-                self.happen(dispatcher.scan_failed, text)
+                self.happen(partial(dispatcher.scan_failed, lasting=lasting), text)
             case Claim(claim_id, _):
                 self.happen(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
-                self.happen(dispatcher.fetch_failed, fetch_id)
+                self.happen(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, text)
             case Lookup():
                 self.happen(dispatcher.lookup_failed)
             case Release():

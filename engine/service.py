@@ -112,6 +112,7 @@ class Engine:
             case _:
                 raise UnusableQueue(
                     f"Table '{table}' is not a message table: its COMMENT does not hold the word vitess_message"
+                    " (or the account that was given to --backend may not see it)"
                 )
 
     def subscribe(

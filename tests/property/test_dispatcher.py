@@ -158,9 +158,9 @@ class Play(RuleBasedStateMachine):
         self.stage.answer(self._one_of(self._asked(done=True), pick))
 
     @precondition(lambda self: self.stage.asked)
-    @rule(pick=PICK)
-    def one_fails_or_its_answer_is_lost(self, pick: int) -> None:
-        self.stage.fail(self._one_of(self.stage.asked, pick))
+    @rule(pick=PICK, lasting=st.booleans())
+    def one_fails_or_its_answer_is_lost(self, pick: int, lasting: bool) -> None:
+        self.stage.fail(self._one_of(self.stage.asked, pick), lasting=lasting)
 
     @precondition(lambda self: self.stage.asked)
     @rule(pick=PICK)
@@ -305,7 +305,7 @@ class CapacityIsIgnored(Dispatcher):
 class AFailedScanIsTheLast(Dispatcher):
     """The failure of a scan is not noticed."""
 
-    def scan_failed(self, now_ns: int, text: str) -> Effects:
+    def scan_failed(self, now_ns: int, text: str, *, lasting: bool = False) -> Effects:
         return self._advance(now_ns)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.dispatcher import Dispatcher, Effects
@@ -156,18 +157,18 @@ class Stage:
         self.asked.remove(asked)
         self._take(asked.answer())
 
-    def fail(self, asked: Asked) -> None:
-        """An effect fails, or, if the database has done it already, its answer is lost."""
+    def fail(self, asked: Asked, *, lasting: bool = False) -> None:
+        """An effect fails, or, if the database has done it already, its answer is lost; `lasting`: for good."""
         self.asked.remove(asked)
         self.lost_answers += asked.answer is not None
         dispatcher = self.dispatcher
         match asked.effect:
             case Scan():
-                self.happen(dispatcher.scan_failed, "the server has gone away")
+                self.happen(partial(dispatcher.scan_failed, lasting=lasting), "the server has gone away")
             case Claim(claim_id, _):
                 self.happen(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
-                self.happen(dispatcher.fetch_failed, fetch_id)
+                self.happen(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, "no such column")
             case Lookup():
                 self.happen(dispatcher.lookup_failed)
             case Release():
