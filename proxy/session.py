@@ -118,6 +118,8 @@ class Session:
         self._task: asyncio.Task[None] | None = None
         self._question: _Question | None = None
         self._last_prepared = 0
+        self._preparing = False
+        """Whether a PREPARE of ours is with the server, so that no command about a statement can be judged."""
         self._closed = False
         self._deadline = asyncio.get_running_loop().call_later(proxy.settings.login_timeout_s, self._login_too_slow)
 
@@ -309,6 +311,7 @@ class Session:
 
     def forward(self, payload: bytes, tag: Tag) -> None:
         """Send a command in the client's name; its answer goes to the client."""
+        self._preparing = isinstance(tag, Preparing)
         self._walker.expect(payload[0], tag)
         self._write_server(frame(payload, 0))
 
@@ -346,6 +349,8 @@ class Session:
         if not isinstance(event, Command):
             self._write_server(event)
             return True
+        if self._preparing and event.byte in _STATEMENT_COMMANDS:
+            return False  # It may be about the statement whose number we are waiting for.
         verb, tag = self._look(event)
         if verb in OWN_VERBS or isinstance(tag, PreparedStream):
             return self._begin(verb, event)
@@ -447,6 +452,8 @@ class Session:
                 SHUTDOWN
             )  # The server hangs up, and said why; a stream's client must hear it in its place.
             return
+        if isinstance(outcome.tag, Preparing):
+            self._preparing = False
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id
             if isinstance(outcome.tag, Preparing):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import pytest
+
 from proxy.wire.framing import frame
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
@@ -67,3 +69,20 @@ def test_a_stream_sent_ahead_of_a_stream_begins_when_that_ends(proxy: RunningPro
         client._sock.sendall(queries("STREAM id FROM m LIMIT 1", "STREAM id FROM m LIMIT 1", "SELECT 'end'"))
         enqueue(producer, "m", "ab")
         assert results(client, 3) == [((1,),), ((2,),), (("end",),)]
+
+
+@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")  # MySQL knows no such number.
+def test_a_stream_may_be_executed_before_its_prepare_is_answered(proxy: RunningProxy, database: str) -> None:
+    """MariaDB's drivers do it, by the number that means "the statement prepared last"."""
+    with proxy.connect(database=database) as client:
+        create_queue(client, "m")
+        enqueue(client, "m", "a")
+        prepare = frame(b"\x16STREAM id FROM m NOWAIT", 0)
+        execute = frame(b"\x17\xff\xff\xff\xff\x00\x01\x00\x00\x00", 0)
+        client._sock.sendall(prepare + execute + queries("SELECT 'end'"))
+        client._next_seq_id = 1
+        _prepared, _column, _eof = (client._read_packet() for _ in range(3))
+        client._next_seq_id = 1
+        _count, _column, _eof, row, _end = (client._read_packet() for _ in range(5))
+        assert row.get_all_data() == b"\x00\x00" + (1).to_bytes(8, "little")
+        assert results(client, 1) == [(("end",),)]
