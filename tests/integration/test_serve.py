@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -99,8 +100,9 @@ def test_without_a_backend_it_runs_a_server_of_its_own_and_ends_it_with_itself(t
         pymysql.connect(host="127.0.0.1", port=int(ready[5].rpartition(":")[2]), user="root")
 
 
-def test_sigterm_ends_streams_with_1053_releases_what_is_unacknowledged_and_exits_0(
-    server: EmbeddedServer, database: str, tmp_path: Path, consume
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_drain_ends_streams_with_1053_releases_what_is_unacknowledged_and_exits_0(
+    server: EmbeddedServer, database: str, tmp_path: Path, consume, number: signal.Signals
 ) -> None:
     with running_proxy(server, tmp_path / "log") as proxy, connect(server, database=database) as direct:
         create_queue(direct, "m")
@@ -108,7 +110,7 @@ def test_sigterm_ends_streams_with_1053_releases_what_is_unacknowledged_and_exit
         consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
         eventually(lambda: len(consumer.received) == 2)
         idle = proxy.connect()
-        assert proxy.terminate() == 0
+        assert proxy.terminate(number) == 0
         assert consumer.ended.wait(10)
         assert consumer.error is not None
         assert consumer.error.args[0] == 1053

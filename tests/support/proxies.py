@@ -6,7 +6,9 @@ It says on standard output when it is ready, and where. It dies with the test pr
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -75,10 +77,10 @@ class RunningProxy:
         self._process.kill()
         assert self._process.wait(10)
 
-    def terminate(self) -> int:
-        """SIGTERM; its exit status."""
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send it a signal and wait for its end; its exit status."""
         assert self._process is not None
-        self._process.terminate()
+        os.kill(self.pid, number)
         assert self._process.wait(15), self.output
         assert self._process.returncode is not None
         return self._process.returncode
