@@ -9,12 +9,14 @@ import random
 import socket
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pymysql.cursors import Cursor, SSCursor
 
-from tests.support.proxies import RunningProxy
+from proxy.embedded import EmbeddedServer
+from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -109,6 +111,31 @@ def test_every_message_is_acknowledged_exactly_once_though_consumers_die(proxy: 
     assert len(acknowledged) == MESSAGES
     assert set(acknowledged.values()) == {1}
     assert sum(worker.deaths for worker in workers) >= CONSUMERS
+
+
+@pytest.mark.timeout(120)
+def test_two_proxies_on_one_table_never_give_a_message_to_two_consumers(
+    proxy: RunningProxy, server: EmbeddedServer, database: str, tmp_path: Path
+) -> None:
+    with (
+        running_proxy(server, tmp_path / "second.log") as second,
+        proxy.connect(database=database) as connection,
+    ):
+        create_queue(connection, "m", vt_ack_wait="120", vt_poller_interval="1")
+        counters: list[Counter[int]] = [Counter() for _ in range(4)]
+        proxies = (proxy, second, proxy, second)
+        workers = [Worker(each, database, counters[i], seed=i) for i, each in enumerate(proxies)]
+        for start in range(0, 4_000, 100):
+            enqueue(connection, "m", map(str, range(start, start + 100)))
+        unfinished = "SELECT COUNT(*) FROM m WHERE time_acked IS NULL"
+        eventually(lambda: rows(connection, unfinished) == [(0,)] or any(w.failure for w in workers), timeout_s=60)
+        for worker in workers:
+            worker.stop()
+    acknowledged = sum(counters, Counter())
+    assert len(acknowledged) == 4_000
+    assert set(acknowledged.values()) == {1}
+    assert counters[0] + counters[2], "the first proxy delivered nothing"
+    assert counters[1] + counters[3], "the second proxy delivered nothing"
 
 
 def test_after_kill_9_of_the_proxy_everything_unacknowledged_comes_again_and_nothing_else(
