@@ -147,7 +147,8 @@ class Engine:
         runner = self._runners.get(table)
         if runner is None:
             return
-        keys = None if values is None else [key for each in values if (key := key_of(runner.queue.id_kind, each))]
+        kind = runner.queue.id_kind
+        keys = None if values is None else [key for each in values if (key := key_of(kind, each)) is not None]
         if certain and keys is not None:
             runner.happen(runner.dispatcher.settled, keys)
         else:
@@ -204,7 +205,10 @@ class Engine:
     async def _look_at_all(self) -> None:
         tables = await self._shell.call(self._shell.store.discover)
         for table in {*tables, *self._runners}:
-            await self._look_at(table)
+            try:
+                await self._look_at(table)
+            except StoreError as error:  # The others are still worth a look.
+                log.warning("cannot look at %s: %s", table, error)
 
     async def _watch_catalog(self) -> None:
         while True:

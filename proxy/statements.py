@@ -24,7 +24,7 @@ from proxy.stream import Stream
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.fields import NULL_MARK, Reader, WireError
 from proxy.wire.framing import frame
-from proxy.wire.packets import ServerError
+from proxy.wire.packets import ServerError, make_err
 from proxy.wire.params import execute_id, make_query, parse_execute, query_text
 from sqlrewrite.ack import AckStatement, parse_ack
 from sqlrewrite.classify import Verb
@@ -88,30 +88,25 @@ class Statements:
 
     async def carry_out(self, session: Session, verb: Verb, payload: bytes) -> None:
         """Do what a withheld command says, and answer the client."""
+        was_in_transaction = session.in_transaction
         try:
-            match payload[0], verb:
-                case (Commands.COM_QUERY, Verb.STREAM):
-                    await self._stream(session, query_text(payload, attributes=session.attributes))
-                case (Commands.COM_STMT_PREPARE, Verb.STREAM):
-                    await self._prepare_stream(session, payload[1:])
-                case (Commands.COM_QUERY, _):
-                    await self._acknowledge(session, query_text(payload, attributes=session.attributes))
-                case (Commands.COM_STMT_PREPARE, _):
-                    await self._prepare_ack(session, payload[1:])
-                case _:
-                    await self._execute_stream(session, payload)
-        except Refused as refused:
-            session.send(frame(refused.payload, 1))
-        except SqlError as error:
-            session.send_error(ServerError(error.code, error.sqlstate, error.message))
-        except ServerError as error:
-            session.send_error(error)
-        except WireError as error:
-            session.send_error(ServerError(error.code, error.sqlstate, str(error)))
-        except UnusableQueue as error:
-            session.send_error(ServerError(1105, "HY000", str(error)))
-        except StoreError as error:
-            session.send_error(ServerError(1105, "HY000", f"ackstream cannot read the queue: {error}"))
+            await self._dispatch(session, verb, payload)
+        except (Refused, SqlError, ServerError, WireError, UnusableQueue, StoreError) as error:
+            await _end_what_we_began(session, was_in_transaction=was_in_transaction)
+            session.send(frame(_as_packet(error), 1))
+
+    async def _dispatch(self, session: Session, verb: Verb, payload: bytes) -> None:
+        match payload[0], verb:
+            case (Commands.COM_QUERY, Verb.STREAM):
+                await self._stream(session, query_text(payload, attributes=session.attributes))
+            case (Commands.COM_STMT_PREPARE, Verb.STREAM):
+                await self._prepare_stream(session, payload[1:])
+            case (Commands.COM_QUERY, _):
+                await self._acknowledge(session, query_text(payload, attributes=session.attributes))
+            case (Commands.COM_STMT_PREPARE, _):
+                await self._prepare_ack(session, payload[1:])
+            case _:
+                await self._execute_stream(session, payload)
 
     # STREAM.
 
@@ -133,12 +128,14 @@ class Statements:
         )
 
     async def _prepare_stream(self, session: Session, text: bytes) -> None:
+        was_in_transaction = session.in_transaction
         context = await _context(session)
         statement = _parse_stream(text, context)
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
         # As many places for parameters as the statement has, so that the server counts and takes them.
         places = "".join(" AND ? IS NULL" for _ in range(statement.param_count))
         select = _select(queue, _columns(statement, queue), f" WHERE TRUE{places}")
+        await _end_what_we_began(session, was_in_transaction=was_in_transaction)
         prepared = PreparedStream(queue.id, statement)
         session.forward(bytes([COM_STMT_PREPARE]) + select.encode(context.codec), Preparing(prepared))
 
@@ -179,9 +176,7 @@ class Statements:
         was_in_transaction: bool,
     ) -> None:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
-        if session.in_transaction and not was_in_transaction:
-            # Autocommit is off, and our questions began a transaction: left open, it would pin the table's metadata.
-            await _ask(session, b"COMMIT")
+        await _end_what_we_began(session, was_in_transaction=was_in_transaction)
         *columns, last = header.packets
         stream = Stream(session.send, last.seq)
         handle = self._engine.subscribe(
@@ -244,6 +239,27 @@ class Statements:
             probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
             await _ask(session, _encode(session, probe.format(table.quoted())))
         return queue
+
+
+async def _end_what_we_began(session: Session, *, was_in_transaction: bool) -> None:
+    """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
+    if session.in_transaction and not was_in_transaction:
+        await session.ask(b"COMMIT")
+
+
+def _as_packet(error: Exception) -> bytes:
+    """The ERR packet that tells the client why its statement was not carried out."""
+    match error:
+        case Refused():
+            return error.payload
+        case SqlError() | ServerError():
+            return make_err(error.code, error.sqlstate, error.message)
+        case WireError():
+            return make_err(error.code, error.sqlstate, str(error))
+        case StoreError():
+            return make_err(1105, "HY000", f"ackstream cannot read the queue: {error}")
+        case _:
+            return make_err(1105, "HY000", str(error))
 
 
 async def _ask(session: Session, text: bytes) -> Answer:

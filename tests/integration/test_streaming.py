@@ -183,6 +183,14 @@ def test_a_stream_leaves_no_transaction_behind_when_autocommit_is_off(proxy, dat
         run(connection, "ALTER TABLE m ADD COLUMN added INT")  # An open transaction would make it wait.
 
 
+def test_a_refused_stream_leaves_no_transaction_behind_either(proxy, database, connection) -> None:
+    create_queue(connection, "m")
+    with proxy.connect(database=database, autocommit=False) as other:
+        with pytest.raises(pymysql.MySQLError):
+            rows(other, "STREAM nothing FROM m NOWAIT")
+        run(connection, "ALTER TABLE m ADD COLUMN added INT")  # An open transaction would make it wait.
+
+
 def test_the_table_can_be_quoted_and_qualified_and_comments_stand_before(proxy, database, connection) -> None:
     create_queue(connection, "`odd name`")
     run(connection, "INSERT INTO `odd name` (payload) VALUES ('a')")
