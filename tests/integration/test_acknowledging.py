@@ -7,7 +7,7 @@ import pymysql
 import pytest
 from pymysql.constants import CLIENT
 
-from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.waiting import eventually
 
 
@@ -92,16 +92,10 @@ def test_a_condition_cannot_undo_the_guard(connection) -> None:
 def test_a_client_needs_update_on_the_table(connection, proxy, database) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", "a")
-    user = f"a_{database}"
-    for statement in (f"CREATE USER {user}@localhost", f"GRANT SELECT ON {database}.m TO {user}@localhost"):
-        run(connection, statement)
-    try:
-        with proxy.connect(user=user, database=database) as reader:
-            with pytest.raises(pymysql.MySQLError) as error:
-                run(reader, "ACK FROM m WHERE id = 1")
-            assert error.value.args[0] == 1142
-    finally:
-        run(connection, f"DROP USER {user}@localhost")
+    with user(connection, database, "SELECT") as name, proxy.connect(user=name, database=database) as reader:
+        with pytest.raises(pymysql.MySQLError) as error:
+            run(reader, "ACK FROM m WHERE id = 1")
+        assert error.value.args[0] == 1142
 
 
 def test_words_of_ours_stay_names_of_the_applications(connection) -> None:

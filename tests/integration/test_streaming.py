@@ -8,7 +8,7 @@ import pymysql
 import pytest
 
 from tests.support.proxies import RunningProxy
-from tests.support.queues import create_queue, directives, enqueue, rows, run
+from tests.support.queues import create_queue, directives, enqueue, rows, run, user
 from tests.support.waiting import eventually
 
 
@@ -259,21 +259,13 @@ def test_errors_are_mysqls_own_where_mysql_has_them(proxy, connection) -> None:
 
 def test_a_client_needs_select_and_update_on_the_table(proxy, database, connection) -> None:
     create_queue(connection, "m")
-    user = f"u_{database}"
-    for statement in (f"CREATE USER {user}@localhost", f"GRANT SELECT ON {database}.m TO {user}@localhost"):
-        run(connection, statement)
-    try:
-        with proxy.connect(user=user, database=database) as reader:
+    with user(connection, database, "SELECT") as name, proxy.connect(user=name, database=database) as reader:
+        for table in ("m", "hidden"):
             with pytest.raises(pymysql.MySQLError) as error:
-                rows(reader, "STREAM * FROM m NOWAIT")
+                rows(reader, f"STREAM * FROM {table} NOWAIT")
             assert error.value.args[0] == 1142
-            with pytest.raises(pymysql.MySQLError) as error:
-                rows(reader, "STREAM * FROM hidden NOWAIT")
-            assert error.value.args[0] == 1142
-            run(connection, f"GRANT UPDATE ON {database}.m TO {user}@localhost")
-            assert rows(reader, "STREAM * FROM m NOWAIT") == []
-    finally:
-        run(connection, f"DROP USER {user}@localhost")
+        run(connection, f"GRANT UPDATE ON {database}.m TO {name}@localhost")
+        assert rows(reader, "STREAM * FROM m NOWAIT") == []
 
 
 def test_rows_look_as_a_select_would_show_them_in_the_clients_charset_and_time_zone(

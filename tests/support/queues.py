@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pymysql.connections import Connection
@@ -56,6 +56,19 @@ def run(connection: Connection[Any], statement: str) -> int:
     """Affected rows of a statement."""
     with connection.cursor() as cursor:
         return int(cursor.execute(statement))
+
+
+@contextlib.contextmanager
+def user(root: Connection[Any], database: str, *grants: str) -> Iterator[str]:
+    """A local user without a password and with these privileges on table m only."""
+    name = f"u_{database}"
+    run(root, f"CREATE USER {name}@localhost")
+    try:
+        for grant in grants:
+            run(root, f"GRANT {grant} ON {database}.m TO {name}@localhost")
+        yield name
+    finally:
+        run(root, f"DROP USER {name}@localhost")
 
 
 class Consumer:
