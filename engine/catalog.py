@@ -112,6 +112,7 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
         default_columns=_default_columns(policy, facts.columns),
         advice=tuple(_advice(facts.id, scan, columns)),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
+        id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
     )
 
 

@@ -26,8 +26,6 @@ _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?|\.[0-9]{1,12}")
 _WHOLE = re.compile(r"[0-9]{1,12}")
 _TABLE_NAME = re.compile(r"(?:[0-9A-Za-z_$\u0080-\uffff-]+\.)?[0-9A-Za-z_$\u0080-\uffff-]+")
 
-_NOT_ENFORCED = ("max_attempts", "dead_letter", "max_rate")
-
 
 class _BadValue(Exception):
     """What was expected instead."""
@@ -78,7 +76,10 @@ class _Reader:
             message_columns=values["vt_message_cols"],
             max_in_flight=values["max_in_flight"],
             on_disconnect=values["on_disconnect"] or OnDisconnect.RELEASE,
-            not_enforced=tuple(key for key in _NOT_ENFORCED if values[key]),
+            max_attempts=values["max_attempts"] or 0,
+            dead_letter=values["dead_letter"],
+            max_rate=values["max_rate"],
+            paused=bool(values["paused"]),
         )
 
     def _read(self, key: str) -> Any:
@@ -136,9 +137,9 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def _rate(text: str) -> Decimal:
-    if _NUMBER.fullmatch(text) and 0 < Decimal(text) <= RATE_MOST:
-        return Decimal(text)
+def _rate(text: str) -> float:
+    if _NUMBER.fullmatch(text) and 0 < float(text) <= RATE_MOST:
+        return float(text)
     raise _BadValue(f"a number above 0 and up to {RATE_MOST}")
 
 
@@ -186,5 +187,6 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "max_rate": (_rate, "deliveries of this table a second at most", "100"),
     "max_in_flight": (_whole(1, ROWS_MOST), "delivered and unacknowledged messages at most", "1000"),
     "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),
+    "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
 }
 _REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})

@@ -49,8 +49,14 @@ class Policy:
     message_columns: tuple[str, ...] | None = None
     max_in_flight: int | None = None
     on_disconnect: OnDisconnect = OnDisconnect.RELEASE
-    not_enforced: tuple[str, ...] = ()
-    """Directives that are understood and not yet acted on; the catalog says so in the log."""
+    max_attempts: int = 0
+    """Deliveries until a message is dead; 0: it never is."""
+    dead_letter: str | None = None
+    """Where dead messages go: a table's name, with or without its database."""
+    max_rate: float | None = None
+    """Deliveries a second."""
+    paused: bool = False
+    """Whether nothing is delivered, by any proxy."""
 
 
 class IdKind(enum.Enum):
@@ -92,6 +98,16 @@ class QueueTable:
     """What works and could be better, for the log."""
     id_pad_chars: int = 0
     """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other types."""
+    id_grows: bool = False
+    """Whether the server gives out ascending ids (AUTO_INCREMENT), so that what is new has a greater one."""
+
+    @property
+    def dead_letter(self) -> TableId | None:
+        """Where dead messages go, if they go anywhere."""
+        if not self.policy.max_attempts or self.policy.dead_letter is None:
+            return None
+        db, _, name = self.policy.dead_letter.rpartition(".")
+        return TableId(db or self.id.db, name)
 
 
 @dataclass(frozen=True, slots=True)

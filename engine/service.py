@@ -189,7 +189,7 @@ class Engine:
         runner = self._runners.get(table)
         match known.found:
             case QueueTable() as queue if runner is None:
-                log.info("queue %s: %s", table, "; ".join(_remarks(queue)) or "ready")
+                log.info("queue %s: %s", table, "; ".join(queue.advice) or "ready")
                 self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed)
                 if self._draining:
                     self._runners[table].happen(self._runners[table].dispatcher.drain)
@@ -223,9 +223,3 @@ class Engine:
             except StoreError as error:
                 log.warning("cannot look for message tables: %s", error)
 
-
-def _remarks(queue: QueueTable) -> list[str]:
-    remarks = list(queue.advice)
-    if queue.policy.not_enforced:
-        remarks.append(f"not acted on by this version: {', '.join(queue.policy.not_enforced)}")
-    return remarks

@@ -60,7 +60,10 @@ def test_the_required_directives_are_enough() -> None:
         message_columns=None,
         max_in_flight=None,
         on_disconnect=OnDisconnect.RELEASE,
-        not_enforced=(),
+        max_attempts=0,
+        dead_letter=None,
+        max_rate=None,
+        paused=False,
     )
 
 
@@ -92,10 +95,12 @@ def test_the_optional_directives_are_taken() -> None:
     assert parsed.on_disconnect is OnDisconnect.KEEP
 
 
-def test_what_this_release_does_not_act_on_is_named() -> None:
-    parsed = policy(max_attempts="5", dead_letter="shop.mail_dead", max_rate="0.5")
-    assert parsed.not_enforced == ("max_attempts", "dead_letter", "max_rate")
-    assert policy(max_attempts="0").not_enforced == ()
+def test_what_bounds_deliveries_is_taken() -> None:
+    parsed = policy(max_attempts="5", dead_letter="shop.mail_dead", max_rate="0.5", paused="1")
+    assert (parsed.max_attempts, parsed.dead_letter) == (5, "shop.mail_dead")
+    assert parsed.max_rate == pytest.approx(0.5)
+    assert parsed.paused
+    assert not policy(paused="0").paused
 
 
 def test_unknown_keys_are_ignored() -> None:
