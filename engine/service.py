@@ -222,4 +222,3 @@ class Engine:
                 await self._look_at_all()
             except StoreError as error:
                 log.warning("cannot look for message tables: %s", error)
-
