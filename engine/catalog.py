@@ -43,6 +43,11 @@ class Column:
     length_chars: int
     extra: str
 
+    @property
+    def generated(self) -> bool:
+        """Whether the server computes it, so that nobody may write it."""
+        return "GENERATED" in self.extra.upper().replace("DEFAULT_GENERATED", "")
+
 
 @dataclass(frozen=True, slots=True)
 class IndexColumn:
@@ -148,7 +153,7 @@ def _own_column_problems(column: Column, wanted: str) -> Iterable[str]:
         yield f"column {name} is {column.data_type.upper()} and has to be {wanted}"
     if name.startswith("time_") and not column.nullable:
         yield f"column {name} is NOT NULL and has to be able to be NULL: {wanted}"
-    if name != "priority" and "GENERATED" in column.extra.upper().replace("DEFAULT_GENERATED", ""):
+    if name != "priority" and column.generated:
         yield f"column {name} is generated, and the queue has to write it: {wanted}"
 
 

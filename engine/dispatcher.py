@@ -13,6 +13,9 @@ What makes it safe is in the database: a claim takes only rows that are unacknow
 scanned, so a stale window costs a wasted key and never a wrong delivery. What makes it live: whatever is lost on
 the way (an answer, a process, a connection), the row itself says when it is due again.
 
+Streams that want different messages are in different *lanes* (engine.lanes), each with a window of its own; claims,
+leases and limits are the table's. A message that was delivered as often as it may be is *buried* instead of claimed.
+
 `_advance` is the one place that decides what to do next; happenings only record.
 """
 
@@ -24,6 +27,7 @@ from itertools import islice
 
 from engine.backoff import wait_ns
 from engine.effects import (
+    Bury,
     Cause,
     Claim,
     Deliver,
@@ -35,6 +39,7 @@ from engine.effects import (
     Release,
     Scan,
 )
+from engine.lanes import Lane, Lanes, TooManyLanes, pick
 from engine.leases import Lease, Leases
 from engine.model import (
     Claimed,
@@ -43,14 +48,14 @@ from engine.model import (
     Key,
     OnDisconnect,
     Policy,
+    Range,
     Return,
     RowFormat,
     ScanResult,
     Wanted,
 )
-from engine.pacing import Limits, Pause, Scanning
+from engine.pacing import Limits, Pace, Pause
 from engine.subscribers import Subscriber, Subscription, share
-from engine.window import Window
 
 Effects = list[Effect]
 
@@ -59,7 +64,7 @@ Effects = list[Effect]
 class _Attempt:
     """A claim under way, and its answer while an earlier claim's is still awaited."""
 
-    wanted: tuple[Wanted, ...]
+    picked: Mapping[Key, tuple[Lane, Entry]]
     answer: tuple[Claimed, ...] | None = None
 
 
@@ -71,6 +76,22 @@ class _Returning:
     under_way: tuple[Return, ...] = ()
 
 
+@dataclass(slots=True)
+class _Scan:
+    """A scan under way: for which lane, and in which part of the table."""
+
+    lane: Lane
+    part: Range | None
+
+
+@dataclass(slots=True)
+class _Burying:
+    """Dead messages: those found, and those being moved away."""
+
+    waiting: dict[Key, Entry] = field(default_factory=dict)
+    under_way: dict[Key, Entry] = field(default_factory=dict)
+
+
 class Dispatcher:
     """Who gets which message of one table, and when."""
 
@@ -79,10 +100,12 @@ class Dispatcher:
         self._limits = limits
         self._jitter = jitter
         self._subscribers: dict[int, Subscriber] = {}
-        self._window = Window()
+        self._lanes = Lanes(limits.lanes_max, limits.scan_min)
         self._leases = Leases()
-        self._scanning = Scanning(limit=limits.scan_min)
+        self._pace = Pace(policy.max_rate, now_ns)
+        self._scans: dict[int, _Scan] = {}
         self._attempts: dict[int, _Attempt] = {}
+        self._burying = _Burying()
         self._fetches: dict[int, list[Lease]] = {}
         self._returning = _Returning()
         self._doubted: dict[Key, None] = {}
@@ -100,7 +123,7 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return (
-            f"<Dispatcher subscribers={len(self._subscribers)} ready={self._window.ready} window={len(self._window)}"
+            f"<Dispatcher subscribers={len(self._subscribers)} ready={self.ready} lanes={len(self._lanes)}"
             f" claims={len(self._attempts)} in_flight={len(self._leases)}"
             f" returning={len(self._returning.waiting) + len(self._returning.under_way)}>"
         )
@@ -115,7 +138,7 @@ class Dispatcher:
     @property
     def ready(self) -> int:
         """Keys read ahead that are due."""
-        return self._window.ready
+        return sum(each.window.ready for each in self._lanes)
 
     @property
     def subscribers(self) -> Mapping[int, Subscriber]:
@@ -125,8 +148,9 @@ class Dispatcher:
     @property
     def settled_down(self) -> bool:
         """Whether nothing is under way or waiting to be given back: a drained dispatcher may be dropped."""
-        under_way = self._attempts or self._fetches or self._scanning.running or self._purging or self._looking_up
-        return not (under_way or self._returning.waiting or self._returning.under_way)
+        under_way = self._attempts or self._fetches or self._scans or self._purging or self._looking_up
+        burying = self._burying.under_way
+        return not (under_way or burying or self._returning.waiting or self._returning.under_way)
 
     @property
     def wake_at_ns(self) -> int | None:
@@ -136,16 +160,27 @@ class Dispatcher:
             times.append(self._purge_at_ns)
         if self._returning.waiting:
             times.append(self._release_pause.until_ns)
+        if self._burying.waiting:
+            times.append(self._failure_pause.until_ns)
         if self._subscribers and not self._draining:
-            scanning = self._scanning
-            times += [each.patient_until_ns for each in self._subscribers.values() if not each.given]
-            if self._hungry():
-                times += [self._window.next_ns, scanning.again_ns]
-                times += [scanning.at_ns + self._policy.poller_interval_ns, self._failure_pause.until_ns]
-                times += [scanning.at_ns + self._limits.rescan_pause_ns] if scanning.dirty else []
+            for lane in self._lanes:
+                times += lane.patient_until_ns
+                if self._hungry(lane):
+                    times += self._lane_times(lane)
+                    times.append(self._failure_pause.until_ns)
             if self._doubted or self._starved():
                 times.append(self._lookup_pause.until_ns)
         return min((each for each in times if each is not None and each > self._now_ns), default=None)
+
+    def _lane_times(self, lane: Lane) -> list[int | None]:
+        """When a lane that could be given messages may have some, or is to look."""
+        scanning = lane.scanning
+        times = [lane.window.next_ns, scanning.again_ns, scanning.full_at_ns + self._policy.poller_interval_ns]
+        if scanning.dirty:
+            times.append(scanning.at_ns + self._limits.rescan_pause_ns)
+        if lane.window.ready:
+            times.append(self._pace.ready_ns())
+        return times
 
     # Happenings: clients.
 
@@ -153,24 +188,31 @@ class Dispatcher:
         """A client opened a stream."""
         if self._draining:
             return [End(spec.id, Cause.DRAINING)]
-        self._subscribers[spec.id] = Subscriber(
+        try:
+            lane = self._lanes.lane(spec.selection)
+        except TooManyLanes:
+            text = f"the streams of this table have {self._limits.lanes_max} different conditions already"
+            return [End(spec.id, Cause.UNUSABLE, text)]
+        subscriber = Subscriber(
             spec,
-            since_scan=self._scanning.started + 1,
+            since_scan=lane.scanning.started + 1,
             patient_until_ns=None if spec.patience_ns is None else now_ns + spec.patience_ns,
             remaining=spec.limit,
         )
+        self._subscribers[spec.id] = lane.subscribers[spec.id] = subscriber
         return self._advance(now_ns)
 
     def unsubscribe(self, now_ns: int, subscriber_id: int) -> Effects:
         """A stream was ended by its client; what it was sent stays with the client's connection."""
-        if subscriber := self._subscribers.pop(subscriber_id, None):
+        if subscriber := self._subscribers.get(subscriber_id):
+            self._forget(subscriber)
             self._give_back(list(subscriber.unsent.values()))
         return self._advance(now_ns)
 
     def disconnected(self, now_ns: int, holder: int) -> Effects:
         """A client is gone: all that it holds is released, or kept until its deadline, as the policy says."""
         for each in [each for each in self._subscribers.values() if each.spec.holder == holder]:
-            del self._subscribers[each.spec.id]
+            self._forget(each)
         keep = self._policy.on_disconnect is OnDisconnect.KEEP
         self._give_back([each for each in self._leases.held_by(holder) if not (keep and each.sent)])
         return self._advance(now_ns)
@@ -197,30 +239,72 @@ class Dispatcher:
 
     # Happenings: the table.
 
-    def woken(self, now_ns: int) -> Effects:
-        """Somebody committed something that touched the table."""
-        self._scanning.dirty = True
+    def woken(self, now_ns: int, *, anywhere: bool = False) -> Effects:
+        """Somebody committed something that touched the table; `anywhere`: not just new rows at its end."""
+        self._lanes.stir()
+        if anywhere:
+            self._lookup_pause.reset()  # It may have been an acknowledgement.
+            self._lanes.reset()
         return self._advance(now_ns)
 
     def settled(self, now_ns: int, keys: Iterable[Key]) -> Effects:
-        """These were acknowledged, for certain."""
+        """These were acknowledged, or are gone, for certain."""
+        keys = tuple(keys)
         for key in keys:
             if lease := self._leases.get(key):
                 self._end_lease(lease)
-            self._window.forget((key,))
+        self._lanes.forget(keys)
         return self._advance(now_ns)
 
-    def doubted(self, now_ns: int, keys: Iterable[Key] | None) -> Effects:
-        """These (None: any) may have been acknowledged or changed: worth a lookup at once."""
+    def doubted(self, now_ns: int, keys: Iterable[Key] | None, *, extended: bool = False) -> Effects:
+        """These (None: any) may have been acknowledged, given back or otherwise changed: worth a lookup at once.
+        `extended`: or their holder may have been given more time."""
         doubted = (each.key for each in self._leases) if keys is None else keys
-        self._doubted.update((key, None) for key in doubted if self._leases.get(key))
+        for key in doubted:
+            if lease := self._leases.get(key):
+                self._doubted[key] = None
+                lease.extended |= extended
         self._lookup_pause.reset()
         return self._advance(now_ns)
+
+    def noticed(self, now_ns: int, seen: Iterable[Entry], over: Iterable[Key]) -> Effects:
+        """Rows were committed like that, unacknowledged ones and others. What shows a claim of our own is no news."""
+        claiming = self._claiming()
+        for entry in seen:
+            lease = self._leases.get(entry.key)
+            if entry.key in claiming or (lease is not None and entry.epoch < lease.epoch):
+                continue
+            if lease is None:
+                self._see(entry, now_ns)
+            elif (entry.epoch, entry.due_ns) != (lease.epoch, lease.deadline_ns):
+                self._doubted[entry.key] = None
+                self._lookup_pause.reset()
+        return self.settled(now_ns, over)
+
+    def _see(self, entry: Entry, now_ns: int) -> None:
+        """A row that is nobody's here: whoever may want it looks when it is due."""
+        for lane in self._lanes:
+            if lane.cursor is not None:
+                lane.cursor.lower(entry)
+            elif not lane.selection.partitions and self._covers(lane, entry):
+                lane.window.put(entry, now_ns)
+                continue
+            if entry.due_ns <= now_ns:
+                lane.scanning.dirty = True
+            else:
+                lane.look_again(entry.due_ns)
+
+    def _covers(self, lane: Lane, entry: Entry) -> bool:
+        """Whether the lane's window holds all that is due as soon as this, and has room."""
+        window = lane.window
+        whole = not window.more and (window.horizon_ns is None or entry.due_ns < window.horizon_ns)
+        return whole and len(window) < lane.scanning.limit and not lane.scanning.running
 
     def reconfigure(self, now_ns: int, policy: Policy) -> Effects:
         """The table's comment changed."""
         self._policy = policy
-        self._scanning.dirty = True
+        self._pace.change(policy.max_rate, now_ns)
+        self._lanes.stir()
         self._purge_at_ns = min(self._purge_at_ns, now_ns + self._purge_pause_ns())
         return self._advance(now_ns)
 
@@ -230,23 +314,40 @@ class Dispatcher:
 
     # Happenings: answers of the database.
 
-    def scanned(self, now_ns: int, result: ScanResult) -> Effects:
+    def scanned(self, now_ns: int, scan_id: int, result: ScanResult) -> Effects:
         """A scan came back."""
-        scanning = self._scanning
-        scanning.completed = scanning.started
+        scan = self._scans.pop(scan_id)
+        lane, claiming = scan.lane, self._claiming()
+        lane.scanning.completed = lane.scanning.started
         self._failure_pause.reset()
-        claiming = {each.key for attempt in self._attempts.values() for each in attempt.wanted}
-        self._window.scanned(result, now_ns, lambda entry: entry.key in claiming or self._outdated(entry))
-        self._adapt_scan_limit()
+
+        def unwanted(entry: Entry) -> bool:
+            if entry.key not in claiming:
+                return self._outdated(entry)
+            if lane.cursor is not None:
+                lane.cursor.lower(entry)  # The claim may be of an older state of the row, and miss.
+            return True
+
+        if scan.part is None or not scan.part.after:
+            lane.window.scanned(result, now_ns, unwanted)
+        elif len(lane.window) <= 2 * lane.scanning.limit:
+            lane.window.joined(result, now_ns, unwanted)
+        else:
+            return self._advance(now_ns)  # No room: what was found is still there at the next look.
+        if lane.cursor is not None:
+            lane.cursor.advance(result.reached, result.greatest_id, now_ns)
+        most = min(self._limits.window_max // len(self._lanes), self._policy.cache_size)
+        lane.adapt_scan_limit(self._limits.scan_min, most)
         return self._advance(now_ns)
 
-    def scan_failed(self, now_ns: int, text: str, *, lasting: bool = False) -> Effects:
+    def scan_failed(self, now_ns: int, scan_id: int, text: str, *, lasting: bool = False) -> Effects:
         """A scan could not be made; `lasting`: and cannot be before somebody changes the table."""
-        self._scanning.completed = self._scanning.started
-        self._scanning.dirty = True
+        lane = self._scans.pop(scan_id).lane
+        lane.scanning.completed = lane.scanning.started
+        lane.scanning.dirty = True
         self._failure_pause.lengthen(now_ns)
         effects: Effects = []
-        for each in list(self._subscribers.values()):
+        for each in list(lane.subscribers.values()):
             impatient = each.patient_until_ns is not None and each.patient_until_ns <= now_ns and not each.unsent
             if lasting or impatient:
                 effects.append(self._end(each, Cause.UNUSABLE, text))
@@ -257,13 +358,15 @@ class Dispatcher:
         self._attempts[claim_id].answer = tuple(claims)
         while (attempt := next(iter(self._attempts.values()), None)) and attempt.answer is not None:
             del self._attempts[next(iter(self._attempts))]
-            self._take_claims(now_ns, attempt.wanted, attempt.answer)
+            self._take_claims(now_ns, attempt.picked, attempt.answer)
         return self._advance(now_ns)
 
     def claim_failed(self, now_ns: int, claim_id: int) -> Effects:
         """A claim failed, or its answer was lost. If it was committed all the same, its rows come due again
         by themselves."""
-        self._scanning.dirty = True
+        for _, entry in self._attempts[claim_id].picked.values():
+            self._lanes.lower(entry)
+        self._lanes.stir()
         self._failure_pause.lengthen(now_ns)
         return self.claimed(now_ns, claim_id, ())
 
@@ -299,12 +402,13 @@ class Dispatcher:
             lease, entry = self._leases.get(key), found.get(key)
             if lease is None:
                 continue
-            if entry is not None and (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns):
-                self._leases.postpone(lease)
+            if entry is not None and self._is_still_held(lease, entry):
+                self._leases.postpone(lease, entry.due_ns)
                 continue
             over += 1
             self._end_lease(lease)
-            self._scanning.dirty |= entry is not None
+            if entry is not None:
+                self._see(entry, now_ns)
         self._looking_up = ()
         if over:
             self._lookup_pause.reset()
@@ -320,13 +424,14 @@ class Dispatcher:
 
     def released(self, now_ns: int) -> Effects:
         """What was given back is anybody's now."""
+        self._look_where_it_was()
         self._returning.under_way = ()
         self._release_pause.reset()
-        self._scanning.dirty = True
         return self._advance(now_ns)
 
     def release_failed(self, now_ns: int) -> Effects:
         """Giving back failed, or its answer was lost; it is guarded, so it can be tried again while it matters."""
+        self._look_where_it_was()
         self._returning.waiting += self._returning.under_way
         self._returning.under_way = ()
         self._release_pause.lengthen(now_ns)
@@ -342,17 +447,34 @@ class Dispatcher:
         """The purge could not be made; it can wait."""
         return self.purged(now_ns, 0)
 
+    def buried(self, now_ns: int, moved: Iterable[Key]) -> Effects:
+        """Dead messages were moved away; the others are locked by somebody, changed, or left alone for a while."""
+        under_way, self._burying.under_way = self._burying.under_way, {}
+        gone = set(moved)
+        self._missed([entry for entry in under_way.values() if entry.key not in gone], now_ns)
+        self._lanes.stir()
+        return self._advance(now_ns)
+
+    def bury_failed(self, now_ns: int) -> Effects:
+        """They could not be moved, or the answer was lost: whatever is still there is found again."""
+        self._failure_pause.lengthen(now_ns)
+        return self.buried(now_ns, ())
+
     # Decisions.
 
     def _advance(self, now_ns: int) -> Effects:
         """Everything that follows from the state as it is now."""
         self._now_ns = now_ns
         self._expire(now_ns)
-        self._window.promote(now_ns)
+        for lane in self._lanes:
+            lane.window.promote(now_ns)
         effects = self._release(now_ns)
         effects += self._finish(now_ns)
+        for lane in self._lanes:
+            lane.survey(self._policy.batch_size)
         if not self._draining:
             effects += self._claim(now_ns)
+            effects += self._bury(now_ns)
             effects += self._scan(now_ns)
             effects += self._fetch()
             effects += self._lookup(now_ns)
@@ -362,7 +484,11 @@ class Dispatcher:
     def _expire(self, now_ns: int) -> None:
         for lease in self._leases.expired(now_ns):
             self._end_lease(lease)
-            self._scanning.dirty = True
+            entry = Entry(lease.key, lease.epoch, lease.priority, lease.deadline_ns)
+            if self._is_dead(entry):
+                self._burying.waiting[entry.key] = entry
+            self._lanes.lower(entry)
+            self._lanes.stir()
         self._returning.waiting = [each for each in self._returning.waiting if each.deadline_ns > now_ns]
 
     def _release(self, now_ns: int) -> Effects:
@@ -374,10 +500,10 @@ class Dispatcher:
         return [Release(returning.under_way)]
 
     def _finish(self, now_ns: int) -> Effects:
-        over = [each for each in self._subscribers.values() if self._is_over(each, now_ns)]
+        over = [each for lane in self._lanes for each in lane.subscribers.values() if self._is_over(lane, each, now_ns)]
         return [self._end(each, Cause.COMPLETE) for each in over]
 
-    def _is_over(self, subscriber: Subscriber, now_ns: int) -> bool:
+    def _is_over(self, lane: Lane, subscriber: Subscriber, now_ns: int) -> bool:
         """Whether a stream has had all that it asked for, or, bounded, all that there is to have now."""
         if subscriber.finished:
             return True
@@ -385,46 +511,86 @@ class Dispatcher:
             return False
         if not subscriber.given and now_ns < subscriber.patient_until_ns:
             return False
-        nothing_to_give = self._window.ready == 0 and not self._window.more
-        looked = self._scanning.completed >= subscriber.since_scan
+        if self._policy.paused:
+            return True
+        nothing_to_give = lane.window.ready == 0 and not lane.window.more
+        looked = lane.scanning.completed >= subscriber.since_scan
         return (nothing_to_give and looked) or subscriber.starved or self._capacity() <= 0
 
     def _claim(self, now_ns: int) -> Effects:
-        count = self._claimable()
+        wishes = [(lane, max(0, min(lane.credit - lane.reserved, lane.window.ready))) for lane in self._lanes]
+        count = self._claimable(sum(most for _, most in wishes), now_ns)
         if count <= 0 or len(self._attempts) >= self._limits.claims_max or now_ns < self._failure_pause.until_ns:
             return []
         if self._attempts and count < self._policy.batch_size:
             return []  # Credit comes in drops while a claim is under way: gather it into one statement.
-        wanted = tuple(
-            Wanted(entry.key, entry.epoch, wait_ns(self._policy, entry.epoch, self._jitter()))
-            for entry in self._window.take(count)
-        )
+        picked: dict[Key, tuple[Lane, Entry]] = {}
+        for lane, entry in pick(wishes, count):
+            if self._is_dead(entry):
+                self._burying.waiting[entry.key] = entry
+            else:
+                picked[entry.key] = lane, entry
+                lane.reserved += 1
+        if not picked:
+            return []
+        self._pace.spend(len(picked))
         claim_id = self._next_id()
-        self._attempts[claim_id] = _Attempt(wanted)
-        return [Claim(claim_id, wanted)]
+        self._attempts[claim_id] = _Attempt(picked)
+        wanted = [
+            Wanted(entry.key, entry.epoch, wait_ns(self._policy, entry.epoch, self._jitter()), lane.selection)
+            for lane, entry in picked.values()
+        ]
+        return [Claim(claim_id, tuple(wanted))]
 
-    def _claimable(self) -> int:
-        batch = self._policy.batch_size
-        credit = sum(min(each.credit(batch), batch) for each in self._subscribers.values()) - self._reserved()
-        return min(credit, self._capacity(), self._window.ready, self._limits.claim_max)
+    def _claimable(self, wished: int, now_ns: int) -> int:
+        if not wished or self._policy.paused:
+            return 0
+        allowance = self._pace.allowance(now_ns)
+        count = min(wished, self._capacity(), self._limits.claim_max)
+        return count if allowance is None else min(count, allowance)
+
+    def _bury(self, now_ns: int) -> Effects:
+        burying = self._burying
+        if burying.under_way or not burying.waiting or now_ns < self._failure_pause.until_ns:
+            return []
+        dead = list(islice(burying.waiting.values(), self._limits.claim_max))
+        for entry in dead:
+            del burying.waiting[entry.key]
+        burying.under_way = {entry.key: entry for entry in dead}
+        retry_ns = self._limits.bury_retry_ns
+        return [Bury(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
 
     def _scan(self, now_ns: int) -> Effects:
-        scanning = self._scanning
-        if scanning.running or not self._hungry() or now_ns < self._failure_pause.until_ns:
+        if now_ns < self._failure_pause.until_ns:
             return []
-        if not self._scan_is_due(now_ns):
-            return []
+        due = [each for each in self._lanes if self._hungry(each) and self._scan_is_due(each, now_ns)]
+        due.sort(key=lambda each: each.scanning.at_ns)
+        return [self._begin_scan(lane, now_ns) for lane in due[: self._limits.scans_max - len(self._scans)]]
+
+    def _begin_scan(self, lane: Lane, now_ns: int) -> Scan:
+        scanning, part = lane.scanning, None
+        if lane.cursor is not None:
+            if now_ns >= scanning.full_at_ns + self._policy.poller_interval_ns:
+                lane.cursor.reset()
+            part = Range(lane.cursor.begin(), now_ns + self._limits.ahead_ns)
+        if part is None or not part.after:
+            scanning.full_at_ns = now_ns
         scanning.started += 1
         scanning.at_ns = now_ns
         scanning.dirty = False
         scanning.again_ns = None
+        scan_id = self._next_id()
+        self._scans[scan_id] = _Scan(lane, part)
         # Rows that cannot be offered again yet must not crowd out those that can.
-        return [Scan(scanning.limit + self._window.missed + self._reserved())]
+        limit = scanning.limit + lane.window.missed + self._reserved() + len(self._burying.waiting)
+        return Scan(scan_id, lane.selection, limit, part)
 
-    def _scan_is_due(self, now_ns: int) -> bool:
-        scanning, window = self._scanning, self._window
+    def _scan_is_due(self, lane: Lane, now_ns: int) -> bool:
+        scanning, window = lane.scanning, lane.window
+        if scanning.running:
+            return False
         if window.ready <= scanning.limit // 4:
-            if scanning.dirty or window.more or self._unsure():
+            if scanning.dirty or window.more or lane.unsure:
                 return True
             if window.horizon_ns is not None and window.horizon_ns <= now_ns:
                 return True
@@ -432,7 +598,7 @@ class Dispatcher:
             return True
         if scanning.again_ns is not None and scanning.again_ns <= now_ns:
             return True
-        return now_ns >= scanning.at_ns + self._policy.poller_interval_ns
+        return now_ns >= scanning.full_at_ns + self._policy.poller_interval_ns
 
     def _fetch(self) -> Effects:
         batches: dict[RowFormat, list[Lease]] = {}
@@ -472,7 +638,12 @@ class Dispatcher:
     # Parts of decisions.
 
     def _reserved(self) -> int:
-        return sum(len(each.wanted) for each in self._attempts.values())
+        return sum(len(each.picked) for each in self._attempts.values())
+
+    def _claiming(self) -> set[Key]:
+        """The messages that are being claimed or buried."""
+        keys = {key for attempt in self._attempts.values() for key in attempt.picked}
+        return keys.union(self._burying.waiting, self._burying.under_way)
 
     def _capacity(self) -> int:
         """How many more messages the table may have in flight."""
@@ -481,53 +652,68 @@ class Dispatcher:
             most = min(most, self._policy.max_in_flight)
         return most - len(self._leases) - self._reserved()
 
-    def _hungry(self) -> bool:
-        """Whether somebody could be given a message."""
-        batch = self._policy.batch_size
-        return self._capacity() > 0 and any(each.credit(batch) for each in self._subscribers.values())
+    def _hungry(self, lane: Lane) -> bool:
+        """Whether somebody in the lane could be given a message."""
+        return lane.credit > 0 and not self._policy.paused and self._capacity() > 0
 
     def _starved(self) -> bool:
         """Whether somebody waits for acknowledgements."""
         if not len(self._leases):
             return False
         full = self._capacity() <= 0
-        return any((full or each.starved) and not each.paused for each in self._subscribers.values())
+        return any(each.starved or (full and each.awake) for each in self._lanes)
 
-    def _unsure(self) -> bool:
-        """Whether a bounded stream waits for a scan that began after it did."""
-        completed = self._scanning.completed
-        return any(
-            each.patient_until_ns is not None and completed < each.since_scan for each in self._subscribers.values()
-        )
+    def _is_dead(self, entry: Entry) -> bool:
+        """Whether a message has been delivered as often as it may be."""
+        return 0 < self._policy.max_attempts <= entry.epoch and self._policy.dead_letter is not None
+
+    def _is_still_held(self, lease: Lease, entry: Entry) -> bool:
+        """Whether a row shows the delivery that we know of, perhaps with more time than we know of."""
+        if entry.epoch != lease.epoch:
+            return False
+        extended = lease.extended
+        lease.extended &= entry.key in self._doubted  # Then this answer may be older than the reason to ask.
+        return entry.due_ns == lease.deadline_ns or (extended and entry.due_ns > self._now_ns)
 
     def _outdated(self, entry: Entry) -> bool:
         """Whether a scan shows a row as it was before our own claim of it."""
         lease = self._leases.get(entry.key)
         return lease is not None and entry.epoch < lease.epoch
 
-    def _adapt_scan_limit(self) -> None:
-        """Read further ahead while a backlog is being worked off, and little when most rows are not due."""
-        scanning, window = self._scanning, self._window
-        if window.more:
-            scanning.limit = min(2 * scanning.limit, self._limits.window_max, self._policy.cache_size)
-        elif window.ready < scanning.limit // 4:
-            scanning.limit //= 2
-        scanning.limit = max(scanning.limit, self._limits.scan_min)
-
-    def _take_claims(self, now_ns: int, wanted: Sequence[Wanted], claims: Sequence[Claimed]) -> None:
+    def _take_claims(self, now_ns: int, picked: Mapping[Key, tuple[Lane, Entry]], claims: Sequence[Claimed]) -> None:
         """Make leases of committed claims, and deal them out."""
         taken = {each.key for each in claims}
-        self._window.claimed(taken)
-        if missed := [each.key for each in wanted if each.key not in taken]:
-            again_ns = self._window.miss(missed, now_ns)
-            self._scanning.again_ns = min(again_ns, self._scanning.again_ns or again_ns)
+        by_lane: dict[Lane, list[Lease]] = {}
+        for lane, _ in picked.values():
+            lane.reserved -= 1
+            by_lane.setdefault(lane, [])
+        missed = [(lane, entry) for lane, entry in picked.values() if entry.key not in taken]
+        self._pace.spend(-len(missed))
+        for lane in by_lane:
+            self._missed([entry for each, entry in missed if each is lane], now_ns, lane)
+            lane.window.claimed(taken)
         leases = [Lease.of(each) for each in claims]
         leases.sort(key=lambda each: (each.priority, each.due_ns, each.key))
         for lease in leases:
             if before := self._leases.get(lease.key):
                 self._end_lease(before)
             self._leases.add(lease)
-        willing = () if self._draining else self._subscribers.values()
+            by_lane[picked[lease.key][0]].append(lease)
+        for lane, each in by_lane.items():
+            self._deal(lane, each)
+
+    def _missed(self, entries: Sequence[Entry], now_ns: int, of: Lane | None = None) -> None:
+        """Rows that looked due could not be had: left alone for a moment, and looked for again, by all."""
+        if not entries:
+            return
+        for lane in self._lanes:
+            keep = lane is of and lane.cursor is not None
+            lane.look_again(lane.window.miss(entries, now_ns, keep=keep))
+        for entry in entries:
+            self._lanes.lower(entry, but=of)
+
+    def _deal(self, lane: Lane, leases: Sequence[Lease]) -> None:
+        willing = () if self._draining else lane.subscribers.values()
         dealt, left = share(willing, leases, self._policy.batch_size, self._dealt)
         self._dealt += len(dealt)
         for lease, subscriber in dealt:
@@ -551,14 +737,27 @@ class Dispatcher:
         for lease in leases:
             self._returning.waiting.append(lease.returned())
             self._end_lease(lease)
+            if not lease.sent:
+                self._pace.spend(-1)
+
+    def _look_where_it_was(self) -> None:
+        for each in self._returning.under_way:
+            if not each.sent:
+                self._lanes.lower(each.entry)
+        self._lanes.stir()
 
     def _end_lease(self, lease: Lease) -> None:
         self._leases.remove(lease)
         if lease.subscriber is not None and (subscriber := self._subscribers.get(lease.subscriber)):
             subscriber.unassign(lease)
 
-    def _end(self, subscriber: Subscriber, cause: Cause, text: str = "") -> End:
+    def _forget(self, subscriber: Subscriber) -> None:
         del self._subscribers[subscriber.spec.id]
+        if lane := self._lanes.get(subscriber.spec.selection):
+            del lane.subscribers[subscriber.spec.id]
+
+    def _end(self, subscriber: Subscriber, cause: Cause, text: str = "") -> End:
+        self._forget(subscriber)
         self._give_back(list(subscriber.unsent.values()))
         return End(subscriber.spec.id, cause, text)
 

@@ -8,6 +8,7 @@
 | `Lookup`  | `Dispatcher.looked_up` or `.lookup_failed`    |
 | `Release` | `Dispatcher.released` or `.release_failed`    |
 | `Purge`   | `Dispatcher.purged` or `.purge_failed`        |
+| `Bury`    | `Dispatcher.buried` or `.bury_failed`         |
 | `Deliver` | nothing: the rows are the subscriber's now    |
 | `End`     | nothing: the subscription is over             |
 """
@@ -18,14 +19,18 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.model import Key, Return, RowFormat, Wanted
+from engine.model import Key, Range, Return, RowFormat, Selection, Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Read the keys of up to `limit` due messages, and of those due next."""
+    """Read the keys of up to `limit` due messages of a selection, and of those due next. `part`: in that part of the
+    table; None: anywhere."""
 
+    scan_id: int
+    selection: Selection
     limit: int
+    part: Range | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,13 @@ class Purge:
 
 
 @dataclass(frozen=True, slots=True)
+class Bury:
+    """Move these dead messages to the dead-letter table."""
+
+    dead: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Send these row payloads to the subscriber, in this order."""
 
@@ -95,4 +107,4 @@ class End:
     text: str = ""
 
 
-Effect = Scan | Claim | Fetch | Lookup | Release | Purge | Deliver | End
+Effect = Scan | Claim | Fetch | Lookup | Release | Purge | Bury | Deliver | End

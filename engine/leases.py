@@ -26,6 +26,8 @@ class Lease:
     holder: int | None = None
     subscriber: int | None = None
     sent: bool = False
+    extended: bool = False
+    """Whether its holder may have asked for more time."""
 
     @classmethod
     def of(cls, claim: Claimed) -> Lease:
@@ -34,7 +36,7 @@ class Lease:
 
     def returned(self) -> Return:
         """What giving it back takes."""
-        return Return(self.key, self.epoch, self.deadline_ns, self.due_ns, self.sent)
+        return Return(self.key, self.epoch, self.deadline_ns, self.due_ns, self.sent, self.priority)
 
 
 class Leases:
@@ -82,9 +84,12 @@ class Leases:
         """What a connection holds, oldest first."""
         return list(self._by_holder.get(holder, {}).values())
 
-    def postpone(self, lease: Lease) -> None:
-        """Put a lease at the end of the order of iteration."""
+    def postpone(self, lease: Lease, deadline_ns: int) -> None:
+        """Put a lease at the end of the order of iteration, with the deadline that it has now."""
         self._by_key[lease.key] = self._by_key.pop(lease.key)
+        if lease.deadline_ns != deadline_ns:
+            lease.deadline_ns = deadline_ns
+            heapq.heappush(self._deadlines, (deadline_ns, lease.key, lease.epoch))
 
     def expired(self, now_ns: int) -> list[Lease]:
         """The leases whose deadline has passed; they are still to be removed."""
@@ -105,6 +110,7 @@ class Leases:
 
     def _top(self) -> Lease | None:
         """The lease that the first deadline is about, unless that lease is over."""
-        _, key, epoch = self._deadlines[0]
+        deadline_ns, key, epoch = self._deadlines[0]
         lease = self._by_key.get(key)
-        return lease if lease is not None and lease.epoch == epoch else None
+        current = lease is not None and (lease.epoch, lease.deadline_ns) == (epoch, deadline_ns)
+        return lease if current else None

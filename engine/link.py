@@ -96,6 +96,8 @@ class SessionContext:
     charset: str | None = "utf8mb4"
     time_zone: str = "+00:00"
     pad_char: bool = False
+    strict: bool = False
+    """Whether a value that does not fit is an error, and an id of 0 stays 0: for what writes messages anew."""
 
 
 OWN_CONTEXT = SessionContext()
@@ -286,12 +288,20 @@ def _session_statement(limits: LinkLimits) -> str:
     )
 
 
+def _sql_mode(context: SessionContext) -> Iterator[str]:
+    if context.pad_char:
+        yield "PAD_CHAR_TO_FULL_LENGTH"
+    if context.strict:
+        yield "STRICT_ALL_TABLES"
+        yield "NO_AUTO_VALUE_ON_ZERO"
+
+
 def _context_statement(context: SessionContext) -> str:
     return statement(
         "context",
         charset="NULL" if context.charset is None else text_literal(context.charset),
         time_zone=text_literal(context.time_zone),
-        sql_mode=text_literal("PAD_CHAR_TO_FULL_LENGTH" if context.pad_char else ""),
+        sql_mode=text_literal(",".join(_sql_mode(context))),
     )
 
 

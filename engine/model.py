@@ -137,6 +137,27 @@ class RowFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """Which messages of a table a stream wants.
+
+    `condition` is SQL over the table's own columns that means the same in every session but for its times, which are
+    those of `time_zone`; None: all. `partitions` are names; none: all.
+    """
+
+    condition: str | None = None
+    partitions: tuple[str, ...] = ()
+    time_zone: str = "+00:00"
+
+    def __str__(self) -> str:
+        partitions = f"PARTITION ({', '.join(self.partitions)}) " if self.partitions else ""
+        return f"{partitions}{self.condition or 'all'}"
+
+
+ANYTHING = Selection()
+"""What a STREAM without WHERE and PARTITION wants."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One unacknowledged row as the scan index shows it. No row data."""
 
@@ -147,25 +168,47 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the order of one priority: rows of time 0 are passed up to an id (None: none are), others up to
+    a time."""
+
+    zero_id: int | None
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What part of the table a scan for a condition reads: of each priority what lies behind its position (all
+    of it if it has none), and what comes due until `until_ns`."""
+
+    after: Mapping[int, Position]
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScanResult:
     """What one look at the index found: the due rows in the order of delivery, then those due next, by time.
 
     `more`: due rows beyond these exist. `horizon_ns`: rows that come due from then on may be missing (None: none are),
-    those apart that are less urgent than what `more` speaks of.
+    those apart that are less urgent than what `more` speaks of. `reached` and `greatest_id` are told by scans of a
+    range: up to where they have read each priority, and the greatest id there was (None: ids tell nothing).
     """
 
     entries: tuple[Entry, ...]
     more: bool
     horizon_ns: int | None
+    reached: Mapping[int, Position] = field(default_factory=dict)
+    greatest_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row to claim: only while it still has this epoch, and for how long if it does."""
+    """A row to claim: only while it still has this epoch and is still selected, and for how long if so."""
 
     key: Key
     epoch: int
     wait_ns: int
+    selection: Selection = ANYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +234,20 @@ class Return:
     deadline_ns: int
     due_ns: int
     sent: bool
+    priority: int = 0
+
+    @property
+    def entry(self) -> Entry:
+        """The row once it has been given back unsent."""
+        return Entry(self.key, self.epoch - 1, self.priority, self.due_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """Which dead messages were moved to the dead-letter table; `problem`: why others were not, and what to do."""
+
+    moved: tuple[Key, ...]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,15 @@ failure, and the account of scans.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.model import NS_PER_S
 
 MS = 1_000_000
+
+BURST_S = 0.01
+"""What `max_rate` allows at once: the messages of so long, so that a second's worth is spread over the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,14 @@ class Limits:
     """Rows a claim takes at most: larger ones gain nothing (FACTS) and hold their locks longer."""
     claims_max: int = 2
     """Claims under way: a second one hides the commit of the first."""
+    lanes_max: int = 64
+    """Different conditions that the streams of one table have: each is looked for by itself."""
+    scans_max: int = 2
+    """Scans of one table under way, for different conditions: they share the engine's threads with other tables."""
+    ahead_ns: int = 10 * NS_PER_S
+    """How far into the future a scan for a condition reads; after so long there is another one."""
+    bury_retry_ns: int = 60 * NS_PER_S
+    """A dead message that cannot be moved is left alone for so long: somebody has to mend its dead-letter table."""
     fetch_max: int = 1_000
     """Rows one fetch asks for at most, to keep the statement small."""
     lookup_max: int = 1_000
@@ -64,6 +76,52 @@ class Pause:
 
 
 @dataclass(slots=True)
+class Pace:
+    """At most so many messages a second, and no more at once than come in `BURST_S`: a bucket of tokens."""
+
+    rate: float | None
+    now_ns: int
+    _tokens: float = 1.0
+
+    @property
+    def _burst(self) -> float:
+        return max(1.0, (self.rate or 0) * BURST_S)
+
+    def allowance(self, now_ns: int) -> int | None:
+        """How many may go now; None for any number. High rates go in handfuls, so that each need not wake anybody."""
+        if self.rate is None:
+            return None
+        self._refill(now_ns)
+        return int(self._tokens) if self._tokens >= self._handful else 0
+
+    def spend(self, count: int) -> None:
+        """So many went; a negative count: did not go after all."""
+        if self.rate is not None:
+            self._tokens = min(self._tokens - count, self._burst)
+
+    def ready_ns(self) -> int | None:
+        """When the next may go."""
+        if self.rate is None:
+            return None
+        return self.now_ns + max(0, math.ceil((self._handful - self._tokens) / self.rate * NS_PER_S))
+
+    def change(self, rate: float | None, now_ns: int) -> None:
+        """Another rate from now on."""
+        self._refill(now_ns)
+        self.rate = rate
+        self._tokens = min(self._tokens, self._burst)
+
+    @property
+    def _handful(self) -> float:
+        return max(1.0, self._burst / 2)
+
+    def _refill(self, now_ns: int) -> None:
+        if self.rate is not None and now_ns > self.now_ns:
+            self._tokens = min(self._tokens + (now_ns - self.now_ns) * self.rate / NS_PER_S, self._burst)
+        self.now_ns = max(now_ns, self.now_ns)
+
+
+@dataclass(slots=True)
 class Scanning:
     """What is known about scans: whether one runs, why another is wanted, and when."""
 
@@ -71,6 +129,8 @@ class Scanning:
     started: int = 0
     completed: int = 0
     at_ns: int = 0
+    full_at_ns: int = 0
+    """When the last one began that leaves nothing out."""
     dirty: bool = True
     """Something may have become due since the last scan began."""
     again_ns: int | None = None

@@ -21,7 +21,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import IdKind, Key, QueueTable, TableId
+from engine.model import ANYTHING, IdKind, Key, QueueTable, Selection, TableId
 
 LOWEST_PRIORITY = -(2**63)
 """What a NULL priority counts as."""
@@ -108,12 +108,13 @@ FORMS: Mapping[IdKind, IdForm] = MappingProxyType(
 
 
 class TableStatements:
-    """The statements on one message table."""
+    """The statements on one message table, or on the part of it that a selection names."""
 
-    def __init__(self, table: QueueTable) -> None:
+    def __init__(self, table: QueueTable, selection: Selection = ANYTHING) -> None:
         self._form = FORMS[table.id_kind]
         self._words = {
-            "table": qualified(table.id),
+            "table": _selected(table.id, selection),
+            "condition": selection.condition or "TRUE",
             "id": Template(self._form.expression).substitute(column="id"),
             "id_index": quoted(table.id_index),
             "scan_index": quoted(table.scan_index or ""),
@@ -140,6 +141,12 @@ class TableStatements:
             return str(next(iter(values.values())))
         cases = (f"WHEN {self._form.literal(key)} THEN {value}" for key, value in values.items())
         return f"CASE id {' '.join(cases)} END"
+
+
+def _selected(table: TableId, selection: Selection) -> str:
+    if not selection.partitions:
+        return qualified(table)
+    return f"{qualified(table)} PARTITION ({', '.join(map(quoted, selection.partitions))})"
 
 
 def _scan_order(table: QueueTable) -> str:

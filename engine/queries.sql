@@ -73,6 +73,7 @@ LIMIT $limit
 SELECT /* ackstream scan without index */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), time_next
 FROM $table
 WHERE time_acked IS NULL AND time_next > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+    AND ($condition)
 ORDER BY time_next, id
 LIMIT $limit
 
@@ -83,7 +84,45 @@ SELECT /* ackstream scan without index */
 FROM $table
 WHERE time_acked IS NULL
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
+    AND ($condition)
 ORDER BY priority, time_next, id
+LIMIT $limit
+
+-- name: scan_greatest_id
+-- The greatest id of a table that gives out ascending ones, read before a range is: what is new lies behind it.
+SELECT /* ackstream scan */ CAST(COALESCE(MAX(id), 0) + 0 AS BINARY)
+FROM $table
+
+-- name: scan_part_zero
+-- For a condition: the rows of time 0 behind an id, by id. Both servers know that the primary key ends the index.
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority = $priority AND time_next = 0 AND $behind AND ($condition)
+ORDER BY id
+LIMIT $limit
+
+-- name: scan_part_timed
+-- For a condition: the rows of later times behind a time. With both bounds, a range of either kind of index.
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority = $priority AND time_next > $after_ns AND time_next <= $until_ns AND ($condition)
+ORDER BY $scan_order
+LIMIT $limit
+
+-- name: scan_part_odd
+-- For a condition: rows that have no time, or one before 1970. There hardly are any.
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0)
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority = $priority AND (time_next < 0 OR time_next IS NULL) AND ($condition)
+ORDER BY time_next, id
+LIMIT $limit
+
+-- name: scan_part_without_priority
+-- For a condition: rows whose priority is NULL.
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority IS NULL AND (time_next <= $until_ns OR time_next IS NULL) AND ($condition)
+ORDER BY $scan_order
 LIMIT $limit
 
 -- name: begin
@@ -99,11 +138,13 @@ COMMIT
 ROLLBACK
 
 -- name: claim_lock
--- Lock those rows that may be claimed, leaving out what others hold. Their epoch is compared by the caller.
+-- Lock those rows that may be claimed and that the stream still wants, leaving out what others hold. Their epoch is
+-- compared by the caller.
 SELECT /* ackstream claim */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
+    AND ($condition)
 ORDER BY id
 FOR UPDATE SKIP LOCKED
 
@@ -145,6 +186,41 @@ WHERE id IN ($ids)
 UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids)
+
+-- name: bury_find
+-- Messages of these ids that live in the dead-letter table already: whoever would move another one there stops.
+SELECT /* ackstream bury */ $id
+FROM $grave
+WHERE id IN ($ids) AND time_acked IS NULL
+ORDER BY id
+FOR UPDATE
+
+-- name: bury_clear
+-- Acknowledged ones of these ids make room: a message that was redriven has died again.
+DELETE /* ackstream bury */ FROM $grave
+WHERE id IN ($ids) AND time_acked IS NOT NULL
+ORDER BY id
+LIMIT $limit
+
+-- name: bury_insert
+-- Dead messages, locked already, go over whole: due there at once, their id, epoch and priority kept.
+INSERT /* ackstream bury */ INTO $grave ($columns)
+SELECT $values
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+
+-- name: bury_delete
+-- And are gone from where they were.
+DELETE /* ackstream bury */ FROM $table
+WHERE id IN ($ids) AND time_acked IS NULL
+ORDER BY id
+LIMIT $limit
+
+-- name: bury_postpone
+-- Dead messages that cannot be moved are left alone for a while.
+UPDATE /* ackstream bury */ $table FORCE INDEX ($id_index)
+SET time_next = $time_next
+WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: purge_find
 -- Rows acknowledged long enough ago, the oldest first, in the order of the index.

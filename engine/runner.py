@@ -10,20 +10,20 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, assert_never
 
 from engine.dispatcher import Dispatcher, Effects
-from engine.effects import Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
-from engine.model import QueueTable
+from engine.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.model import Key, QueueTable, Wanted
 from engine.pacing import Limits
 from engine.shell import Shell
 from engine.store import StoreError
 
 log = logging.getLogger(__name__)
 
-Asked = Scan | Claim | Fetch | Lookup | Release | Purge
+Asked = Scan | Claim | Fetch | Lookup | Release | Purge | Bury
 """The effects that the store carries out."""
 
 
@@ -129,11 +129,11 @@ class TableRunner:
         call, store, counters = self._shell.call, self._shell.store, self._shell.counters
         dispatcher = self.dispatcher
         match effect:
-            case Scan(limit):
-                result = await call(store.scan, self.queue, limit)
+            case Scan(scan_id, selection, limit, part):
+                result = await call(store.scan, self.queue, limit, selection, part)
                 counters.scans += 1
                 counters.scanned += len(result.entries)
-                return partial(self.happen, dispatcher.scanned, result)
+                return partial(self.happen, dispatcher.scanned, scan_id, result)
             case Claim(claim_id, wanted):
                 claims = await call(store.claim, self.queue, wanted)
                 counters.claims += 1
@@ -153,14 +153,28 @@ class TableRunner:
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
                 return partial(self.happen, dispatcher.purged, count)
+            case Bury(dead):
+                return partial(self.happen, dispatcher.buried, await self._bury(dead))
             case _:
                 assert_never(effect)
+
+    async def _bury(self, dead: Sequence[Wanted]) -> Sequence[Key]:
+        """Move dead messages to their table; those that are moved."""
+        place, counters = self.queue.dead_letter, self._shell.counters
+        if place is None:  # The directive has just been taken away: they live again.
+            return ()
+        buried = await self._shell.call(self._shell.store.bury, self.queue, dead, place)
+        counters.buried += len(buried.moved)
+        if buried.problem is not None:
+            counters.unburied += 1
+            log.error("dead messages of %s cannot be moved to %s: %s", self.queue.id, place, buried.problem)
+        return buried.moved
 
     def _failed(self, effect: Asked, text: str, *, lasting: bool) -> None:
         dispatcher = self.dispatcher
         match effect:
-            case Scan():
-                self.happen(partial(dispatcher.scan_failed, lasting=lasting), text)
+            case Scan(scan_id, _, _, _):
+                self.happen(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)
             case Claim(claim_id, _):
                 self.happen(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
@@ -171,5 +185,7 @@ class TableRunner:
                 self.happen(dispatcher.release_failed)
             case Purge():
                 self.happen(dispatcher.purge_failed)
+            case Bury():
+                self.happen(dispatcher.bury_failed)
             case _:
                 assert_never(effect)

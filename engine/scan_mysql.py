@@ -7,14 +7,30 @@ back amount to is engine.scanning's to say.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine.catalog_mysql import now_ns
-from engine.link import Link, Result
-from engine.model import Entry, QueueTable, ScanResult
+from engine.link import OWN_CONTEXT, Link, Result, SessionContext
+from engine.model import Entry, QueueTable, Range, ScanResult, Selection
 from engine.queries import TableStatements, statement
 from engine.rawrows import text_values
 from engine.scanning import Gathering
 from engine.store import Timed
+
+
+def context_of(selection: Selection) -> SessionContext:
+    """The session's settings under which a condition means what its client meant."""
+    return OWN_CONTEXT if selection.condition is None else SessionContext(time_zone=selection.time_zone)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a scan is to find: up to `limit` due rows of a selection."""
+
+    table: QueueTable
+    limit: int
+    selection: Selection
+    context: SessionContext
 
 
 class IndexScan:
@@ -24,82 +40,155 @@ class IndexScan:
     that guess holds, there is no second packet.
     """
 
-    def __init__(self, link: Link, table: QueueTable, limit: int, known: Sequence[int], ahead: int) -> None:
+    unranked = "scan_without_priority"
+    """The statement that reads the rows whose priority is NULL."""
+
+    def __init__(self, link: Link, look: Look, known: Sequence[int], ahead: int) -> None:
         self.walked: list[int] = []
         """The priorities that were looked at, in their order."""
-        self._link, self._sql, self._limit = link, TableStatements(table), limit
-        self._backwards = table.scan_descending and table.scan_ties_by_id
+        self.sql = TableStatements(look.table, look.selection)
+        self.asked = look.limit + 1
+        self._link, self._look = link, look
         self._known, self._ahead = known, ahead
-        self._read: dict[int, tuple[list[Entry], int | None]] = {}
+        self._read: dict[int, list[Result]] = {}
 
     def run(self) -> Timed[ScanResult]:
         """Read until there are enough due rows, or no more priorities."""
-        sql, asked = self._sql, self._limit + 1
         guess = self._known[: self._ahead]
-        now, first, unranked, *answers = self._link.run(
+        opening = self.opening()
+        now, first, unranked, *answers = self.ask(
             [
                 statement("now"),
-                sql("scan_first_priority"),
-                sql("scan_without_priority", limit=asked),
+                self.sql("scan_first_priority"),
+                self.sql(self.unranked, limit=self.asked, **self.bounds()),
+                *opening,
                 *self._statements(guess),
             ]
         )
-        self._take(guess, answers)
-        gathering = Gathering(self._limit, now_ns(now))
-        gathering.add(entries_of(sql, unranked))
+        gathering = self.gathering(now_ns(now), answers[: len(opening)])
+        self._take(guess, answers[len(opening) :])
+        gathering.add(entries_of(self.sql, unranked))
         priority = _integer(first)
         while priority is not None and not gathering.full:
-            entries, following = self._at(priority)
-            if self._backwards:
-                entries = self._by_id(priority, entries, gathering.now_ns)
-            gathering.add(entries)
+            *rows, following = self._at(priority)
+            self.gather(gathering, priority, rows)
             self.walked.append(priority)
-            priority = following
+            priority = _integer(following)
         return Timed(gathering.result(), gathering.now_ns)
 
-    def _at(self, priority: int) -> tuple[list[Entry], int | None]:
-        """The rows of a priority and the priority after it, read now unless they were read ahead."""
+    def ask(self, statements: Sequence[str]) -> list[Result]:
+        """Run statements in the session that this look needs."""
+        return self._link.run(statements, self._look.context)
+
+    # What kinds of scans do in their own ways.
+
+    def bounds(self) -> dict[str, object]:
+        """The words of `unranked` that are this scan's own."""
+        return {}
+
+    def opening(self) -> list[str]:
+        """What is to be known before the first row is read."""
+        return []
+
+    def gathering(self, now: int, opening: Sequence[Result]) -> Gathering:
+        """Where the rows go, given the answers to `opening`."""
+        assert not opening
+        return Gathering(self._look.limit, now)
+
+    def reading(self, priority: int) -> list[str]:
+        """The statements that read one priority."""
+        return [self.sql("scan_priority", priority=priority, limit=self.asked)]
+
+    def gather(self, gathering: Gathering, priority: int, rows: Sequence[Result]) -> None:
+        """Take their answers."""
+        entries = entries_of(self.sql, *rows)
+        if self._look.table.scan_descending and self._look.table.scan_ties_by_id:
+            entries = self._by_id(priority, entries, gathering.now_ns)
+        gathering.add(entries)
+
+    # The walk.
+
+    def _at(self, priority: int) -> list[Result]:
+        """What was read of a priority, and the one after it; read now unless it was read ahead."""
         if priority not in self._read:
             after = [each for each in self._known if each > priority]
             wanted = [priority, *after[: self._ahead - 1]]
-            self._take(wanted, self._link.run(self._statements(wanted)))
+            self._take(wanted, self.ask(self._statements(wanted)))
         return self._read[priority]
 
     def _by_id(self, priority: int, entries: Sequence[Entry], now: int) -> list[Entry]:
         """The entries with those of one time by ascending id, also when the limit cut through due ones of one time."""
-        if len(entries) > self._limit and (last_ns := entries[-1].due_ns) <= now:
-            statement = self._sql("scan_ties", priority=priority, time_next=last_ns, limit=self._limit + 1)
-            ties = entries_of(self._sql, *self._link.run([statement]))
-            entries = list({each.key: each for each in (*entries, *ties)}.values())
-        return sorted(entries, key=lambda each: (each.due_ns, each.key))[: self._limit + 1]
+        if len(entries) >= self.asked and (last_ns := entries[-1].due_ns) <= now:
+            ties = self.ask([self.sql("scan_ties", priority=priority, time_next=last_ns, limit=self.asked)])
+            entries = list({each.key: each for each in (*entries, *entries_of(self.sql, *ties))}.values())
+        return sorted(entries, key=lambda each: (each.due_ns, each.key))[: self.asked]
 
     def _statements(self, priorities: Sequence[int]) -> list[str]:
         return [
             each
             for priority in priorities
-            for each in (
-                self._sql("scan_priority", priority=priority, limit=self._limit + 1),
-                self._sql("scan_next_priority", priority=priority),
-            )
+            for each in (*self.reading(priority), self.sql("scan_next_priority", priority=priority))
         ]
 
     def _take(self, priorities: Sequence[int], answers: Sequence[Result]) -> None:
+        each = len(answers) // max(1, len(priorities))
         for at, priority in enumerate(priorities):
-            rows, following = answers[2 * at : 2 * at + 2]
-            self._read[priority] = list(entries_of(self._sql, rows)), _integer(following)
+            self._read[priority] = list(answers[each * at : each * (at + 1)])
 
 
-def scan_slowly(link: Link, table: QueueTable, limit: int) -> Timed[ScanResult]:
+class RangeScan(IndexScan):
+    """A scan for a condition, which begins where the last one ended (engine.cursor)."""
+
+    unranked = "scan_part_without_priority"
+
+    def __init__(self, link: Link, look: Look, known: Sequence[int], ahead: int, part: Range) -> None:
+        super().__init__(link, look, known, ahead)
+        self._part = part
+        self._ids_tell = look.table.id_grows and look.table.scan_ties_by_id
+
+    def bounds(self) -> dict[str, object]:
+        """See IndexScan."""
+        return {"until_ns": self._part.until_ns}
+
+    def opening(self) -> list[str]:
+        """See IndexScan."""
+        return [self.sql("scan_greatest_id")] if self._ids_tell else []
+
+    def gathering(self, now: int, opening: Sequence[Result]) -> Gathering:
+        """See IndexScan."""
+        greatest_id = _integer(opening[0]) if opening else None
+        return Gathering(self._look.limit, now, self._part.until_ns, greatest_id)
+
+    def reading(self, priority: int) -> list[str]:
+        """See IndexScan."""
+        place = self._part.after.get(priority)
+        behind = "TRUE" if place is None or place.zero_id is None else f"id > {place.zero_id}"
+        after_ns = 0 if place is None else max(0, place.time_ns)
+        words = {"priority": priority, "limit": self.asked}
+        return [
+            self.sql("scan_part_odd", **words),
+            self.sql("scan_part_zero", behind=behind, **words),
+            self.sql("scan_part_timed", after_ns=after_ns, until_ns=self._part.until_ns, **words),
+        ]
+
+    def gather(self, gathering: Gathering, priority: int, rows: Sequence[Result]) -> None:
+        """See IndexScan."""
+        odd, zero, timed = (entries_of(self.sql, each) for each in rows)
+        gathering.add_part(priority, odd, zero, sorted(timed, key=lambda each: (each.due_ns, each.key)))
+
+
+def scan_slowly(link: Link, look: Look) -> Timed[ScanResult]:
     """A scan of a table without the index."""
-    sql, asked = TableStatements(table), limit + 1
+    sql, asked = TableStatements(look.table, look.selection), look.limit + 1
     now, later, due = link.run(
         [
             statement("now"),
             sql("scan_later_slowly", limit=asked),
             sql("scan_due_slowly", limit=asked),
-        ]
+        ],
+        look.context,
     )
-    gathering = Gathering(limit, now_ns(now))
+    gathering = Gathering(look.limit, now_ns(now))
     gathering.add(due_entries := entries_of(sql, due))
     # What came due between the two queries is in both answers.
     known = {each.key for each in due_entries}

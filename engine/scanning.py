@@ -1,7 +1,9 @@
 """What a scan makes of the rows it read: the due ones up to a limit, the next ones after them, and what may be missing.
 
 The rows of one priority come in the order of time, so the due ones stand first, and a reading that was cut off
-has either more due rows than anybody wants, or a last row from whose time on rows may be missing.
+has either more due rows than anybody wants, or a last row from whose time on rows may be missing. A scan of a range
+(for a condition) reads each priority in two parts, the rows of time 0 by id and the others by time, and tells up to
+where it has come, short of all that it found and left out.
 """
 
 from __future__ import annotations
@@ -9,18 +11,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.model import Entry, ScanResult
+from engine.model import Entry, Position, ScanResult
+
+
+def is_behind(entry: Entry, place: Position | None) -> bool:
+    """Whether a scan that begins at this place reads the entry."""
+    if place is None:
+        return True
+    if entry.due_ns > 0:
+        return entry.due_ns > place.time_ns
+    return place.zero_id is None or not isinstance(entry.key, int) or entry.key > place.zero_id
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Collects readings, most urgent priority first. Each was asked for `asked` rows."""
+    """Collects readings, most urgent priority first. Each was asked for `asked` rows.
+
+    `until_ns` and `greatest_id` are a range's: the time up to which it is read, and the greatest id of the table before
+    it was (None: ids tell nothing).
+    """
 
     limit: int
     now_ns: int
+    until_ns: int | None = None
+    greatest_id: int | None = None
     _due: list[Entry] = field(default_factory=list)
     _later: list[Entry] = field(default_factory=list)
     _horizons_ns: list[int] = field(default_factory=list)
+    _reached: dict[int, Position] = field(default_factory=dict)
 
     @property
     def asked(self) -> int:
@@ -39,12 +57,39 @@ class Gathering:
         if len(reading) >= self.asked and reading[-1].due_ns > self.now_ns:
             self._horizons_ns.append(reading[-1].due_ns)
 
+    def add_part(self, priority: int, odd: Sequence[Entry], zero: Sequence[Entry], timed: Sequence[Entry]) -> None:
+        """Take what a range's scan read of one priority: without a time or before 1970, all; of time 0, by id;
+        of later times, by time."""
+        assert self.until_ns is not None
+        zero_id, time_ns = self.greatest_id, self.until_ns
+        if zero_id is not None and len(zero) >= self.asked:
+            zero_id = min(zero_id, *(each.key for each in zero[-1:] if isinstance(each.key, int)))
+        if len(timed) >= self.asked:
+            time_ns = timed[-1].due_ns - 1
+        self._reached[priority] = Position(zero_id, time_ns)
+        self.add([*odd, *zero, *timed])
+
     def result(self) -> ScanResult:
         """What the scan found."""
         later = sorted(self._later, key=_due_ns)
-        horizons_ns = [*self._horizons_ns, *map(_due_ns, later[self.limit : self.asked])]
+        left_out = later[self.limit :]
+        horizons_ns = [*self._horizons_ns, *map(_due_ns, left_out[:1])]
+        if self.until_ns is not None:
+            horizons_ns.append(self.until_ns + 1)
+        for entry in (*self._due[self.limit :], *left_out):
+            self._stop_before(entry)
         entries = (*self._due[: self.limit], *later[: self.limit])
-        return ScanResult(entries, self.full, min(horizons_ns, default=None))
+        return ScanResult(entries, self.full, min(horizons_ns, default=None), self._reached, self.greatest_id)
+
+    def _stop_before(self, entry: Entry) -> None:
+        place = self._reached.get(entry.priority)
+        if place is None:
+            return
+        if entry.due_ns > 0:
+            place = Position(place.zero_id, min(place.time_ns, entry.due_ns - 1))
+        elif place.zero_id is not None and isinstance(entry.key, int):
+            place = Position(min(place.zero_id, entry.key - 1), place.time_ns)
+        self._reached[entry.priority] = place
 
 
 def _due_ns(entry: Entry) -> int:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from engine.dispatcher import Dispatcher
 from engine.keys import key_of
-from engine.model import BrokenTable, QueueTable, RowFormat, TableId
+from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
 from engine.pacing import Limits
 from engine.runner import Sink, TableRunner
 from engine.shell import Counters, EngineSettings, Shell
@@ -125,6 +126,7 @@ class Engine:
         limit: int | None = None,
         prefetch: int | None = None,
         patience_ns: int | None = None,
+        selection: Selection = ANYTHING,
     ) -> StreamHandle:
         """Begin to deliver messages to `sink`, on behalf of the connection `holder`; its first row cannot come before
         this returns. Raises UnusableQueue when the table ceased to be a queue since it was looked at."""
@@ -133,7 +135,7 @@ class Engine:
             raise UnusableQueue(f"Table '{queue.id}' is no message table any more")
         subscriber = next(self._ids)
         runner.sinks[subscriber] = sink
-        spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns)
+        spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns, selection)
         runner.happen(runner.dispatcher.subscribe, spec)
         return StreamHandle(runner, subscriber)
 
@@ -144,21 +146,34 @@ class Engine:
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         """Messages with these ids (None: unknown ones) were acknowledged, or, not `certain`, may have been."""
-        runner = self._runners.get(table)
-        if runner is None:
-            return
-        kind = runner.queue.id_kind
-        keys = None if values is None else [key for each in values if (key := key_of(kind, each)) is not None]
-        if certain and keys is not None:
-            runner.happen(runner.dispatcher.settled, keys)
-        else:
-            runner.happen(runner.dispatcher.doubted, keys)
+        if runner := self._runners.get(table):
+            keys = _keys(runner, values)
+            if certain and keys is not None:
+                runner.happen(runner.dispatcher.settled, keys)
+            else:
+                runner.happen(runner.dispatcher.doubted, keys)
 
-    def written(self, name: str | None) -> None:
-        """Something was committed that touched a table of this bare name (None: any table)."""
+    def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
+        """Messages with these ids (None: unknown ones) may have been given back."""
+        self.acknowledged(table, values, certain=False)
+
+    def extended(self, table: TableId, values: Iterable[object] | None) -> None:
+        """The holders of messages with these ids (None: of unknown ones) may have been given more time."""
+        if runner := self._runners.get(table):
+            runner.happen(partial(runner.dispatcher.doubted, extended=True), _keys(runner, values))
+
+    def written(self, name: str | None, *, inserted: bool = False) -> None:
+        """Something was committed that touched a table of this bare name (None: any table); `inserted`: rows that are
+        new, by a transaction that was not open for long, and nothing else."""
         for runner in list(self._runners.values()):
             if name is None or runner.queue.id.name.casefold() == name:
-                runner.happen(runner.dispatcher.woken)
+                runner.happen(partial(runner.dispatcher.woken, anywhere=not inserted))
+
+    def noticed(self, table: TableId, seen: Sequence[Entry], over: Sequence[Key]) -> None:
+        """Rows of the table were committed like that, whoever did it: unacknowledged ones, and ids of acknowledged or
+        deleted ones."""
+        if runner := self._runners.get(table):
+            runner.happen(runner.dispatcher.noticed, seen, over)
 
     def schema_changed(self) -> None:
         """Some table may have been created, altered or dropped."""
@@ -222,3 +237,8 @@ class Engine:
                 await self._look_at_all()
             except StoreError as error:
                 log.warning("cannot look for message tables: %s", error)
+
+
+def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:
+    kind = runner.queue.id_kind
+    return None if values is None else [key for each in values if (key := key_of(kind, each)) is not None]

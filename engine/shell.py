@@ -48,6 +48,10 @@ class Counters:
     scanned: int = 0
     released: int = 0
     purged: int = 0
+    buried: int = 0
+    """Dead messages moved to their dead-letter tables."""
+    unburied: int = 0
+    """Attempts at that which failed; the messages stayed where they were."""
     store_errors: int = 0
 
 

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from engine.model import (
+    ANYTHING,
     BrokenTable,
+    Buried,
     Claimed,
     Entry,
     FetchResult,
     Key,
     QueueTable,
+    Range,
     Return,
     RowFormat,
     ScanResult,
+    Selection,
     TableId,
     Wanted,
 )
@@ -58,13 +62,16 @@ class Store(Protocol):
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """The table as a queue; None when it is none (absent, or not marked)."""
 
-    def scan(self, table: QueueTable, limit: int) -> Timed[ScanResult]:
+    def scan(
+        self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
+    ) -> Timed[ScanResult]:
         """Up to `limit` due entries, lowest priority value first, then by time, then by id, and with them the
-        entries that come due next (at most `limit` more). A NULL time_next counts as due since 1970."""
+        entries that come due next (at most `limit` more). A NULL time_next counts as due since 1970. A `part` is
+        given with a condition, and with nothing else; rows before the places where it begins may be left out."""
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
-        """Claim those of `wanted` that are unacknowledged, due by the server's clock, still of that epoch, and
-        not locked by anyone. Committed on return. Missing ones were not claimed by this call."""
+        """Claim those of `wanted` that are unacknowledged, due by the server's clock, still of that epoch and of
+        that selection, and not locked by anyone. Committed on return. Missing ones were not claimed by this call."""
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
@@ -77,6 +84,10 @@ class Store(Protocol):
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Give claims back; the count of rows that were still ours to give."""
+
+    def bury(self, table: QueueTable, dead: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+        """Move those of `dead` that could be claimed to the dead-letter table, whole, with their id and epoch, due
+        there at once; in one transaction. Where that cannot be done they stay, left alone for their `wait_ns`."""
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them."""

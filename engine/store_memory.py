@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from engine.model import (
+    ANYTHING,
     BrokenTable,
+    Buried,
     Claimed,
     Entry,
     FetchResult,
     Key,
     QueueTable,
+    Range,
     Return,
     RowFormat,
     ScanResult,
+    Selection,
     TableId,
     Wanted,
 )
+from engine.scanning import Gathering, is_behind
 from engine.store import StoreError, Timed
 
 T = TypeVar("T")
@@ -66,6 +71,8 @@ class MemoryStore:
     """Keys that some other session has locked."""
     failures: deque[Failure | None] = field(default_factory=deque)
     """What becomes of the next calls that touch rows; all goes well beyond its end."""
+    conditions: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
+    """What the conditions of selections mean; partitions are not played here."""
     closed: bool = False
 
     def add_table(self, table: QueueTable | BrokenTable) -> None:
@@ -95,10 +102,25 @@ class MemoryStore:
         """See Store."""
         return self._timed(self.tables.get(table))
 
-    def scan(self, table: QueueTable, limit: int) -> Timed[ScanResult]:
+    def scan(
+        self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
+    ) -> Timed[ScanResult]:
         """See Store."""
-        entries = [row.entry for row in self._rows(table).values() if row.time_acked_ns is None]
-        entries.sort(key=lambda each: (each.priority, each.due_ns, each.key))
+        rows = self._rows(table)
+        live = [row for row in rows.values() if row.time_acked_ns is None]
+        wanted = [row.entry for row in live if self._is_wanted(row, selection)]
+        entries = sorted(wanted, key=lambda each: (each.priority, each.due_ns, each.key))
+        if part is not None:
+            greatest_id = max((key for key in rows if isinstance(key, int)), default=0) if table.id_grows else None
+            gathering = Gathering(limit, self.now_ns, part.until_ns, greatest_id)
+            for priority in sorted({each.priority for each in live}):
+                after = part.after.get(priority)
+                of_it = [each for each in entries if each.priority == priority and is_behind(each, after)]
+                odd = [each for each in of_it if each.due_ns < 0][: gathering.asked]
+                zero = [each for each in of_it if each.due_ns == 0][: gathering.asked]
+                timed = [each for each in of_it if 0 < each.due_ns <= part.until_ns][: gathering.asked]
+                gathering.add_part(priority, odd, zero, timed)
+            return self._timed(gathering.result())
         due = [each for each in entries if each.due_ns <= self.now_ns]
         later = sorted((each for each in entries if each.due_ns > self.now_ns), key=lambda each: each.due_ns)
         horizon_ns = later[limit].due_ns if len(later) > limit else None
@@ -111,6 +133,8 @@ class MemoryStore:
         for each in sorted(wanted, key=lambda each: each.key):
             row = rows.get(each.key)
             if row is None or row.time_acked_ns is not None or row.entry.due_ns > self.now_ns:
+                continue
+            if not self._is_wanted(row, each.selection):
                 continue
             if row.epoch != each.epoch or each.key in self.locked:
                 continue
@@ -159,6 +183,25 @@ class MemoryStore:
                 rows[each.key] = replace(row, epoch=row.epoch - 1, time_next_ns=each.due_ns)
         return self._timed(count)
 
+    def bury(self, table: QueueTable, dead: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+        """See Store."""
+        rows, grave = self._rows(table), self.rows.get(dead_letter)
+        moved: list[Key] = []
+        problem: str | None = None
+        for each in dead:
+            row = rows.get(each.key)
+            if row is None or row.time_acked_ns is not None or row.entry.due_ns > self.now_ns:
+                continue
+            if row.epoch != each.epoch or each.key in self.locked:
+                continue
+            if grave is None or ((lies := grave.get(each.key)) is not None and lies.time_acked_ns is None):
+                rows[each.key] = replace(row, time_next_ns=self.now_ns + each.wait_ns)
+                problem = "there is no such table" if grave is None else f"it holds a message with id {each.key!r}"
+            else:
+                grave[each.key] = replace(rows.pop(each.key), time_next_ns=self.now_ns)
+                moved.append(each.key)
+        return self._timed(Buried(tuple(moved), problem))
+
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
         rows = self._rows(table)
@@ -174,6 +217,9 @@ class MemoryStore:
     def close(self) -> None:
         """See Store."""
         self.closed = True
+
+    def _is_wanted(self, row: Row, selection: Selection) -> bool:
+        return selection.condition is None or self.conditions[selection.condition](row)
 
     def _rows(self, table: QueueTable) -> dict[Key, Row]:
         if self.closed:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,27 +21,32 @@ from typing import TypeVar
 from pymysql.constants import ER
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
+from engine.bury_mysql import MOVING, Burial, Grave, dig, is_their_own_fault
 from engine.catalog import judge
 from engine.catalog_mysql import marked_tables, now_ns, table_facts
 from engine.fetch_mysql import Fetch
-from engine.link import BackendAddress, Link, LinkLimits, Result
+from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
 from engine.model import (
+    ANYTHING,
     BrokenTable,
+    Buried,
     Claimed,
     Entry,
     FetchResult,
     Key,
     QueueTable,
+    Range,
     Return,
     RowFormat,
     ScanResult,
+    Selection,
     TableId,
     Wanted,
 )
 from engine.pool import Pool
 from engine.queries import TableStatements, statement
 from engine.rawrows import text_values
-from engine.scan_mysql import IndexScan, entries_of, scan_slowly
+from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, scan_slowly
 from engine.store import StoreError, Timed
 
 T = TypeVar("T")
@@ -101,13 +106,18 @@ class MySQLStore:
             facts = table_facts(link, table)
         return Timed(None if facts.value is None else judge(facts.value), facts.now_ns)
 
-    def scan(self, table: QueueTable, limit: int) -> Timed[ScanResult]:
+    def scan(
+        self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
+    ) -> Timed[ScanResult]:
         """See Store."""
-        with self._pool.link() as link:
+        wanted = Look(table, limit, selection, context_of(selection))
+        known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
+        with self._pool.link(wanted.context) as link:
             if table.scan_index is None:
-                return scan_slowly(link, table, limit)
-            known = self._priorities.get(table.id, ())
-            scan = IndexScan(link, table, limit, known, self._limits.priorities_ahead)
+                return scan_slowly(link, wanted)
+            scan = IndexScan(link, wanted, known, ahead)
+            if part is not None:
+                scan = RangeScan(link, wanted, known, ahead, part)
             result = scan.run()
         self._priorities[table.id] = scan.walked[: self._limits.priorities_known]
         return result
@@ -145,6 +155,17 @@ class MySQLStore:
             count += more
         return Timed(count, now)
 
+    def bury(self, table: QueueTable, dead: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+        """See Store."""
+        grave = None
+        with self._pool.link() as link:
+            source, target = table_facts(link, table.id).value, table_facts(link, dead_letter).value
+            if source is not None:
+                grave = dig(source, target, dead_letter)
+        if grave is None:
+            raise StoreError(f"Table '{table.id}' doesn't exist", code=ER.NO_SUCH_TABLE, lasting=True)
+        return self._winning(partial(self._bury, table, dead, grave))
+
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
         return self._winning(partial(self._purge, table, age_ns, limit))
@@ -153,14 +174,11 @@ class MySQLStore:
 
     def _claim(self, table: QueueTable, wanted: Mapping[Key, Wanted]) -> Timed[tuple[Claimed, ...]]:
         sql = TableStatements(table)
-        with self._pool.link() as link:
-            now, _, *locked = link.run(
-                [
-                    statement("now"),
-                    statement("begin"),
-                    *_for_ids(sql, "claim_lock", wanted),
-                ]
-            )
+        (context, first), *others = _claim_locks(table, wanted.values()).items()
+        with self._pool.link(context) as link:
+            now, _, *locked = link.run([statement("now"), statement("begin"), *first], context)
+            for each_context, locks in others:
+                locked += link.run(locks, each_context)
             now_at = now_ns(now)
             claims = tuple(
                 Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
@@ -198,6 +216,25 @@ class MySQLStore:
             )
         seen = answers[len(answers) - len(looking) :]
         return len(ours), _still_ours(entries_of(sql, *seen), missed), now_at
+
+    def _bury(self, table: QueueTable, dead: Sequence[Wanted], grave: Grave) -> Timed[Buried]:
+        """Move them in one transaction, or, where one of them does not fit, in smaller and smaller ones."""
+        burial = Burial(table, {each.key: each for each in dead}, grave)
+        try:
+            with self._pool.link(MOVING) as link:
+                return burial.run(link)
+        except StoreError as error:
+            if not is_their_own_fault(error):
+                raise
+            if error.lasting or len(dead) == 1:
+                with self._pool.link() as link:
+                    return burial.refused(link, str(error))
+        half = len(dead) // 2
+        parts = [self._winning(partial(self._bury, table, part, grave)) for part in (dead[:half], dead[half:])]
+        moved = tuple(key for part in parts for key in part.value.moved)
+        return Timed(
+            Buried(moved, next((part.value.problem for part in parts if part.value.problem), None)), parts[-1].now_ns
+        )
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         sql = TableStatements(table)
@@ -238,6 +275,18 @@ class MySQLStore:
             reraise=True,
         )
         return attempts(transaction)
+
+
+def _claim_locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionContext, list[str]]:
+    """One statement for each selection; those that need one session's settings can go in one packet."""
+    by_selection: dict[Selection, list[Key]] = {}
+    for each in wanted:
+        by_selection.setdefault(each.selection, []).append(each.key)
+    locks: dict[SessionContext, list[str]] = {}
+    for selection, keys in by_selection.items():
+        sql = TableStatements(table, selection)
+        locks.setdefault(context_of(selection), []).append(sql("claim_lock", ids=sql.ids(keys)))
+    return locks or {OWN_CONTEXT: []}
 
 
 def _for_ids(sql: TableStatements, name: str, keys: Collection[Key], **values: object) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.leases import Lease
-from engine.model import Key, RowFormat
+from engine.model import ANYTHING, Key, RowFormat, Selection
 
 BATCHES_UNSENT_MAX = 2
 """Batches on their way to one subscriber: one being sent, one being fetched behind it."""
@@ -29,6 +29,7 @@ class Subscription:
     limit: int | None = None
     prefetch: int | None = None
     patience_ns: int | None = None
+    selection: Selection = ANYTHING
 
 
 @dataclass(slots=True, eq=False)

@@ -1,10 +1,10 @@
 """The window: message keys read ahead of need, without row data.
 
-One look at the index (`scanned`) replaces the whole window. An entry is *ready* when it is due, *later*
-until then; a row that a claim missed although it looked due (somebody has it locked, or another proxy was
-faster) waits a little longer each time before it is tried again, so that a consumer's long transaction costs a
-few attempts and not a busy loop. The window is only a hint: what it says is checked again by the claim, in the
-database. So stale entries cost a wasted key and never a wrong delivery.
+One look at the index (`scanned`) replaces the whole window; one that began where the last had ended adds to it
+(`joined`). An entry is *ready* when it is due, *later* until then; a row that a claim missed although it looked due
+(somebody has it locked, or another proxy was faster) waits a little longer each time before it is tried again, so
+that a consumer's long transaction costs a few attempts and not a busy loop. The window is only a hint: what it says is
+checked again by the claim, in the database. So stale entries cost a wasted key and never a wrong delivery.
 """
 
 from __future__ import annotations
@@ -67,21 +67,36 @@ class Window:
     def scanned(self, result: ScanResult, now_ns: int, unwanted: Callable[[Entry], bool]) -> None:
         """Take a scan's result in place of everything known, without the entries that are `unwanted`."""
         self._ready, self._ready_heap, self._later, self._later_heap = {}, [], {}, []
-        self.more, self.horizon_ns = result.more, result.horizon_ns
-        seen_again: dict[Key, _Missed] = {}
+        missed, self._missed = self._missed, {}
         for entry in result.entries:
-            if unwanted(entry):
-                continue
-            wake_ns = entry.due_ns
-            if missed := self._missed.get(entry.key):
-                seen_again[entry.key] = missed
-                wake_ns = max(wake_ns, missed.retry_ns)
-            if wake_ns <= now_ns:
-                self._add_ready(entry)
-            else:
-                self._later[entry.key] = entry
-                heapq.heappush(self._later_heap, (wake_ns, entry.key, entry.epoch))
-        self._missed = seen_again
+            if not unwanted(entry):
+                if entry.key in missed:
+                    self._missed[entry.key] = missed[entry.key]
+                self._add(entry, now_ns)
+        self.more, self.horizon_ns = result.more, result.horizon_ns
+
+    def joined(self, result: ScanResult, now_ns: int, unwanted: Callable[[Entry], bool]) -> None:
+        """Take a scan's result beside what is known."""
+        for entry in result.entries:
+            if not unwanted(entry):
+                self.put(entry, now_ns)
+        self.more, self.horizon_ns = result.more, result.horizon_ns
+
+    def put(self, entry: Entry, now_ns: int) -> None:
+        """One entry as it is now."""
+        self._ready.pop(entry.key, None)
+        self._later.pop(entry.key, None)
+        self._add(entry, now_ns)
+
+    def head(self) -> Entry | None:
+        """The entry that goes first."""
+        while self._ready_heap:
+            _, due_ns, key, epoch = self._ready_heap[0]
+            entry = self._ready.get(key)
+            if entry is not None and (entry.epoch, entry.due_ns) == (epoch, due_ns):
+                return entry
+            heapq.heappop(self._ready_heap)
+        return None
 
     def promote(self, now_ns: int) -> None:
         """Make ready what has come due."""
@@ -95,13 +110,16 @@ class Window:
     def take(self, count: int) -> list[Entry]:
         """Remove and return the first `count` ready entries (fewer when there are fewer)."""
         taken: list[Entry] = []
-        while self._ready_heap and len(taken) < count:
-            _, _, key, epoch = heapq.heappop(self._ready_heap)
-            entry = self._ready.get(key)
-            if entry is not None and entry.epoch == epoch:
-                del self._ready[key]
-                taken.append(entry)
+        while len(taken) < count and (entry := self.head()) is not None:
+            heapq.heappop(self._ready_heap)
+            del self._ready[entry.key]
+            taken.append(entry)
         return taken
+
+    def drop(self, key: Key) -> None:
+        """Somebody else takes this one."""
+        self._ready.pop(key, None)
+        self._later.pop(key, None)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Drop what is known to be over."""
@@ -115,15 +133,27 @@ class Window:
         for key in keys:
             self._missed.pop(key, None)
 
-    def miss(self, keys: Iterable[Key], now_ns: int) -> int:
-        """These could not be claimed; returns when to look again."""
+    def miss(self, entries: Iterable[Entry], now_ns: int, *, keep: bool = False) -> int:
+        """These could not be claimed; returns when to look again. `keep`: they are tried again without a scan
+        that shows them."""
         retry_ns = now_ns + RETRY_MAX_NS
-        for key in keys:
-            before = self._missed.get(key)
+        for entry in entries:
+            before = self._missed.get(entry.key)
             pause_ns = min(2 * before.pause_ns, RETRY_MAX_NS) if before else RETRY_MIN_NS
-            self._missed[key] = _Missed(now_ns + pause_ns, pause_ns)
+            self._missed[entry.key] = _Missed(now_ns + pause_ns, pause_ns)
             retry_ns = min(retry_ns, now_ns + pause_ns)
+            if keep:
+                self._add(entry, now_ns)
         return retry_ns
+
+    def _add(self, entry: Entry, now_ns: int) -> None:
+        missed = self._missed.get(entry.key)
+        wake_ns = entry.due_ns if missed is None else max(entry.due_ns, missed.retry_ns)
+        if wake_ns <= now_ns:
+            self._add_ready(entry)
+        else:
+            self._later[entry.key] = entry
+            heapq.heappush(self._later_heap, (wake_ns, entry.key, entry.epoch))
 
     def _add_ready(self, entry: Entry) -> None:
         self._ready[entry.key] = entry

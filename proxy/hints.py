@@ -8,10 +8,12 @@ a doubt, which the engine settles by looking the messages up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.model import TableId
+from engine.cursor import SETTLING_NS
+from engine.model import NS_PER_S, TableId
 from engine.service import Engine
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import AckStatement
@@ -26,16 +28,18 @@ ACKED_VALUES_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The statement may have changed rows of a table of this bare name (None: of any), or tables themselves."""
+    """The statement may have changed rows of a table of this bare name (None: of any), or tables themselves; `inserts`:
+    it has only added rows."""
 
     table: str | None
     schema: bool = False
+    inserts: bool = False
 
     @classmethod
     def by(cls, head: Head) -> Touched | None:
         """What a statement with this head touches."""
         if head.verb is Verb.WRITE:
-            return cls(head.table)
+            return cls(head.table, inserts=head.inserts)
         return cls(head.table, schema=True) if head.verb is Verb.SCHEMA else None
 
 
@@ -93,24 +97,32 @@ Tag = Touched | Acked | Preparing | Killed | None
 class Hints:
     """One session's open transaction, as far as the engine cares."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
-        self._touched: set[str | None] = set()
+        self._clock = clock
+        self._since_s = 0.0
+        self._touched: dict[str | None, bool] = {}
+        """By table, whether rows were only added to it."""
         self._acked: dict[TableId, list[object] | None] = {}
 
     def finished(self, outcome: Outcome[Tag]) -> None:
         """A command ended; tell the engine what can be told now."""
         tag = outcome.tag
         if isinstance(tag, Touched) and (outcome.ok or outcome.results):
-            self._touched.add(tag.table)
-            if len(self._touched) > TOUCHED_TABLES_MAX:
-                self._touched = {None}
+            self._touch(tag)
             if tag.schema:
                 self._engine.schema_changed()
         elif isinstance(tag, Acked) and outcome.ok and outcome.affected_rows:
             self._acknowledged(tag, outcome)
         if not outcome.in_transaction and (self._touched or self._acked):
             self._committed()
+
+    def _touch(self, tag: Touched) -> None:
+        if not self._touched:
+            self._since_s = self._clock()
+        self._touched[tag.table] = tag.inserts and self._touched.get(tag.table, True)
+        if len(self._touched) > TOUCHED_TABLES_MAX:
+            self._touched = {None: False}
 
     def _acknowledged(self, tag: Acked, outcome: Outcome[Tag]) -> None:
         if not outcome.in_transaction:
@@ -124,9 +136,12 @@ class Hints:
             known.extend(tag.values)
 
     def _committed(self) -> None:
-        touched, self._touched = self._touched, set()
+        touched, self._touched = self._touched, {}
+        quick = self._clock() < self._since_s + SETTLING_NS / NS_PER_S
         acked, self._acked = self._acked, {}
         for table, values in acked.items():
             self._engine.acknowledged(table, values, certain=False)
-        for name in [None] if None in touched else touched:
-            self._engine.written(name)
+        if None in touched:
+            touched = {None: False}
+        for name, inserts in touched.items():
+            self._engine.written(name, inserted=inserts and quick)

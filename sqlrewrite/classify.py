@@ -60,6 +60,8 @@ class Head:
 
     verb: Verb
     table: str | None = None
+    inserts: bool = False
+    """Whether it quickly adds rows and does nothing else: INSERT … VALUES that neither updates nor skips any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,9 @@ _IF_EXISTS = rf"(?>(?:{_word('IF')}{_maybe('NOT')}{_word('EXISTS')})?)"
 _ALIAS = rf"(?>(?:(?!SET{WORD_END}){_maybe('AS')}{NAME}{GAP})?)"
 _PARTITION = rf"(?>(?:{_word('PARTITION')}\([^()]*+\){GAP})?)"
 _INSERT = _head(_maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY", "IGNORE", "INTO") + _TABLE)
+_VALUES = _head(rf"(?>(?:\([^()]*\){GAP})?)(?:VALUES?|SET)(?![0-9A-Z_$])")
+_IGNORE = _head(_maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY") + _word("IGNORE"))
+_ON_DUPLICATE = bytes_pattern(rf"ON{GAP}DUPLICATE{WORD_END}")
 _UPDATE = _head(_maybe("LOW_PRIORITY", "IGNORE") + _TABLE + _PARTITION + _ALIAS + _word("SET"))
 _DELETE = _head(
     _maybe("LOW_PRIORITY", "QUICK", "IGNORE") + _word("FROM") + _TABLE
@@ -212,6 +217,16 @@ def _table(verb: Verb, pattern: re.Pattern[bytes]) -> _Rule:
     return rule
 
 
+def _insert(text: bytes, end: int) -> Head:
+    match = _INSERT.match(text, end)
+    if match is None:
+        return ANY_WRITE
+    table = _bare_name(match["table"])
+    only_adds = table and _VALUES.match(text, match.end()) and not _IGNORE.match(text, end)
+    updates = _ON_DUPLICATE.search(text, max(0, len(text) - LEXED_BYTES_MAX))
+    return Head(Verb.WRITE, table, inserts=bool(only_adds and not updates))
+
+
 def _own(verb: Verb) -> _Rule:
     # `ack: LOOP` is a label, `ack.f()` and `ack(1)` may be calls.
     return _if(_NOT_OUR_SHAPE, OTHER, _always(Head(verb)))
@@ -229,7 +244,7 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     **{verb.name.encode(): _own(verb) for verb in OWN_VERBS},
     b"KILL": _always(Head(Verb.KILL)),
     b"USE": _always(Head(Verb.USE)),
-    b"INSERT": _table(Verb.WRITE, _INSERT),
+    b"INSERT": _insert,
     b"REPLACE": _table(Verb.WRITE, _INSERT),
     b"UPDATE": _table(Verb.WRITE, _UPDATE),
     b"DELETE": _table(Verb.WRITE, _DELETE),

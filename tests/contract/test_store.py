@@ -5,15 +5,15 @@ Rows are described by when they are due, relative to the server's clock: `due` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from engine.model import NS_PER_S, Claimed, Key, Return, RowFormat, TableId, Wanted
+from engine.model import NS_PER_S, Buried, Claimed, Key, Position, Range, Return, RowFormat, ScanResult, TableId, Wanted
 from engine.store import StoreError
 from engine.store_memory import Row
 from tests.support.servers import ServerPool
-from tests.support.stores import SCAN_INDEXES, MemorySubject, ServerSubject, Subject
+from tests.support.stores import EVEN, SCAN_INDEXES, MemorySubject, ServerSubject, Subject
 
 S = NS_PER_S
 HOUR = 3600 * S
@@ -165,6 +165,59 @@ class TestScan:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, key, 0, now_ns - S) for key in range(1, 60)))
         assert scanned(subject) == scanned(subject) == list(range(1, 60))
+
+
+class TestScanForACondition:
+    def look(self, subject: Subject, after: Mapping[int, Position] | None = None, limit: int = 100) -> ScanResult:
+        part = Range(after or {}, subject.now_ns() + HOUR)
+        return subject.store.scan(subject.table, limit, EVEN, part).value
+
+    def test_only_what_it_selects_is_found(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3)
+        subject.put(Row(4, 0, 0, 0), Row(5, 0, 0, 0), Row(6, 7, 0, None), Row(8, 7, 0, subject.now_ns() + HOUR // 2))
+        assert [each.key for each in self.look(subject).entries] == [4, 2, 6, 8]
+
+    def test_what_comes_due_later_than_it_looks_is_left_to_the_horizon(self, subject: Subject) -> None:
+        later_ns = subject.now_ns() + 3 * HOUR
+        subject.put(Row(2, 0, 0, later_ns))
+        result = self.look(subject)
+        if result.reached:  # Without an index there are no ranges, and it is found.
+            assert result.entries == ()
+            assert result.horizon_ns is not None
+            assert result.horizon_ns <= later_ns
+
+    def test_a_look_that_begins_where_the_last_one_ended_finds_what_is_new(self, subject: Subject) -> None:
+        old_ns = subject.now_ns() - HOUR
+        subject.put(*(Row(key, 0, 0, 0) for key in (2, 3, 4)), *(Row(key, 0, 0, old_ns) for key in (6, 7, 8)))
+        first = self.look(subject)
+        assert [each.key for each in first.entries] == [2, 4, 6, 8]
+        subject.put(Row(12, 0, 0, 0), Row(13, 0, 0, 0), Row(10, 0, 0, subject.now_ns() - S), Row(14, 1, 0, 0))
+        places = {priority: Position(each.zero_id, old_ns) for priority, each in first.reached.items()}
+        found = [each.key for each in self.look(subject, places).entries]
+        assert [key for key in found if key not in {2, 4, 6, 8}] == [12, 10, 14]
+        if places:
+            assert found == [12, 10, 14]
+
+    def test_no_look_passes_what_it_left_out(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        zero = [Row(key, key % 3, 0, 0) for key in range(1, 40)]
+        subject.put(*zero, *(Row(key, key % 3, 0, now_ns - HOUR + key) for key in range(40, 80)))
+        everything = set(range(2, 80, 2))
+        places: Mapping[int, Position] = {}
+        found: list[Key] = []
+        for _ in range(100):
+            result = self.look(subject, places, limit=5)
+            due = [each.key for each in result.entries if each.epoch == 0]
+            subject.store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in due])
+            found += due
+            places = result.reached
+        assert set(found) == everything
+        assert len(found) == len(everything)
+
+    def test_a_claim_takes_only_what_is_still_selected(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 4)
+        wanted = [Wanted(1, 0, 30 * S, EVEN), Wanted(2, 0, 30 * S, EVEN), Wanted(4, 0, 30 * S)]
+        assert keys_of(subject.store.claim(subject.table, wanted).value) == {2, 4}
 
 
 class TestClaim:
@@ -361,6 +414,55 @@ class TestRelease:
 
     def test_nothing_to_give_back_is_no_error(self, subject: Subject) -> None:
         assert self.release(subject, []) == 0
+
+
+class TestBury:
+    def bury(self, subject: Subject, *keys: int, epoch: int = 3) -> Buried:
+        dead = [Wanted(key, epoch, 60 * S) for key in keys]
+        return subject.store.bury(subject.table, dead, subject.grave).value
+
+    def test_dead_messages_move_with_their_id_epoch_and_priority_and_are_due_there(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, priority=4, epoch=3)
+        assert self.bury(subject, 1, 2) == Buried((1, 2))
+        for key in (1, 2):
+            row = subject.buried(key)
+            assert row is not None
+            assert (row.priority, row.epoch, row.time_acked_ns) == (4, 3, None)
+            assert row.time_next_ns is not None
+            assert row.time_next_ns <= subject.now_ns()
+            assert subject.row(key) is None
+
+    def test_what_lives_stays(self, subject: Subject) -> None:
+        put_due(subject, 1, epoch=2)
+        put_due(subject, 2, 3, epoch=3)
+        subject.put(Row(4, 0, 3, subject.now_ns() + HOUR))
+        subject.acknowledge(2)
+        with subject.locked(3):
+            assert self.bury(subject, 1, 2, 3, 4, 5) == Buried(())
+        assert all(subject.row(key) is not None and subject.buried(key) is None for key in (1, 2, 3, 4))
+
+    def test_without_the_table_they_stay_and_are_left_alone_for_a_while(self, subject: Subject) -> None:
+        put_due(subject, 1, epoch=3)
+        grave = subject.grave
+        subject.break_grave()
+        buried = subject.store.bury(subject.table, [Wanted(1, 3, 60 * S)], grave).value
+        assert buried.moved == ()
+        assert buried.problem
+        row = subject.row(1)
+        assert row is not None
+        assert (row.epoch, row.time_acked_ns) == (3, None)
+        assert row.time_next_ns is not None
+        assert row.time_next_ns > subject.now_ns() + 50 * S
+
+    def test_an_id_that_lies_there_already_keeps_its_message_and_no_other_out(self, subject: Subject) -> None:
+        put_due(subject, 1, epoch=3)
+        assert self.bury(subject, 1).moved == (1,)
+        put_due(subject, 1, 2, epoch=3)
+        buried = self.bury(subject, 1, 2)
+        assert buried.moved == (2,)
+        assert buried.problem
+        assert "1" in buried.problem
+        assert subject.row(1) is not None
 
 
 class TestPurge:

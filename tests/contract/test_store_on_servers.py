@@ -15,8 +15,9 @@ import pytest
 from pymysql.constants import COMMAND
 
 from engine.link import BackendAddress
-from engine.model import NS_PER_S, BrokenTable, Key, QueueTable, Return, RowFormat, TableId, Wanted
+from engine.model import NS_PER_S, BrokenTable, Buried, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import StoreError
+from engine.store_memory import Row
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
 from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject
@@ -533,3 +534,82 @@ class TestCatalog:
     def test_a_name_in_another_case_is_another_table_where_the_server_says_so(self, subject: ServerSubject) -> None:
         assert subject.execute("SELECT @@lower_case_table_names") == [(0,)]
         assert subject.store.describe(TableId(subject.database, "MESSAGES")).value is None
+
+
+class TestBurying:
+    """What only a real server can object to."""
+
+    DEAD = (Wanted(1, 3, 60 * S), Wanted(2, 3, 60 * S))
+
+    def grave(self, subject: ServerSubject, columns: str) -> TableId:
+        subject.execute(f"CREATE TABLE grave ({columns}, {SCAN_INDEXES['ascending']}) COMMENT '{COMMENT}'")
+        return TableId(subject.database, "grave")
+
+    def test_a_message_that_does_not_fit_stays_and_keeps_no_other_out(self, subject: ServerSubject) -> None:
+        grave = self.grave(subject, COLUMNS.replace("5000", "5"))
+        subject.put(Row(1, 0, 3, 5, payload=b"too long"), Row(2, 0, 3, 5, payload=b"short"))
+        buried = subject.store.bury(subject.table, self.DEAD, grave).value
+        assert buried.moved == (2,)
+        assert buried.problem is not None
+        assert "body" in buried.problem
+        assert subject.execute("SELECT id, body FROM grave") == [(2, "xxxxx")]
+        assert subject.execute("SELECT id, body, epoch, time_next > 5 FROM messages") == [(1, "xxxxxxxx", 3, 1)]
+
+    def test_a_column_that_is_missing_there_is_named(self, subject: ServerSubject) -> None:
+        grave = self.grave(subject, COLUMNS.replace(", body VARCHAR(5000)", ""))
+        subject.put(Row(1, 0, 3, 5))
+        buried = subject.store.bury(subject.table, self.DEAD, grave).value
+        assert buried.moved == ()
+        assert buried.problem is not None
+        assert "body" in buried.problem
+        assert subject.row(1) is not None
+
+    def test_a_table_that_is_no_message_table_takes_nobody(self, subject: ServerSubject) -> None:
+        subject.execute(f"CREATE TABLE grave ({COLUMNS})")
+        subject.put(Row(1, 0, 3, 5))
+        buried = subject.store.bury(subject.table, self.DEAD, TableId(subject.database, "grave")).value
+        assert "no message table" in str(buried.problem)
+
+    def test_a_table_is_not_its_own_grave(self, subject: ServerSubject) -> None:
+        subject.put(Row(1, 0, 3, 5))
+        buried = subject.store.bury(subject.table, self.DEAD, subject.table.id).value
+        assert "its own" in str(buried.problem)
+        assert subject.row(1) is not None
+
+    def test_rows_move_exactly_as_they_are(self, subject: ServerSubject) -> None:
+        extra = """, bits BIT(12), at TIMESTAMP(6) NULL, doc JSON, place POINT, fixed CHAR(9), raw VARBINARY(9),
+            twice INT AS (epoch * 2) VIRTUAL, `od``d näme` DECIMAL(20,10), hidden INT {invisible}"""
+        invisible = "INVISIBLE"
+        subject.execute("DROP TABLE messages")
+        for name in ("messages", "grave"):
+            columns = COLUMNS + extra.format(invisible=invisible)
+            subject.execute(f"CREATE TABLE {name} ({columns}, {SCAN_INDEXES['ascending']}) COMMENT '{COMMENT}'")
+        subject.execute("SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO'")
+        subject.execute(
+            """INSERT INTO messages (id, epoch, time_next, body, bits, at, doc, place, fixed, raw, `od``d näme`, hidden)
+            VALUES (0, 3, 5, 'ü', b'101010101010', '2026-10-25 02:30:00.123456', '{"a": [1, null]}', POINT(1, 2),
+                'x ', x'00ff00', 1.0000000001, 7), (1, 3, 5, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"""
+        )
+        columns = "id, epoch, body, bits, at, doc, ST_AsText(place), fixed, raw, twice, `od``d näme`, hidden"
+        before = subject.execute(f"SELECT {columns} FROM messages ORDER BY id")
+        table = subject.store.describe(subject.table.id).value
+        assert isinstance(table, QueueTable)
+        dead = (Wanted(0, 3, S), Wanted(1, 3, S))
+        buried = subject.store.bury(table, dead, TableId(subject.database, "grave")).value
+        assert buried == Buried((0, 1))
+        assert subject.execute(f"SELECT {columns} FROM grave ORDER BY id") == before
+        assert subject.execute("SELECT COUNT(*) FROM messages") == [(0,)]
+
+    def test_an_account_that_may_not_write_there_loses_nothing(self, subject: ServerSubject) -> None:
+        grave = self.grave(subject, COLUMNS)
+        name = f"u{subject.database[6:]}"
+        subject.execute(f"CREATE USER {name}@'%'")
+        subject.execute(f"GRANT ALL ON {subject.database}.messages TO {name}@'%'")
+        subject.execute(f"GRANT SELECT ON {subject.database}.grave TO {name}@'%'")
+        subject.put(Row(1, 0, 3, 5), Row(2, 0, 3, 5))
+        store = MySQLStore(BackendAddress(subject.server.host, subject.server.port, name))
+        buried = store.bury(subject.table, self.DEAD, grave).value
+        store.close()
+        assert buried.moved == ()
+        assert "denied" in str(buried.problem)
+        assert subject.execute("SELECT COUNT(*) FROM messages WHERE time_next > 5") == [(2,)]

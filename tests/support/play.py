@@ -8,13 +8,23 @@ guarantees of DESIGN, section 3, are checked against after every step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from engine.dispatcher import Dispatcher, Effects
-from engine.effects import Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
-from engine.model import NS_PER_S, IdKind, Key, OnDisconnect, Policy, QueueTable, RowFormat, TableId
+from engine.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.model import (
+    NS_PER_S,
+    IdKind,
+    Key,
+    OnDisconnect,
+    Policy,
+    QueueTable,
+    RowFormat,
+    Selection,
+    TableId,
+)
 from engine.pacing import Limits
 from engine.store_memory import MemoryStore, Row
 from engine.subscribers import Subscription
@@ -34,9 +44,17 @@ POLICY = Policy(
 """Small bounds, so that they are reached; a poller so rare that whatever only it would find counts as lost."""
 
 
-def queue_table(policy: Policy = POLICY) -> QueueTable:
+DEAD_LETTERS = TableId("test", "dead_letters")
+
+EVEN = Selection("id % 2 = 0")
+LOW = Selection("id <= 20")
+
+
+def queue_table(policy: Policy = POLICY, *, id_grows: bool = False) -> QueueTable:
     """A message table as the catalog would describe it."""
-    return QueueTable(TABLE, policy, IdKind.INTEGER, "PRIMARY", "next", False, True, ("id",), ("id",))
+    return QueueTable(
+        TABLE, policy, IdKind.INTEGER, "PRIMARY", "next", False, True, ("id",), ("id",), id_grows=id_grows
+    )
 
 
 @dataclass
@@ -64,6 +82,8 @@ class Stage:
     policy: Policy = POLICY
     limits: Limits = field(default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4))
     fetch_budget: int = 3
+    id_grows: bool = False
+    """Whether new messages have ids greater than all before."""
     dispatcher_type: type[Dispatcher] = Dispatcher
     store: MemoryStore = field(default_factory=lambda: MemoryStore(now_ns=1_000_000 * NS_PER_S))
     asked: list[Asked] = field(default_factory=list)
@@ -72,11 +92,17 @@ class Stage:
     delivered: dict[int, list[Key]] = field(default_factory=dict)
     holdings: dict[Key, Holding] = field(default_factory=dict)
     acked_seen: set[Key] = field(default_factory=set)
+    sent_at_ns: list[int] = field(default_factory=list)
     lost_answers: int = 0
 
     def __post_init__(self) -> None:
-        self.queue = queue_table(self.policy)
+        self.queue = queue_table(self.policy, id_grows=self.id_grows)
         self.store.add_table(self.queue)
+        self.store.rows[DEAD_LETTERS] = {}
+        self.store.conditions = {
+            str(EVEN.condition): lambda row: int(row.key) % 2 == 0,
+            str(LOW.condition): lambda row: int(row.key) <= 20,
+        }
         self.dispatcher = self.dispatcher_type(self.policy, self.limits, lambda: 0.5, self.now_ns)
         self.happen(self.dispatcher.tick)
 
@@ -113,6 +139,29 @@ class Stage:
             self.holdings = {key: each for key, each in self.holdings.items() if each.holder != holder}
         self.happen(self.dispatcher.disconnected, holder)
 
+    def extend(self, key: Key, duration_ns: int) -> None:
+        """The holder asks for more time, through the proxy."""
+        row, until_ns = self.rows[key], self.now_ns + duration_ns
+        self.store.put(TABLE, replace(row, time_next_ns=until_ns))
+        if holding := self.holdings.get(key):
+            holding.deadline_ns = until_ns
+        self.happen(partial(self.dispatcher.doubted, extended=True), [key])
+
+    def give_back(self, key: Key, delay_ns: int) -> None:
+        """The holder gives it back, through the proxy."""
+        self.store.put(TABLE, replace(self.rows[key], time_next_ns=self.now_ns + delay_ns))
+        self.holdings.pop(key, None)
+        self.happen(self.dispatcher.doubted, [key])
+
+    def notice(self, key: Key) -> None:
+        """The binlog shows a row as it now is."""
+        row = self.rows.get(key)
+        if row is None or row.time_acked_ns is not None:
+            self.acked_seen.add(key)
+            self.happen(self.dispatcher.noticed, [], [key])
+        else:
+            self.happen(self.dispatcher.noticed, [row.entry], [])
+
     def acknowledge(self, key: Key, *, seen: bool) -> None:
         if self.store.acknowledge(TABLE, key):
             self.holdings.pop(key, None)
@@ -130,9 +179,9 @@ class Stage:
         """The database carries an effect out; the answer is on its way."""
         store, queue, dispatcher = self.store, self.queue, self.dispatcher
         match asked.effect:
-            case Scan(limit):
-                scan = store.scan(queue, limit).value
-                asked.answer = lambda: dispatcher.scanned(self.now_ns, scan)
+            case Scan(scan_id, selection, limit, part):
+                scan = store.scan(queue, limit, selection, part).value
+                asked.answer = lambda: dispatcher.scanned(self.now_ns, scan_id, scan)
             case Claim(claim_id, wanted):
                 claims = store.claim(queue, wanted).value
                 asked.answer = lambda: dispatcher.claimed(self.now_ns, claim_id, claims)
@@ -145,6 +194,10 @@ class Stage:
             case Release(returns):
                 store.release(queue, returns)
                 asked.answer = lambda: dispatcher.released(self.now_ns)
+            case Bury(dead):
+                assert queue.dead_letter is not None
+                buried = store.bury(queue, dead, queue.dead_letter).value
+                asked.answer = lambda: dispatcher.buried(self.now_ns, buried.moved)
             case Purge(age_ns, limit):
                 count = store.purge(queue, age_ns, limit).value
                 asked.answer = lambda: dispatcher.purged(self.now_ns, count)
@@ -163,8 +216,8 @@ class Stage:
         self.lost_answers += asked.answer is not None
         dispatcher = self.dispatcher
         match asked.effect:
-            case Scan():
-                self.happen(partial(dispatcher.scan_failed, lasting=lasting), "the server has gone away")
+            case Scan(scan_id, _, _, _):
+                self.happen(partial(dispatcher.scan_failed, lasting=lasting), scan_id, "the server has gone away")
             case Claim(claim_id, _):
                 self.happen(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
@@ -175,6 +228,8 @@ class Stage:
                 self.happen(dispatcher.release_failed)
             case Purge():
                 self.happen(dispatcher.purge_failed)
+            case Bury():
+                self.happen(dispatcher.bury_failed)
             case _:
                 raise AssertionError(asked)
 
@@ -231,13 +286,21 @@ class Stage:
         got = self.delivered.setdefault(subscriber, [])
         got.append(key)
         assert stream.limit is None or len(got) <= stream.limit, f"stream {subscriber} got more than its LIMIT"
+        self._check_wanted(stream, key)
+        self.sent_at_ns.append(self.now_ns)
+
+    def _check_wanted(self, stream: Subscription, key: int) -> None:
+        condition, row = stream.selection.condition, self.rows.get(key) or Row(key)
+        assert condition is None or self.store.conditions[condition](row), f"{key} is not wanted by {condition}"
+        most = self.policy.max_attempts
+        assert not most or row.epoch <= most, f"{key} is dead, and was delivered"
 
     def check(self) -> None:
         """The bounds, which hold at every instant."""
         dispatcher, policy = self.dispatcher, self.policy
         assert dispatcher.in_flight <= policy.cache_size, f"{dispatcher!r} holds more than vt_cache_size"
-        window = len(dispatcher._window)
-        assert window <= 4 * (policy.cache_size + self.limits.claim_max), f"{dispatcher!r} has read too far ahead"
+        for lane in dispatcher._lanes:
+            assert len(lane.window) <= 4 * (policy.cache_size + self.limits.claim_max), f"{lane} has read too far ahead"
         for subscriber in dispatcher.subscribers.values():
             assert len(subscriber.unsent) <= 2 * policy.batch_size, f"too much is on its way to {subscriber.spec.id}"
             if subscriber.spec.prefetch is not None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pymysql.connections import Connection
 
 from engine.link import BackendAddress
-from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, TableId
+from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, Selection, TableId
 from engine.store import Store
 from engine.store_memory import MemoryStore, Row
 from engine.store_mysql import MySQLStore
@@ -27,13 +27,14 @@ COMMENT = (
     "vitess_message,vt_ack_wait=30,vt_purge_after=315360000,vt_batch_size=100,vt_cache_size=10000,vt_poller_interval=30"
 )
 COLUMNS = """
-    id BIGINT NOT NULL PRIMARY KEY, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0,
+    id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0,
     time_next BIGINT DEFAULT 0, time_acked BIGINT, body VARCHAR(5000)
 """
 SCAN_INDEXES = {
     "ascending": "INDEX next_up (time_acked, priority, time_next)",
     "descending": "INDEX next_up (time_acked, priority, time_next DESC)",
 }
+EVEN = Selection("id % 2 = 0")
 POLICY = Policy(
     ack_wait_ns=30 * NS_PER_S,
     purge_after_ns=3600 * NS_PER_S,
@@ -62,6 +63,16 @@ class Subject(Protocol):
     def acknowledge(self, *keys: Key) -> None:
         """What an ACK does."""
 
+    @property
+    def grave(self) -> TableId:
+        """The name of its dead-letter table, which is there and empty."""
+
+    def buried(self, key: Key) -> Row | None:
+        """The row as it is in the dead-letter table, without its payload."""
+
+    def break_grave(self) -> None:
+        """Remove the dead-letter table."""
+
     def locked(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
         """Somebody else's open transaction that has changed these rows."""
 
@@ -86,13 +97,26 @@ class MemorySubject:
             scan_ties_by_id=True,
             columns=("id", "priority", "epoch", "time_next", "time_acked", "body"),
             default_columns=("id", "body"),
+            id_grows=True,
         )
         self.store = MemoryStore(now_ns=1_800_000_000 * NS_PER_S)
+        self.store.conditions = {str(EVEN.condition): lambda row: int(str(row.key)) % 2 == 0}
         self.store.add_table(self.table)
+        self.store.rows[self.grave] = {}
 
     def put(self, *rows: Row) -> None:
         for row in rows:
             self.store.put(self.table.id, row)
+
+    @property
+    def grave(self) -> TableId:
+        return TableId("test", "graveyard")
+
+    def buried(self, key: Key) -> Row | None:
+        return self.store.rows[self.grave].get(key)
+
+    def break_grave(self) -> None:
+        del self.store.rows[self.grave]
 
     def row(self, key: Key) -> Row | None:
         return self.store.rows[self.table.id].get(key)
@@ -130,6 +154,7 @@ class ServerSubject:
         described = self.store.describe(TableId(database, "messages")).value
         assert isinstance(described, QueueTable), described
         self.table = described
+        self._dug = False
 
     def connect(self, **options: Any) -> Connection[Any]:
         """A session of somebody else's."""
@@ -140,6 +165,8 @@ class ServerSubject:
         self.store.close()
         self.store = mysql_store(self.server)
         self.execute("DELETE FROM messages")
+        self.execute("DROP TABLE IF EXISTS graveyard")
+        self._dug = False
 
     def close(self) -> None:
         """Gone with its database."""
@@ -164,8 +191,24 @@ class ServerSubject:
                 ],
             )
 
+    @property
+    def grave(self) -> TableId:
+        if not self._dug:
+            self.execute(f"CREATE TABLE graveyard ({COLUMNS}, {SCAN_INDEXES['ascending']}) COMMENT '{COMMENT}'")
+            self._dug = True
+        return TableId(self.database, "graveyard")
+
+    def buried(self, key: Key) -> Row | None:
+        return self._row("graveyard", key)
+
+    def break_grave(self) -> None:
+        self.execute(f"DROP TABLE {self.grave}")
+
     def row(self, key: Key) -> Row | None:
-        found = self.execute("SELECT id, priority, epoch, time_next, time_acked FROM messages WHERE id = %s", key)
+        return self._row("messages", key)
+
+    def _row(self, table: str, key: Key) -> Row | None:
+        found = self.execute(f"SELECT id, priority, epoch, time_next, time_acked FROM {table} WHERE id = %s", key)
         return Row(*found[0]) if found else None
 
     def acknowledge(self, *keys: Key) -> None:

@@ -33,7 +33,8 @@ def test_all_else_is_left_to_the_server(statement: str) -> None:
 
 @pytest.mark.parametrize(("statement", "table"), tables("writes.sql"))
 def test_a_write_names_the_table_it_touches(statement: str, table: str | None) -> None:
-    assert classify(statement.encode()) == Head(Verb.WRITE, table)
+    head = classify(statement.encode())
+    assert (head.verb, head.table) == (Verb.WRITE, table)
 
 
 @pytest.mark.parametrize(("statement", "table"), tables("schema.sql"))
@@ -78,7 +79,7 @@ def test_what_the_server_does_not_skip_is_not_skipped(prefix: bytes) -> None:
 def test_without_multi_statements_a_semicolon_means_nothing_to_other_statements() -> None:
     pair = b"INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)"
     assert classify(pair, multi_statements=True) == Head(Verb.WRITE, None)
-    assert classify(pair, multi_statements=False) == Head(Verb.WRITE, "t")
+    assert classify(pair, multi_statements=False) == Head(Verb.WRITE, "t", inserts=True)
 
 
 def test_ours_stands_alone_with_multi_statements_or_without() -> None:
@@ -90,7 +91,7 @@ def test_a_semicolon_far_inside_a_long_text_is_in_doubt() -> None:
     long = b"INSERT INTO t VALUES ('%b; x')" % (b"y" * LEXED_BYTES_MAX)
     assert classify(long) == Head(Verb.WRITE, None)
     assert classify(b"SELECT '%b; x'" % (b"y" * LEXED_BYTES_MAX)) == Head(Verb.WRITE, None)
-    assert classify(long, multi_statements=False) == Head(Verb.WRITE, "t")
+    assert classify(long, multi_statements=False) == Head(Verb.WRITE, "t", inserts=True)
 
 
 def test_a_long_acknowledgement_of_text_keys_is_recognised_whatever_they_hold() -> None:
@@ -172,3 +173,25 @@ def test_a_megabyte_of_anything_comes_to_an_end(hostile: bytes) -> None:
     for head in (b"", b"SELECT ", b"ACK ", b"ACK;", b"INSERT INTO ", b"UPDATE t ", b"ALTER TABLE t ", b"CREATE "):
         assert isinstance(classify(head + hostile), Head)
         assert parse_kill(head + hostile) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "inserts"),
+    [
+        ("INSERT INTO t VALUES (1)", True),
+        ("insert t (a, `b`) /* new */ values (1, 2), (3, 4)", True),
+        ("INSERT INTO db.t SET a = 1", True),
+        ("INSERT HIGH_PRIORITY INTO t VALUE (1)", True),
+        ("INSERT INTO t SELECT * FROM s", False),
+        ("INSERT INTO t (a) SELECT a FROM s", False),
+        ("INSERT IGNORE INTO t VALUES (1)", False),
+        ("INSERT LOW_PRIORITY IGNORE INTO t VALUES (1)", False),
+        ("INSERT INTO t VALUES (1) ON DUPLICATE KEY UPDATE a = 2", False),
+        ("INSERT INTO t VALUES (1) on /* x */ duplicate key update a = 2", False),
+        ("REPLACE INTO t VALUES (1)", False),
+        ("UPDATE t SET a = 1", False),
+    ],
+)
+def test_a_statement_that_only_adds_rows_is_told_from_one_that_may_change_some(statement: str, inserts: bool) -> None:
+    head = classify(statement.encode())
+    assert (head.table, head.inserts) == ("t", inserts)

@@ -48,6 +48,7 @@ def test_an_idle_table_with_an_idle_subscriber_is_left_alone_until_the_poller() 
     stage.subscribe(1, holder=1)
     stage.settle()
     assert stage.dispatcher.wake_at_ns is not None
-    scans = stage.dispatcher._scanning.started
-    stage.run_until(lambda: stage.dispatcher._scanning.started > scans, within_ns=2 * stage.policy.poller_interval_ns)
-    assert stage.dispatcher._scanning.at_ns - 1_000_000 * NS_PER_S >= stage.policy.poller_interval_ns
+    scanning = stage.dispatcher._lanes.main.scanning
+    scans = scanning.started
+    stage.run_until(lambda: scanning.started > scans, within_ns=2 * stage.policy.poller_interval_ns)
+    assert scanning.at_ns - 1_000_000 * NS_PER_S >= stage.policy.poller_interval_ns

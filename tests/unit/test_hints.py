@@ -22,8 +22,8 @@ class Engineer:
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
 
-    def written(self, name: str | None) -> None:
-        self.told.append(("written", name))
+    def written(self, name: str | None, *, inserted: bool = False) -> None:
+        self.told.append(("inserted" if inserted else "written", name))
 
     def schema_changed(self) -> None:
         self.told.append(("schema",))
@@ -37,9 +37,23 @@ def engineer() -> Engineer:
     return Engineer()
 
 
+class Clock:
+    """Stands still unless told."""
+
+    now_s = 5.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @pytest.fixture
-def hints(engineer: Engineer) -> Hints:
-    return Hints(cast(Engine, engineer))
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def hints(engineer: Engineer, clock: Clock) -> Hints:
+    return Hints(cast(Engine, engineer), clock)
 
 
 def done(tag: Tag, *, open_transaction: bool = False, ok: bool = True, affected_rows: int = 1) -> Outcome[Tag]:
@@ -115,3 +129,25 @@ def test_very_many_acks_in_a_transaction_are_remembered_as_any(hints: Hints, eng
         hints.finished(done(Acked(M, values), open_transaction=True, affected_rows=10_000))
     hints.finished(done(None))
     assert engineer.told == [("acked", None, False)]
+
+
+def test_a_quick_transaction_that_only_added_rows_says_so(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Touched("m", inserts=True), open_transaction=True))
+    hints.finished(done(Touched("m", inserts=True)))
+    assert engineer.told == [("inserted", "m")]
+
+
+def test_one_change_among_rows_added_is_a_change(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Touched("m", inserts=True), open_transaction=True))
+    hints.finished(done(Touched("m"), open_transaction=True))
+    hints.finished(done(Touched("m", inserts=True)))
+    assert engineer.told == [("written", "m")]
+
+
+def test_rows_that_were_added_long_before_their_commit_may_be_anywhere(
+    hints: Hints, engineer: Engineer, clock: Clock
+) -> None:
+    hints.finished(done(Touched("m", inserts=True), open_transaction=True))
+    clock.now_s += 60
+    hints.finished(done(None))
+    assert engineer.told == [("written", "m")]

@@ -65,7 +65,7 @@ def test_a_missed_row_waits_longer_each_time_and_at_most_a_second() -> None:
     pauses = []
     for _ in range(9):
         assert keys(made.take(1)) == [1]
-        retry_ns = made.miss([1], now_ns)
+        retry_ns = made.miss([entry(1)], now_ns)
         pauses.append(retry_ns - now_ns)
         made.scanned(ScanResult((entry(1),), more=False, horizon_ns=None), now_ns, lambda _: False)
         assert made.ready == 0
@@ -77,14 +77,14 @@ def test_a_missed_row_waits_longer_each_time_and_at_most_a_second() -> None:
 
 def test_a_missed_row_that_is_gone_from_the_index_is_forgotten() -> None:
     made = window(entry(1))
-    made.miss([1], 100)
+    made.miss([entry(1)], 100)
     made.scanned(ScanResult((), more=False, horizon_ns=None), 100, lambda _: False)
     assert made.missed == 0
 
 
 def test_a_row_that_could_be_claimed_is_not_held_back_any_more() -> None:
     made = window(entry(1))
-    made.miss([1], 100)
+    made.miss([entry(1)], 100)
     made.claimed([1])
     made.scanned(ScanResult((entry(1),), more=False, horizon_ns=None), 100, lambda _: False)
     assert made.ready == 1
