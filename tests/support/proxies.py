@@ -45,7 +45,8 @@ class RunningProxy:
         self._process = LeashedProcess(
             [
                 *(sys.executable, "-m", "proxy", "serve", "--backend", backend, "--listen", listen),
-                *("--admin", "127.0.0.1:0", "--log-level", "debug", *self._options),
+                *("--admin", "127.0.0.1:0", "--log-level", "debug", "--data-dir", str(self.log.parent / "data")),
+                *self._options,
             ],
             output=self.log,
         )
