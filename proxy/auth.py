@@ -203,7 +203,8 @@ class AuthDialogue:
             self._state = _State.KEY
             return [self._to_server(KEY_REQUESTS[self._plugin])]
         if asks_for_key:
-            assert self._key is not None
+            if self._key is None:  # Both legs have TLS, and nobody has a use for a key.
+                return [self._to_server(payload)]
             self._state = _State.CIPHER
             return [ToClient(MORE_DATA + self._key.public_pem)]
         return self._decrypted(payload)  # It has our key already, or believes so.

@@ -7,6 +7,7 @@ proxies that start at once on one directory may overwrite each other's, never re
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import ipaddress
 import logging
@@ -101,7 +102,8 @@ def _keep(path: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, certi
             os.fsync(file.fileno())
         draft.rename(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise BadSetting(f"data_dir: {path} cannot be kept: {error.strerror or error}") from None
 
 

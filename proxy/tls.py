@@ -7,7 +7,8 @@ the socket's buffer, whose limits make the backpressure, and what arrives is dec
 
 Why not the loop's own: `loop.start_tls` cannot be given what has already been read, and MySQL 9's clients send their
 ClientHello in one segment with the request for TLS, so that it fails now and then. Reading the request in exact sizes
-from the raw socket before asyncio sees it works, but makes a second way of reading for the sake of 36 bytes.
+from the raw socket before asyncio sees it works, but makes a second way of reading for the sake of 36 bytes. Measured on
+uvloop with 1 GB in pieces of 200 kB, each way: 0.44 to 0.59 s of CPU here, 0.45 to 0.63 s under `start_tls`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from proxy.settings import BadSetting, Settings
 
 READ_BYTES = 256 * 1024
 """More than one record holds, so each read takes a whole one."""
+
+EARLY_MAX = 128 * 1024
+"""What may be written before the handshake is over. That is a login packet, which has half of it at most."""
 
 
 class TlsLayer(asyncio.Transport, asyncio.Protocol):
@@ -51,8 +55,8 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         self._engine = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
         self._failed = failed
         self._established = False
-        self._early: list[bytes] = []
-        """Written before the handshake was over: a login packet or two."""
+        self._early = bytearray()
+        """Written before the handshake was over."""
         transport.set_protocol(self)
 
     def start(self, received: bytes = b"") -> None:
@@ -100,7 +104,9 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         if not data or self._transport.is_closing():
             return
         if not self._established:
-            self._early.append(bytes(data))
+            self._early += data
+            if len(self._early) > EARLY_MAX:
+                self.abort()
             return
         self._engine.write(data)
         self._transport.write(self._outgoing.read())
@@ -148,9 +154,9 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         except ssl.SSLWantReadError:
             return False
         self._established = True
-        for data in self._early:
-            self._engine.write(data)
-        self._early.clear()
+        if self._early:
+            self._engine.write(self._early)
+            self._early.clear()
         return True
 
     def _read(self) -> tuple[bytes, bool]:

@@ -1,0 +1,440 @@
+"""Logging in: as on a direct connection, whichever of the two legs has TLS, and never with less security."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import ssl
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import mysql.connector
+import pymysql
+import pytest
+from cryptography import x509
+from pymysql.cursors import SSCursor
+
+from proxy.embedded import EmbeddedServer, Flavour
+from tests.support import logins
+from tests.support.certificates import certificates, make_certificates
+from tests.support.logins import CLIENTS, Account, account, change_user, current_user, forget_passwords
+from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.servers import connect, running_server
+from tests.support.waiting import eventually
+
+PLUGINS = {
+    "mysql": ["caching_sha2_password", "sha256_password"],
+    "mariadb": ["mysql_native_password", "ed25519"],
+}
+LEGS = {
+    "TLS and TLS": (True, "mirror"),
+    "plain and plain": (False, "mirror"),
+    "TLS and plain": (True, "never"),
+    "plain and TLS": (False, "always"),
+}
+INCAPABLE = {("connector", "caching_sha2_password"), ("connector", "sha256_password")}
+"""It shows its password in clear or not at all, so it cannot log in without TLS, and a server refuses the former."""
+
+
+@pytest.fixture(scope="session")
+def proxies(
+    proxy: RunningProxy, server: EmbeddedServer, flavour: Flavour, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, RunningProxy]]:
+    """A proxy of each `backend_tls`."""
+    folder = tmp_path_factory.mktemp(f"tls-{flavour}")
+    with (
+        running_proxy(server, folder / "never.log", ["--backend-tls", "never"]) as never,
+        running_proxy(server, folder / "always.log", ["--backend-tls", "always"]) as always,
+    ):
+        yield {"mirror": proxy, "never": never, "always": always}
+
+
+@contextlib.contextmanager
+def accounts(server: EmbeddedServer, plugin: str) -> Iterator[tuple[Account, Account]]:
+    """One with a password and one without."""
+    if plugin == "ed25519":
+        with connect(server) as root:
+            try:
+                run(root, "INSTALL SONAME 'auth_ed25519'")
+            except pymysql.MySQLError as error:
+                if error.args[0] not in {1968, 1125}:  # It is there already.
+                    pytest.skip("this MariaDB comes without ed25519 (Debian: mariadb-server has it)")
+    with account(server, plugin) as one, account(server, plugin, "") as other:
+        yield one, other
+
+
+@pytest.mark.parametrize("legs", LEGS)
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("plugin", [0, 1])
+def test_a_login_ends_as_on_a_direct_connection(
+    server: EmbeddedServer, proxies, flavour: Flavour, plugin: int, client: str, legs: str
+) -> None:
+    name = PLUGINS[flavour][plugin]
+    if (client, flavour) == ("mysql", "mariadb") or (name == "ed25519" and client != "mariadb"):
+        pytest.skip(f"{client} has no {name}")
+    tls, mode = LEGS[legs]
+    log_in = CLIENTS[client]
+    with accounts(server, name) as (some, none):
+        for user, password in ((some.user, "secret"), (some.user, "wrong"), (some.user, ""), (none.user, "")):
+            outcomes = []
+            for place in (server, proxies[mode]):
+                forget_passwords(server)
+                outcomes += [log_in(place, user, password, tls)]
+            assert outcomes[1] == outcomes[0]
+            able = tls or (client, name) not in INCAPABLE
+            if able:
+                assert outcomes[1] == (user if password in {"secret", ""} and (password or user == none.user) else 1045)
+        if able:
+            by_digest = log_in(proxies[mode], some.user, "secret", tls)  # The server knows it since the first login.
+            assert by_digest == some.user
+    assert "secret" not in proxies[mode].output
+
+
+def test_the_command_line_with_its_defaults_never_fails_to_begin_tls(server_pool, proxies, flavour: Flavour) -> None:
+    proxy = proxies["mirror"]
+    if flavour == "mariadb":
+        pytest.skip("its accounts need a plugin that MySQL 9's command line does not have")
+    with account(proxy.server, "caching_sha2_password", require="SSL") as user:
+        options = (f"-h{proxy.host}", f"-P{proxy.port}", f"-u{user.user}", "-psecret")
+        assert [logins.command_line("mysql", *options) for _ in range(20)] == [user.user] * 20
+
+
+@pytest.mark.parametrize("legs", LEGS)
+def test_an_account_that_requires_tls_has_it_from_end_to_end_unless_the_operator_says_otherwise(
+    server: EmbeddedServer, proxies, flavour: Flavour, legs: str
+) -> None:
+    tls, mode = LEGS[legs]
+    with account(server, PLUGINS[flavour][0], require="SSL") as user:
+        outcome = logins.by_pymysql(proxies[mode], user.user, "secret", tls)
+    assert outcome == (user.user if legs in {"TLS and TLS", "plain and TLS"} else 1045)
+
+
+def test_an_account_that_requires_a_clients_certificate_is_refused_by_the_server(
+    server: EmbeddedServer, proxies, flavour: Flavour
+) -> None:
+    with account(server, PLUGINS[flavour][0], require="X509") as user:
+        for mode in ("mirror", "always", "never"):
+            assert logins.by_pymysql(proxies[mode], user.user, "secret", tls=True) == 1045
+
+
+@pytest.mark.parametrize("legs", LEGS)
+def test_an_unknown_database_is_the_servers_own_error_on_any_legs(proxies, legs: str) -> None:
+    tls, mode = LEGS[legs]
+    with pytest.raises(pymysql.err.OperationalError) as error:
+        proxies[mode].connect(database="no_such_database", ssl_disabled=not tls)
+    assert error.value.args[0] == 1049
+
+
+# -- COM_CHANGE_USER
+
+
+@pytest.mark.parametrize("legs", LEGS)
+@pytest.mark.parametrize("plugin", [0, 1])
+def test_a_client_can_become_another_user(
+    server: EmbeddedServer, proxies, flavour: Flavour, legs: str, plugin: int, database: str
+) -> None:
+    tls, mode = LEGS[legs]
+    name = PLUGINS[flavour][plugin]
+    if name == "ed25519":
+        pytest.skip("PyMySQL needs another library for it")
+    with account(server, name) as other, proxies[mode].connect(ssl_disabled=not tls, database=database) as client:
+        create_queue(client, "m")
+        with connect(server) as root:
+            run(root, f"GRANT SELECT, INSERT, UPDATE ON {database}.* TO {other.user}@localhost")
+        forget_passwords(server)
+        for _ in range(2):  # The second time by its digest.
+            change_user(client, other.user, "secret", name)
+            assert current_user(client) == other.user
+        run(client, f"USE {database}")
+        enqueue(client, "m", ["a"])
+        assert rows(client, "STREAM id, payload FROM m NOWAIT") == [(1, "a")]
+        forget_passwords(server)
+        with pytest.raises(pymysql.err.OperationalError) as error:
+            change_user(client, other.user, "wrong", name)
+        assert error.value.args[0] == 1045
+    assert "secret" not in proxies[mode].output
+
+
+@pytest.mark.parametrize("legs", ["TLS and TLS", "TLS and plain"])
+def test_a_real_driver_can_become_another_user(server: EmbeddedServer, proxies, flavour: Flavour, legs: str) -> None:
+    _, mode = LEGS[legs]
+    for name in PLUGINS[flavour]:
+        if name == "ed25519":
+            continue
+        with account(server, name) as other:
+            client = mysql.connector.connect(
+                host=proxies[mode].host, port=proxies[mode].port, user="root", use_pure=True
+            )
+            with contextlib.closing(client):
+                forget_passwords(server)
+                client.cmd_change_user(other.user, "secret", "")
+                with contextlib.closing(client.cursor()) as cursor:
+                    cursor.execute("SELECT CURRENT_USER()")
+                    assert logins.named(cursor.fetchone()) == other.user
+
+
+# -- What goes on inside TLS
+
+
+@pytest.mark.parametrize("legs", LEGS)
+def test_a_message_is_streamed_and_acknowledged_on_any_legs(proxies, database: str, consume, legs: str) -> None:
+    tls, mode = LEGS[legs]
+    proxy = proxies[mode]
+    with proxy.connect(database=database, ssl_disabled=not tls) as client:
+        assert bool(client._secure) == tls
+        create_queue(client, "m")
+        consumer = consume(proxy.connect(database=database, ssl_disabled=not tls), "STREAM * FROM m")
+        enqueue(client, "m", ["a", "b"])
+        eventually(lambda: consumer.received == [(1, "a"), (2, "b")])
+        assert run(client, "ACK FROM m WHERE id = 1") == 1
+
+
+@pytest.mark.parametrize("legs", ["TLS and TLS", "TLS and plain"])
+def test_a_large_statement_and_its_large_answer_go_through_tls(server: EmbeddedServer, proxies, legs: str) -> None:
+    _, mode = LEGS[legs]
+    with connect(server) as root:
+        run(root, f"SET GLOBAL max_allowed_packet = {64 << 20}")
+    text = "".join(map(str, range(2_600_000)))
+    with proxies[mode].connect(ssl_disabled=False, max_allowed_packet=64 << 20) as client:
+        assert len(text) > 17 << 20
+        assert rows(client, "SELECT %s", [text]) == [(text,)]
+
+
+def memory_bytes(proxy: RunningProxy) -> int:
+    """What the process holds now."""
+    status = Path(f"/proc/{proxy.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("legs", ["TLS and TLS", "TLS and plain", "plain and TLS"])
+def test_a_client_that_reads_slowly_costs_no_memory_inside_tls(proxies, database: str, legs: str) -> None:
+    tls, mode = LEGS[legs]
+    proxy = proxies[mode]
+    with proxy.connect(database=database, ssl_disabled=not tls) as client, SSCursor(client) as cursor:
+        before = memory_bytes(proxy)
+        cursor.execute(
+            "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 1000)"
+            " SELECT i, REPEAT('x', 100000) FROM n"
+        )
+        assert cursor.fetchone()[0] == 1
+        with proxy.connect() as other:  # By now the proxy has read all it will.
+            assert rows(other, "SELECT SLEEP(0.5)") == [(0,)]
+        assert memory_bytes(proxy) - before < 16 << 20
+        assert sum(len(row[1]) for row in cursor) == 999 * 100_000
+
+
+@pytest.mark.parametrize("legs", LEGS)
+def test_a_server_that_dies_ends_the_clients_connection_on_any_legs(server: EmbeddedServer, proxies, legs: str) -> None:
+    tls, mode = LEGS[legs]
+    with proxies[mode].connect(ssl_disabled=not tls) as client, connect(server) as root:
+        run(root, f"KILL {client.thread_id()}")
+        with pytest.raises(pymysql.err.OperationalError):
+            eventually(lambda: rows(client, "SELECT 1") and None)
+
+
+def test_a_client_that_vanishes_inside_tls_frees_its_backing_connection(server: EmbeddedServer, proxies) -> None:
+    client = proxies["mirror"].connect(ssl_disabled=False)
+    thread = client.thread_id()
+    client._force_close()
+    with connect(server) as root:
+        eventually(lambda: not rows(root, f"SELECT id FROM information_schema.processlist WHERE id = {thread}"))
+
+
+# -- What is offered
+
+
+def request_tls(sock: socket.socket) -> bytes:
+    """Read the greeting; the packet that asks for TLS."""
+    header = sock.recv(4, socket.MSG_WAITALL)
+    sock.recv(int.from_bytes(header[:3], "little"), socket.MSG_WAITALL)
+    return b"\x20\0\0\x01" + (0x000AA205 | 0x800).to_bytes(4, "little") + (1 << 24).to_bytes(4, "little") + bytes(24)
+
+
+def test_plain_packets_behind_the_request_for_tls_are_never_obeyed(proxy: RunningProxy) -> None:
+    with socket.create_connection((proxy.host, proxy.port), timeout=10) as sock:
+        request = request_tls(sock)
+        login = request[4:] + b"root\0\0"
+        injected = len(login).to_bytes(3, "little") + b"\x02" + login + b"\x09\0\0\0\x03SELECT 1"
+        sock.sendall(request + injected)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := sock.recv(65536):
+                answer += chunk
+    assert answer[:1] in {b"", b"\x15"}  # A TLS alert, or nothing; no packet.
+
+
+def test_where_no_tls_is_offered_none_is_begun(server: EmbeddedServer, tmp_path: Path) -> None:
+    with running_proxy(server, tmp_path / "log", ["--tls", "off"]) as proxy:
+        assert not (tmp_path / "data").exists()
+        with proxy.connect(ssl_disabled=False) as client:
+            assert not client._secure
+        with socket.create_connection((proxy.host, proxy.port), timeout=10) as sock:
+            sock.sendall(request_tls(sock))
+            answer = sock.recv(65536)
+        assert answer[3:7] == b"\x02\xff" + (1043).to_bytes(2, "little")
+
+
+def served(proxy: RunningProxy, authority: Path | None = None) -> x509.Certificate:
+    """The certificate that the proxy shows."""
+    context = ssl.create_default_context(cafile=authority)
+    if authority is None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    with socket.create_connection((proxy.host, proxy.port), timeout=10) as sock:
+        sock.sendall(request_tls(sock))
+        with context.wrap_socket(sock, server_hostname=proxy.host) as secured:
+            certificate = secured.getpeercert(binary_form=True)
+    assert certificate is not None
+    return x509.load_der_x509_certificate(certificate)
+
+
+def test_a_self_signed_certificate_is_made_at_first_and_used_again(server: EmbeddedServer, tmp_path: Path) -> None:
+    shown = []
+    for number in range(2):
+        with running_proxy(server, tmp_path / f"{number}.log") as proxy:
+            shown.append(served(proxy))
+    assert shown[0] == shown[1]
+    assert stat.S_IMODE((tmp_path / "data" / "tls.pem").stat().st_mode) == 0o600
+
+
+def test_a_certificate_of_ones_own_is_shown_and_read_again_on_sighup(server: EmbeddedServer, tmp_path: Path) -> None:
+    own = make_certificates(tmp_path / "own")
+    options = ["--tls-certificate", str(own.certificate), "--tls-key", str(own.key)]
+    with running_proxy(server, tmp_path / "log", options) as proxy:
+        old = served(proxy, own.ca)
+        with proxy.connect(ssl={"ca": str(own.ca)}, ssl_disabled=False, ssl_verify_cert=True) as client:
+            assert client._secure
+            own.certificate.write_text("half written")
+            proxy.send(signal.SIGHUP)
+            eventually(lambda: "the certificate stays as it was" in proxy.output)
+            assert served(proxy, own.ca) == old
+            make_certificates(tmp_path / "own")
+            proxy.send(signal.SIGHUP)
+            eventually(lambda: "the certificate was read again" in proxy.output)
+            assert served(proxy, own.ca) != old
+            assert rows(client, "SELECT 1") == [(1,)]
+
+
+# -- Who the server is
+
+
+def test_a_server_is_verified_by_its_authority(server: EmbeddedServer, tmp_path: Path) -> None:
+    options = ["--backend-tls", "always", "--backend-ca", str(certificates().ca)]
+    with running_proxy(server, tmp_path / "log", options) as proxy, proxy.connect() as client:
+        assert rows(client, "SHOW STATUS LIKE 'Ssl_version'")[0][1].startswith("TLS")
+        with connect(server) as root:
+            engine = "SELECT COUNT(*) FROM information_schema.processlist"
+            assert rows(root, engine)[0][0] >= 2
+
+
+def test_a_server_that_another_authority_vouches_for_is_not_connected_to(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    log, ca = tmp_path / "log", tmp_path / "ca.pem"
+    ca.write_bytes(certificates().ca.read_bytes())
+    other = make_certificates(tmp_path / "other").ca
+    proxy = RunningProxy(server, log, ["--backend-ca", str(other)])
+    with pytest.raises(AssertionError, match="certificate verify failed"):
+        proxy.start()
+
+
+def test_a_server_whose_name_is_another_is_an_error_for_the_client(server: EmbeddedServer, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(make_certificates(tmp_path / "other").ca.read_bytes() + certificates().ca.read_bytes())
+    wrong = make_certificates(tmp_path / "wrong", "elsewhere.example")
+    options = [f"--ssl-ca={wrong.ca}", f"--ssl-cert={wrong.certificate}", f"--ssl-key={wrong.key}"]
+    with running_server(server.flavour, options=options) as elsewhere:
+        log = tmp_path / "log"
+        with running_proxy(elsewhere, log) as proxy, proxy.connect(ssl_disabled=False) as client:
+            assert rows(client, "SELECT 1") == [(1,)]  # Nobody verifies.
+        with pytest.raises(AssertionError, match="IP address mismatch"):
+            RunningProxy(elsewhere, log, ["--backend-ca", str(wrong.ca)]).start()
+
+
+# -- A unix socket
+
+
+@pytest.mark.parametrize("mode", ["mirror", "always"])
+def test_clients_on_a_unix_socket_log_in_by_password(
+    server: EmbeddedServer, flavour: Flavour, tmp_path: Path, mode: str
+) -> None:
+    path = tmp_path / "sock"
+    options = ["--listen-socket", str(path), "--backend-tls", mode]
+    with running_proxy(server, tmp_path / "log", options) as proxy:
+        assert f" socket={path}\n" in proxy.output
+        for plugin in PLUGINS[flavour]:
+            if plugin == "ed25519":
+                continue
+            with account(server, plugin) as user:
+                clients: list[Flavour] = ["mysql", "mariadb"] if flavour == "mysql" else ["mariadb"]
+                for client in clients:
+                    for password, outcome in (("secret", user.user), ("wrong", 1045)):
+                        forget_passwords(server)
+                        seen = logins.command_line(client, f"-S{path}", f"-u{user.user}", logins.shown(password))
+                        assert seen == outcome
+                forget_passwords(server)
+                with proxy.connect(unix_socket=str(path), user=user.user, password="secret") as driver:
+                    assert current_user(driver) == user.user
+        assert "secret" not in proxy.output
+        assert proxy.terminate() == 0
+    assert not path.exists()
+
+
+def test_a_root_without_a_password_on_the_servers_own_socket_gains_nothing(
+    server: EmbeddedServer, flavour: Flavour, tmp_path: Path
+) -> None:
+    plugin = {"mysql": "auth_socket", "mariadb": "unix_socket"}[flavour]
+    path = tmp_path / "sock"
+    with connect(server) as root:
+        if flavour == "mysql":
+            with contextlib.suppress(pymysql.MySQLError):
+                run(root, "INSTALL PLUGIN auth_socket SONAME 'auth_socket.so'")
+        try:
+            run(root, f"CREATE USER nobody@localhost IDENTIFIED {'WITH' if flavour == 'mysql' else 'VIA'} {plugin}")
+        except pymysql.MySQLError:
+            pytest.skip(f"this server comes without {plugin}")
+        try:
+            with (
+                running_proxy(server, tmp_path / "log", ["--listen-socket", str(path)]) as proxy,
+                pytest.raises(pymysql.err.OperationalError) as error,
+            ):
+                proxy.connect(unix_socket=str(path), user="nobody")
+            assert error.value.args[0] in {1045, 1698}
+        finally:
+            run(root, "DROP USER nobody@localhost")
+
+
+def test_a_socket_that_a_killed_proxy_left_is_taken_over_and_one_in_use_is_not(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "sock"
+    options = ["--listen-socket", str(path)]
+    killed = RunningProxy(server, tmp_path / "killed.log", options)
+    killed.start()
+    killed.kill()
+    assert path.is_socket()
+    with running_proxy(server, tmp_path / "log", options) as proxy:
+        second = RunningProxy(server, tmp_path / "second.log", options)
+        with pytest.raises(AssertionError, match=f"--listen-socket {path}: Address already in use"):
+            second.start()
+        with proxy.connect(unix_socket=str(path)) as client:
+            assert rows(client, "SELECT 1") == [(1,)]
+
+
+def test_the_mode_of_the_socket_says_who_may_connect(server: EmbeddedServer, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "sock"
+    monkeypatch.setenv("ACKSTREAM_LISTEN_SOCKET_MODE", "0700")
+    with running_proxy(server, tmp_path / "log", ["--listen-socket", str(path)]):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_file_that_is_no_socket_is_left_alone(server: EmbeddedServer, tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(AssertionError, match="there is a file that is no socket"):
+        RunningProxy(server, tmp_path / "log", ["--listen-socket", str(path)]).start()
+    assert path.read_text() == "data"
