@@ -45,8 +45,8 @@ KEY_REQUESTS: Final = {CACHING_SHA2: b"\x02", SHA256: b"\x01"}
 CLEAR_TEXT_PLUGINS: Final = frozenset({"mysql_clear_password", "dialog"})
 """With these a client shows its password because its connection is secure; it cannot be encrypted for the server."""
 
-SWITCH: Final = 0xFE
-NEXT_FACTOR: Final = 0x02
+SWITCH: Final = b"\xfe"
+NEXT_FACTOR: Final = b"\x02"
 MORE_DATA: Final = b"\x01"
 FULL_AUTHENTICATION: Final = b"\x01\x04"
 
@@ -171,12 +171,13 @@ class AuthDialogue:
 
     def from_server(self, payload: bytes) -> Said:
         """The server has sent this. Raises LoginRefused where the proxy must not let the client go on."""
-        state, self._state = self._state, _State.PASSING
-        password, self._password = self._password, b""
-        first = payload[0] if payload else None
-        if state is _State.KEY and payload.startswith(MORE_DATA):
-            return [ToServer(encrypt_password(password, self._scramble, payload[1:]))]
-        if first in {SWITCH, NEXT_FACTOR} and len(payload) > 1:
+        if self._state is _State.KEY:
+            self._state = _State.PASSING
+            password, self._password = self._password, b""
+            if payload.startswith(MORE_DATA):
+                return [ToServer(encrypt_password(password, self._scramble, payload[1:]))]
+        # In any other state a packet that is not understood changes nothing: a password must not slip through after it.
+        if payload[:1] in {SWITCH, NEXT_FACTOR} and len(payload) > 1:
             self._switch(payload)
         elif payload == FULL_AUTHENTICATION and self._plugin == CACHING_SHA2:
             self._state = _State.PASSWORD

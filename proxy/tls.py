@@ -7,8 +7,8 @@ the socket's buffer, whose limits make the backpressure, and what arrives is dec
 
 Why not the loop's own: `loop.start_tls` cannot be given what has already been read, and MySQL 9's clients send their
 ClientHello in one segment with the request for TLS, so that it fails now and then. Reading the request in exact sizes
-from the raw socket before asyncio sees it works, but makes a second way of reading for the sake of 36 bytes. Measured on
-uvloop with 1 GB in pieces of 200 kB, each way: 0.44 to 0.59 s of CPU here, 0.45 to 0.63 s under `start_tls`.
+from the raw socket before asyncio sees it works, but makes a second way of reading for the sake of 36 bytes. Measured
+on uvloop with 1 GB in pieces of 200 kB, each way: 0.44 to 0.59 s of CPU here, 0.45 to 0.63 s under `start_tls`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,5 @@ def _builder(name: str, days: int) -> x509.CertificateBuilder:
     return builder.not_valid_before(now - DAY).not_valid_after(now + days * DAY)
 
 
-def _signed(
-    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
-) -> bytes:
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> bytes:
     return builder.public_key(key.public_key()).sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)

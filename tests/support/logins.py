@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import mysql.connector
 import pymysql
-from pymysql.connections import Connection, MysqlPacket
+from pymysql.connections import Connection
 
 from proxy.embedded import EmbeddedServer, Flavour
 from tests.support.queues import rows, run
@@ -135,7 +135,7 @@ def change_user(client: Any, user: str, password: str, plugin: str = "caching_sh
     client._execute_command(
         COM_CHANGE_USER, user.encode() + b"\0\0\0" + bytes([45, 0]) + plugin.encode() + b"\0" + b"\0"
     )
-    packet: MysqlPacket = client._read_packet()
+    packet = client._read_packet()
     if packet.is_auth_switch_request():
         packet.read_uint8()
         name = packet.read_string()

@@ -20,7 +20,9 @@ from proxy.embedded import EmbeddedServer
 from proxy.leash import LeashedProcess
 from tests.support.waiting import eventually
 
-READY = re.compile(r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)(?: socket=(\S+))?$", re.MULTILINE)
+READY = re.compile(
+    r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)(?: socket=(\S+))?$", re.MULTILINE
+)
 
 
 class RunningProxy:

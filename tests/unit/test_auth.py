@@ -137,6 +137,13 @@ def test_an_error_where_the_servers_key_was_due_is_passed_on() -> None:
     assert dialogue.from_server(error) == [ToClient(error)]
 
 
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_a_packet_out_of_turn_lets_no_clear_password_through(plugin: str) -> None:
+    dialogue = begun(plugin, client=True, server=False)
+    assert dialogue.from_server(b"\x01\x05") == [ToClient(b"\x01\x05")]
+    assert only(dialogue.from_client(PASSWORD), ToServer) == KEY_REQUEST[plugin]
+
+
 @pytest.mark.parametrize("factor", [b"\xfe", b"\x02"])
 def test_a_further_factor_is_a_plugin_of_its_own(factor: bytes) -> None:
     dialogue = begun(CACHING_SHA2, client=True, server=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -21,7 +22,7 @@ def certificate(path: Path) -> x509.Certificate:
 
 
 @pytest.mark.parametrize("make", [certificates.self_signed, certificates.rsa_key])
-def test_it_is_made_once_and_only_its_owner_can_read_it(make, tmp_path: Path) -> None:
+def test_it_is_made_once_and_only_its_owner_can_read_it(make: Callable[[Path], object], tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "data"
     make(folder)
     (file,) = folder.iterdir()
@@ -55,10 +56,10 @@ def test_a_password_can_be_encrypted_for_the_key_that_later_starts_find(tmp_path
     assert certificates.rsa_key(tmp_path).decrypt(cipher, b"s" * 20) == b"secret\0"
 
 
-@pytest.mark.parametrize(
-    ("make", "name"), [(certificates.self_signed, "tls.pem"), (certificates.rsa_key, "rsa.pem")]
-)
-def test_a_file_that_was_spoiled_or_cannot_be_made_is_said(make, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "name"), [(certificates.self_signed, "tls.pem"), (certificates.rsa_key, "rsa.pem")])
+def test_a_file_that_was_spoiled_or_cannot_be_made_is_said(
+    make: Callable[[Path], object], name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text("spoiled")
     with pytest.raises(BadSetting, match=f"data_dir: .*{name} cannot be used"):
         make(tmp_path)

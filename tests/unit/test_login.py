@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from mysql_mimic.types import Capabilities
 
 from proxy.auth import LoginRefused, RsaKey, ToClient, ToServer, encrypt_password
-from proxy.login import LOGIN_PACKET_MAX, ChangeUserRelay, LoginRelay, SecureClient, SecureServer, Step, TlsPolicy
+from proxy.login import (
+    LOGIN_PACKET_MAX,
+    BackendTls,
+    ChangeUserRelay,
+    LoginRelay,
+    SecureClient,
+    SecureServer,
+    Step,
+    TlsPolicy,
+)
 from proxy.wire.fields import BadHandshake, PacketTooLarge, WireError
 from proxy.wire.framing import frame
 from proxy.wire.handshake import (
@@ -124,12 +133,18 @@ def test_a_client_that_claims_tls_without_asking_for_it_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "client_tls", "server_tls"),
-    [("mirror", True, True), ("mirror", False, False), ("never", True, False), ("never", False, False)]
-    + [("always", True, True), ("always", False, True)],
+    ("when", "client_tls", "server_tls"),
+    [
+        ("mirror", True, True),
+        ("mirror", False, False),
+        ("never", True, False),
+        ("never", False, False),
+        ("always", True, True),
+        ("always", False, True),
+    ],
 )
-def test_the_server_is_asked_for_tls_as_the_policy_says(policy, client_tls: bool, server_tls: bool) -> None:
-    policy = TlsPolicy(True, policy, key=KEY)
+def test_the_server_is_asked_for_tls_as_the_policy_says(when: BackendTls, client_tls: bool, server_tls: bool) -> None:
+    policy = TlsPolicy(True, when, key=KEY)
     relay = secured(policy) if client_tls else greeted(policy)
     steps = relay.from_client(frame(response(FLAGS | SSL if client_tls else FLAGS), 2 if client_tls else 1))
     packets = sent(steps, ToServer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from proxy.settings import BadSetting, Settings
 from proxy.tls import EARLY_MAX, TlsLayer, client_context, server_context
 from tests.support.certificates import Certificates, make_certificates
+
 
 class Socket(asyncio.Transport):
     """A transport that keeps what is written."""
@@ -64,9 +64,7 @@ class End:
         self.leg = Leg()
         self.socket = Socket(self.leg)
         self.failures: list[str] = []
-        self.layer = TlsLayer(
-            self.socket, context, server_side=server_side, host=host, failed=lambda why: self.failures.append(why)
-        )
+        self.layer = TlsLayer(self.socket, context, server_side=server_side, host=host, failed=self.failures.append)
 
     def take(self) -> bytes:
         data = bytes(self.socket.written)
@@ -84,11 +82,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
-def ends(made: Certificates) -> Iterator[tuple[End, End]]:
+def ends(made: Certificates) -> tuple[End, End]:
     """A client and the proxy, the handshake not begun."""
     offered = client_context(Settings(tls_certificate=made.certificate, tls_key=made.key))
     client = End(server_context(Settings(backend_ca=made.ca)), server_side=False, host="127.0.0.1")
-    yield client, End(offered, server_side=True)
+    return client, End(offered, server_side=True)
 
 
 def exchange(one: End, other: End, size: int = 1 << 20) -> None:
@@ -189,7 +187,10 @@ def test_a_forged_record_ends_the_connection(ends: tuple[End, End]) -> None:
 
 @pytest.mark.parametrize(
     ("host", "authority", "complaint"),
-    [("127.0.0.2", "own", "IP address mismatch"), ("127.0.0.1", "other", "unable to get local issuer certificate|certificate signature failure")],
+    [
+        ("127.0.0.2", "own", "IP address mismatch"),
+        ("127.0.0.1", "other", "unable to get local issuer certificate|certificate signature failure"),
+    ],
 )
 def test_a_server_that_is_not_who_it_should_be_is_refused(
     made: Certificates, tmp_path: Path, host: str, authority: str, complaint: str
@@ -212,7 +213,7 @@ def test_files_that_cannot_be_used_are_bad_settings(made: Certificates, tmp_path
         Settings(tls_certificate=made.certificate),
         Settings(tls_certificate=made.certificate, tls_key=make_certificates(tmp_path / "other").key),
     ):
-        with pytest.raises(BadSetting, match="tls_certificate: .* cannot be used"):
+        with pytest.raises(BadSetting, match=r"tls_certificate: .* cannot be used"):
             client_context(settings)
-    with pytest.raises(BadSetting, match="backend_ca: .* cannot be used"):
+    with pytest.raises(BadSetting, match=r"backend_ca: .* cannot be used"):
         server_context(Settings(backend_ca=tmp_path / "missing.pem"))
