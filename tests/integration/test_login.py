@@ -268,6 +268,28 @@ def request_tls(sock: socket.socket) -> bytes:
     return b"\x20\0\0\x01" + (0x000AA205 | 0x800).to_bytes(4, "little") + (1 << 24).to_bytes(4, "little") + bytes(24)
 
 
+@ONE_FLAVOUR
+@pytest.mark.parametrize("cut", [1, 4, 35, 36, 37, 100, 10_000])
+def test_the_clients_hello_may_come_in_one_segment_with_its_request(through, cut: int) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    engine = context.wrap_bio(received, to_send)
+    with socket.create_connection((through("mirror").host, through("mirror").port), timeout=10) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with pytest.raises(ssl.SSLWantReadError):
+            engine.do_handshake()
+        begin = request_tls(sock) + to_send.read()
+        sock.sendall(begin[:cut])
+        sock.sendall(begin[cut:])
+        while engine.version() is None or engine.cipher() is None:
+            received.write(sock.recv(65536))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                engine.do_handshake()
+    assert engine.version() in {"TLSv1.2", "TLSv1.3"}
+
+
 def test_plain_packets_behind_the_request_for_tls_are_never_obeyed(through) -> None:
     proxy = through("mirror")
     with socket.create_connection((proxy.host, proxy.port), timeout=10) as sock:
