@@ -112,7 +112,8 @@ async def _serve(settings: Settings) -> None:
         stack.callback(proxy.stop_listening)
         if (path := settings.listen_socket) is not None:
             await _listening("listen-socket", path, proxy.start_locally(path))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
+        if settings.tls_certificate is not None:  # Else a closed terminal ends the program, as it should.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
         endpoint = settings.admin
         admin_at = _shown(*await _listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
         stack.push_async_callback(admin.stop)

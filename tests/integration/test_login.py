@@ -177,6 +177,29 @@ def test_a_client_can_become_another_user(
     assert "secret" not in through(mode).output
 
 
+@pytest.mark.parametrize("legs", ["plain and plain", "TLS and plain"])
+@pytest.mark.parametrize(("flavour", "plugin"), [("mysql", "caching_sha2_password")], indirect=["flavour"])
+def test_a_change_of_user_may_be_long_and_come_in_parts(
+    server: EmbeddedServer, through, plugin: str, legs: str
+) -> None:
+    tls, mode = LEGS[legs]
+    proxy = through(mode)
+    with (
+        account(server, plugin) as other,
+        proxy.connect(ssl_disabled=not tls) as client,
+        proxy.connect() as bystander,
+    ):
+
+        def write_in_parts(data: bytes) -> None:
+            client._sock.sendall(data[:5000])
+            assert rows(bystander, "SELECT 1") == [(1,)]  # So the proxy has seen the first part by itself.
+            client._sock.sendall(data[5000:])
+
+        client._write_bytes = write_in_parts
+        change_user(client, other.user, "secret", plugin, attribute="x" * 20_000)
+        assert current_user(client) == other.user
+
+
 @pytest.mark.parametrize("legs", ["TLS and TLS", "TLS and plain"])
 @pytest.mark.parametrize(("flavour", "plugin"), EACH_PLUGIN, indirect=["flavour"])
 def test_a_real_driver_can_become_another_user(server: EmbeddedServer, through, plugin: str, legs: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import mysql.connector
 import pymysql
+from mysql_mimic.types import str_len
 from pymysql.connections import Connection
 
 from proxy.embedded import EmbeddedServer, Flavour
@@ -129,11 +130,13 @@ def named(row: Any) -> str:
     return str(row[0]).partition("@")[0]
 
 
-def change_user(client: Any, user: str, password: str, plugin: str = "caching_sha2_password") -> None:
+def change_user(client: Any, user: str, password: str, plugin: str, attribute: str = "") -> None:
     """COM_CHANGE_USER by PyMySQL, which can all of its parts but does not put them together."""
     client.user, client.password = user.encode(), password.encode()
+    attributes = str_len(b"long") + str_len(attribute.encode())
     client._execute_command(
-        COM_CHANGE_USER, user.encode() + b"\0\0\0" + bytes([45, 0]) + plugin.encode() + b"\0" + b"\0"
+        COM_CHANGE_USER,
+        user.encode() + b"\0\0\0" + bytes([45, 0]) + plugin.encode() + b"\0" + bytes(str_len(attributes)),
     )
     packet = client._read_packet()
     if packet.is_auth_switch_request():
