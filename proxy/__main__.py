@@ -8,9 +8,9 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 import uvloop
@@ -25,10 +25,13 @@ from proxy.admin import Admin
 from proxy.embedded import EmbeddedServer, EmbeddedServerError
 from proxy.listener import Proxy
 from proxy.settings import BadSetting, Settings, load
+from proxy.tls import Tls
 
 log = logging.getLogger("ackstream")
 
 EXIT_BAD_SETTING = 2
+
+_Taken = TypeVar("_Taken")
 
 
 class _JsonFormatter(logging.Formatter):
@@ -58,6 +61,12 @@ def main() -> None:
 )
 @click.option("--listen", metavar="HOST:PORT", help="Where clients connect (127.0.0.1:3307; port 0: any free one).")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are served (127.0.0.1:9307).")
+@click.option("--listen-socket", metavar="PATH", help="A unix socket where clients may connect as well.")
+@click.option("--tls", metavar="on|off", help="Whether clients are offered TLS (on).")
+@click.option("--tls-certificate", metavar="FILE", help="PEM, our certificate. Default: self-signed, kept in data-dir.")
+@click.option("--tls-key", metavar="FILE", help="PEM, its key, if it is not in the same file.")
+@click.option("--backend-tls", metavar="WHEN", help="mirror (what the client chose), always or never.")
+@click.option("--backend-ca", metavar="FILE", help="PEM, who signed the server's certificate, which is verified then.")
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file with any of the settings.")
 @click.option("--data-dir", metavar="DIR", help="Where the private server keeps its data (ackstream-data).")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
@@ -95,16 +104,22 @@ async def _serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(_backend(settings))
+        tls = Tls.of(settings)
         engine = await stack.enter_async_context(_engine(settings, address))
-        proxy = Proxy(engine, settings, (address.host, address.port))
+        proxy = Proxy(engine, settings, (address.host, address.port), tls)
         admin = Admin(proxy)
         listen = _shown(*await _listening("listen", settings.listen, proxy.start()))
         stack.callback(proxy.stop_listening)
+        if (path := settings.listen_socket) is not None:
+            await _listening("listen-socket", path, proxy.start_locally(path))
+        if settings.tls_certificate is not None:  # Else a closed terminal ends the program, as it should.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
         endpoint = settings.admin
         admin_at = _shown(*await _listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
         stack.push_async_callback(admin.stop)
         backend = _shown(address.host, address.port)
-        print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}", flush=True)
+        also = "" if path is None else f" socket={path}"
+        print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
         await stop.wait()
         log.info("draining")
         admin.drain()
@@ -117,7 +132,9 @@ async def _backend(settings: Settings) -> AsyncIterator[BackendAddress]:
     """The server that was named, or a private one for as long as we run."""
     if settings.backend is not None:
         given = settings.backend
-        yield BackendAddress(given.host, given.port, given.user, given.password)
+        tls = {"mirror": None, "always": True, "never": False}[settings.backend_tls]
+        ca = None if settings.backend_ca is None else str(settings.backend_ca)
+        yield BackendAddress(given.host, given.port, given.user, given.password, tls=tls, ca=ca)
         return
     try:
         server = EmbeddedServer(settings.data_dir)
@@ -147,12 +164,21 @@ async def _engine(settings: Settings, address: BackendAddress) -> AsyncIterator[
         await engine.close()
 
 
-async def _listening(name: str, endpoint: str, start: Any) -> tuple[str, int]:
+def _reload(tls: Tls, settings: Settings) -> None:
+    """SIGHUP: the certificate may have been renewed."""
     try:
-        taken: tuple[str, int] = await start
+        tls.reload(settings)
+    except BadSetting as error:
+        log.error("the certificate stays as it was: %s", error)  # noqa: TRY400  # the text says it all
+    else:
+        log.info("the certificate was read again")
+
+
+async def _listening(name: str, endpoint: object, start: Awaitable[_Taken]) -> _Taken:
+    try:
+        return await start
     except OSError as error:
         raise BadSetting(f"--{name} {endpoint}: {error.strerror or error}") from None
-    return taken
 
 
 def _shown(host: str, port: int) -> str:

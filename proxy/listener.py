@@ -10,6 +10,7 @@ import itertools
 import logging
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 
 from engine.service import Engine
 from proxy.legs import ClientLeg, ServerLeg
@@ -17,6 +18,8 @@ from proxy.session import Session
 from proxy.settings import Settings
 from proxy.statements import Statements
 from proxy.stream import INTERRUPTED, SHUTDOWN
+from proxy.tls import Tls
+from proxy.unixsocket import UnixSocket
 from proxy.wire.packets import ServerError
 from sqlrewrite.classify import Kill
 
@@ -28,18 +31,20 @@ TOO_MANY = ServerError(1040, "08004", "Too many connections")
 
 
 class Proxy:
-    """All sessions of one listening socket."""
+    """All sessions of the listening sockets."""
 
-    def __init__(self, engine: Engine, settings: Settings, backend: tuple[str, int]) -> None:
+    def __init__(self, engine: Engine, settings: Settings, backend: tuple[str, int], tls: Tls) -> None:
         self.engine = engine
         self.settings = settings
         self.backend = backend
+        self.tls = tls
         self.sessions: set[Session] = set()
         self.connections_total = 0
         self._by_connection_id: dict[int, Session] = {}
         self._numbers = itertools.count(1)
         self._connecting: set[asyncio.Task[None]] = set()
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._unix_socket: UnixSocket | None = None
         self.carry_out = Statements(engine, settings.ping_interval_s).carry_out
 
     # Life.
@@ -47,14 +52,23 @@ class Proxy:
     async def start(self) -> tuple[str, int]:
         """Listen; the address that was taken. Raises OSError."""
         endpoint = self.settings.listen
-        self._listener = await asyncio.get_running_loop().create_server(self._accept, endpoint.host, endpoint.port)
-        host, port = self._listener.sockets[0].getsockname()[:2]
+        listener = await asyncio.get_running_loop().create_server(self._accept, endpoint.host, endpoint.port)
+        self._listeners.append(listener)
+        host, port = listener.sockets[0].getsockname()[:2]
         return host, port
+
+    async def start_locally(self, path: Path) -> None:
+        """Listen on a unix socket as well. Raises OSError."""
+        self._unix_socket = UnixSocket(path, self.settings.listen_socket_mode)
+        listener = await asyncio.get_running_loop().create_unix_server(self._accept_local, sock=self._unix_socket.bound)
+        self._listeners.append(listener)
 
     def stop_listening(self) -> None:
         """Take nobody in any more."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
+        if self._unix_socket is not None:
+            self._unix_socket.remove()
 
     async def drain(self) -> None:
         """Send clients away as their commands end, streams first; at the latest when time is up."""
@@ -107,6 +121,9 @@ class Proxy:
     def _accept(self) -> ClientLeg:
         return ClientLeg(Session(self, next(self._numbers)))
 
+    def _accept_local(self) -> ClientLeg:
+        return ClientLeg(Session(self, next(self._numbers), client_is_local=True))
+
     async def _connect(self, session: Session) -> None:
         """Open the backing connection of a new client, or tell the client why not."""
         if len(self.sessions) > self.settings.connections_max:
@@ -127,9 +144,11 @@ class Proxy:
         self._tune(transport, keepalive=False)
 
     def _tune(self, transport: asyncio.Transport, *, keepalive: bool) -> None:
+        if transport.is_closing():  # The client was gone before there was a connection for it.
+            return
         transport.set_write_buffer_limits(high=self.settings.write_buffer_bytes)
         peer = transport.get_extra_info("socket")
-        if peer is None or not keepalive:
+        if peer is None or not keepalive or peer.family == socket.AF_UNIX:
             return
         idle_s = self.settings.keepalive_idle_s
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

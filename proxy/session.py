@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING
 
 from mysql_mimic.types import Capabilities, Commands, ServerStatus
 
+from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Acked, Hints, Killed, Prepared, PreparedAck, PreparedStream, Preparing, Tag, Touched
-from proxy.login import LoggedIn, LoginRelay
+from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
 from proxy.stream import SHUTDOWN, Stream
+from proxy.tls import TlsLayer
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import PacketTooLarge, WireError
 from proxy.wire.framing import Command, CommandFramer, Event, Packet, Packets, frame
@@ -91,12 +93,12 @@ class OwnStatement:
 class Session:
     """One client connection, its backing connection, and where they stand."""
 
-    def __init__(self, proxy: Proxy, number: int) -> None:
+    def __init__(self, proxy: Proxy, number: int, *, client_is_local: bool = False) -> None:
         self.proxy = proxy
         self.number = number
         self.client: asyncio.Transport
         self.server: asyncio.Transport
-        self.login: LoginRelay | None = LoginRelay()
+        self.login: LoginRelay | None = LoginRelay(proxy.tls.policy, client_is_local=client_is_local)
         self.info: LoggedIn | None = None
         self.stream: Stream | None = None
         self.prepared: dict[int, OwnStatement] = {}
@@ -118,6 +120,8 @@ class Session:
         self._task: asyncio.Task[None] | None = None
         self._question: _Question | None = None
         self._last_prepared = 0
+        self._change_user: ChangeUserRelay | None = None
+        """A change of user under way, where what is said must be fitted to two legs of different kind."""
         self._preparing = False
         """Whether a PREPARE of ours is with the server, so that no command about a statement can be judged."""
         self._closed = False
@@ -180,11 +184,13 @@ class Session:
         """Bytes from the client."""
         try:
             if self.login is not None:
-                self._write_server(self.login.from_client(data))
+                self._carry_out(self.login.from_client(data))
                 return
             for event in self._framer.feed(data):
                 if self._withheld or self._task is not None or not self._pass(event):
                     self._withhold(event)
+        except LoginRefused as refused:
+            self.hang_up(refused.error)
         except WireError as error:
             self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
 
@@ -225,7 +231,9 @@ class Session:
                 self._server_said_in_login(self.login, data)
                 return
             events = self._walker.feed(data)
-            if self._question is not None:
+            if self._change_user is not None:
+                self._server_said_in_change_of_user(self._change_user, data)
+            elif self._question is not None:
                 self._question.feed(data)
             elif self.stream is None:
                 self.client.write(data)
@@ -234,6 +242,9 @@ class Session:
                     self._framer.enter_infile()
                 else:
                     self._finished(event)
+        except LoginRefused as refused:
+            self.hang_up(refused.error)
+            return
         except WireError as error:
             log.warning("%r: the server's answer cannot be followed: %s", self, error)
             self.hang_up(None)
@@ -276,7 +287,10 @@ class Session:
 
     def hang_up(self, error: ServerError | None) -> None:
         """Close the connection, having said why where that can be said."""
-        if error is not None and self.login is None and self._walker.idle and self.stream is None:
+        relay = self.login or self._change_user
+        if error is not None and relay is not None:
+            self._write_client(relay.refusal(error))
+        elif error is not None and self._walker.idle and self.stream is None:
             self.send_error(error)
         self.client.close()
 
@@ -325,8 +339,50 @@ class Session:
 
     # Login.
 
+    def _carry_out(self, steps: Sequence[Step]) -> None:
+        """What a login asks for. Beginning TLS may bring more from the client at once, so it comes last."""
+        for step in steps:
+            match step:
+                case ToClient(data):
+                    self._write_client(data)
+                case ToServer(data):
+                    self._write_server(data)
+                case SecureServer():
+                    self._secure_server()
+                case SecureClient(rest):
+                    self._secure_client(rest)
+
+    def _secure_client(self, rest: bytes) -> None:
+        context = self.proxy.tls.to_client
+        assert context is not None
+        layer = TlsLayer(self.client, context, server_side=True, failed=self._client_tls_failed)
+        self.client = layer
+        layer.start(rest)
+
+    def _secure_server(self) -> None:
+        if not self._server_ready:
+            return
+        host, _ = self.proxy.backend
+        layer = TlsLayer(
+            self.server, self.proxy.tls.to_server, server_side=False, host=host, failed=self._server_tls_failed
+        )
+        self.server = layer
+        layer.start()
+
+    def _client_tls_failed(self, reason: str) -> None:
+        log.info("%r: TLS with the client failed: %s", self, reason)
+
+    def _server_tls_failed(self, reason: str) -> None:
+        log.warning("%r: TLS with the server failed: %s", self, reason)
+        self.hang_up(ServerError(2026, "HY000", f"ackstream has no TLS connection to the backing server: {reason}"))
+
+    def _server_said_in_change_of_user(self, relay: ChangeUserRelay, data: bytes) -> None:
+        self._carry_out(relay.from_server(data))
+        if relay.over:
+            self._change_user = None
+
     def _server_said_in_login(self, login: LoginRelay, data: bytes) -> None:
-        self._write_client(login.from_server(data))
+        self._carry_out(login.from_server(data))
         if login.refused:
             self.client.close()
         elif login.done is not None:
@@ -347,8 +403,12 @@ class Session:
     def _pass(self, event: Event) -> bool:
         """Send an event on to the server, or begin to carry it out here; False to be asked again when all is quiet."""
         if not isinstance(event, Command):
-            self._write_server(event)
+            self._carry_out(self._change_user.from_client(event)) if self._change_user else self._write_server(event)
             return True
+        if self._change_user is not None:
+            return False
+        if event.byte == COM_CHANGE_USER and self.info is not None and self.info.dialogue.translates:
+            return self._begin_change_of_user(event, self.info)
         if self._preparing and event.byte in _STATEMENT_COMMANDS:
             return False  # It may be about the statement whose number we are waiting for.
         verb, tag = self._look(event)
@@ -358,6 +418,16 @@ class Session:
         self._write_server(event.data)
         if self._walker.outstanding > self.proxy.settings.pipelined_max:
             self._hold_client()
+        return True
+
+    def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:
+        """A dialogue follows in which a password may be shown: fit it to the two legs, as the login was."""
+        if not self._walker.idle:
+            return False
+        self._session_command(command)
+        self._walker.expect(command.byte, None)
+        self._change_user = ChangeUserRelay(login)
+        self._carry_out(self._change_user.begin(command.payload))
         return True
 
     def _look(self, command: Command) -> tuple[Verb, Tag | PreparedStream]:
@@ -437,6 +507,8 @@ class Session:
             return begins_like_ours(query_text(head, attributes=self._attributes))
         if head[0] == COM_STMT_PREPARE:
             return begins_like_ours(head[1:])
+        if head[0] == COM_CHANGE_USER:
+            return True
         own = self.prepared.get(execute_id(head)) if head[0] == Commands.COM_STMT_EXECUTE else None
         return own is not None and not isinstance(own.statement, Touched)
 

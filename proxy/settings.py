@@ -7,14 +7,17 @@ frozen object, checked once. Each limit has its reason beside it.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from proxy.login import BackendTls
 
 
 class BadSetting(Exception):
@@ -76,8 +79,25 @@ class Settings(BaseSettings):
     """Where clients connect."""
     admin: Endpoint = Endpoint("127.0.0.1:9307")
     """Where metrics and health are served over HTTP."""
+    listen_socket: Path | None = None
+    """A unix socket on which clients may connect as well. They log in as over TCP, by password; libmysql shows it there
+    without TLS, since nothing leaves the machine."""
+    listen_socket_mode: int = 0o777
+    """Who may connect to it. Everybody, as to mysqld's: who may log in is decided by the server."""
+    tls: bool = True
+    """Whether TLS is offered to clients. Without, default clients of caching_sha2_password accounts cannot log in."""
+    tls_certificate: Path | None = None
+    """PEM: our certificate, then those that lead to its authority. None: a self-signed one, kept under `data_dir`."""
+    tls_key: Path | None = None
+    """PEM: its key. None: it is in the same file."""
+    backend_tls: BackendTls = "mirror"
+    """Which connections to the server have TLS. `mirror`: those of clients that have it, where the server offers it.
+    `always`: all; then a client that sends everything in clear satisfies an account's REQUIRE SSL. `never`: none."""
+    backend_ca: Path | None = None
+    """PEM: who signed the server's certificate, which is verified then, and its host name too, and TLS that `mirror`
+    asks for is not done without. None: connections are encrypted, and nothing proves who is at the other end."""
     data_dir: Path = Path("ackstream-data")
-    """Where the private server keeps its data."""
+    """Where the private server keeps its data, and the proxy its self-signed certificate."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     connections_max: int = Field(default=1_000, ge=1, le=100_000)
@@ -108,6 +128,22 @@ class Settings(BaseSettings):
     @classmethod
     def _backend(cls, value: object) -> object:
         return Backend(value) if isinstance(value, str) else value
+
+    @field_validator("listen_socket_mode", mode="before")
+    @classmethod
+    def _mode(cls, value: object) -> object:
+        """Octal digits; TOML has octal numbers of its own."""
+        if isinstance(value, str) and (not re.fullmatch("[0-7]{3,4}", value)):
+            raise ValueError(f"'{value}' is no file mode in octal (for instance 0770)")
+        return int(value, 8) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.tls_key is not None and self.tls_certificate is None:
+            raise ValueError("tls_key needs tls_certificate beside it")
+        if self.backend_ca is not None and self.backend_tls == "never":
+            raise ValueError("backend_ca has no use where backend_tls is never")
+        return self
 
     @field_validator("listen", "admin", mode="before")
     @classmethod
@@ -146,10 +182,12 @@ def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # What is wrong lies between two of them.
+            raise BadSetting(reason) from None
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
             raise BadSetting(f"{origins.get(name, name)}: there is no such setting") from None
-        reason = first["msg"].removeprefix("Value error, ")
         raise BadSetting(f"{origins.get(name, name)}: {reason[:1].lower()}{reason[1:]}") from None
 
 

@@ -5,7 +5,8 @@ response and all that follows. It changes one thing, the capability flags, becau
 agree upon must be something that the proxy can follow. A flag is offered to the client only if the
 server offers it and it stands in `PASSABLE`; and what reaches the server is at most what was
 offered, since libmysqlclient claims some flags unasked and then does not act on them (a server that
-believes them refuses each of its queries as malformed).
+believes them refuses each of its queries as malformed). SSL alone is neither relayed nor masked: it says how
+one leg travels, so each leg has its own value (`add`).
 
 Flags are one integer here: MySQL's 32 bits, and above them MariaDB's extended ones, which travel in
 bytes that the protocol reserves, and only between two ends that leave LONG_PASSWORD unset.
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mysql_mimic.types import Capabilities
+from mysql_mimic.types import Capabilities, str_len
 
 from proxy.wire.fields import BadHandshake, Reader, WireError, lenenc_pairs
 
@@ -38,7 +39,7 @@ MARIADB_CACHE_METADATA: Final = 1 << 36
 MARIADB_BULK_UNIT_RESULTS: Final = 1 << 37
 
 MASKED: Final[Mapping[int, str]] = {
-    SSL: "TLS would end at the server, and nothing behind it could be read",
+    SSL: "each leg has a TLS of its own, or none",
     int(Capabilities.CLIENT_COMPRESS): "packets inside compressed ones cannot be seen",
     ZSTD: "packets inside compressed ones cannot be seen",
     int(Capabilities.CLIENT_OPTIONAL_RESULTSET_METADATA): "moves the column count by a byte",
@@ -104,6 +105,15 @@ class ChangeUser:
     charset: int | None = None
     plugin: str | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
+    auth_response: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRequest:
+    """The server wants to be convinced by another plugin: an auth switch, or a further factor."""
+
+    plugin: str
+    scramble: bytes = field(repr=False)
 
 
 def parse_greeting(payload: bytes) -> Greeting:
@@ -134,13 +144,13 @@ def parse_greeting(payload: bytes) -> Greeting:
     )
 
 
-def mask_greeting(payload: bytes, offered: int) -> bytes:
-    """The greeting with no flag that is not in `offered`, all other bytes as they were.
+def mask_greeting(payload: bytes, offered: int, *, add: int = 0) -> bytes:
+    """The greeting with no flag that is not in `offered`, and those in `add`; all other bytes as they were.
 
     `offered` must keep the flags that shape the greeting itself (SECURE_CONNECTION, PLUGIN_AUTH).
     """
     greeting = parse_greeting(payload)
-    kept = greeting.capabilities & offered
+    kept = greeting.capabilities & offered | add
     masked = bytearray(payload)
     at = payload.index(0, 1) + 1 + 13
     masked[at : at + 2] = (kept & 0xFFFF).to_bytes(2, "little")
@@ -156,32 +166,48 @@ def parse_response(payload: bytes) -> HandshakeResponse:
     return response
 
 
-def mask_response(payload: bytes, advertised: int) -> bytes:
+def mask_response(payload: bytes, advertised: int, *, add: int = 0) -> bytes:
     """The response with no flag that was not advertised, and without the fields that such flags
-    add.
+    add; then with the flags in `add`, which must be such that bring no field.
 
     LONG_PASSWORD stays as the client set it: it is no wish but says whose extended flags may
     follow.
     """
     response, fields = _read_response(payload)
-    kept = response.capabilities & (advertised | LONG_PASSWORD)
+    kept = response.capabilities & (advertised | LONG_PASSWORD) | add
     extended = payload[28:32]
     if not response.capabilities & LONG_PASSWORD:
         extended = (kept >> 32).to_bytes(4, "little")
     if fields and response.capabilities & ~kept & LENENC_AUTH:
-        fields[0] = (0, _short_auth(fields[0][1], response.auth_response, kept))
+        fields[0] = (0, _auth_field(fields[0][1], response.auth_response, kept))
     head = (kept & 0xFFFFFFFF).to_bytes(4, "little") + payload[4:28] + extended
     return head + b"".join(text for flag, text in fields if kept & flag == flag)
+
+
+def ssl_request(response: bytes) -> bytes:
+    """The request for TLS that precedes a response with the SSL flag: its own first bytes."""
+    return response[:_SSL_REQUEST_LEN]
+
+
+def with_auth_response(payload: bytes, auth: bytes) -> bytes:
+    """The response with other auth data."""
+    response, fields = _read_response(payload)
+    field_of_auth = _auth_field(fields[0][1], auth, response.capabilities)
+    return payload[:_SSL_REQUEST_LEN] + field_of_auth + b"".join(text for _, text in fields[1:])
+
+
+def parse_plugin_request(payload: bytes) -> PluginRequest:
+    """Read an auth switch request, or the request for a next factor, which looks the same after its first byte."""
+    reader = Reader(payload, 1)
+    plugin = reader.null_bytes_or_rest()
+    return PluginRequest(plugin.decode("utf-8", "replace"), reader.rest().removesuffix(b"\0"))
 
 
 def parse_change_user(payload: bytes, capabilities: int) -> ChangeUser:
     """Read a COM_CHANGE_USER, command byte included. Its later fields may be missing."""
     reader = Reader(payload, 1)
     username = reader.null_bytes()
-    if capabilities & SECURE_CONNECTION:
-        reader.take(reader.uint(1))
-    else:
-        reader.null_bytes()
+    auth = _read_auth(reader, capabilities & ~LENENC_AUTH)
     database = reader.null_bytes_or_rest()
     charset = reader.uint(2) if reader.left else None
     plugin = reader.null_bytes_or_rest() if reader.left and capabilities & PLUGIN_AUTH else None
@@ -192,7 +218,17 @@ def parse_change_user(payload: bytes, capabilities: int) -> ChangeUser:
         charset,
         None if plugin is None else plugin.decode("utf-8", "replace"),
         _attributes(block),
+        auth,
     )
+
+
+def change_user_with_auth(payload: bytes, auth: bytes, capabilities: int) -> bytes:
+    """The COM_CHANGE_USER with other auth data."""
+    reader = Reader(payload, 1)
+    reader.null_bytes()
+    _read_auth(reader, capabilities & ~LENENC_AUTH)
+    head = _auth_field(payload[1 : reader.at], auth, capabilities & ~LENENC_AUTH)
+    return payload[:1] + head + reader.rest()
 
 
 def _join_flags(flags: int, extended: int) -> int:
@@ -263,13 +299,15 @@ def _read_auth(reader: Reader, flags: int) -> bytes:
     return reader.null_bytes()
 
 
-def _short_auth(span: bytes, auth: bytes, flags: int) -> bytes:
-    """User name and auth data with a length of one byte, for a server without LENENC_AUTH."""
+def _auth_field(span: bytes, auth: bytes, flags: int) -> bytes:
+    """User name and auth data, `span`, with this auth data in the form that the flags demand."""
+    username = span[: span.index(0) + 1]
+    if flags & LENENC_AUTH:
+        return username + bytes(str_len(auth))
     if not flags & SECURE_CONNECTION:
         raise WireError("the client's auth data has a form that this server does not take")
     if len(auth) > 0xFF:
         raise WireError(f"{len(auth)} bytes of auth data exceed what this server takes (255)")
-    username = span[: span.index(0) + 1]
     return username + bytes([len(auth)]) + auth
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +10,10 @@ import pytest
 from pymysql.constants import CLIENT
 from pymysql.cursors import SSCursor
 
-from proxy.embedded import EmbeddedServer, Flavour
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
-
-
-@contextlib.contextmanager
-def account(server: EmbeddedServer, plugin: str, password: str) -> Iterator[str]:
-    """A user that logs in with a plugin."""
-    user = f"{plugin[:5]}_{time.monotonic_ns() % 10**9}"
-    with connect(server) as root:
-        identified = f"IDENTIFIED WITH {plugin} BY '{password}'"
-        if server.flavour == "mariadb":
-            identified = f"IDENTIFIED VIA {plugin} USING PASSWORD('{password}')"
-        run(root, f"CREATE USER {user}@localhost {identified}")
-        try:
-            yield user
-        finally:
-            run(root, f"DROP USER {user}@localhost")
-
-
-PLUGINS = {"mysql": ["caching_sha2_password"], "mariadb": ["mysql_native_password", "ed25519"]}
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_the_server_itself_authenticates(proxy: RunningProxy, server: EmbeddedServer, flavour: Flavour, cached) -> None:
-    plugin = PLUGINS[flavour][0]
-    with account(server, plugin, "secret") as user:
-        if cached:
-            connect(server, user=user, password="secret").close()
-        with proxy.connect(user=user, password="secret") as client:
-            assert rows(client, "SELECT USER()") == [(f"{user}@localhost",)]
-
-
-def test_a_wrong_password_is_the_servers_own_error(proxy, server, flavour) -> None:
-    with account(server, PLUGINS[flavour][0], "secret") as user:
-        for attempt in (server, proxy):
-            with pytest.raises(pymysql.err.OperationalError) as error:
-                pymysql.connect(host=attempt.host, port=attempt.port, user=user, password="wrong")
-            assert error.value.args[0] == 1045
 
 
 def test_a_refused_client_that_goes_on_is_not_served(proxy, server) -> None:

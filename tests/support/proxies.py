@@ -20,7 +20,9 @@ from proxy.embedded import EmbeddedServer
 from proxy.leash import LeashedProcess
 from tests.support.waiting import eventually
 
-READY = re.compile(r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)$", re.MULTILINE)
+READY = re.compile(
+    r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)(?: socket=(\S+))?$", re.MULTILINE
+)
 
 
 class RunningProxy:
@@ -45,7 +47,8 @@ class RunningProxy:
         self._process = LeashedProcess(
             [
                 *(sys.executable, "-m", "proxy", "serve", "--backend", backend, "--listen", listen),
-                *("--admin", "127.0.0.1:0", "--log-level", "debug", *self._options),
+                *("--admin", "127.0.0.1:0", "--log-level", "debug", "--data-dir", str(self.log.parent / "data")),
+                *self._options,
             ],
             output=self.log,
         )
@@ -77,10 +80,14 @@ class RunningProxy:
         self._process.kill()
         assert self._process.wait(10)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send it a signal and wait for its end; its exit status."""
         assert self._process is not None
-        os.kill(self.pid, number)
+        self.send(number)
         assert self._process.wait(15), self.output
         assert self._process.returncode is not None
         return self._process.returncode

@@ -24,6 +24,7 @@ import pytest
 from pymysql.connections import Connection
 
 from proxy.embedded import Binary, EmbeddedServer, EmbeddedServerError, Flavour, find_server
+from tests.support.certificates import certificates
 
 OLDEST_TESTED_MYSQL = (9,)
 FLAVOURS: tuple[Flavour, ...] = ("mysql", "mariadb")
@@ -136,7 +137,9 @@ def new_server(
     binary = server_binary(flavour)
     shutil.copytree(_template(binary), data_dir)
     durability = () if durable else NOT_DURABLE
-    return EmbeddedServer(data_dir, binary, [*SMALL, SMALL_LOG[flavour], *durability, *options])
+    tls = certificates()
+    security = (f"--ssl-ca={tls.ca}", f"--ssl-cert={tls.certificate}", f"--ssl-key={tls.key}")
+    return EmbeddedServer(data_dir, binary, [*SMALL, SMALL_LOG[flavour], *security, *durability, *options])
 
 
 @contextlib.contextmanager
