@@ -35,8 +35,9 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream
 if TYPE_CHECKING:
     from proxy.session import Answer, Session
 
-CONTEXT = b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode"
-"""What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset."""
+CONTEXT = b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode LIMIT 1"
+"""What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset. A LIMIT
+of its own, because the session's sql_select_limit may be 0."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 

@@ -1,8 +1,8 @@
 """A client that speaks packets: it sends any command and keeps every packet of the answers.
 
 Drivers hide what a proxy must not change. Two of these clients, one on the server and one on the proxy, play the same
-script, and their transcripts must be the same. Where an answer ends is found by the proxy's own walker: wherever that is
-wrong, one of the two transcripts breaks off, or the next answer is not what was asked for.
+script, and their transcripts must be the same. Where an answer ends is found by the proxy's own walker: wherever that
+is wrong, one of the two transcripts breaks off, or the next answer is not what was asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from mysql_mimic.types import Capabilities, Commands
 
@@ -87,11 +87,9 @@ class RawClient:
         """The packets that answer a command of this kind."""
         self._walker.expect(command, None)
         packets: list[Packet] = []
-        while not self._walker.idle or self._arrived:
-            for packet in self._arrived or self._receive():
-                packets.append(packet)
-                self._follow(packet, file)
-            self._arrived = []
+        while not self._walker.idle:
+            packets.append(self.packet())
+            self._follow(packets[-1], file)
         self.received += packets if exact else [Packet(each.seq, b"...") for each in packets]
         return packets
 
@@ -133,7 +131,7 @@ class RawClient:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.sock.close()
 
-    def __enter__(self) -> RawClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,7 +176,9 @@ class RawClient:
         if not database:
             flags &= ~int(Capabilities.CLIENT_CONNECT_WITH_DB)
         extended = ((flags | claimed) >> 32).to_bytes(4, "little")
-        body = ((flags | claimed) & 0xFFFFFFFF).to_bytes(4, "little") + (1 << 30).to_bytes(4, "little") + bytes([UTF8MB4])
+        body = (
+            ((flags | claimed) & 0xFFFFFFFF).to_bytes(4, "little") + (1 << 30).to_bytes(4, "little") + bytes([UTF8MB4])
+        )
         body += bytes(19) + extended + user.encode() + b"\0" + b"\0"
         body += (database.encode() + b"\0" if database else b"") + greeting.plugin.encode() + b"\0"
         self.sock.sendall(frame(body, 1))
