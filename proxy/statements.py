@@ -239,6 +239,7 @@ class Statements:
         if fresh:
             probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
             await _ask(session, _encode(session, probe.format(table.quoted())))
+            await _refuse_temporary(session, table)
         return queue
 
 
@@ -246,6 +247,17 @@ async def _end_what_we_began(session: Session, *, was_in_transaction: bool) -> N
     """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
     if session.in_transaction and not was_in_transaction:
         await session.ask(b"COMMIT")
+
+
+async def _refuse_temporary(session: Session, table: TableName) -> None:
+    """With a temporary table of the queue's name in its place, our questions would show rights on that one."""
+    answer = await session.ask(_encode(session, f"SHOW CREATE TABLE {table.quoted()}"))
+    if not answer.outcome.ok:  # Denied, with rights on single columns only: on a temporary table one has all rights.
+        return
+    statement = _text_row(answer.packets[-2].payload)[1] or b""
+    if statement.replace(b"\0", b"").startswith(b"CREATE TEMPORARY"):
+        text = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
+        raise ServerError(1105, "HY000", text)
 
 
 def _as_packet(error: Exception) -> bytes:
