@@ -138,7 +138,7 @@ class Proxy:
         if len(self.sessions) > self.settings.connections_max:
             session.refuse_login(TOO_MANY)
             return
-        self._tune(session.client, keepalive=True)
+        self._tune(session.client)
         host, port = self.backend
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
@@ -150,12 +150,12 @@ class Proxy:
             text = f"ackstream cannot connect to the backing server at {host}:{port}: {reason}"
             session.refuse_login(ServerError(2003, "HY000", text))
             return
-        self._tune(transport, keepalive=False)
+        self._tune(transport)
 
-    def _tune(self, transport: asyncio.Transport, *, keepalive: bool) -> None:
+    def _tune(self, transport: asyncio.Transport) -> None:
         transport.set_write_buffer_limits(high=self.settings.write_buffer_bytes)
         peer = transport.get_extra_info("socket")
-        if peer is None or not keepalive:
+        if peer is None or peer.family == socket.AF_UNIX:
             return
         idle_s = self.settings.keepalive_idle_s
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""STREAM and ACK whatever the session is set to: rows as a SELECT of the same columns would give them, byte for byte."""
+"""STREAM and ACK whatever the session is set to: rows are, byte for byte, those of a SELECT of the same columns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ONLY: Final[dict[Flavour, dict[str, tuple[str, str, str]]]] = {
 
 
 def make_table(connection, flavour: Flavour) -> list[str]:
-    """A queue with a column of every type; twice a row of least values, one of greatest and one of NULLs; its columns."""
+    """A queue with a column of every type; twice a row of least values, of greatest, of NULLs. Its columns."""
     columns = {**COLUMNS, **ONLY[flavour]}
     create_queue(connection, "m", ", ".join(f"{name} {kind}" for name, (kind, _, _) in columns.items()))
     names = ", ".join(columns)
