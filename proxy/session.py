@@ -24,9 +24,9 @@ from mysql_mimic.types import Capabilities, Commands, ServerStatus
 from proxy.hints import Acked, Hints, Killed, Prepared, PreparedAck, PreparedStream, Preparing, Tag, Touched
 from proxy.login import LoggedIn, LoginRelay
 from proxy.stream import SERVER_LOST, Stream
-from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
+from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE, SILENT
 from proxy.wire.fields import PacketTooLarge, Reader, WireError
-from proxy.wire.framing import Command, CommandFramer, Event, Packet, Packets, frame
+from proxy.wire.framing import HEADER, Command, CommandFramer, Event, Packet, Packets, frame
 from proxy.wire.packets import ServerError, make_err, parse_err
 from proxy.wire.params import ParamType, execute_id, make_query, parse_execute, query_text
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
@@ -371,6 +371,8 @@ class Session:
             return True
         if self._preparing and event.byte in _STATEMENT_COMMANDS:
             return False  # It may be about the statement whose number we are waiting for.
+        if len(event.data) - HEADER < SILENT.get(event.byte, 0):
+            raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
         verb, tag = self._look(event)
         if verb in OWN_VERBS or isinstance(tag, PreparedStream):
             return self._begin(verb, event)

@@ -55,13 +55,14 @@ class Place(Protocol):
 
 
 class RawClient:
-    """A connection, logged in as a user without a password. `received` is all that came since."""
+    """A connection, logged in as a user without a password. `received` is all that came since, `sent` each command."""
 
     def __init__(
         self, place: Place, capabilities: int = BASE, database: str = "", user: str = "root", claimed: int = 0
     ) -> None:
         """`capabilities` are used where they are offered, `claimed` ones are claimed in any case and not used."""
         self.received: list[Packet] = []
+        self.sent: list[bytes] = []
         self.sock = socket.create_connection((place.host, place.port), PATIENCE_S)
         self._packets = Packets(1 << 30)
         self._arrived: list[Packet] = []
@@ -81,6 +82,7 @@ class RawClient:
 
     def send(self, payload: bytes) -> None:
         """Send a command."""
+        self.sent.append(payload)
         self.sock.sendall(frame(payload, 0))
 
     def answer(self, command: int, *, file: Iterable[bytes] = (), exact: bool = True) -> list[Packet]:
