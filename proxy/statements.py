@@ -41,6 +41,10 @@ of its own, because the session's sql_select_limit may be 0."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 
+UNBOUND = ServerError(
+    1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
+)
+
 COM_PING = bytes([Commands.COM_PING])
 
 CURSOR_FLAGS_AT = 5
@@ -115,6 +119,8 @@ class Statements:
         was_in_transaction = session.in_transaction
         context = await _context(session)
         statement = _parse_stream(text, context)
+        if statement.param_count:
+            raise UNBOUND
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)

@@ -173,6 +173,17 @@ def test_a_driver_that_switches_autocommit_off_streams_and_acknowledges(proxy, d
         assert rows(plain, "SELECT COUNT(*) FROM m WHERE time_acked IS NULL") == [(1,)]
 
 
+@pytest.mark.parametrize("clause", ["LIMIT ?", "LIMIT 1 WAIT ?", "PREFETCH ? NOWAIT"])
+def test_a_place_for_a_parameter_in_a_statement_that_is_not_prepared_is_a_syntax_error(proxy, database, clause) -> None:
+    with proxy.connect(database=database) as client:
+        create_queue(client, "m")
+        for statement in (f"STREAM * FROM m {clause}", "ACK FROM m WHERE id = ?"):
+            with pytest.raises(pymysql.MySQLError) as error:
+                run(client, statement)
+            assert error.value.args[0] == 1064
+        assert rows(client, "SELECT 1") == [(1,)]
+
+
 def test_a_temporary_table_in_the_queues_place_opens_no_door(proxy, database) -> None:
     """On a temporary table of one's own one may do everything, and nothing about the queue behind it."""
     with proxy.connect(database=database) as plain:

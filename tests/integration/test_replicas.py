@@ -79,19 +79,17 @@ def test_a_log_that_is_not_there_is_the_servers_own_error(proxy) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of the library, which calls PyMySQL as of old.
 def test_a_reader_of_changes_follows_a_queue_through_the_proxy(proxy, database, file) -> None:
-    pytest.importorskip("pymysqlreplication", reason="mysql-replication is not installed")
-    from pymysqlreplication import BinLogStreamReader  # noqa: PLC0415 - only where it is there
-    from pymysqlreplication.row_event import WriteRowsEvent  # noqa: PLC0415
-
+    replication = pytest.importorskip("pymysqlreplication", reason="mysql-replication is not installed")
+    row_event = pytest.importorskip("pymysqlreplication.row_event")
     settings = {"host": proxy.host, "port": proxy.port, "user": "root", "password": "", "ssl_disabled": True}
-    reader: Any = BinLogStreamReader(
+    reader: Any = replication.BinLogStreamReader(
         connection_settings=settings,
         server_id=REPLICA,
         log_file=file,
         log_pos=4,
         resume_stream=True,
         blocking=True,
-        only_events=[WriteRowsEvent],
+        only_events=[row_event.WriteRowsEvent],
         only_schemas=[database],
     )
     with proxy.connect(database=database) as producer:

@@ -238,7 +238,6 @@ class Fuzzer:
                 await asyncio.wait_for(asyncio.to_thread(self._well_behaved), PATIENCE_S)
             except TimeoutError:
                 self.report.hangs += 1
-            await asyncio.sleep(0.2)
 
     def _well_behaved(self) -> None:
         with self.proxy.connect(user=USER, database=USER) as client:
