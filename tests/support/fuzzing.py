@@ -148,7 +148,7 @@ class Fuzzer:
         reader, writer = await asyncio.open_connection(self.proxy.host, self.proxy.port, limit=1 << 22)
         try:
             return await self._converse(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError):
             return "closed by the proxy"
         finally:
             writer.transport.abort()
