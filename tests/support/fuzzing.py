@@ -316,7 +316,7 @@ def main() -> None:
         for line in report.log.splitlines()[1:][:20]:
             print(f"    {line}")  # noqa: T201
         faults += report.faults
-    sys.exit("\n".join(faults))
+    sys.exit("\n".join(faults) or 0)
 
 
 if __name__ == "__main__":
