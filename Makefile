@@ -45,6 +45,12 @@ bench: .venv/.stamp ## Measure: every program of bench/, one after another
 	@scripts/prepare server
 	@for program in bench/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
+PACKETS := 1000000
+.PHONY: fuzz
+fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to both servers (PACKETS=…)
+	@scripts/prepare mariadb mysql
+	@.venv/bin/python -m tests.support.fuzzing $(PACKETS)
+
 .PHONY: wheel
 wheel: .venv/.stamp ## Build dist/ackstream-*.whl
 	@.venv/bin/python -m hatchling build --target wheel

@@ -276,3 +276,7 @@ SELECT /* ackstream catalog */
 FROM information_schema.statistics
 WHERE table_schema = $db AND table_name = $name
 ORDER BY index_name, seq_in_index
+
+-- name: kill
+-- What a vanished client left running.
+KILL CONNECTION $connection_id

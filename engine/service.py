@@ -139,6 +139,10 @@ class Engine:
         runner.happen(runner.dispatcher.subscribe, spec)
         return StreamHandle(runner, subscriber)
 
+    async def kill(self, connection_id: int) -> None:
+        """End a client's connection to the server and what it is doing; raises StoreError."""
+        await self._shell.call(self._shell.store.kill, connection_id)
+
     def disconnected(self, holder: int) -> None:
         """A client connection is gone."""
         for runner in list(self._runners.values()):

@@ -92,5 +92,8 @@ class Store(Protocol):
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them."""
 
+    def kill(self, connection_id: int) -> Timed[None]:
+        """End another connection to the server and what it is doing."""
+
     def close(self) -> None:
         """Close all connections; later calls raise StoreError."""

@@ -214,6 +214,10 @@ class MemoryStore:
             del rows[key]
         return self._timed(len(acked[:limit]))
 
+    def kill(self, connection_id: int) -> Timed[None]:
+        """See Store."""
+        return self._timed(None)
+
     def close(self) -> None:
         """See Store."""
         self.closed = True

@@ -95,6 +95,12 @@ class MySQLStore:
         """See Store."""
         self._pool.close()
 
+    def kill(self, connection_id: int) -> Timed[None]:
+        """See Store."""
+        with self._pool.link() as link:
+            now, _killed = link.run([statement("now"), statement("kill", connection_id=connection_id)])
+        return Timed(None, now_ns(now))
+
     def discover(self) -> Timed[tuple[TableId, ...]]:
         """See Store."""
         with self._pool.link() as link:

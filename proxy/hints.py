@@ -74,7 +74,14 @@ def literals(statement: AckStatement) -> list[object] | None:
     return list(statement.keys)
 
 
-Prepared = Touched | PreparedAck | PreparedStream
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The server is asked to end another connection, or its statement."""
+
+    kill: Kill
+
+
+Prepared = Touched | PreparedAck | PreparedStream | Killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,6 @@ class Preparing:
     """The server prepares a statement that matters."""
 
     statement: Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """The server is asked to end another connection, or its statement."""
-
-    kill: Kill
 
 
 Tag = Touched | Acked | Preparing | Killed | None

@@ -9,15 +9,19 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
+from typing import Any
+
+from pymysql.constants import ER
 
 from engine.service import Engine
+from engine.store import StoreError
 from proxy.legs import ClientLeg, ServerLeg
 from proxy.session import Session
 from proxy.settings import Settings
 from proxy.statements import Statements
-from proxy.stream import INTERRUPTED, SHUTDOWN
+from proxy.stream import INTERRUPTED, SERVER_LOST
 from proxy.tls import Tls
 from proxy.unixsocket import UnixSocket
 from proxy.wire.packets import ServerError
@@ -42,9 +46,10 @@ class Proxy:
         self.connections_total = 0
         self._by_connection_id: dict[int, Session] = {}
         self._numbers = itertools.count(1)
-        self._connecting: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []
         self._unix_socket: UnixSocket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._kill_refused = False
         self.carry_out = Statements(engine, settings.ping_interval_s).carry_out
 
     # Life.
@@ -91,9 +96,7 @@ class Proxy:
         """A client has connected: open its backing connection."""
         self.sessions.add(session)
         self.connections_total += 1
-        task = asyncio.get_running_loop().create_task(self._connect(session), name=f"session {session.number}: connect")
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        self._spawn(self._connect(session), f"session {session.number}: connect")
 
     def session_opened(self, session: Session) -> None:
         """A client has logged in."""
@@ -108,13 +111,36 @@ class Proxy:
 
     def killed(self, kill: Kill) -> None:
         """The server has accepted a KILL: it applies to what runs here as well."""
-        session = self._by_connection_id.get(kill.connection_id)
+        session = None if kill.connection_id is None else self._by_connection_id.get(kill.connection_id)
         if session is not None:
-            session.interrupt(INTERRUPTED if kill.query_only else SHUTDOWN)
+            session.interrupt(INTERRUPTED if kill.query_only else SERVER_LOST)
+
+    def abandoned(self, session: Session) -> None:
+        """A client is gone and its server still at work for it: have that stopped, and close the connection."""
+        self._spawn(self._abandon(session), f"session {session.number}: kill")
+
+    async def _abandon(self, session: Session) -> None:
+        try:
+            # Its connection is still open here, so the server has given the id to nobody else.
+            await self.engine.kill(session.connection_id)
+        except StoreError as error:
+            if error.code == ER.KILL_DENIED_ERROR and not self._kill_refused:
+                self._kill_refused = True
+                log.warning(
+                    "ackstream may not KILL what vanished clients leave running, which the server finishes for nobody:"
+                    " grant its account CONNECTION_ADMIN, or CONNECTION ADMIN on MariaDB (%s)",
+                    error,
+                )
+        session.server.abort()
 
     def streams(self) -> Iterable[Session]:
         """The sessions with a running stream."""
         return [each for each in self.sessions if each.stream is not None]
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)  # Or the garbage collector takes it.
+        task.add_done_callback(self._tasks.discard)
 
     # Taking in.
 
@@ -129,7 +155,7 @@ class Proxy:
         if len(self.sessions) > self.settings.connections_max:
             session.refuse_login(TOO_MANY)
             return
-        self._tune(session.client, keepalive=True)
+        self._tune(session.client)
         host, port = self.backend
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
@@ -141,14 +167,14 @@ class Proxy:
             text = f"ackstream cannot connect to the backing server at {host}:{port}: {reason}"
             session.refuse_login(ServerError(2003, "HY000", text))
             return
-        self._tune(transport, keepalive=False)
+        self._tune(transport)
 
-    def _tune(self, transport: asyncio.Transport, *, keepalive: bool) -> None:
+    def _tune(self, transport: asyncio.Transport) -> None:
         if transport.is_closing():  # The client was gone before there was a connection for it.
             return
         transport.set_write_buffer_limits(high=self.settings.write_buffer_bytes)
         peer = transport.get_extra_info("socket")
-        if peer is None or not keepalive or peer.family == socket.AF_UNIX:
+        if peer is None or peer.family == socket.AF_UNIX:
             return
         idle_s = self.settings.keepalive_idle_s
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

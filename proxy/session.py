@@ -24,16 +24,15 @@ from mysql_mimic.types import Capabilities, Commands, ServerStatus
 from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Acked, Hints, Killed, Prepared, PreparedAck, PreparedStream, Preparing, Tag, Touched
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
-from proxy.stream import SHUTDOWN, Stream
+from proxy.stream import SERVER_LOST, Stream
 from proxy.tls import TlsLayer
-from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
-from proxy.wire.fields import PacketTooLarge, WireError
-from proxy.wire.framing import Command, CommandFramer, Event, Packet, Packets, frame
-from proxy.wire.handshake import parse_change_user
+from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE, SILENT
+from proxy.wire.fields import PacketTooLarge, Reader, WireError
+from proxy.wire.framing import HEADER, Command, CommandFramer, Event, Packet, Packets, frame
 from proxy.wire.packets import ServerError, make_err, parse_err
 from proxy.wire.params import ParamType, execute_id, make_query, parse_execute, query_text
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
-from sqlrewrite.classify import OWN_VERBS, Head, Verb, begins_like_ours, classify, parse_kill
+from sqlrewrite.classify import OWN_VERBS, Head, Kill, Verb, begins_like_ours, classify, parse_kill
 from sqlrewrite.names import Param
 
 if TYPE_CHECKING:
@@ -44,6 +43,9 @@ log = logging.getLogger(__name__)
 QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
 NO_BACKSLASH_ESCAPES = int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES)
+
+MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF = b"\0\0", b"\1\0"
+"""What COM_SET_OPTION carries. The server refuses all else."""
 
 LAST_PREPARED = 0xFFFFFFFF
 """MariaDB's drivers may execute "the statement prepared last" before they know its number."""
@@ -109,6 +111,7 @@ class Session:
         """The default database, None when it is to be asked for (again)."""
         self._db_may_change = False
         self._server_ready = False
+        self._server_is_full = False
         self._client_is_full = False
         self._client_is_held = False
         self._framer = CommandFramer(self._wants_whole)
@@ -203,8 +206,18 @@ class Session:
         if self._task is not None:
             self._task.cancel()
         if self._server_ready:
-            self.server.close()
+            self._leave_server()
         self.proxy.session_closed(self)
+
+    def _leave_server(self) -> None:
+        """Close the backing connection, when what the client asked for last is done, but soon."""
+        if self.login is not None or self._client_is_full or self._walker.idle:
+            self.server.close()
+        else:
+            # A server that computes, or waits for a lock, does not see that nobody is there.
+            self._deadline = asyncio.get_running_loop().call_later(
+                self.proxy.settings.abandoned_s, self.proxy.abandoned, self
+            )
 
     def client_full(self) -> None:
         """The client does not read: stop reading for it."""
@@ -231,7 +244,9 @@ class Session:
                 self._server_said_in_login(self.login, data)
                 return
             events = self._walker.feed(data)
-            if self._change_user is not None:
+            if self._closed:
+                pass  # The client is gone, and there is nobody to tell.
+            elif self._change_user is not None:
                 self._server_said_in_change_of_user(self._change_user, data)
             elif self._question is not None:
                 self._question.feed(data)
@@ -249,29 +264,34 @@ class Session:
             log.warning("%r: the server's answer cannot be followed: %s", self, error)
             self.hang_up(None)
             return
-        if (self._withheld or self._client_is_held) and self._task is None:
+        if self._closed:
+            if self._walker.idle or self._framer.infile:
+                self.server.close()
+        elif (self._withheld or self._client_is_held) and self._task is None:
             self._resume()
 
     def server_lost(self) -> None:
         """The server closed the connection: so does the proxy, having said why where it can."""
         self._server_ready = False
         if self._closed:
+            self._deadline.cancel()
             return
         if self._question is not None and not self._question.answered.done():
             self._question.answered.set_exception(ConnectionResetError("the server closed the connection"))
         if self.stream is not None:
-            self.stream.abort(SHUTDOWN)
+            self.stream.abort(SERVER_LOST)
         elif self._task is None:
             self.client.close()
 
     def server_full(self) -> None:
         """The server does not read."""
+        self._server_is_full = True
         self.client.pause_reading()
 
     def server_has_room(self) -> None:
         """The server reads again."""
-        if not (self._client_is_held or self.client.is_closing()):
-            self.client.resume_reading()
+        self._server_is_full = False
+        self._read_client()
 
     def refuse_login(self, error: ServerError) -> None:
         """No server stands behind the proxy, or no room: say so in the greeting's place."""
@@ -411,6 +431,8 @@ class Session:
             return self._begin_change_of_user(event, self.info)
         if self._preparing and event.byte in _STATEMENT_COMMANDS:
             return False  # It may be about the statement whose number we are waiting for.
+        if len(event.data) - HEADER < SILENT.get(event.byte, 0):
+            raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
         verb, tag = self._look(event)
         if verb in OWN_VERBS or isinstance(tag, PreparedStream):
             return self._begin(verb, event)
@@ -432,6 +454,12 @@ class Session:
 
     def _look(self, command: Command) -> tuple[Verb, Tag | PreparedStream]:
         """What a command is, and what is to be remembered until it is answered."""
+        try:
+            return self._judge(command)
+        except WireError:
+            return Verb.OTHER, Touched(None)  # It is cut off, or nonsense: the server will say so, or understand it.
+
+    def _judge(self, command: Command) -> tuple[Verb, Tag | PreparedStream]:
         byte = command.byte
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self._attributes)
@@ -439,12 +467,14 @@ class Session:
             return head.verb, self._tag(head, text)
         if byte == COM_STMT_PREPARE:
             head = classify(command.payload[1:], multi_statements=False)
-            touched = self._tag(head, b"")
-            return head.verb, Preparing(touched) if isinstance(touched, Touched) else None
+            tag = self._tag(head, command.payload[1:])
+            return head.verb, None if tag is None else Preparing(tag)
         if byte in _STATEMENT_COMMANDS:
             return Verb.OTHER, self._look_up(command)
         if byte in _SESSION_COMMANDS:
             self._session_command(command)
+        if byte == Commands.COM_PROCESS_KILL:
+            return Verb.OTHER, Killed(Kill(Reader(command.payload, 1).uint(4), query_only=False))
         return Verb.OTHER, None
 
     def _tag(self, head: Head, text: bytes) -> Touched | Killed | None:
@@ -463,15 +493,21 @@ class Session:
         number = execute_id(command.payload)
         own = self.prepared_statement(number)
         if command.byte == Commands.COM_STMT_CLOSE:
-            self.prepared.pop(number, None)
+            self.prepared.pop(self._last_prepared if number == LAST_PREPARED else number, None)
         elif own is not None and command.byte == Commands.COM_STMT_SEND_LONG_DATA:
             own.long_data |= {int.from_bytes(command.payload[5:7], "little")}
         elif own is not None and command.byte == Commands.COM_STMT_RESET:
             own.long_data = frozenset()
         elif own is not None and command.byte in (Commands.COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE):
-            if isinstance(own.statement, PreparedAck):
-                return self._prepared_ack(own, own.statement, command)
-            return own.statement
+            match own.statement:
+                case PreparedAck() as ack:
+                    return self._prepared_ack(own, ack, command)
+                case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
+                    return None  # The server has prepared a SELECT, and refuses to execute that in bulk.
+                case Killed(Kill(connection_id=None)) as killed:
+                    return self._prepared_kill(own, killed, command)
+                case statement:
+                    return statement
         return None
 
     def _prepared_ack(self, own: OwnStatement, ack: PreparedAck, command: Command) -> Acked:
@@ -491,26 +527,38 @@ class Session:
             ack.table, [execute.values[key.index] if isinstance(key, Param) else key for key in statement.keys]
         )
 
+    def _prepared_kill(self, own: OwnStatement, killed: Killed, command: Command) -> Killed | None:
+        """Whom an execution of `KILL ?` ends."""
+        execute = parse_execute(command.payload, 1, types=own.types, attributes=self._attributes)
+        own.types = execute.types
+        (value,) = execute.values
+        number = (
+            value if isinstance(value, int) else int(value) if isinstance(value, bytes) and value.isdigit() else None
+        )
+        return None if number is None else Killed(Kill(number, killed.kill.query_only))
+
     def _session_command(self, command: Command) -> None:
         """A command that changes what is known of the session."""
         self.known_db = None
-        if command.byte == Commands.COM_SET_OPTION:
-            self._multi_statements = command.payload[1:3] == b"\0\0"
-        elif command.byte in (Commands.COM_RESET_CONNECTION, COM_CHANGE_USER):
-            self.prepared.clear()
-            if command.byte == COM_CHANGE_USER:
-                parse_change_user(command.payload, self.capabilities)
+        if command.byte == Commands.COM_SET_OPTION and command.payload[1:] in (
+            MULTI_STATEMENTS_ON,
+            MULTI_STATEMENTS_OFF,
+        ):
+            self._multi_statements = command.payload[1:] == MULTI_STATEMENTS_ON
 
     def _wants_whole(self, head: bytes) -> bool:
         """Whether a long command must be read to its end before it is decided."""
-        if head[0] == COM_QUERY:
-            return begins_like_ours(query_text(head, attributes=self._attributes))
-        if head[0] == COM_STMT_PREPARE:
-            return begins_like_ours(head[1:])
-        if head[0] == COM_CHANGE_USER:
-            return True
-        own = self.prepared.get(execute_id(head)) if head[0] == Commands.COM_STMT_EXECUTE else None
-        return own is not None and not isinstance(own.statement, Touched)
+        try:
+            if head[0] == COM_QUERY:
+                return begins_like_ours(query_text(head, attributes=self._attributes))
+            if head[0] == COM_STMT_PREPARE:
+                return begins_like_ours(head[1:])
+            if head[0] == COM_CHANGE_USER:
+                return True
+            own = self.prepared_statement(execute_id(head)) if head[0] == Commands.COM_STMT_EXECUTE else None
+        except WireError:  # Query attributes that are longer than the head, for instance.
+            return False
+        return own is not None and isinstance(own.statement, PreparedStream | PreparedAck)
 
     def _finished(self, outcome: Outcome[Tag]) -> None:
         """The server has answered a command."""
@@ -520,10 +568,11 @@ class Session:
                 question.answered.set_result(Answer(tuple(question.received), outcome))
             return
         if outcome.command is None and self.stream is not None:
-            self.stream.abort(
-                SHUTDOWN
-            )  # The server hangs up, and said why; a stream's client must hear it in its place.
+            # The server hangs up, and said why; a stream's client must hear it in its place.
+            self.stream.abort(SERVER_LOST)
             return
+        if outcome.command in _FORGETTING and outcome.ok:
+            self.prepared.clear()
         if isinstance(outcome.tag, Preparing):
             self._preparing = False
         if outcome.prepared is not None:
@@ -539,6 +588,9 @@ class Session:
     def _begin(self, verb: Verb, command: Command) -> bool:
         if not self._walker.idle:
             return False
+        if not command.whole:
+            # It was sent ahead of the answer that would have said whose it is.
+            raise PacketTooLarge("a statement of ackstream's is too long to be sent ahead")
         self._task = asyncio.get_running_loop().create_task(
             self.proxy.carry_out(self, verb, command.payload), name=f"session {self.number}: {verb.name}"
         )
@@ -573,6 +625,11 @@ class Session:
         self._client_is_held = True
         self.client.pause_reading()
 
+    def _read_client(self) -> None:
+        """Read from the client again, if nothing speaks against it."""
+        if not (self._client_is_held or self._server_is_full or self.client.is_closing()):
+            self.client.resume_reading()
+
     def _resume(self) -> None:
         """Go on with what the client sent meanwhile."""
         try:
@@ -584,8 +641,7 @@ class Session:
                 self._withheld_bytes -= len(event.data if isinstance(event, Command) else event)
             if self._client_is_held and self._walker.outstanding <= self.proxy.settings.pipelined_max:
                 self._client_is_held = False
-                if not self.client.is_closing():
-                    self.client.resume_reading()
+                self._read_client()
         except WireError as error:
             self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
 
@@ -615,3 +671,5 @@ _SESSION_COMMANDS = frozenset(
         COM_CHANGE_USER,
     )
 )
+_FORGETTING = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
+"""Once they are done, the server knows none of the statements that were prepared before."""

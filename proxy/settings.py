@@ -114,7 +114,11 @@ class Settings(BaseSettings):
     write_buffer_bytes: int = Field(default=256 << 10, ge=1 << 12)
     """What may wait for a client that reads slowly before its server, or its stream, is paused."""
     keepalive_idle_s: int = Field(default=60, ge=1)
-    """A silent connection is probed after so long: middle boxes forget idle ones after a minute or more."""
+    """A silent connection is probed after so long: middle boxes forget idle ones after a minute or more. There is no
+    TCP_USER_TIMEOUT, since it ends connections to clients that are well and read nothing for a while."""
+    abandoned_s: float = Field(default=0.5, ge=0)
+    """What a vanished client asked for last may take so long; then it is killed. It need not be more: the server
+    alone would notice after seconds, or only when it is done."""
     ping_interval_s: float = Field(default=60.0, gt=0)
     """A stream's backing connection is pinged as often, or the server would close it after its wait_timeout."""
     drain_timeout_s: float = Field(default=4.0, gt=0)

@@ -35,10 +35,15 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream
 if TYPE_CHECKING:
     from proxy.session import Answer, Session
 
-CONTEXT = b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode"
-"""What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset."""
+CONTEXT = b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode LIMIT 1"
+"""What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset. A LIMIT
+of its own, because the session's sql_select_limit may be 0."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
+
+UNBOUND = ServerError(
+    1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
+)
 
 COM_PING = bytes([Commands.COM_PING])
 
@@ -114,6 +119,8 @@ class Statements:
         was_in_transaction = session.in_transaction
         context = await _context(session)
         statement = _parse_stream(text, context)
+        if statement.param_count:
+            raise UNBOUND
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
@@ -238,6 +245,7 @@ class Statements:
         if fresh:
             probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
             await _ask(session, _encode(session, probe.format(table.quoted())))
+            await _refuse_temporary(session, table)
         return queue
 
 
@@ -245,6 +253,17 @@ async def _end_what_we_began(session: Session, *, was_in_transaction: bool) -> N
     """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
     if session.in_transaction and not was_in_transaction:
         await session.ask(b"COMMIT")
+
+
+async def _refuse_temporary(session: Session, table: TableName) -> None:
+    """With a temporary table of the queue's name in its place, our questions would show rights on that one."""
+    answer = await session.ask(_encode(session, f"SHOW CREATE TABLE {table.quoted()}"))
+    if not answer.outcome.ok:  # Denied, with rights on single columns only: on a temporary table one has all rights.
+        return
+    statement = _text_row(answer.packets[-2].payload)[1] or b""
+    if statement.replace(b"\0", b"").startswith(b"CREATE TEMPORARY"):
+        text = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
+        raise ServerError(1105, "HY000", text)
 
 
 def _as_packet(error: Exception) -> bytes:

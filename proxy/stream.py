@@ -17,6 +17,9 @@ from proxy.wire.packets import ServerError, make_end, make_err
 
 INTERRUPTED = ServerError(1317, "70100", "Query execution was interrupted")
 SHUTDOWN = ServerError(1053, "08S01", "Server shutdown in progress: ackstream is stopping, connect again")
+SERVER_LOST = ServerError(
+    1053, "08S01", "Server shutdown in progress: the server closed the connection, or it was killed; connect again"
+)
 
 
 class Stream:

@@ -66,9 +66,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`KILL n`: which connection, and whether only its running statement ends."""
+    """`KILL n`: which connection (None: a parameter says so), and whether only its running statement ends."""
 
-    connection_id: int
+    connection_id: int | None
     query_only: bool
 
 
@@ -113,7 +113,8 @@ def parse_kill(text: bytes) -> Kill | None:
     match = _KILL.fullmatch(text)
     if match is None:
         return None
-    return Kill(int(match["id"]), query_only=match["query"] is not None)
+    number = match["id"]
+    return Kill(None if number == b"?" else int(number), query_only=match["query"] is not None)
 
 
 def _first_statement(text: bytes) -> Head:
@@ -150,7 +151,7 @@ _PLAIN = rf"[^;'\"`\#/-]++|{_STRING}|{COMMENT}|-|/(?!\*(?!M?!))"
 _ONE_STATEMENT = bytes_pattern(rf"(?>(?:{_PLAIN})*)(?>(?:;{GAP})?)\Z")
 _KILL = bytes_pattern(
     rf"{GAP}KILL{WORD_END}{GAP}(?>(?:(?:HARD|SOFT){WORD_END}{GAP})?)"
-    rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)(?P<id>[0-9]{{1,20}}){GAP}(?>(?:;{GAP})?)"
+    rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)(?P<id>[0-9]{{1,20}}|\?){GAP}(?>(?:;{GAP})?)"
 )
 
 

@@ -6,6 +6,7 @@ which the walker tells how an answer goes.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 from mysql_mimic.types import Commands
@@ -24,13 +25,14 @@ COM_SEMI_SYNC_ACK: Final = 0xEF
 COM_STMT_BULK_EXECUTE: Final = 0xFA
 """MariaDB's execution of one statement with many rows of parameters."""
 
-SILENT: Final = frozenset(
-    map(
-        int,
-        (Commands.COM_QUIT, Commands.COM_STMT_CLOSE, Commands.COM_STMT_SEND_LONG_DATA),
-    )
+SILENT: Final = MappingProxyType(
+    {
+        int(Commands.COM_QUIT): 1,
+        int(Commands.COM_STMT_CLOSE): 1 + 4,
+        int(Commands.COM_STMT_SEND_LONG_DATA): 1 + 4 + 2,
+    }
 )
-"""Commands that no server answers."""
+"""Commands that no server answers, and how long they are at least."""
 
 MULTI_RESULT: Final = frozenset(
     (

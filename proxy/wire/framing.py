@@ -195,6 +195,11 @@ class CommandFramer:
         self._infile = True
         self._gathering = False
 
+    @property
+    def infile(self) -> bool:
+        """Whether the next packets are a file's."""
+        return self._infile
+
     def feed(self, chunk: bytes) -> Sequence[Event]:
         """Events for `chunk`, in order. Raises `PacketTooLarge`; nothing else."""
         size = len(chunk)

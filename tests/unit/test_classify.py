@@ -119,6 +119,7 @@ def test_a_name_in_another_character_set_than_utf_8_is_any_table() -> None:
         ("/* ^C */ KILL /**/ QUERY 18446744073709551615 ; -- bye", Kill(2**64 - 1, query_only=True)),
         ("KILL HARD QUERY 5", Kill(5, query_only=True)),
         ("KILL SOFT CONNECTION 5", Kill(5, query_only=False)),
+        ("KILL QUERY ?", Kill(None, query_only=True)),
     ],
 )
 def test_kill_names_a_connection(statement: str, kill: Kill) -> None:

@@ -1,0 +1,123 @@
+"""Clients that do not read, and servers that do not: nobody is read faster than the other side takes it.
+
+The proxy of these tests is a process of its own, so that its memory can be looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.wire.framing import frame
+from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import create_queue, rows, run
+from tests.support.raw import RawClient
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+MUCH = 200 << 20
+ALLOWED_KB = 40 << 10
+"""Buffers of the proxy and one fetch; an eighth of what the peer would have it hold."""
+
+
+@pytest.fixture
+def lone_proxy(server, tmp_path: Path) -> Iterator[RunningProxy]:
+    with running_proxy(server, tmp_path / "log") as proxy:
+        with proxy.connect() as client:
+            rows(client, "SELECT 1")
+        yield proxy
+
+
+def memory_kb(proxy: RunningProxy) -> int:
+    status = Path(f"/proc/{proxy.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found
+    return int(found[1])
+
+
+def test_a_large_result_waits_on_the_server_for_a_client_that_does_not_read(server, lone_proxy, database) -> None:
+    before = memory_kb(lone_proxy)
+    size, count = 1_000_000, MUCH // 1_000_000
+    with RawClient(lone_proxy) as client, connect(server) as root:
+        number = client.greeting.connection_id
+        client.send(
+            f"\x03WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
+            f" SELECT REPEAT('x', {size}) FROM n".encode()
+        )
+        blocked = f"SELECT state FROM information_schema.processlist WHERE id = {number}"
+        eventually(lambda: re.search(r"(?i)writing to net|sending", str(rows(root, blocked))))
+        for _ in range(200):  # Time in which it could grow.
+            rows(root, "SELECT SLEEP(0.005)")
+        assert memory_kb(lone_proxy) - before < ALLOWED_KB
+        answer = client.answer(0x03)
+        assert sum(len(each.payload) > size for each in answer) == count
+        assert memory_kb(lone_proxy) - before < ALLOWED_KB
+
+
+def test_a_stream_stops_for_a_client_that_does_not_read(server, lone_proxy, database) -> None:
+    count = 2_000
+    with connect(server, database=database) as root, RawClient(lone_proxy, database=database) as client:
+        create_queue(root, "m", "payload LONGTEXT")
+        run(root, "INSERT INTO m (payload) VALUES (REPEAT('x', 100000))")
+        for _ in range(11):
+            run(root, "INSERT INTO m (payload) SELECT payload FROM m")
+        before = memory_kb(lone_proxy)
+        client.send(f"\x03STREAM * FROM m LIMIT {count}".encode())
+        claimed = "SELECT COUNT(*) FROM m WHERE epoch > 0"
+        eventually(lambda: rows(root, claimed)[0][0] > 10)
+        most = max(memory_kb(lone_proxy) for _ in range(100) if rows(root, "SELECT SLEEP(0.01)"))
+        assert most - before < ALLOWED_KB
+        assert rows(root, claimed)[0][0] < count / 2
+        assert sum(len(each.payload) > 100_000 for each in client.answer(0x03)) == count
+        assert memory_kb(lone_proxy) - before < ALLOWED_KB
+
+
+def test_a_client_that_sends_ahead_waits_for_a_server_that_does_not_read(server, lone_proxy, database) -> None:
+    before = memory_kb(lone_proxy)
+    with connect(server, database=database) as root, RawClient(lone_proxy, database=database) as client:
+        run(root, "CREATE TABLE t (a INT)")
+        run(root, "LOCK TABLES t WRITE")
+        inserts = frame(b"\x03INSERT INTO t VALUES (1) /* " + b"x" * 1_000_000 + b" */", 0)
+        sent = send_until_nobody_reads(client, inserts, 0)
+        assert sent < MUCH / 4
+        assert memory_kb(lone_proxy) - before < ALLOWED_KB
+        client.sock.settimeout(30)
+        run(root, "UNLOCK TABLES")
+        client.sock.sendall(inserts[sent % len(inserts) :])
+        for _ in range(sent // len(inserts) + 1):
+            client.answer(0x03)
+        assert rows(root, "SELECT COUNT(*) FROM t") == [(sent // len(inserts) + 1,)]
+
+
+def test_a_client_that_sends_ahead_of_its_stream_waits_for_the_server_when_that_has_ended(
+    server, lone_proxy, database
+) -> None:
+    """The proxy has two reasons not to read, and the first goes away."""
+    before = memory_kb(lone_proxy)
+    with connect(server, database=database) as root, RawClient(lone_proxy, database=database) as client:
+        create_queue(root, "m")
+        run(root, "CREATE TABLE t (a INT)")
+        client.send(b"\x03STREAM * FROM m LIMIT 1 WAIT 60")
+        inserts = frame(b"\x03INSERT INTO t VALUES (1) /* " + b"x" * 10_000 + b" */", 0) * 100
+        sent = send_until_nobody_reads(client, inserts, 0)
+        with connect(server, database=database) as other:
+            run(other, "LOCK TABLES t WRITE")
+            with lone_proxy.connect(database=database) as producer:
+                run(producer, "INSERT INTO m (payload) VALUES ('the end')")
+            client.answer(0x03)
+            sent = send_until_nobody_reads(client, inserts, sent)
+            assert sent < MUCH / 4
+            assert memory_kb(lone_proxy) - before < ALLOWED_KB
+
+
+def send_until_nobody_reads(client: RawClient, data: bytes, sent: int) -> int:
+    """Go on sending `data` again and again; how much was sent."""
+    client.sock.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):
+        while sent < MUCH:
+            sent += client.sock.send(data[sent % len(data) :])
+    return sent
