@@ -62,7 +62,7 @@ except pymysql.MySQLError as error:
     number, text = error.args
     print(f"refused {number}: {text}", flush=True)
 
-# A long poll is an ordinary result, so an ordinary cursor will do. The work and its acknowledgement are one transaction.
+# A long poll is an ordinary result, so an ordinary cursor will do. Work and acknowledgement are one transaction.
 enqueue(working, "salt")
 working.commit()
 print("enqueued salt", flush=True)
