@@ -1,5 +1,5 @@
 # Each target prepares what it needs; all that is installed goes to .venv, but for what `make setup`,
-# `make demo` and `make test` add to the system where it is missing (scripts/prepare says what).
+# `make demo` and `make test…` add to the system where it is missing (scripts/prepare says what).
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
@@ -12,7 +12,7 @@ TEST_PROCESSES := 2
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed
@@ -23,6 +23,11 @@ demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of the
 test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+
+.PHONY: test-drivers
+test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/, in eight languages
+	@scripts/prepare mariadb mysql
+	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
 .PHONY: setup
 setup: .venv/.stamp ## Make the environment in .venv
@@ -61,7 +66,7 @@ lock: .venv/.stamp ## Lock the newest versions that pyproject.toml allows into l
 
 .PHONY: clean
 clean: ## Remove what was made here (the cache of servers stays)
-	@rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv examples/node/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made anew when the lock changes: an environment is what the lock says, and nothing older.
@@ -72,6 +77,15 @@ clean: ## Remove what was made here (the cache of servers stays)
 
 .venv/.stamp: .venv/.locked pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.drivers: .venv/.stamp locks/drivers.txt
+	@scripts/prepare drivers
+	@$(PIP) install --require-hashes --use-pep517 --no-build-isolation --requirement locks/drivers.txt
+	@touch $@
+
+examples/node/node_modules/.installed: examples/node/package-lock.json .venv/.drivers
+	@npm ci --prefix examples/node --loglevel error --no-audit --no-fund --ignore-scripts
 	@touch $@
 
 # Without what it depends on: the demo reads the data file inside, not the package.

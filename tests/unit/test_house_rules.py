@@ -113,7 +113,8 @@ def texts() -> dict[str, str]:
         for top in REPOSITORY.iterdir()
         if top.name not in ignored and not top.name.endswith("_cache")
         for path in ([top] if top.is_file() else sorted(top.rglob("*")))
-        if path.is_file() and path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix in TEXT_SUFFIXES
+        if ignored.isdisjoint(path.relative_to(REPOSITORY).parts)
         if path != Path(__file__)
     }
 
@@ -185,6 +186,10 @@ def test_the_locks_name_packages_and_no_places() -> None:
         requirements = re.findall(r"^[a-z0-9].*", text, re.MULTILINE)
         assert requirements
         assert all(re.search(r"==[^ ]+ (;.* )?\\$", line) for line in requirements)
+
+    npm_lock = (REPOSITORY / "examples/node/package-lock.json").read_text()
+    assert '"integrity"' in npm_lock
+    assert '"resolved"' not in npm_lock
 
 
 def test_the_sql_of_the_engine_stands_in_one_file(library: list[Module]) -> None:

@@ -1,0 +1,89 @@
+<?php
+// Enqueue, stream and acknowledge with PDO: php orders_pdo.php HOST PORT USER PASSWORD DATABASE
+
+[, $host, $port, $user, $password, $database] = $argv;
+
+// mysqlnd.net_read_timeout is one day, and counts from row to row: a stream with nothing to deliver is silent.
+ini_set('mysqlnd.net_read_timeout', '31536000');
+
+// Emulated prepares, PDO's default, write arguments into the text; native ones are the server's.
+$connect = fn (array $options) => new PDO("mysql:host=$host;port=$port;dbname=$database", $user, $password, $options);
+$native = $connect([PDO::ATTR_EMULATE_PREPARES => false]);
+$emulated = $connect([PDO::ATTR_EMULATE_PREPARES => true]);
+// One connection is busy with its stream. Unbuffered, it hands out each row when it comes; the default would wait
+// for the end of the result.
+$streaming = $connect([PDO::MYSQL_ATTR_USE_BUFFERED_QUERY => false]);
+
+function enqueue(PDO $db, string ...$items): void
+{
+    $insert = $db->prepare('INSERT INTO orders (item) VALUES (?)');
+    foreach ($items as $item) {
+        $insert->execute([$item]);
+    }
+}
+
+function acknowledge(PDO $db, int $order, string $how): void
+{
+    $ack = $db->prepare('ACK FROM orders WHERE id = ?');
+    $ack->execute([$order]);
+    echo "acknowledged $order, $how: {$ack->rowCount()}\n";
+}
+
+function poll(PDO $db, int $limit, int $seconds): array
+{
+    // With their type: execute([...]) sends text, which an emulated prepare quotes, and LIMIT '1' is no number.
+    $poll = $db->prepare('STREAM id, item FROM orders LIMIT ? WAIT ?');
+    $poll->bindValue(1, $limit, PDO::PARAM_INT);
+    $poll->bindValue(2, $seconds, PDO::PARAM_INT);
+    $poll->execute();
+    return $poll->fetchAll(PDO::FETCH_KEY_PAIR);
+}
+
+// Enqueueing is an INSERT in a transaction of your own.
+$native->beginTransaction();
+enqueue($native, 'tea', 'bread');
+$native->commit();
+echo "enqueued tea, bread\n";
+
+$native->beginTransaction();
+enqueue($native, 'milk');
+$native->rollBack();
+echo "rolled back milk\n";
+
+// Not closed before its end, because closing reads on to it: LIMIT makes one.
+$first = null;
+foreach ($streaming->query('STREAM id, item FROM orders LIMIT 3') as ['id' => $order, 'item' => $item]) {
+    echo "received $order $item\n";
+    if ($item === 'bread') {
+        acknowledge($native, $order, 'native prepare');
+        enqueue($native, 'jam'); // reaches the open stream at once
+        echo "enqueued jam\n";
+    } else {
+        acknowledge($emulated, $order, 'emulated prepare');
+    }
+    $first ??= $order;
+}
+$streaming = null;
+
+acknowledge($native, $first, 'again');
+
+try {
+    $native->query('STREAM * FROM customers');
+} catch (PDOException $error) {
+    [, $number, $text] = $error->errorInfo;
+    echo "refused $number: $text\n";
+}
+
+// A long poll is an ordinary result. The work and its acknowledgement are one transaction.
+enqueue($native, 'salt');
+echo "enqueued salt\n";
+$native->beginTransaction();
+foreach (poll($native, 1, 20) as $order => $item) {
+    echo "received $order $item\n";
+    acknowledge($native, $order, 'in the transaction');
+}
+$native->commit();
+
+if (poll($emulated, 1, 1) === []) {
+    echo "nothing came\n";
+}
