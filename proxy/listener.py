@@ -127,6 +127,8 @@ class Proxy:
         self._tune(transport, keepalive=False)
 
     def _tune(self, transport: asyncio.Transport, *, keepalive: bool) -> None:
+        if transport.is_closing():  # The client left while its backing connection was being opened.
+            return
         transport.set_write_buffer_limits(high=self.settings.write_buffer_bytes)
         peer = transport.get_extra_info("socket")
         if peer is None or not keepalive:
