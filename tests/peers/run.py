@@ -18,9 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-
 from proxy.embedded import EmbeddedServer, Flavour
-from tests.peers import fetching
+from tests.peers import fetching, isolation
 from tests.peers.certificate import make_certificate
 from tests.peers.outcomes import (
     Comparison,
@@ -37,6 +36,7 @@ from tests.support.servers import ServerMissingError, connect, running_server, s
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
+DIFFERENCES_SHOWN = 20
 ENGINE = "engine_of_ackstream"
 
 
@@ -125,36 +125,52 @@ def compare_suite(suite: Suite, flavour: Flavour) -> Comparison:
     comparison = Comparison(suite.name, suite.source.version, str(server_binary(flavour)), direct, proxied, differences)
     seconds = time.monotonic() - began
     say(f"{suite.name} on {flavour}: direct {counts(direct)}, proxy {counts(proxied)}, {seconds:.0f} s, {folder}")
-    for each in differences:
+    for each in differences[:DIFFERENCES_SHOWN]:
         say(f"  {each}: {each.why or '*** NOT EXPLAINED ***'}")
+    if len(differences) > DIFFERENCES_SHOWN:
+        say(f"  … and {len(differences) - DIFFERENCES_SHOWN} more")
     return comparison
 
 
 def main() -> int:
     """The whole run, or a part of it; 1 when something differs that nobody has explained, or could not be run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="all, unless some are named")
     parser.add_argument("--server", choices=BOTH, action="append", help="both, unless one is named")
     chosen = parser.parse_args()
-    comparisons: list[Comparison] = []
-    failures: list[str] = []
-    for suite in SUITES:
-        if chosen.suites and suite.name not in chosen.suites:
-            continue
-        for flavour in suite.flavours:
-            if chosen.server and flavour not in chosen.server:
-                continue
-            try:
-                comparisons.append(compare_suite(suite, flavour))
-            except (fetching.FetchError, ServerMissingError, AssertionError) as failure:
-                failures.append(f"{suite.name} on {flavour}: {failure}")
-                say(failures[-1])
-    if not (failures or chosen.suites or chosen.server):
+    suites = [suite for suite in SUITES if not chosen.suites or suite.name in chosen.suites]
+    if not isolation.is_alone():
+        for suite in suites:
+            say(f"fetching {suite.name} {suite.source.version}")
+            fetching.archive(suite.source, fetching.environment_of(suite))
+        isolation.start_alone(["-m", "tests.peers.run", *sys.argv[1:]])
+        say("there is no `unshare` here (util-linux), and some suites must not reach the network")
+        return 1
+    isolation.bring_loopback_up()
+    flavours = chosen.server or BOTH
+    comparisons = [
+        done
+        for suite in suites
+        for flavour in suite.flavours
+        if flavour in flavours
+        if (done := attempt(suite, flavour))
+    ]
+    missing = sum(flavour in flavours for suite in suites for flavour in suite.flavours) - len(comparisons)
+    if not (missing or chosen.suites or chosen.server):
         today = dt.datetime.now(dt.UTC).date().isoformat()
         RESULTS.write_text(results_page(comparisons, date=today, notes=(HERE / "notes.md").read_text()))
     different = sum(len(each.unexplained) for each in comparisons)
-    say(f"{len(comparisons)} comparisons, {different} differences without explanation, {len(failures)} failures")
-    return 1 if different or failures else 0
+    say(f"{len(comparisons)} comparisons, {different} differences without explanation, {missing} could not be made")
+    return 1 if different or missing else 0
+
+
+def attempt(suite: Suite, flavour: Flavour) -> Comparison | None:
+    """A comparison; None, having said why, where it could not be made."""
+    try:
+        return compare_suite(suite, flavour)
+    except (fetching.FetchError, ServerMissingError, AssertionError) as failure:
+        say(f"*** {suite.name} on {flavour}: {failure} ***")
+        return None
 
 
 if __name__ == "__main__":
