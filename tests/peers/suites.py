@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +147,7 @@ def _aiomysql_certificate(source: Path) -> Certificate:
 
 def _asyncmy(stage: Stage) -> Command:
     stage.edit("conftest.py", "port=3306", f"port={stage.port}")
+    shutil.rmtree(stage.source / "asyncmy")  # Not compiled, it would hide the one that is.
     return Command(stage.pytest("tests"), stage.source, {"MYSQL_PASS": PASSWORD})
 
 
