@@ -1,5 +1,5 @@
 # Each target prepares what it needs; all that is installed goes to .venv, but for what `make setup`,
-# `make demo` and `make test` add to the system where it is missing (scripts/prepare says what).
+# `make demo` and `make test…` add to the system where it is missing (scripts/prepare says what).
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
@@ -12,7 +12,7 @@ TEST_PROCESSES := 2
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed
@@ -23,6 +23,11 @@ demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of the
 test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+
+.PHONY: test-peers
+test-peers: .venv/.stamp ## Run the test suites that drivers' authors wrote, direct and through the proxy
+	@scripts/prepare mariadb mysql peers
+	@.venv/bin/python -m tests.peers.run $(SUITES)
 
 .PHONY: setup
 setup: .venv/.stamp ## Make the environment in .venv
