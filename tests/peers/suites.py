@@ -191,6 +191,45 @@ def _go(stage: Stage) -> Command:
 
 SUITES: tuple[Suite, ...] = (
     Suite(
+        "connector",
+        Source("mysql-connector-python", "26.10.0", "cdc02299905b6bc335de396246e751e7c568c8cf61f3abc38c7fec8b0b0c4580"),
+        _connector,
+        flavours=("mysql",),
+        builds=False,
+    ),
+    Suite(
+        "SQLAlchemy",
+        Source("SQLAlchemy", "2.1.9", "d700a8b2edfb26282a470333d6bc4a454c4acda4d201a3bea7b72fa76c217d28"),
+        _sqlalchemy,
+        setup=(
+            "CREATE DATABASE test",
+            "CREATE DATABASE test_schema",
+            "CREATE USER scott IDENTIFIED BY 'tiger'",
+            "GRANT ALL ON *.* TO scott",
+        ),
+        options=("--collation-server=utf8mb4_unicode_ci",),
+    ),
+    Suite(
+        "go-sql-driver",
+        Source(
+            "golang-github-go-sql-driver-mysql",
+            "1.5.0",
+            "9d98b46623037447a26a51a203540bf605b6e6220d31f2efc7396242fcb660b5",
+            "bookworm",
+        ),
+        _go,
+        setup=("CREATE DATABASE gotest",),
+        python=False,
+        reader=read_go,
+    ),
+    Suite(
+        "aiomysql",
+        Source("aiomysql", "0.3.2", "72d15ef5cfc34c03468eb41e1b90adb9fd9347b0b589114bd23ead569a02ac1a"),
+        _aiomysql,
+        password=PASSWORD,
+        certificate=_aiomysql_certificate,
+    ),
+    Suite(
         "PyMySQL",
         Source("python-pymysql", "1.1.1", "a501d7580f3db3738272838d01d31701c14cd3f3db804f798f6f3324ef83821e", "trixie"),
         _pymysql,
@@ -215,13 +254,6 @@ SUITES: tuple[Suite, ...] = (
         setup=("CREATE DATABASE test",),
     ),
     Suite(
-        "aiomysql",
-        Source("aiomysql", "0.3.2", "72d15ef5cfc34c03468eb41e1b90adb9fd9347b0b589114bd23ead569a02ac1a"),
-        _aiomysql,
-        password=PASSWORD,
-        certificate=_aiomysql_certificate,
-    ),
-    Suite(
         "asyncmy",
         Source(
             "python-asyncmy", "0.2.10", "b6cae1934eeae6e2fd5efcbf23f4bc643641060307f88d7c75f0cac1b3f60f73", "trixie"
@@ -229,39 +261,8 @@ SUITES: tuple[Suite, ...] = (
         _asyncmy,
         password=PASSWORD,
     ),
-    Suite(
-        "SQLAlchemy",
-        Source("SQLAlchemy", "2.1.9", "d700a8b2edfb26282a470333d6bc4a454c4acda4d201a3bea7b72fa76c217d28"),
-        _sqlalchemy,
-        setup=(
-            "CREATE DATABASE test",
-            "CREATE DATABASE test_schema",
-            "CREATE USER scott IDENTIFIED BY 'tiger'",
-            "GRANT ALL ON *.* TO scott",
-        ),
-        options=("--collation-server=utf8mb4_unicode_ci",),
-    ),
-    Suite(
-        "connector",
-        Source("mysql-connector-python", "26.10.0", "cdc02299905b6bc335de396246e751e7c568c8cf61f3abc38c7fec8b0b0c4580"),
-        _connector,
-        flavours=("mysql",),
-        builds=False,
-    ),
-    Suite(
-        "go-sql-driver",
-        Source(
-            "golang-github-go-sql-driver-mysql",
-            "1.5.0",
-            "9d98b46623037447a26a51a203540bf605b6e6220d31f2efc7396242fcb660b5",
-            "bookworm",
-        ),
-        _go,
-        setup=("CREATE DATABASE gotest",),
-        python=False,
-        reader=read_go,
-    ),
 )
+"""The longest first, so that two at a time end soonest."""
 
 
 def lock_of(suite: Suite) -> str:
