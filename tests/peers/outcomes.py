@@ -26,7 +26,7 @@ def read_junit(report: str) -> dict[str, Outcome]:
     """The outcomes in a report of JUnit's form. Of several tests of one name the second is called `name #2`."""
     outcomes: dict[str, Outcome] = {}
     seen: Counter[str] = Counter()
-    for case in ET.fromstring(report).iter("testcase"):
+    for case in ET.fromstring(report).iter("testcase") if report else ():  # Empty: the run was broken off.
         name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
         seen[name] += 1
         if seen[name] > 1:
