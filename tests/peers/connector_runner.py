@@ -1,4 +1,4 @@
-"""MySQL Connector/Python's own runner, with a report and a limit for each test; the suite's Python runs it in its source.
+"""The runner of MySQL Connector/Python's suite, with a report and a limit for each test; run by that suite's Python.
 
 It prepares what its tests expect. In place of its printer goes one that writes a report in JUnit's form. A test that
 hangs is broken off, so that it holds up no other.

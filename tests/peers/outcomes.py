@@ -41,6 +41,11 @@ def _junit_outcome(parts: set[str]) -> Outcome:
     return "skipped" if "skipped" in parts else "passed"
 
 
+def read_connector(report: str) -> dict[str, Outcome]:
+    """The same for a suite that adds the class under test to a name, unless the test fails early."""
+    return read_junit(re.sub(r' \(using \w+\)"', '"', report))
+
+
 def read_go(report: str) -> dict[str, Outcome]:
     """The outcomes in what `go test -json` prints."""
     events = [json.loads(line) for line in report.splitlines() if line.startswith("{")]

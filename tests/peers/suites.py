@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from proxy.embedded import Flavour
-from tests.peers.outcomes import Reader, read_go, read_junit
+from tests.peers.outcomes import Reader, read_connector, read_go, read_junit
 
 BOTH: tuple[Flavour, ...] = ("mysql", "mariadb")
 PASSWORD = "some password"
@@ -188,6 +188,7 @@ SUITES: tuple[Suite, ...] = (
         _connector,
         flavours=("mysql",),
         builds=False,
+        reader=read_connector,
     ),
     Suite(
         "SQLAlchemy",

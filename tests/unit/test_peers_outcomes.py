@@ -15,6 +15,7 @@ from tests.peers.outcomes import (
     compare,
     counts,
     explainer,
+    read_connector,
     read_explanations,
     read_go,
     read_junit,
@@ -49,6 +50,15 @@ def test_a_junit_report_names_each_test_once() -> None:
         "a.B.good #2": "failed",
         "alone": "passed",
     }
+
+
+def test_a_name_that_depends_on_how_far_a_test_came_is_made_one() -> None:
+    report = '<testsuite><testcase classname="t" name="a (using MySQLConnection)" time="1"/></testsuite>'
+    assert read_connector(report) == {"t.a": "passed"}
+
+
+def test_a_run_that_was_broken_off_before_its_report_has_no_outcomes() -> None:
+    assert read_junit("") == {}
 
 
 def test_a_report_of_go_is_what_its_tests_ended_with() -> None:
