@@ -29,6 +29,11 @@ test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the pr
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
+.PHONY: test-peers
+test-peers: .venv/.stamp ## Run the test suites that drivers' authors wrote, direct and through the proxy
+	@scripts/prepare mariadb mysql peers
+	@.venv/bin/python -m tests.peers.run $(SUITES)
+
 .PHONY: setup
 setup: .venv/.stamp ## Make the environment in .venv
 	@echo "ready: .venv/bin/ackstream"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,14 @@ def test_a_client_that_vanishes_frees_its_backing_connection(proxy, server) -> N
     with connect(server) as root:
         listed = f"SELECT id FROM information_schema.processlist WHERE id = {thread}"
         eventually(lambda: not rows(root, listed))
+
+
+def test_clients_that_leave_before_they_are_greeted_are_no_error(proxy, server) -> None:
+    for _ in range(100):
+        socket.create_connection((proxy.host, proxy.port)).close()
+    with proxy.connect() as client:  # Taken in after all of them.
+        assert rows(client, "SELECT 1") == [(1,)]
+    assert "Traceback" not in proxy.output
 
 
 def test_a_killed_connection_ends_at_the_client_too(proxy, server) -> None:

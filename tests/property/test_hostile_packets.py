@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from proxy.listener import Proxy
 from proxy.session import Session
 from proxy.settings import Settings
+from proxy.tls import Tls
 from proxy.wire.framing import frame
 from proxy.wire.packets import IN_TRANS
 from sqlrewrite.classify import Verb
@@ -70,7 +71,8 @@ class House(Proxy):
     """A proxy whose own statements ask the server one thing and answer OK."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Any, NoEngine()), Settings(), ("127.0.0.1", 1))
+        settings = Settings(tls=False, backend_tls="never")
+        super().__init__(cast(Any, NoEngine()), settings, ("127.0.0.1", 1), Tls.of(settings))
         self.carry_out = self._carry_out
 
     def session_begun(self, session: Session) -> None:
