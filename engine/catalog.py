@@ -16,11 +16,11 @@ from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
 """The queue's own, which `*` leaves out."""
 
-_INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
+INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 
 _KINDS: Mapping[str, IdKind] = MappingProxyType(
     {
-        **dict.fromkeys([*_INTEGERS, "year", "bit"], IdKind.INTEGER),
+        **dict.fromkeys([*INTEGERS, "year", "bit"], IdKind.INTEGER),
         "decimal": IdKind.DECIMAL,
         **dict.fromkeys(["float", "double"], IdKind.FLOAT),
         **dict.fromkeys(["char", "varchar"], IdKind.TEXT),
@@ -42,6 +42,13 @@ class Column:
     nullable: bool
     length_chars: int
     extra: str
+    full_type: str = ""
+    """With length, precision, sign and members, as CREATE TABLE has it."""
+
+    @property
+    def generated(self) -> bool:
+        """Whether its values are computed (which a default that is an expression does not make it)."""
+        return "GENERATED" in self.extra.upper().replace("DEFAULT_GENERATED", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +150,12 @@ def _column_problems(columns: Mapping[str, Column]) -> Iterable[str]:
 
 def _own_column_problems(column: Column, wanted: str) -> Iterable[str]:
     name = column.name.lower()
-    fitting = _INTEGERS if name == "priority" else {"bigint"}
+    fitting = INTEGERS if name == "priority" else {"bigint"}
     if column.data_type not in fitting:
         yield f"column {name} is {column.data_type.upper()} and has to be {wanted}"
     if name.startswith("time_") and not column.nullable:
         yield f"column {name} is NOT NULL and has to be able to be NULL: {wanted}"
-    if name != "priority" and "GENERATED" in column.extra.upper().replace("DEFAULT_GENERATED", ""):
+    if name != "priority" and column.generated:
         yield f"column {name} is generated, and the queue has to write it: {wanted}"
 
 

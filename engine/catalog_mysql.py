@@ -69,8 +69,8 @@ def _same_table(table: TableId, rows: Sequence[Row]) -> Row | None:
 
 
 def _column(row: Sequence[str]) -> Column:
-    name, data_type, nullable, length_chars, extra = row
-    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra)
+    name, data_type, nullable, length_chars, extra, full_type = row
+    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra, full_type.lower())
 
 
 def _indexes(rows: Sequence[Row]) -> Iterator[Index]:

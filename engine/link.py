@@ -91,15 +91,19 @@ class LinkLimits:
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """The session variables that change the bytes of a row."""
+    """The session variables that change the bytes of a row, read or written."""
 
     charset: str | None = "utf8mb4"
     time_zone: str = "+00:00"
-    pad_char: bool = False
+    sql_mode: str = ""
 
 
 OWN_CONTEXT = SessionContext()
-"""What all statements but fetches run under."""
+"""What all statements run under but those that read or write an application's values."""
+
+MOVING = SessionContext(sql_mode="STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES")
+"""For copying rows on the server: a value that does not fit is an error, 0 is an id, and dates that another sql_mode
+let in are dates. In UTC, no two instants look the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ class Result:
 
     rows: list[bytes]
     affected: int = 0
+    warnings: int = 0
 
 
 class Link:
@@ -151,8 +156,10 @@ class Link:
         """The next result, its rows handed to `keep` one by one, if there is one, and not held."""
         first = self._reply()
         if first[0] == _OK:
-            affected, _ = length_encoded(first, 1)
-            return Result([], affected)
+            affected, at = length_encoded(first, 1)
+            _, at = length_encoded(first, at)
+            _, warnings = struct.unpack_from("<HH", first, at)
+            return Result([], affected, warnings)
         columns, _ = length_encoded(first, 0)
         self._skip(columns + 1)
         rows: list[bytes] = []
@@ -291,7 +298,7 @@ def _context_statement(context: SessionContext) -> str:
         "context",
         charset="NULL" if context.charset is None else text_literal(context.charset),
         time_zone=text_literal(context.time_zone),
-        sql_mode=text_literal("PAD_CHAR_TO_FULL_LENGTH" if context.pad_char else ""),
+        sql_mode=text_literal(context.sql_mode),
     )
 
 

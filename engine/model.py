@@ -194,6 +194,14 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
+class Buried:
+    """What became of dead messages: those that were moved, and what kept the others where they are, in words."""
+
+    moved: tuple[Key, ...]
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FetchResult:
     """Row payloads by key. `unread` keys did not fit the byte budget and are to be asked for again; a key
     in neither is not ours to deliver any more (acknowledged, deleted, or claimed anew meanwhile)."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import resources
+from itertools import islice
 from string import Template
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +27,9 @@ from engine.model import IdKind, Key, QueueTable, TableId
 
 LOWEST_PRIORITY = -(2**63)
 """What a NULL priority counts as."""
+
+END_OF_TIME_NS = 2**63 - 1
+"""After every time that a column can hold."""
 
 _NAME = re.compile(r"-- name: (\w+)")
 
@@ -125,6 +130,20 @@ class TableStatements:
     def __call__(self, name: str, /, **values: object) -> str:
         """The named statement, the rest of its words given as literals."""
         return statement(name, **self._words, **values)
+
+    def for_ids(self, name: str, keys: Collection[Key], **values: object) -> list[str]:
+        """The named statement on these keys, or none for none: IN () is not SQL."""
+        return [self(name, ids=self.ids(keys), **values)] if keys else []
+
+    def updates(self, name: str, values: Mapping[Key, int], cases: int) -> Iterator[str]:
+        """As few UPDATEs as give each row its time_next: one for that which most have, the others by so many cases."""
+        usual = next((value for value, _ in Counter(values.values()).most_common(1)), None)
+        same = [key for key, value in values.items() if value == usual]
+        if same:
+            yield self(name, ids=self.ids(same), time_next=usual)
+        others = iter({key: value for key, value in values.items() if value != usual}.items())
+        while batch := dict(islice(others, cases)):
+            yield self(name, ids=self.ids(batch), time_next=self.by_id(batch))
 
     def key(self, raw: bytes) -> Key:
         """The key that a read id stands for."""

@@ -146,6 +146,44 @@ UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids)
 
+-- name: bury_there
+-- Which of some dead messages have a row in the dead-letter table already, and whether it is acknowledged.
+SELECT /* ackstream bury */ $id, time_acked IS NOT NULL
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids)
+
+-- name: bury_insert
+-- Copy rows that are locked already, on the server and column by column: no value passes through the engine.
+INSERT /* ackstream bury */ INTO $dead_letter ($columns, time_next, time_acked)
+SELECT $columns, $now_ns, NULL
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL
+
+-- name: bury_delete
+-- And delete them where they were; by id, as purge_delete does.
+DELETE /* ackstream bury */ FROM $table
+WHERE id IN ($ids) AND time_acked IS NULL
+ORDER BY id
+LIMIT $limit
+
+-- name: bury_postpone
+-- What could not be moved waits for another attempt, which is no delivery.
+UPDATE /* ackstream bury */ $table FORCE INDEX ($id_index)
+SET time_next = $time_next
+WHERE id IN ($ids)
+
+-- name: mark
+-- A place in a transaction to go back to.
+SAVEPOINT mark
+
+-- name: back_to_mark
+-- All since then is undone, and the locks from before are kept.
+ROLLBACK TO SAVEPOINT mark
+
+-- name: warnings
+-- What the server had to say about the last statement.
+SHOW WARNINGS LIMIT 1
+
 -- name: purge_find
 -- Rows acknowledged long enough ago, the oldest first, in the order of the index.
 SELECT /* ackstream purge */ $id
@@ -186,7 +224,8 @@ WHERE table_schema = $db AND table_name = $name AND table_type NOT IN ('VIEW', '
 -- name: catalog_columns
 -- Its columns in their order.
 SELECT /* ackstream catalog */
-    table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra
+    table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra,
+    column_type
 FROM information_schema.columns
 WHERE table_schema = $db AND table_name = $name
 ORDER BY ordinal_position

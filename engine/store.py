@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from engine.model import (
     BrokenTable,
+    Buried,
     Claimed,
     Entry,
     FetchResult,
@@ -77,6 +78,11 @@ class Store(Protocol):
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Give claims back; the count of rows that were still ours to give."""
+
+    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+        """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in one transaction: due
+        there now, unacknowledged, and else as they are, with their epoch. One that cannot be moved stays, and is
+        due again after its `wait_ns`; a row of its id that is acknowledged there gives way to it."""
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from engine.model import (
     BrokenTable,
+    Buried,
     Claimed,
     Entry,
     FetchResult,
@@ -108,12 +109,7 @@ class MemoryStore:
         """See Store."""
         rows = self._rows(table)
         claims = []
-        for each in sorted(wanted, key=lambda each: each.key):
-            row = rows.get(each.key)
-            if row is None or row.time_acked_ns is not None or row.entry.due_ns > self.now_ns:
-                continue
-            if row.epoch != each.epoch or each.key in self.locked:
-                continue
+        for each, row in self._claimable(rows, wanted):
             deadline_ns = self.now_ns + each.wait_ns
             claims.append(Claimed(each.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
             rows[each.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns)
@@ -159,6 +155,25 @@ class MemoryStore:
                 rows[each.key] = replace(row, epoch=row.epoch - 1, time_next_ns=each.due_ns)
         return self._timed(count)
 
+    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+        """See Store."""
+        rows, target = self._rows(table), self.tables.get(dead_letter)
+        missing = set(table.columns) - set(target.columns) if isinstance(target, QueueTable) else set()
+        unfit = not isinstance(target, QueueTable) or dead_letter == table.id or missing
+        moved: list[Key] = []
+        kept: list[Key] = []
+        for each, row in self._claimable(rows, wanted):
+            other = None if unfit else self.rows[dead_letter].get(each.key)
+            if unfit or (other is not None and other.time_acked_ns is None):
+                rows[each.key] = replace(row, time_next_ns=self.now_ns + each.wait_ns)
+                kept.append(each.key)
+            else:
+                self.put(dead_letter, replace(row, time_next_ns=self.now_ns))
+                del rows[each.key]
+                moved.append(each.key)
+        problem = f"dead messages {kept} stay in {table.id}: {dead_letter} cannot take them {sorted(missing)}"
+        return self._timed(Buried(tuple(moved), problem if kept else None))
+
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
         rows = self._rows(table)
@@ -174,6 +189,17 @@ class MemoryStore:
     def close(self) -> None:
         """See Store."""
         self.closed = True
+
+    def _claimable(self, rows: Mapping[Key, Row], wanted: Sequence[Wanted]) -> list[tuple[Wanted, Row]]:
+        return [
+            (each, row)
+            for each in sorted(wanted, key=lambda each: each.key)
+            if (row := rows.get(each.key)) is not None
+            and row.time_acked_ns is None
+            and row.entry.due_ns <= self.now_ns
+            and row.epoch == each.epoch
+            and each.key not in self.locked
+        ]
 
     def _rows(self, table: QueueTable) -> dict[Key, Row]:
         if self.closed:

@@ -11,22 +11,22 @@ Transactions of the engine that lose against another one (1213, 1205) are tried 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TypeVar
 
 from pymysql.constants import ER
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
+from engine.bury_mysql import Burial
 from engine.catalog import judge
 from engine.catalog_mysql import marked_tables, now_ns, table_facts
 from engine.fetch_mysql import Fetch
 from engine.link import BackendAddress, Link, LinkLimits, Result
 from engine.model import (
     BrokenTable,
+    Buried,
     Claimed,
     Entry,
     FetchResult,
@@ -131,7 +131,7 @@ class MySQLStore:
         """See Store."""
         sql = TableStatements(table)
         with self._pool.link() as link:
-            now, *found = link.run([statement("now"), *_for_ids(sql, "lookup", keys)])
+            now, *found = link.run([statement("now"), *sql.for_ids("lookup", keys)])
             return Timed({each.key: each for each in entries_of(sql, *found)}, now_ns(now))
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
@@ -144,6 +144,10 @@ class MySQLStore:
             more, held, now = self._winning(partial(self._release, table, held))
             count += more
         return Timed(count, now)
+
+    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+        """See Store."""
+        return self._winning(partial(self._bury, table, {each.key: each for each in wanted}, dead_letter))
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
@@ -158,7 +162,7 @@ class MySQLStore:
                 [
                     statement("now"),
                     statement("begin"),
-                    *_for_ids(sql, "claim_lock", wanted),
+                    *sql.for_ids("claim_lock", wanted),
                 ]
             )
             now_at = now_ns(now)
@@ -168,7 +172,7 @@ class MySQLStore:
                 if (want := wanted.get(each.key)) and want.epoch == each.epoch
             )
             deadlines_ns = {each.key: each.deadline_ns for each in claims}
-            link.run([*self._updates(sql, "claim_update", deadlines_ns), statement("commit")])
+            link.run([*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")])
         return Timed(claims, now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
@@ -179,7 +183,7 @@ class MySQLStore:
                 [
                     statement("now"),
                     statement("begin"),
-                    *_for_ids(sql, "release_lock", [each.key for each in returns]),
+                    *sql.for_ids("release_lock", [each.key for each in returns]),
                 ]
             )
             now_at = now_ns(now)
@@ -190,14 +194,18 @@ class MySQLStore:
             missed = [each for each in returns if each.key not in done]
             answers = link.run(
                 [
-                    *self._updates(sql, "release_unsent", unsent_ns),
-                    *self._updates(sql, "release_sent", sent_ns),
+                    *sql.updates("release_unsent", unsent_ns, self._limits.cases),
+                    *sql.updates("release_sent", sent_ns, self._limits.cases),
                     statement("commit"),
-                    *(looking := _for_ids(sql, "lookup", [each.key for each in missed])),
+                    *(looking := sql.for_ids("lookup", [each.key for each in missed])),
                 ]
             )
         seen = answers[len(answers) - len(looking) :]
         return len(ours), _still_ours(entries_of(sql, *seen), missed), now_at
+
+    def _bury(self, table: QueueTable, wanted: Mapping[Key, Wanted], dead_letter: TableId) -> Timed[Buried]:
+        with self._pool.link() as link:
+            return Burial(link, table, dead_letter, self._limits.cases).run(wanted)
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         sql = TableStatements(table)
@@ -208,26 +216,16 @@ class MySQLStore:
             _, *locked = link.run(
                 [
                     statement("begin"),
-                    *_for_ids(sql, "purge_lock", _ids(sql, found), before_ns=before_ns),
+                    *sql.for_ids("purge_lock", _ids(sql, found), before_ns=before_ns),
                 ]
             )
             keys = _ids(sql, *locked)
             answers = link.run(
-                [*_for_ids(sql, "purge_delete", keys, before_ns=before_ns, limit=len(keys)), statement("commit")]
+                [*sql.for_ids("purge_delete", keys, before_ns=before_ns, limit=len(keys)), statement("commit")]
             )
         return Timed(sum(each.affected for each in answers), now_at)
 
     # How transactions are made.
-
-    def _updates(self, sql: TableStatements, name: str, values: Mapping[Key, int]) -> Iterator[str]:
-        """As few UPDATEs as give each row its value: one for the value that most have, the others by cases."""
-        usual = next((value for value, _ in Counter(values.values()).most_common(1)), None)
-        same = [key for key, value in values.items() if value == usual]
-        if same:
-            yield sql(name, ids=sql.ids(same), time_next=usual)
-        others = iter({key: value for key, value in values.items() if value != usual}.items())
-        while batch := dict(islice(others, self._limits.cases)):
-            yield sql(name, ids=sql.ids(batch), time_next=sql.by_id(batch))
 
     def _winning(self, transaction: Callable[[], T]) -> T:
         """Run it, and again when it lost against another one."""
@@ -238,11 +236,6 @@ class MySQLStore:
             reraise=True,
         )
         return attempts(transaction)
-
-
-def _for_ids(sql: TableStatements, name: str, keys: Collection[Key], **values: object) -> list[str]:
-    """The statement on these keys, or none for none: IN () is not SQL."""
-    return [sql(name, ids=sql.ids(keys), **values)] if keys else []
 
 
 def _ids(sql: TableStatements, *results: Result) -> list[Key]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pymysql.connections import Connection
@@ -59,6 +60,15 @@ class Subject(Protocol):
     def row(self, key: Key) -> Row | None:
         """The row as it now is, without its payload."""
 
+    def dead_letter(self) -> TableId:
+        """A table like the first one, empty at the first call."""
+
+    def put_dead(self, *rows: Row) -> None:
+        """Insert rows there."""
+
+    def dead(self, key: Key) -> Row | None:
+        """The row there, without its payload."""
+
     def acknowledge(self, *keys: Key) -> None:
         """What an ACK does."""
 
@@ -96,6 +106,19 @@ class MemorySubject:
 
     def row(self, key: Key) -> Row | None:
         return self.store.rows[self.table.id].get(key)
+
+    def dead_letter(self) -> TableId:
+        dead = replace(self.table, id=TableId("test", "dead"))
+        if dead.id not in self.store.tables:
+            self.store.add_table(dead)
+        return dead.id
+
+    def put_dead(self, *rows: Row) -> None:
+        for row in rows:
+            self.store.put(self.dead_letter(), row)
+
+    def dead(self, key: Key) -> Row | None:
+        return self.store.rows[self.dead_letter()].get(key)
 
     def acknowledge(self, *keys: Key) -> None:
         for key in keys:
@@ -140,6 +163,7 @@ class ServerSubject:
         self.store.close()
         self.store = mysql_store(self.server)
         self.execute("DELETE FROM messages")
+        self.execute("DROP TABLE IF EXISTS dead")
 
     def close(self) -> None:
         """Gone with its database."""
@@ -154,9 +178,12 @@ class ServerSubject:
             return list(cursor.fetchall())
 
     def put(self, *rows: Row) -> None:
+        self._put("messages", rows)
+
+    def _put(self, name: str, rows: Sequence[Row]) -> None:
         with self.connection.cursor() as cursor:
             cursor.executemany(
-                "INSERT INTO messages (id, priority, epoch, time_next, time_acked, body)"
+                f"INSERT INTO {name} (id, priority, epoch, time_next, time_acked, body)"
                 " VALUES (%s, %s, %s, %s, %s, %s)",
                 [
                     (row.key, row.priority, row.epoch, row.time_next_ns, row.time_acked_ns, "x" * len(row.payload))
@@ -165,8 +192,22 @@ class ServerSubject:
             )
 
     def row(self, key: Key) -> Row | None:
-        found = self.execute("SELECT id, priority, epoch, time_next, time_acked FROM messages WHERE id = %s", key)
+        return self._row("messages", key)
+
+    def _row(self, name: str, key: Key) -> Row | None:
+        found = self.execute(f"SELECT id, priority, epoch, time_next, time_acked FROM {name} WHERE id = %s", key)
         return Row(*found[0]) if found else None
+
+    def dead_letter(self) -> TableId:
+        if not self.execute("SHOW TABLES LIKE 'dead'"):
+            self.execute("CREATE TABLE dead LIKE messages")
+        return TableId(self.database, "dead")
+
+    def put_dead(self, *rows: Row) -> None:
+        self._put(self.dead_letter().name, rows)
+
+    def dead(self, key: Key) -> Row | None:
+        return self._row(self.dead_letter().name, key)
 
     def acknowledge(self, *keys: Key) -> None:
         self.execute("UPDATE messages SET time_acked = %s, time_next = NULL WHERE id IN %s", self.now_ns(), keys)

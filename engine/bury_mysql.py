@@ -1,0 +1,134 @@
+"""The moving of dead messages into their dead-letter table: one transaction, all of it on the server.
+
+The rows are locked as a claim locks them, and only then the two tables are compared: who adds a column has to wait
+until they are unlocked, so none can be missed. A message that the server refuses keeps no other one back: the batch is
+undone to a savepoint and tried in halves. What is left is postponed in the same transaction, so wherever the
+connection dies, each row is in one of the two tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pymysql.constants import ER
+
+from engine.catalog import judge
+from engine.catalog_mysql import now_ns, table_facts
+from engine.link import MOVING, Link
+from engine.model import Buried, Key, QueueTable, TableId, Wanted
+from engine.moving import columns_to_move, obstacles
+from engine.queries import END_OF_TIME_NS, TableStatements, qualified, quoted, statement
+from engine.rawrows import text_values
+from engine.scan_mysql import entries_of
+from engine.store import StoreError, Timed
+
+TOLD_MOST = 3
+"""Messages named for each reason: one log line has to hold them."""
+
+
+class Burial:
+    """One transaction that moves what it can and postpones the rest."""
+
+    def __init__(self, link: Link, table: QueueTable, dead_letter: TableId, cases: int) -> None:
+        self._link, self._table, self._dead_letter, self._cases = link, table, dead_letter, cases
+        self._sql = TableStatements(table)
+        self._now_ns = 0
+        self._reasons: dict[Key, str] = {}
+        """Why messages stay."""
+
+    def run(self, wanted: Mapping[Key, Wanted]) -> Timed[Buried]:
+        """Move those of `wanted` that may be moved."""
+        sql = self._sql
+        now, _, *locked = self._link.run(
+            [statement("now"), statement("begin"), *sql.for_ids("claim_lock", wanted)],
+        )
+        self._now_ns = now_ns(now)
+        dead = [
+            each.key for each in entries_of(sql, *locked) if (want := wanted.get(each.key)) and want.epoch == each.epoch
+        ]
+        moved = self._moved_from(dead) if dead else []
+        due_ns = {key: self._now_ns + wanted[key].wait_ns for key in self._reasons}
+        self._link.run([*sql.updates("bury_postpone", due_ns, self._cases), statement("commit")])
+        return Timed(Buried(tuple(moved), self._problem()), self._now_ns)
+
+    def _moved_from(self, keys: Sequence[Key]) -> list[Key]:
+        source = table_facts(self._link, self._table.id).value
+        target = table_facts(self._link, self._dead_letter).value
+        if source is None:
+            raise StoreError(f"Table '{self._table.id}' doesn't exist", code=ER.NO_SUCH_TABLE, lasting=True)
+        if problems := obstacles(source, self._dead_letter, target):
+            return self._refuse(keys, "; ".join(problems))
+        there = target and judge(target)
+        assert isinstance(there, QueueTable)
+        return self._moved(TableStatements(there), columns_to_move(source), keys)
+
+    def _moved(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
+        """Those of `keys` that were moved; why the others were not is noted."""
+        self._link.run([statement("mark")])
+        try:
+            return self._move(there, columns, keys)
+        except StoreError as error:
+            if _passing(error):
+                raise
+            self._link.run([statement("back_to_mark")])
+            if error.lasting or len(keys) == 1:
+                return self._refuse(keys, str(error))
+        half = len(keys) // 2
+        return [*self._moved(there, columns, keys[:half]), *self._moved(there, columns, keys[half:])]
+
+    def _move(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
+        gone = self._make_room(there, keys)
+        keys = [key for key in keys if key not in self._reasons]
+        if not keys:
+            return []
+        ids = self._sql.ids(keys)
+        insert = self._sql(
+            "bury_insert",
+            dead_letter=qualified(self._dead_letter),
+            columns=", ".join(map(quoted, columns)),
+            now_ns=self._now_ns,
+            ids=ids,
+        )
+        *_, inserted = self._link.run([*gone, insert], MOVING)
+        if inserted.warnings:  # A note, under a strict sql_mode: blanks were cut off, and nothing else is known to be.
+            (warning,) = self._link.run([statement("warnings")], MOVING)
+            raise StoreError(" ".join((each or b"").decode() for each in text_values(warning.rows[0])[1:]))
+        (deleted,) = self._link.run([self._sql("bury_delete", ids=ids, limit=len(keys))])
+        if not inserted.affected == deleted.affected == len(keys):
+            raise StoreError(f"of {len(keys)} rows {inserted.affected} were copied and {deleted.affected} deleted")
+        return list(keys)
+
+    def _make_room(self, there: TableStatements, keys: Sequence[Key]) -> list[str]:
+        """The statement that deletes acknowledged rows of these ids in the dead-letter table, which are locked now."""
+        (found,) = self._link.run(there.for_ids("bury_there", keys))
+        acked: dict[Key, bool] = {}
+        for raw, is_acked in map(text_values, found.rows):
+            key = there.key(raw or b"")
+            acked[key] = acked.get(key, True) and is_acked == b"1"
+        lockable = [key for key in keys if acked.get(key)]
+        lock = there.for_ids("purge_lock", lockable, before_ns=END_OF_TIME_NS)
+        rows = self._link.run(lock) if lock else []
+        locked = {there.key(raw or b"") for result in rows for (raw,) in map(text_values, result.rows)}
+        name = self._dead_letter
+        self._refuse([key for key in keys if acked.get(key) is False], f"{name} has a row of that id, unacknowledged")
+        self._refuse([key for key in lockable if key not in locked], f"its acknowledged row in {name} is locked")
+        return there.for_ids("purge_delete", locked, before_ns=END_OF_TIME_NS, limit=len(locked))
+
+    def _refuse(self, keys: Sequence[Key], reason: str) -> list[Key]:
+        self._reasons |= dict.fromkeys(keys, reason)
+        return []
+
+    def _problem(self) -> str | None:
+        if not self._reasons:
+            return None
+        told = []
+        for reason in dict.fromkeys(self._reasons.values()):
+            keys = [key for key, each in self._reasons.items() if each == reason]
+            more = f" and {len(keys) - TOLD_MOST} more" if len(keys) > TOLD_MOST else ""
+            told.append(f"{reason} (id {', '.join(map(str, keys[:TOLD_MOST]))}{more})")
+        return f"dead messages stay in {self._table.id} and are tried again later: {'; '.join(told)}"
+
+
+def _passing(error: StoreError) -> bool:
+    """Whether it says nothing about the rows: another transaction was in the way, or the connection is gone."""
+    return error.code in {ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT} or error.code // 1000 == 2
