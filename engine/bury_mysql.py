@@ -19,7 +19,7 @@ from engine.model import Buried, Key, QueueTable, TableId, Wanted
 from engine.moving import columns_to_move, obstacles
 from engine.queries import END_OF_TIME_NS, TableStatements, qualified, quoted, statement
 from engine.rawrows import text_values
-from engine.scan_mysql import entries_of
+from engine.scan_mysql import entries_of, keys_of
 from engine.store import StoreError, Timed
 
 TOLD_MOST = 3
@@ -93,26 +93,23 @@ class Burial:
         if inserted.warnings:  # A note, under a strict sql_mode: blanks were cut off, and nothing else is known to be.
             (warning,) = self._link.run([statement("warnings")], MOVING)
             raise StoreError(" ".join((each or b"").decode() for each in text_values(warning.rows[0])[1:]))
-        (deleted,) = self._link.run([self._sql("bury_delete", ids=ids, limit=len(keys))])
+        (deleted,) = self._link.run([self._sql("bury_delete", ids=ids)])
         if not inserted.affected == deleted.affected == len(keys):
             raise StoreError(f"of {len(keys)} rows {inserted.affected} were copied and {deleted.affected} deleted")
         return list(keys)
 
     def _make_room(self, there: TableStatements, keys: Sequence[Key]) -> list[str]:
         """The statement that deletes acknowledged rows of these ids in the dead-letter table, which are locked now."""
-        (found,) = self._link.run(there.for_ids("bury_there", keys))
-        acked: dict[Key, bool] = {}
-        for raw, is_acked in map(text_values, found.rows):
-            key = there.key(raw or b"")
-            acked[key] = acked.get(key, True) and is_acked == b"1"
-        lockable = [key for key in keys if acked.get(key)]
-        lock = there.for_ids("purge_lock", lockable, before_ns=END_OF_TIME_NS)
-        rows = self._link.run(lock) if lock else []
-        locked = {there.key(raw or b"") for result in rows for (raw,) in map(text_values, result.rows)}
+        ends = {"before_ns": END_OF_TIME_NS}
+        live, acked = self._link.run([*there.for_ids("lookup", keys), *there.for_ids("bury_there", keys, **ends)])
+        taken = {each.key for each in entries_of(there, live)}
+        old = set(keys_of(there, acked)) - taken
+        lock = there.for_ids("purge_lock", old, partitions="", **ends)
+        locked = set(keys_of(there, *self._link.run(lock)) if lock else ())
         name = self._dead_letter
-        self._refuse([key for key in keys if acked.get(key) is False], f"{name} has a row of that id, unacknowledged")
-        self._refuse([key for key in lockable if key not in locked], f"its acknowledged row in {name} is locked")
-        return there.for_ids("purge_delete", locked, before_ns=END_OF_TIME_NS, limit=len(locked))
+        self._refuse([key for key in keys if key in taken], f"{name} has a row of that id, unacknowledged")
+        self._refuse([key for key in keys if key in old - locked], f"its acknowledged row in {name} is locked")
+        return there.for_ids("purge_delete", locked, partitions="", **ends)
 
     def _refuse(self, keys: Sequence[Key], reason: str) -> list[Key]:
         self._reasons |= dict.fromkeys(keys, reason)

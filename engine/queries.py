@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.model import IdKind, Key, QueueTable, TableId
+from engine.retention import Partition, first_partitions
 
 LOWEST_PRIORITY = -(2**63)
 """What a NULL priority counts as."""
@@ -68,6 +69,23 @@ def qualified(table: TableId) -> str:
 def text_literal(text: str) -> str:
     """A string, whatever is in it."""
     return f"_utf8mb4 x'{text.encode().hex()}'"
+
+
+def partition_definitions(partitions: Iterable[Partition]) -> str:
+    """Partitions as they stand between the parentheses of CREATE and ALTER TABLE."""
+    return ", ".join(
+        f"PARTITION {quoted(each.name)} VALUES LESS THAN ({'MAXVALUE' if each.below_ns is None else each.below_ns})"
+        for each in partitions
+    )
+
+
+def partition_clause(start_ns: int, width_ns: int, count: int) -> str:
+    """What stands at the end of the CREATE TABLE of a queue that keeps acknowledged rows in partitions by time.
+
+    Each unique key of such a table has to hold time_acked, so it has UNIQUE KEY (id, time_acked) in place of a primary
+    key, and KEY (time_acked, priority, time_next, id).
+    """
+    return f"PARTITION BY RANGE (time_acked) ({partition_definitions(first_partitions(start_ns, width_ns, count))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +144,10 @@ class TableStatements:
             "scan_order": _scan_order(table),
             "lowest_priority": LOWEST_PRIORITY,
         }
+
+    def within(self, partitions: Collection[str]) -> str:
+        """The clause that leaves out all other partitions; none does not leave out any."""
+        return f"PARTITION ({', '.join(map(quoted, partitions))})" if partitions else ""
 
     def __call__(self, name: str, /, **values: object) -> str:
         """The named statement, the rest of its words given as literals."""

@@ -85,7 +85,8 @@ class Store(Protocol):
         due again after its `wait_ns`; a row of its id that is acknowledged there gives way to it."""
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
-        """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them."""
+        """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them. Where the table is
+        partitioned by time, whole partitions of them are dropped, which counts as nothing, and new ones made."""
 
     def close(self) -> None:
         """Close all connections; later calls raise StoreError."""

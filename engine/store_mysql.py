@@ -23,7 +23,7 @@ from engine.bury_mysql import Burial
 from engine.catalog import judge
 from engine.catalog_mysql import marked_tables, now_ns, table_facts
 from engine.fetch_mysql import Fetch
-from engine.link import BackendAddress, Link, LinkLimits, Result
+from engine.link import BackendAddress, Link, LinkLimits
 from engine.model import (
     BrokenTable,
     Buried,
@@ -40,8 +40,8 @@ from engine.model import (
 )
 from engine.pool import Pool
 from engine.queries import TableStatements, statement
-from engine.rawrows import text_values
-from engine.scan_mysql import IndexScan, entries_of, scan_slowly
+from engine.retention_mysql import Retention
+from engine.scan_mysql import IndexScan, entries_of, keys_of, scan_slowly
 from engine.store import StoreError, Timed
 
 T = TypeVar("T")
@@ -66,6 +66,11 @@ class StoreLimits:
     """Priorities remembered for that: a table with more is read as if they were new."""
     cases: int = 64
     """Rows with a value each in one UPDATE: the server compares every row with every case."""
+    partition_busy_pause_s: float = 60.0
+    """Before partitions are tried again that somebody's transaction kept: on MySQL each attempt holds up the table's
+    statements for a second."""
+    partition_refused_pause_s: float = 3600.0
+    """Before they are tried again after a refusal: somebody has to change a privilege, or the table."""
     rows_unknown: int = 32
     """Rows asked for first while it is not known how large a table's rows are."""
 
@@ -82,6 +87,7 @@ class MySQLStore:
         self._limits = limits or StoreLimits()
         timing = link_limits or LinkLimits()
         self._pool = Pool(lambda: Link(address, timing), self._limits.connections)
+        self._retention = Retention(self._limits.partition_busy_pause_s, self._limits.partition_refused_pause_s)
         # Hints: whichever thread wrote last is right enough.
         self._priorities: dict[TableId, Sequence[int]] = {}
         self._row_bytes: dict[TableId, int] = {}
@@ -151,7 +157,11 @@ class MySQLStore:
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
-        return self._winning(partial(self._purge, table, age_ns, limit))
+        partitions: Sequence[str] = ()
+        if table.kept_by_partition:
+            with self._pool.link() as link:
+                partitions = self._retention.care(link, table, age_ns)
+        return self._winning(partial(self._purge, table, age_ns, limit, partitions))
 
     # One transaction each.
 
@@ -166,14 +176,14 @@ class MySQLStore:
                 ]
             )
             now_at = now_ns(now)
-            claims = tuple(
-                Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
+            claims = {
+                each.key: Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
                 for each in entries_of(sql, *locked)
                 if (want := wanted.get(each.key)) and want.epoch == each.epoch
-            )
-            deadlines_ns = {each.key: each.deadline_ns for each in claims}
+            }
+            deadlines_ns = {key: each.deadline_ns for key, each in claims.items()}
             link.run([*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")])
-        return Timed(claims, now_at)
+        return Timed(tuple(claims.values()), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """How many were given back, which ones are still ours but locked by somebody, and the time."""
@@ -207,21 +217,22 @@ class MySQLStore:
         with self._pool.link() as link:
             return Burial(link, table, dead_letter, self._limits.cases).run(wanted)
 
-    def _purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
+    def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
         sql = TableStatements(table)
+        within = sql.within(partitions)
         with self._pool.link() as link:
-            now, found = link.run([statement("now"), sql("purge_find", age_ns=age_ns, limit=limit)])
+            now, found = link.run([statement("now"), sql("purge_find", partitions=within, age_ns=age_ns, limit=limit)])
             now_at = now_ns(now)
             before_ns = now_at - age_ns
             _, *locked = link.run(
                 [
                     statement("begin"),
-                    *sql.for_ids("purge_lock", _ids(sql, found), before_ns=before_ns),
+                    *sql.for_ids("purge_lock", keys_of(sql, found), partitions=within, before_ns=before_ns),
                 ]
             )
-            keys = _ids(sql, *locked)
+            keys = keys_of(sql, *locked)
             answers = link.run(
-                [*sql.for_ids("purge_delete", keys, before_ns=before_ns, limit=len(keys)), statement("commit")]
+                [*sql.for_ids("purge_delete", keys, partitions=within, before_ns=before_ns), statement("commit")]
             )
         return Timed(sum(each.affected for each in answers), now_at)
 
@@ -236,10 +247,6 @@ class MySQLStore:
             reraise=True,
         )
         return attempts(transaction)
-
-
-def _ids(sql: TableStatements, *results: Result) -> list[Key]:
-    return [sql.key(raw) for result in results for (raw,) in map(text_values, result.rows) if raw is not None]
 
 
 def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Return]:

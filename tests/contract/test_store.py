@@ -13,7 +13,7 @@ from engine.model import NS_PER_S, Buried, Claimed, Key, QueueTable, Return, Row
 from engine.store import StoreError
 from engine.store_memory import Row
 from tests.support.servers import ServerPool
-from tests.support.stores import SCAN_INDEXES, MemorySubject, ServerSubject, Subject
+from tests.support.stores import SCAN_INDEXES, MemorySubject, ServerSubject, Subject, partitioned_queue
 
 S = NS_PER_S
 HOUR = 3600 * S
@@ -27,7 +27,12 @@ STORES = [
     "mariadb descending",
     "mysql unindexed",
     "mariadb unindexed",
+    "mysql partitioned",
+    "mariadb partitioned",
 ]
+TWO_PARTITIONS = (
+    "PARTITION BY RANGE (time_acked) (PARTITION live VALUES LESS THAN (0), PARTITION later VALUES LESS THAN MAXVALUE)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,10 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
         if name not in subjects:
             flavour, _, index = name.partition(" ")
             server = server_pool.get("mysql" if flavour == "mysql" else "mariadb")
-            subjects[name] = ServerSubject(server, index=SCAN_INDEXES.get(index or "ascending", ""))
+            if index == "partitioned":
+                subjects[name] = partitioned_queue(server, TWO_PARTITIONS)
+            else:
+                subjects[name] = ServerSubject(server, index=SCAN_INDEXES.get(index or "ascending", ""))
         subjects[name].renew()
         return subjects[name]
 

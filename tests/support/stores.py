@@ -35,6 +35,10 @@ SCAN_INDEXES = {
     "ascending": "INDEX next_up (time_acked, priority, time_next)",
     "descending": "INDEX next_up (time_acked, priority, time_next DESC)",
 }
+PARTITIONED = COLUMNS.replace("PRIMARY KEY", "") + ", UNIQUE KEY by_id (id, time_acked)"
+"""With a clause for partitions by time_acked: such a table cannot have a primary key on id."""
+NEXT_UP_BY_ID = "INDEX next_up (time_acked, priority, time_next, id)"
+
 POLICY = Policy(
     ack_wait_ns=30 * NS_PER_S,
     purge_after_ns=3600 * NS_PER_S,
@@ -141,14 +145,19 @@ class ServerSubject:
     """A table of a real server, in a database of its own."""
 
     def __init__(
-        self, server: EmbeddedServer, *, columns: str = COLUMNS, index: str = SCAN_INDEXES["ascending"]
+        self,
+        server: EmbeddedServer,
+        *,
+        columns: str = COLUMNS,
+        index: str = SCAN_INDEXES["ascending"],
+        partitions: str = "",
     ) -> None:
         self.server = server
         self.database = database = f"store_{uuid.uuid4().hex[:12]}"
         self.connection = connect(server, ssl_disabled=True)
         self.execute(f"CREATE DATABASE {database}")
         self.connection.select_db(database)
-        self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{COMMENT}'")
+        self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{COMMENT}' {partitions}")
         self.store = mysql_store(server)
         described = self.store.describe(TableId(database, "messages")).value
         assert isinstance(described, QueueTable), described
@@ -225,6 +234,11 @@ class ServerSubject:
 
     def wait_until(self, time_ns: int) -> None:
         eventually(lambda: self.now_ns() >= time_ns, what=f"the server's clock says {time_ns}")
+
+
+def partitioned_queue(server: EmbeddedServer, partitions: str) -> ServerSubject:
+    """A message table that keeps its acknowledged rows in these partitions (engine.queries.partition_clause)."""
+    return ServerSubject(server, columns=PARTITIONED, index=NEXT_UP_BY_ID, partitions=partitions)
 
 
 def mysql_store(server: EmbeddedServer) -> MySQLStore:
