@@ -30,7 +30,8 @@ LOWEST_PRIORITY = -(2**63)
 """What a NULL priority counts as."""
 
 END_OF_TIME_NS = 2**63 - 1
-"""After every time that a column can hold."""
+START_OF_TIME_NS = -(2**63)
+"""All the times that a column can hold."""
 
 _NAME = re.compile(r"-- name: (\w+)")
 

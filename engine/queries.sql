@@ -185,10 +185,11 @@ ROLLBACK TO SAVEPOINT mark
 SHOW WARNINGS LIMIT 1
 
 -- name: purge_find
--- Rows acknowledged long enough ago, the oldest first, in the order of the index.
-SELECT /* ackstream purge */ $id
+-- Rows acknowledged long enough ago, the oldest first, in the order of the index; from where the last batch ended, as
+-- entries that were deleted stay in the index, to be passed over, while anybody has an older view of the table.
+SELECT /* ackstream purge */ $id, time_acked
 FROM $table $partitions $scan_hint
-WHERE time_acked < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 - $age_ns
+WHERE time_acked >= $from_ns AND time_acked < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 - $age_ns
 ORDER BY time_acked
 LIMIT $limit
 

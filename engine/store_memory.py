@@ -180,7 +180,7 @@ class MemoryStore:
         acked = sorted(
             (row.time_acked_ns, row.key)
             for row in rows.values()
-            if row.time_acked_ns is not None and row.time_acked_ns < self.now_ns - age_ns
+            if row.time_acked_ns is not None and row.time_acked_ns < self.now_ns - age_ns and row.key not in self.locked
         )
         for _, key in acked[:limit]:
             del rows[key]

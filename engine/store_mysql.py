@@ -2,8 +2,8 @@
 
 Why the statements look as they do stands beside them, in queries.sql. What is decided here: how several of them share
 a packet, what is compared on this side of the wire, and what is remembered between calls. That is little, and only to
-be quick: the priorities a table had and the size of its rows. When a memory is wrong, the answer takes a round trip
-more and is the same.
+be quick: the priorities a table had, the size of its rows, how far it was purged. When a memory is wrong, the answer
+takes a round trip more and is the same.
 
 Transactions of the engine that lose against another one (1213, 1205) are tried again; they never are a client's.
 """
@@ -39,7 +39,8 @@ from engine.model import (
     Wanted,
 )
 from engine.pool import Pool
-from engine.queries import TableStatements, statement
+from engine.queries import START_OF_TIME_NS, TableStatements, statement
+from engine.rawrows import text_values
 from engine.retention_mysql import Retention
 from engine.scan_mysql import IndexScan, entries_of, keys_of, scan_slowly
 from engine.store import StoreError, Timed
@@ -91,6 +92,7 @@ class MySQLStore:
         # Hints: whichever thread wrote last is right enough.
         self._priorities: dict[TableId, Sequence[int]] = {}
         self._row_bytes: dict[TableId, int] = {}
+        self._purged_to_ns: dict[TableId, int] = {}
 
     def close(self) -> None:
         """See Store."""
@@ -219,15 +221,21 @@ class MySQLStore:
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
         sql = TableStatements(table)
-        within = sql.within(partitions)
+        within, from_ns = sql.within(partitions), self._purged_to_ns.get(table.id, START_OF_TIME_NS)
+        find = sql("purge_find", partitions=within, from_ns=from_ns, age_ns=age_ns, limit=limit)
         with self._pool.link() as link:
-            now, found = link.run([statement("now"), sql("purge_find", partitions=within, age_ns=age_ns, limit=limit)])
+            now, found = link.run([statement("now"), find])
             now_at = now_ns(now)
             before_ns = now_at - age_ns
+            old = [
+                (sql.key(raw), int(acked)) for raw, acked in map(text_values, found.rows) if raw is not None and acked
+            ]
+            # The end of a pass: the next one begins with whatever was locked in this one, or acknowledged back in time.
+            self._purged_to_ns[table.id] = old[-1][1] if len(old) == limit else START_OF_TIME_NS
             _, *locked = link.run(
                 [
                     statement("begin"),
-                    *sql.for_ids("purge_lock", keys_of(sql, found), partitions=within, before_ns=before_ns),
+                    *sql.for_ids("purge_lock", [key for key, _ in old], partitions=within, before_ns=before_ns),
                 ]
             )
             keys = keys_of(sql, *locked)

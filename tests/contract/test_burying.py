@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pymysql
 import pytest
 
-from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.link import BackendAddress, Link
 from engine.model import NS_PER_S, Buried, TableId, Wanted
-from engine.pool import Pool
 from engine.store import StoreError
 from engine.store_mysql import MySQLStore
 from proxy.embedded import EmbeddedServer
-from tests.support.stores import COLUMNS, COMMENT, ServerSubject
+from tests.support.stores import COLUMNS, COMMENT, ServerSubject, interrupted_store, nothing
 from tests.support.waiting import eventually
 
 S = NS_PER_S
@@ -251,49 +250,6 @@ class TestOneOfMany:
             other.rollback()
         assert (caught.value.code, caught.value.lasting) == (1205, False)
         assert bury(subject, wanted) == Buried((1, 2))
-
-
-class Interrupted(Link):
-    """Calls `before` with the number of each packet that is about to be sent, and `after` when it was answered."""
-
-    def __init__(
-        self, address: BackendAddress, before: Callable[[int, Link], None], after: Callable[[int, Link], None]
-    ):
-        self._sent = 0
-        self._before: Callable[[int, Link], None] | None = None
-        super().__init__(address, LinkLimits())
-        self._before, self._after = before, after
-
-    def run(
-        self,
-        statements: Sequence[str],
-        context: SessionContext = OWN_CONTEXT,
-        keep_last: Callable[[bytes], None] | None = None,
-    ) -> list[Result]:
-        if self._before is None:
-            return super().run(statements, context, keep_last)
-        self._sent += 1
-        self._before(self._sent, self)
-        results = super().run(statements, context, keep_last)
-        self._after(self._sent, self)
-        return results
-
-
-def nothing(_at: int, _link: Link) -> None:
-    """Happens."""
-
-
-@contextlib.contextmanager
-def interrupted_store(
-    subject: ServerSubject,
-    before: Callable[[int, Link], None] = nothing,
-    after: Callable[[int, Link], None] = nothing,
-) -> Iterator[MySQLStore]:
-    address = BackendAddress(subject.server.host, subject.server.port, "root")
-    store = MySQLStore(address)
-    store._pool = Pool(lambda: Interrupted(address, before, after), 1)
-    yield store
-    store.close()
 
 
 @pytest.mark.parametrize("answer_lost", [False, True])

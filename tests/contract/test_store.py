@@ -469,6 +469,24 @@ class TestPurge:
         assert subject.store.purge(subject.table, 0, 3).value == 3
         assert [key for key in range(1, 8) if subject.row(key)] == [1, 2, 3, 4]
 
+    def test_rows_that_somebody_has_locked_do_not_keep_those_behind_them(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, 0, 1, None, now_ns - (10 - key) * HOUR) for key in range(1, 8)))
+        with subject.locked(1, 2):
+            purged = [subject.store.purge(subject.table, 0, 2).value for _ in range(4)]
+            assert sum(purged) == 5
+            assert [key for key in range(1, 8) if subject.row(key)] == [1, 2]
+        assert sum(subject.store.purge(subject.table, 0, 2).value for _ in range(2)) == 2
+
+    def test_what_was_acknowledged_back_in_time_goes_when_it_is_found(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, 0, 1, None, now_ns - key * HOUR) for key in range(1, 6)))
+        assert subject.store.purge(subject.table, 0, 2).value == 2
+        subject.put(Row(9, 0, 1, None, now_ns - 9 * HOUR))
+        for _ in range(4):
+            subject.store.purge(subject.table, 0, 2)
+        assert [key for key in range(1, 10) if subject.row(key)] == []
+
     def test_an_age_beyond_1970_purges_nothing(self, subject: Subject) -> None:
         subject.put(Row(1, 0, 1, None, subject.now_ns() - HOUR))
         assert subject.store.purge(subject.table, 100 * 365 * 24 * HOUR, 10).value == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import struct
 import threading
@@ -14,12 +15,12 @@ from typing import Any
 import pytest
 from pymysql.constants import COMMAND
 
-from engine.link import BackendAddress
+from engine.link import BackendAddress, Link
 from engine.model import NS_PER_S, BrokenTable, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import StoreError
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
-from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject
+from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, interrupted_store
 from tests.support.waiting import eventually
 
 S = NS_PER_S
@@ -297,6 +298,26 @@ class TestOthersAtTheSameTime:
         with subject.locked(*range(1, 11)):
             assert subject.store.purge(subject.table, 0, 100).value == 40
         assert subject.execute("SELECT COUNT(*) FROM messages") == [(10,)]
+
+    def test_a_purge_neither_waits_for_a_transaction_nor_makes_one_wait(self, subject: ServerSubject) -> None:
+        """Another session inserts, acknowledges and locks around each packet of the purge, and keeps it all open."""
+        insert(subject, *range(1, 101))
+        subject.acknowledge(*range(1, 51))
+        turns = itertools.count(51)
+        with subject.connect(autocommit=False) as other, other.cursor() as cursor:
+            cursor.execute("SET innodb_lock_wait_timeout = 1")
+
+            def work(_at: int, _link: Link) -> None:
+                turn = next(turns)
+                cursor.execute("INSERT INTO messages (id) VALUES (%s), (%s)", [-turn, 1000 + turn])
+                cursor.execute("UPDATE messages SET time_acked = 5, time_next = NULL WHERE id = %s", [turn])
+                cursor.execute("SELECT * FROM messages WHERE id = %s FOR UPDATE", [turn + 20])
+
+            with interrupted_store(subject, work, work) as store:
+                assert store.purge(subject.table, 0, 30).value == 30
+                assert store.purge(subject.table, 0, 30).value == 20
+            other.commit()
+        assert next(turns) > 60
 
     def test_a_locked_acknowledged_row_is_purged_later(self, subject: ServerSubject) -> None:
         insert(subject, 1, 2)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.link import BackendAddress
+from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
 from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, TableId
+from engine.pool import Pool
 from engine.store import Store
 from engine.store_memory import MemoryStore, Row
 from engine.store_mysql import MySQLStore
@@ -244,3 +245,47 @@ def partitioned_queue(server: EmbeddedServer, partitions: str) -> ServerSubject:
 def mysql_store(server: EmbeddedServer) -> MySQLStore:
     """A store on the server, as root."""
     return MySQLStore(BackendAddress(server.host, server.port, "root"))
+
+
+class Interrupted(Link):
+    """Calls `before` with the number of each packet that is about to be sent, and `after` when it was answered."""
+
+    def __init__(
+        self, address: BackendAddress, before: Callable[[int, Link], None], after: Callable[[int, Link], None]
+    ):
+        self._sent = 0
+        self._before: Callable[[int, Link], None] | None = None
+        super().__init__(address, LinkLimits())
+        self._before, self._after = before, after
+
+    def run(
+        self,
+        statements: Sequence[str],
+        context: SessionContext = OWN_CONTEXT,
+        keep_last: Callable[[bytes], None] | None = None,
+    ) -> list[Result]:
+        if self._before is None:
+            return super().run(statements, context, keep_last)
+        self._sent += 1
+        self._before(self._sent, self)
+        results = super().run(statements, context, keep_last)
+        self._after(self._sent, self)
+        return results
+
+
+def nothing(_at: int, _link: Link) -> None:
+    """Happens."""
+
+
+@contextlib.contextmanager
+def interrupted_store(
+    subject: ServerSubject,
+    before: Callable[[int, Link], None] = nothing,
+    after: Callable[[int, Link], None] = nothing,
+) -> Iterator[MySQLStore]:
+    """A store with one connection, on which something happens around each packet."""
+    address = BackendAddress(subject.server.host, subject.server.port, "root")
+    store = MySQLStore(address)
+    store._pool = Pool(lambda: Interrupted(address, before, after), 1)
+    yield store
+    store.close()
