@@ -77,6 +77,9 @@ ID_TYPES = [
     IdType("VARCHAR(50) CHARACTER SET gbk", ("'中文'", "'a'")),
     IdType("VARCHAR(50) CHARACTER SET utf16", ("'中文'", "'a'")),
     IdType("VARCHAR(50) CHARACTER SET utf8mb4", ("'😀'", "'a\\\\'", "'o''clock'")),
+    IdType("VARCHAR(50) COLLATE utf8mb4_general_ci", ("'Ab'", "'trailing  '", "'ß'")),
+    IdType("VARCHAR(50) COLLATE utf8mb4_bin", ("'Ab'", "'aB'", "'trailing  '")),
+    IdType("VARCHAR(50) COLLATE latin1_german2_ci", ("'Ab'", "'ü  '")),
     IdType("CHAR(20) CHARACTER SET utf8mb4", ("'abc'", "'é'")),
     IdType("CHAR(36) CHARACTER SET ascii", ("'2f1e0c0a-0000-4000-8000-000000000001'",)),
     IdType("BINARY(16)", ("x'00112233445566778899aabbccddeeff'", "x'00'", "x'27202020'")),
@@ -121,6 +124,11 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
         returns = [Return(key, entry.epoch, entry.due_ns, 5, sent=False) for key, entry in found.items()]
         assert store.release(table, returns).value == len(claims)
         assert subject.execute("SELECT DISTINCT epoch, time_next FROM messages") == [(0, 5)]
+        before = subject.execute("SELECT id FROM messages ORDER BY id")
+        buried = store.bury(table, [Wanted(key, 0, S) for key in claims], subject.dead_letter()).value
+        assert (set(buried.moved), buried.problem) == (set(claims), None)
+        assert subject.execute("SELECT id FROM dead ORDER BY id") == before
+        subject.execute("INSERT INTO messages SELECT * FROM dead")
         subject.execute("UPDATE messages SET time_acked = 1, time_next = NULL")
         assert store.purge(table, 0, 100).value == len(claims)
 
@@ -130,12 +138,12 @@ COLUMN_TYPES = """
     c_bit BIT(10), c_year YEAR, c_date DATE, c_time TIME(3), c_datetime DATETIME(6), c_stamp TIMESTAMP(3) NULL,
     c_char CHAR(10) CHARACTER SET utf8mb4, c_latin VARCHAR(20) CHARACTER SET latin1, c_text TEXT CHARACTER SET utf8mb4,
     c_binary BINARY(4), c_blob BLOB, c_enum ENUM('x', 'ü') CHARACTER SET utf8mb4, c_set SET('a', 'b'), c_json JSON,
-    c_virtual INT AS (c_tiny * 2) VIRTUAL
+    c_point POINT, c_shape GEOMETRY, c_hidden INT INVISIBLE, c_virtual INT AS (c_tiny * 2) VIRTUAL
 """
 COLUMN_VALUES = """
     NULL, -7, 18446744073709551615, 0.1, 1e300, -12345.67890, b'1010101010', 2024, '2024-02-29', '-10:00:00.123',
     '2024-03-31 02:30:00.000001', '2024-01-01 12:00:00.5', 'pad é', 'café', REPEAT('long ü ', 60), x'00ff', x'ff00fe',
-    'ü', 'a,b', '{"a": [1, "é"]}'
+    'ü', 'a,b', '{"a": [1, "é"]}', POINT(1, 2), ST_GeomFromText('LINESTRING(0 0, 1 1)'), 42
 """
 
 
