@@ -215,13 +215,14 @@ WHERE table_schema = $db AND table_name = $name
 ORDER BY partition_ordinal_position
 
 -- name: retention_drop
--- Old rows by the million, without reading one. Nobody waits: MariaDB's NOWAIT; MySQL's least lock_wait_timeout, a second.
-ALTER /* ackstream purge */ TABLE $table /*M! NOWAIT */
+-- Old rows by the million, without reading one. Nobody waits behind it with MariaDB's NOWAIT, and nobody for longer than
+-- lock_wait_timeout, whose least value is a second, without.
+ALTER /* ackstream purge */ TABLE $table $nowait
 DROP PARTITION $names
 
 -- name: retention_add
 -- Partitions ahead of their time, where the table has no last one for all the rest.
-ALTER /* ackstream purge */ TABLE $table /*M! NOWAIT */
+ALTER /* ackstream purge */ TABLE $table $nowait
 ADD PARTITION ($definitions)
 
 -- name: retention_rest
@@ -232,7 +233,7 @@ LIMIT 1
 
 -- name: retention_split
 -- Partitions ahead of their time, out of the last one, which is empty: otherwise its rows would be copied.
-ALTER /* ackstream purge */ TABLE $table /*M! NOWAIT */
+ALTER /* ackstream purge */ TABLE $table $nowait
 REORGANIZE PARTITION $names INTO ($definitions)
 
 -- name: catalog_marked

@@ -13,12 +13,22 @@ from engine.link import BackendAddress
 from engine.model import NS_PER_S, Buried, QueueTable, TableId, Wanted
 from engine.queries import partition_clause
 from engine.retention import AHEAD
+from engine.retention_mysql import NOWAIT_ROUNDS
 from engine.store_mysql import MySQLStore, StoreLimits
-from proxy.embedded import EmbeddedServer
+from proxy.embedded import EmbeddedServer, Flavour
+from tests.support.servers import server_or_skip
 from tests.support.stores import PARTITIONED, ServerSubject, partitioned_queue
+from tests.support.waiting import eventually
 
 S = NS_PER_S
 HOUR = 3600 * S
+
+
+@pytest.fixture(scope="module")
+def server(flavour: Flavour) -> Iterator[EmbeddedServer]:
+    """One that no proxy of other tests looks after."""
+    with server_or_skip(flavour) as made:
+        yield made
 
 
 @pytest.fixture
@@ -170,6 +180,27 @@ class TestNobodyWaits:
             other.commit()
         store.purge(subject.table, 3 * HOUR, 100)
         assert (ids(subject), len(names(subject)) < len(before)) == ([1000], True)
+
+    def test_a_table_that_somebody_always_has_is_queued_for_in_the_end(
+        self, subject: ServerSubject, impatient: Callable[..., MySQLStore]
+    ) -> None:
+        put_acked(subject, 7.5)
+        store = impatient()
+        with ThreadPoolExecutor(1) as threads, subject.connect(autocommit=False) as other, other.cursor() as cursor:
+            cursor.execute("SELECT * FROM messages LIMIT 1")
+            for _ in range(NOWAIT_ROUNDS):
+                store.purge(subject.table, 3 * HOUR, 100)
+            waiting = threads.submit(store.purge, subject.table, 3 * HOUR, 100)
+            eventually(
+                lambda: subject.execute(
+                    "SELECT * FROM information_schema.processlist"
+                    " WHERE info LIKE 'ALTER%%' AND state LIKE 'Waiting for table%%' AND db IS NULL"
+                ),
+                what="the ALTER TABLE waits",
+            )
+            other.rollback()
+            waiting.result()
+        assert ids(subject) == []
 
     def test_it_is_not_tried_again_at_once(self, subject: ServerSubject) -> None:
         put_acked(subject, 7.5)
