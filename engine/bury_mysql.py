@@ -1,133 +1,131 @@
-"""The moving of dead messages: from their table to its dead-letter table, whole, in one transaction.
+"""The moving of dead messages into their dead-letter table: one transaction, all of it on the server.
 
-The rows are copied by the server itself, so no value passes a driver, and in strict mode, so none is cut to fit.
-What may be in the way is told before anything is moved (a table that is missing or no message table, columns that
-it does not have) or by the server (a value that does not fit): then the message stays where it is and is left
-alone for a while, because somebody has to mend the dead-letter table first.
+The rows are locked as a claim locks them, and only then the two tables are compared: who adds a column has to wait
+until they are unlocked, so none can be missed. A message that the server refuses keeps no other one back: the batch is
+undone to a savepoint and tried in halves. What is left is postponed in the same transaction, so wherever the
+connection dies, each row is in one of the two tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pymysql.constants import ER
 
-from engine.catalog import TableFacts, judge
-from engine.catalog_mysql import now_ns
-from engine.link import Link, Result, SessionContext
-from engine.model import BrokenTable, Buried, Key, QueueTable, TableId, Wanted
-from engine.queries import TableStatements, qualified, quoted, statement
+from engine.catalog import judge
+from engine.catalog_mysql import now_ns, table_facts
+from engine.link import MOVING, Link
+from engine.model import Buried, Key, QueueTable, TableId, Wanted
+from engine.moving import columns_to_move, obstacles
+from engine.queries import END_OF_TIME_NS, TableStatements, qualified, quoted, statement
 from engine.rawrows import text_values
-from engine.scan_mysql import entries_of
+from engine.scan_mysql import entries_of, keys_of
 from engine.store import StoreError, Timed
 
-MOVING = SessionContext(strict=True)
-"""The session's settings for it."""
-
-_TRY_AGAIN = frozenset({ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT})
-_FIRST_SERVER_ERROR, _FIRST_CLIENT_ERROR, _LAST_CLIENT_ERROR = 1000, 2000, 2999
-
-
-@dataclass(frozen=True, slots=True)
-class Grave:
-    """The dead-letter table: which columns are copied, or why none can be."""
-
-    id: TableId
-    columns: tuple[str, ...]
-    problem: str | None = None
-
-
-def dig(source: TableFacts, target: TableFacts | None, name: TableId) -> Grave:
-    """The dead-letter table as the dead of `source` need it."""
-    judged = None if target is None else judge(target)
-    if judged is None or target is None:
-        missing = f"table '{name}' doesn't exist" if target is None else f"'{name}' is no message table"
-        return Grave(name, (), f"{missing}: create it as a message table with the columns of {source.id}")
-    if isinstance(judged, BrokenTable):
-        return Grave(name, (), str(judged))
-    if target.id == source.id:
-        return Grave(name, (), "a table cannot be its own dead-letter table: name another one in dead_letter")
-    there = {each.name.lower() for each in target.columns if not each.generated}
-    columns = tuple(each.name for each in source.columns if not each.generated)
-    if lacking := [each for each in columns if each.lower() not in there]:
-        return Grave(name, (), f"it has no column {', '.join(lacking)}: add what {source.id} has")
-    return Grave(name, columns)
-
-
-def is_their_own_fault(error: StoreError) -> bool:
-    """Whether the server refused these very rows, rather than being in the way or away."""
-    if error.code in _TRY_AGAIN or _FIRST_CLIENT_ERROR <= error.code <= _LAST_CLIENT_ERROR:
-        return False
-    return error.code >= _FIRST_SERVER_ERROR
+TOLD_MOST = 3
+"""Messages named for each reason: one log line has to hold them."""
 
 
 class Burial:
-    """One transaction of it."""
+    """One transaction that moves what it can and postpones the rest."""
 
-    def __init__(self, table: QueueTable, dead: Mapping[Key, Wanted], grave: Grave) -> None:
+    def __init__(self, link: Link, table: QueueTable, dead_letter: TableId, cases: int) -> None:
+        self._link, self._table, self._dead_letter, self._cases = link, table, dead_letter, cases
         self._sql = TableStatements(table)
-        self._dead = dead
-        self._grave = grave
+        self._now_ns = 0
+        self._reasons: dict[Key, str] = {}
+        """Why messages stay."""
 
-    def run(self, link: Link) -> Timed[Buried]:
-        """Move those that are dead and due, or say why they stay. Raises StoreError when the server refuses one."""
-        if self._grave.problem is not None:
-            return self.refused(link, self._grave.problem)
-        now, keys = self._lock(link)
-        lying: set[Key] = set()
-        if keys:
-            lying = set(self._ids(link, "bury_find", keys))
-        moving = [key for key in keys if key not in lying]
-        if moving:
-            self._move(link, moving, now)
-        problem = (
-            f"it already holds a message with id {_some(lying)}: each queue needs one of its own" if lying else None
+    def run(self, wanted: Mapping[Key, Wanted]) -> Timed[Buried]:
+        """Move those of `wanted` that may be moved."""
+        sql = self._sql
+        now, _, *locked = self._link.run(
+            [statement("now"), statement("begin"), *sql.for_ids("claim_lock", wanted)],
         )
-        link.run([*self._postponed(lying, now), statement("commit")])
-        return Timed(Buried(tuple(moving), problem), now)
+        self._now_ns = now_ns(now)
+        dead = [
+            each.key for each in entries_of(sql, *locked) if (want := wanted.get(each.key)) and want.epoch == each.epoch
+        ]
+        moved = self._moved_from(dead) if dead else []
+        due_ns = {key: self._now_ns + wanted[key].wait_ns for key in self._reasons}
+        self._link.run([*sql.updates("bury_postpone", due_ns, self._cases), statement("commit")])
+        return Timed(Buried(tuple(moved), self._problem()), self._now_ns)
 
-    def refused(self, link: Link, problem: str) -> Timed[Buried]:
-        """They stay where they are and are left alone for a while."""
-        now, keys = self._lock(link)
-        link.run([*self._postponed(keys, now), statement("commit")])
-        return Timed(Buried((), problem if keys else None), now)
+    def _moved_from(self, keys: Sequence[Key]) -> list[Key]:
+        source = table_facts(self._link, self._table.id).value
+        target = table_facts(self._link, self._dead_letter).value
+        if source is None:
+            raise StoreError(f"Table '{self._table.id}' doesn't exist", code=ER.NO_SUCH_TABLE, lasting=True)
+        if problems := obstacles(source, self._dead_letter, target):
+            return self._refuse(keys, "; ".join(problems))
+        there = target and judge(target)
+        assert isinstance(there, QueueTable)
+        return self._moved(TableStatements(there), columns_to_move(source), keys)
 
-    def _lock(self, link: Link) -> tuple[int, list[Key]]:
-        """The time, and those that still are as they were found, locked."""
-        lock = self._sql("claim_lock", ids=self._sql.ids(self._dead))
-        now, _, locked = link.run([statement("now"), statement("begin"), lock], MOVING)
-        entries = entries_of(self._sql, locked)
-        return now_ns(now), [each.key for each in entries if self._dead[each.key].epoch == each.epoch]
+    def _moved(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
+        """Those of `keys` that were moved; why the others were not is noted."""
+        self._link.run([statement("mark")])
+        try:
+            return self._move(there, columns, keys)
+        except StoreError as error:
+            if _passing(error):
+                raise
+            self._link.run([statement("back_to_mark")])
+            if error.lasting or len(keys) == 1:
+                return self._refuse(keys, str(error))
+        half = len(keys) // 2
+        return [*self._moved(there, columns, keys[:half]), *self._moved(there, columns, keys[half:])]
 
-    def _move(self, link: Link, keys: Sequence[Key], now: int) -> None:
-        changed = {"time_next": str(now), "time_acked": "NULL"}
-        names = ", ".join(map(quoted, self._grave.columns))
-        values = ", ".join(changed.get(each.lower(), quoted(each)) for each in self._grave.columns)
-        words = {"ids": self._sql.ids(keys), "grave": qualified(self._grave.id), "limit": len(keys)}
-        _, copied, deleted = link.run(
-            [
-                self._sql("bury_clear", **words),
-                self._sql("bury_insert", columns=names, values=values, **words),
-                self._sql("bury_delete", **words),
-            ],
-            MOVING,
-        )
-        if not copied.affected == deleted.affected == len(keys):
-            raise StoreError(f"{len(keys)} messages were to be moved, and {copied.affected} were copied")
-
-    def _postponed(self, keys: Sequence[Key] | set[Key], now: int) -> list[str]:
+    def _move(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
+        gone = self._make_room(there, keys)
+        keys = [key for key in keys if key not in self._reasons]
         if not keys:
             return []
-        wait_ns = max(self._dead[key].wait_ns for key in keys)
-        return [self._sql("bury_postpone", ids=self._sql.ids(keys), time_next=now + wait_ns)]
+        ids = self._sql.ids(keys)
+        insert = self._sql(
+            "bury_insert",
+            dead_letter=qualified(self._dead_letter),
+            columns=", ".join(map(quoted, columns)),
+            now_ns=self._now_ns,
+            ids=ids,
+        )
+        *_, inserted = self._link.run([*gone, insert], MOVING)
+        if inserted.warnings:  # A note, under a strict sql_mode: blanks were cut off, and nothing else is known to be.
+            (warning,) = self._link.run([statement("warnings")], MOVING)
+            raise StoreError(" ".join((each or b"").decode() for each in text_values(warning.rows[0])[1:]))
+        (deleted,) = self._link.run([self._sql("bury_delete", ids=ids)])
+        if not inserted.affected == deleted.affected == len(keys):
+            raise StoreError(f"of {len(keys)} rows {inserted.affected} were copied and {deleted.affected} deleted")
+        return list(keys)
 
-    def _ids(self, link: Link, name: str, keys: Sequence[Key]) -> list[Key]:
-        words = {"ids": self._sql.ids(keys), "grave": qualified(self._grave.id)}
-        found: Result = link.run([self._sql(name, **words)], MOVING)[0]
-        return [self._sql.key(raw) for (raw,) in map(text_values, found.rows) if raw is not None]
+    def _make_room(self, there: TableStatements, keys: Sequence[Key]) -> list[str]:
+        """The statement that deletes acknowledged rows of these ids in the dead-letter table, which are locked now."""
+        ends = {"before_ns": END_OF_TIME_NS}
+        live, acked = self._link.run([*there.for_ids("lookup", keys), *there.for_ids("bury_there", keys, **ends)])
+        taken = {each.key for each in entries_of(there, live)}
+        old = set(keys_of(there, acked)) - taken
+        lock = there.for_ids("purge_lock", old, partitions="", **ends)
+        locked = set(keys_of(there, *self._link.run(lock)) if lock else ())
+        name = self._dead_letter
+        self._refuse([key for key in keys if key in taken], f"{name} has a row of that id, unacknowledged")
+        self._refuse([key for key in keys if key in old - locked], f"its acknowledged row in {name} is locked")
+        return there.for_ids("purge_delete", locked, partitions="", **ends)
+
+    def _refuse(self, keys: Sequence[Key], reason: str) -> list[Key]:
+        self._reasons |= dict.fromkeys(keys, reason)
+        return []
+
+    def _problem(self) -> str | None:
+        if not self._reasons:
+            return None
+        told = []
+        for reason in dict.fromkeys(self._reasons.values()):
+            keys = [key for key, each in self._reasons.items() if each == reason]
+            more = f" and {len(keys) - TOLD_MOST} more" if len(keys) > TOLD_MOST else ""
+            told.append(f"{reason} (id {', '.join(map(str, keys[:TOLD_MOST]))}{more})")
+        return f"dead messages stay in {self._table.id} and are tried again later: {'; '.join(told)}"
 
 
-def _some(keys: set[Key]) -> str:
-    few = sorted(keys)[:3]
-    return ", ".join(map(str, few)) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+def _passing(error: StoreError) -> bool:
+    """Whether it says nothing about the rows: another transaction was in the way, or the connection is gone."""
+    return error.code in {ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT} or error.code // 1000 == 2

@@ -16,11 +16,11 @@ from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
 """The queue's own, which `*` leaves out."""
 
-_INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
+INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 
 _KINDS: Mapping[str, IdKind] = MappingProxyType(
     {
-        **dict.fromkeys([*_INTEGERS, "year", "bit"], IdKind.INTEGER),
+        **dict.fromkeys([*INTEGERS, "year", "bit"], IdKind.INTEGER),
         "decimal": IdKind.DECIMAL,
         **dict.fromkeys(["float", "double"], IdKind.FLOAT),
         **dict.fromkeys(["char", "varchar"], IdKind.TEXT),
@@ -42,10 +42,12 @@ class Column:
     nullable: bool
     length_chars: int
     extra: str
+    full_type: str = ""
+    """With length, precision, sign and members, as CREATE TABLE has it."""
 
     @property
     def generated(self) -> bool:
-        """Whether the server computes it, so that nobody may write it."""
+        """Whether its values are computed (which a default that is an expression does not make it)."""
         return "GENERATED" in self.extra.upper().replace("DEFAULT_GENERATED", "")
 
 
@@ -76,6 +78,8 @@ class TableFacts:
     engine: str
     columns: Sequence[Column]
     indexes: Sequence[Index]
+    by_time: bool = False
+    """Whether it is partitioned by ranges of time_acked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
     if policy is None:
         return None
     columns = {each.name.lower(): each for each in facts.columns}
-    id_index = _id_index(facts.indexes)
+    id_index = _id_index(facts.indexes, by_time=facts.by_time)
     problems = [
         *(policy if isinstance(policy, tuple) else ()),
         *_engine_problems(facts.engine),
@@ -100,7 +104,9 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
     ]
     if id_index is None and "id" in columns:
         problems.append(
-            "id is not unique: make it the primary key, or add a UNIQUE index on all of it and nothing else"
+            "id has no index: add UNIQUE KEY (id, time_acked), as a table that is partitioned by time_acked can have"
+            if facts.by_time
+            else "id is not unique: make it the primary key, or add a UNIQUE index on all of it and nothing else"
         )
     if problems or id_index is None or not isinstance(policy, Policy):
         return BrokenTable(facts.id, tuple(problems))
@@ -115,9 +121,10 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
         scan_ties_by_id=scan.ties_by_id if scan else False,
         columns=tuple(each.name for each in facts.columns),
         default_columns=_default_columns(policy, facts.columns),
-        advice=tuple(_advice(facts.id, scan, columns)),
+        advice=tuple(_advice(facts, scan, columns)),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
+        kept_by_partition=facts.by_time,
     )
 
 
@@ -148,7 +155,7 @@ def _column_problems(columns: Mapping[str, Column]) -> Iterable[str]:
 
 def _own_column_problems(column: Column, wanted: str) -> Iterable[str]:
     name = column.name.lower()
-    fitting = _INTEGERS if name == "priority" else {"bigint"}
+    fitting = INTEGERS if name == "priority" else {"bigint"}
     if column.data_type not in fitting:
         yield f"column {name} is {column.data_type.upper()} and has to be {wanted}"
     if name.startswith("time_") and not column.nullable:
@@ -172,7 +179,10 @@ def _default_columns(policy: Policy, columns: Sequence[Column]) -> tuple[str, ..
     )
 
 
-def _id_index(indexes: Sequence[Index]) -> str | None:
+def _id_index(indexes: Sequence[Index], *, by_time: bool) -> str | None:
+    if by_time:  # Each unique index has to hold time_acked then, so any that begins with id has to do.
+        leading = [each for each in indexes if _names(each)[:1] == ["id"] and each.columns[0].whole]
+        return min(((not each.unique, len(each.columns), each.name) for each in leading), default=(None,))[-1]
     fitting = [each.name for each in indexes if each.unique and _names(each) == ["id"] and each.columns[0].whole]
     return "PRIMARY" if "PRIMARY" in fitting else min(fitting, default=None)
 
@@ -194,9 +204,11 @@ def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:
     return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending
 
 
-def _advice(table: TableId, scan: _ScanIndex | None, columns: Mapping[str, Column]) -> Iterable[str]:
+def _advice(facts: TableFacts, scan: _ScanIndex | None, columns: Mapping[str, Column]) -> Iterable[str]:
     if scan is None:
-        yield (f"every look at it sorts the whole table: ALTER TABLE {table} ADD INDEX {_SCAN_INDEX}")
+        yield (f"every look at it sorts the whole table: ALTER TABLE {facts.id} ADD INDEX {_SCAN_INDEX}")
+    if facts.by_time:
+        yield "partitioned by time_acked, so the server cannot keep ids unique: whoever inserts has to"
     if columns["priority"].nullable:
         yield "priority may be NULL, which goes before all others: declare it NOT NULL"
 

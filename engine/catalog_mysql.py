@@ -16,6 +16,7 @@ from engine.link import Link, Result
 from engine.model import TableId
 from engine.queries import statement, text_literal
 from engine.rawrows import text_values
+from engine.retention import Partition, is_by_time
 from engine.store import Timed
 
 Row = tuple[str, ...]
@@ -31,10 +32,10 @@ def marked_tables(link: Link) -> Timed[tuple[TableId, ...]]:
 def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
     """All about one table, in one packet; None when there is none of that name."""
     names = {"db": text_literal(table.db), "name": text_literal(table.name)}
-    now, tables, columns, indexes = link.run(
+    now, tables, columns, indexes, partitioning = link.run(
         [
             statement("now"),
-            *(statement(name, **names) for name in ("catalog_table", "catalog_columns", "catalog_indexes")),
+            *(statement(f"catalog_{name}", **names) for name in ("table", "columns", "indexes", "partitioning")),
         ]
     )
     row = _same_table(table, list(_rows(tables)))
@@ -47,8 +48,18 @@ def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
         engine,
         [_column(rest) for each_db, each_name, *rest in _rows(columns) if (each_db, each_name) == (db, name)],
         list(_indexes([each for each in _rows(indexes) if each[:2] == (db, name)])),
+        any(each[:2] == (db, name) and is_by_time(*each[2:]) for each in _rows(partitioning)),
     )
     return Timed(facts, now_ns(now))
+
+
+def partitions(link: Link, table: TableId) -> Timed[list[Partition]]:
+    """The partitions of a table that keeps acknowledged rows by time, in their order."""
+    names = {"db": text_literal(table.db), "name": text_literal(table.name)}
+    now, found = link.run([statement("now"), statement("retention_partitions", **names)])
+    bounds = {name: below for *whose, name, below in _rows(found) if whose == [table.db, table.name]}
+    read = [Partition(name, None if below == "MAXVALUE" else int(below)) for name, below in bounds.items()]
+    return Timed(read, now_ns(now))
 
 
 def now_ns(result: Result) -> int:
@@ -69,8 +80,8 @@ def _same_table(table: TableId, rows: Sequence[Row]) -> Row | None:
 
 
 def _column(row: Sequence[str]) -> Column:
-    name, data_type, nullable, length_chars, extra = row
-    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra)
+    name, data_type, nullable, length_chars, extra, full_type = row
+    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra, full_type.lower())
 
 
 def _indexes(rows: Sequence[Row]) -> Iterator[Index]:

@@ -26,7 +26,8 @@ class Fetch:
     def __init__(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int, row_bytes: int
     ) -> None:
-        self.context = SessionContext(row_format.charset, row_format.time_zone, row_format.pad_char)
+        sql_mode = "PAD_CHAR_TO_FULL_LENGTH" if row_format.pad_char else ""
+        self.context = SessionContext(row_format.charset, row_format.time_zone, sql_mode)
         self.row_bytes = row_bytes
         """The size of a row: the guess, and after some rows their mean."""
         self._sql = TableStatements(table)

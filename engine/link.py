@@ -94,17 +94,19 @@ class LinkLimits:
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """The session variables that change the bytes of a row."""
+    """The session variables that change the bytes of a row, read or written."""
 
     charset: str | None = "utf8mb4"
     time_zone: str = "+00:00"
-    pad_char: bool = False
-    strict: bool = False
-    """Whether a value that does not fit is an error, and an id of 0 stays 0: for what writes messages anew."""
+    sql_mode: str = ""
 
 
 OWN_CONTEXT = SessionContext()
-"""What all statements but fetches run under."""
+"""What all statements run under but those that read or write an application's values."""
+
+MOVING = SessionContext(sql_mode="STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES")
+"""For copying rows on the server: a value that does not fit is an error, 0 is an id, and dates that another sql_mode
+let in are dates. In UTC, no two instants look the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Result:
 
     rows: list[bytes]
     affected: int = 0
+    warnings: int = 0
 
 
 class Link:
@@ -156,8 +159,10 @@ class Link:
         """The next result, its rows handed to `keep` one by one, if there is one, and not held."""
         first = self._reply()
         if first[0] == _OK:
-            affected, _ = length_encoded(first, 1)
-            return Result([], affected)
+            affected, at = length_encoded(first, 1)
+            _, at = length_encoded(first, at)
+            _, warnings = struct.unpack_from("<HH", first, at)
+            return Result([], affected, warnings)
         columns, _ = length_encoded(first, 0)
         self._skip(columns + 1)
         rows: list[bytes] = []
@@ -294,20 +299,12 @@ def _session_statement(limits: LinkLimits) -> str:
     )
 
 
-def _sql_mode(context: SessionContext) -> Iterator[str]:
-    if context.pad_char:
-        yield "PAD_CHAR_TO_FULL_LENGTH"
-    if context.strict:
-        yield "STRICT_ALL_TABLES"
-        yield "NO_AUTO_VALUE_ON_ZERO"
-
-
 def _context_statement(context: SessionContext) -> str:
     return statement(
         "context",
         charset="NULL" if context.charset is None else text_literal(context.charset),
         time_zone=text_literal(context.time_zone),
-        sql_mode=text_literal(",".join(_sql_mode(context))),
+        sql_mode=text_literal(context.sql_mode),
     )
 
 

@@ -83,7 +83,7 @@ class QueueTable:
     policy: Policy
     id_kind: IdKind
     id_index: str
-    """The unique index on `id` alone, by which all claims go."""
+    """The index on `id`, by which all claims go. Unique, but where the table is partitioned by time."""
     scan_index: str | None
     """The index on (time_acked, priority, time_next), or None: then scans sort the whole table."""
     scan_descending: bool
@@ -100,6 +100,8 @@ class QueueTable:
     """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other types."""
     id_grows: bool = False
     """Whether the server gives out ascending ids (AUTO_INCREMENT), so that what is new has a greater one."""
+    kept_by_partition: bool = False
+    """Whether it is partitioned by time_acked, so that whole partitions can be dropped in place of deletes."""
 
     @property
     def dead_letter(self) -> TableId | None:
@@ -244,7 +246,7 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Buried:
-    """Which dead messages were moved to the dead-letter table; `problem`: why others were not, and what to do."""
+    """What became of dead messages: those that were moved, and what kept the others where they are, in words."""
 
     moved: tuple[Key, ...]
     problem: str | None = None

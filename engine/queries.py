@@ -12,19 +12,26 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import resources
+from itertools import islice
 from string import Template
 from types import MappingProxyType
 from typing import Any
 
 from engine.model import ANYTHING, IdKind, Key, QueueTable, Selection, TableId
+from engine.retention import Partition, first_partitions
 
 LOWEST_PRIORITY = -(2**63)
 """What a NULL priority counts as."""
+
+END_OF_TIME_NS = 2**63 - 1
+START_OF_TIME_NS = -(2**63)
+"""All the times that a column can hold."""
 
 _NAME = re.compile(r"-- name: (\w+)")
 
@@ -63,6 +70,23 @@ def qualified(table: TableId) -> str:
 def text_literal(text: str) -> str:
     """A string, whatever is in it."""
     return f"_utf8mb4 x'{text.encode().hex()}'"
+
+
+def partition_definitions(partitions: Iterable[Partition]) -> str:
+    """Partitions as they stand between the parentheses of CREATE and ALTER TABLE."""
+    return ", ".join(
+        f"PARTITION {quoted(each.name)} VALUES LESS THAN ({'MAXVALUE' if each.below_ns is None else each.below_ns})"
+        for each in partitions
+    )
+
+
+def partition_clause(start_ns: int, width_ns: int, count: int) -> str:
+    """What stands at the end of the CREATE TABLE of a queue that keeps acknowledged rows in partitions by time.
+
+    Each unique key of such a table has to hold time_acked, so it has UNIQUE KEY (id, time_acked) in place of a primary
+    key, and KEY (time_acked, priority, time_next, id).
+    """
+    return f"PARTITION BY RANGE (time_acked) ({partition_definitions(first_partitions(start_ns, width_ns, count))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +147,27 @@ class TableStatements:
             "lowest_priority": LOWEST_PRIORITY,
         }
 
+    def within(self, partitions: Collection[str]) -> str:
+        """The clause that leaves out all other partitions; none does not leave out any."""
+        return f"PARTITION ({', '.join(map(quoted, partitions))})" if partitions else ""
+
     def __call__(self, name: str, /, **values: object) -> str:
         """The named statement, the rest of its words given as literals."""
         return statement(name, **self._words, **values)
+
+    def for_ids(self, name: str, keys: Collection[Key], **values: object) -> list[str]:
+        """The named statement on these keys, or none for none: IN () is not SQL."""
+        return [self(name, ids=self.ids(keys), **values)] if keys else []
+
+    def updates(self, name: str, values: Mapping[Key, int], cases: int) -> Iterator[str]:
+        """As few UPDATEs as give each row its time_next: one for that which most have, the others by so many cases."""
+        usual = next((value for value, _ in Counter(values.values()).most_common(1)), None)
+        same = [key for key, value in values.items() if value == usual]
+        if same:
+            yield self(name, ids=self.ids(same), time_next=usual)
+        others = iter({key: value for key, value in values.items() if value != usual}.items())
+        while batch := dict(islice(others, cases)):
+            yield self(name, ids=self.ids(batch), time_next=self.by_id(batch))
 
     def key(self, raw: bytes) -> Key:
         """The key that a read id stands for."""

@@ -5,6 +5,7 @@
 --     quarter of the table when there is one and the index descends. The caller stops at the first row not yet due.
 --   * Everything else goes by sorted id through a forced index: on a nearly empty table a server may choose to read
 --     all of it, and then waits for rows it does not want.
+--   * time_acked is named in every condition: where a table is partitioned by it, that says which partition to look into.
 --   * Rows are locked with SKIP LOCKED, so an application's open transaction never stalls its table.
 --   * The clock is the server's, computed free of time zones: microseconds since 1970 in UTC, times 1000.
 --
@@ -152,7 +153,7 @@ FOR UPDATE SKIP LOCKED
 -- The claim of rows that are locked already: one more delivery, and its end.
 UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
 SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
-WHERE id IN ($ids)
+WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: fetch
 -- The rows to deliver, behind one value that says which message and which delivery each is. That value is a binary
@@ -179,72 +180,102 @@ FOR UPDATE SKIP LOCKED
 -- As if the claim had never been.
 UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET epoch = epoch - 1, time_next = $time_next
-WHERE id IN ($ids)
+WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: release_sent
 -- The delivery has been, and the next one may begin.
 UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
-WHERE id IN ($ids)
-
--- name: bury_find
--- Messages of these ids that live in the dead-letter table already: whoever would move another one there stops.
-SELECT /* ackstream bury */ $id
-FROM $grave
 WHERE id IN ($ids) AND time_acked IS NULL
-ORDER BY id
-FOR UPDATE
 
--- name: bury_clear
--- Acknowledged ones of these ids make room: a message that was redriven has died again.
-DELETE /* ackstream bury */ FROM $grave
-WHERE id IN ($ids) AND time_acked IS NOT NULL
-ORDER BY id
-LIMIT $limit
+-- name: bury_there
+-- Which of some dead messages have an acknowledged row in the dead-letter table (lookup finds the others). The condition
+-- on time_acked keeps both servers from reading all of an index that holds it.
+SELECT /* ackstream bury */ $id
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked < $before_ns
 
 -- name: bury_insert
--- Dead messages, locked already, go over whole: due there at once, their id, epoch and priority kept.
-INSERT /* ackstream bury */ INTO $grave ($columns)
-SELECT $values
+-- Copy rows that are locked already, on the server and column by column: no value passes through the engine.
+INSERT /* ackstream bury */ INTO $dead_letter ($columns, time_next, time_acked)
+SELECT $columns, $now_ns, NULL
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: bury_delete
--- And are gone from where they were.
-DELETE /* ackstream bury */ FROM $table
+-- And delete them where they were.
+DELETE /* ackstream bury */ FROM $table USING $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
-ORDER BY id
-LIMIT $limit
 
 -- name: bury_postpone
--- Dead messages that cannot be moved are left alone for a while.
+-- What could not be moved waits for another attempt, which is no delivery.
 UPDATE /* ackstream bury */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
+-- name: mark
+-- A place in a transaction to go back to.
+SAVEPOINT mark
+
+-- name: back_to_mark
+-- All since then is undone, and the locks from before are kept.
+ROLLBACK TO SAVEPOINT mark
+
+-- name: warnings
+-- What the server had to say about the last statement.
+SHOW WARNINGS LIMIT 1
+
 -- name: purge_find
--- Rows acknowledged long enough ago, the oldest first, in the order of the index.
-SELECT /* ackstream purge */ $id
-FROM $table $scan_hint
-WHERE time_acked < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 - $age_ns
+-- Rows acknowledged long enough ago, the oldest first, in the order of the index; from where the last batch ended, as
+-- entries that were deleted stay in the index, to be passed over, while anybody has an older view of the table.
+SELECT /* ackstream purge */ $id, time_acked
+FROM $table $partitions $scan_hint
+WHERE time_acked >= $from_ns AND time_acked < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 - $age_ns
 ORDER BY time_acked
 LIMIT $limit
 
 -- name: purge_lock
 -- Lock them, looked at again: they were found without a lock.
 SELECT /* ackstream purge */ $id
-FROM $table FORCE INDEX ($id_index)
+FROM $table $partitions FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked < $before_ns
 ORDER BY id
 FOR UPDATE SKIP LOCKED
 
 -- name: purge_delete
--- Delete rows that are locked already. There is no hint for an index here, and without one both servers read all of a
--- small table, and wait for rows that somebody works on; asked for this order, they go by id.
-DELETE /* ackstream purge */ FROM $table
+-- Delete rows that are locked already. Without its hint for an index, for which a DELETE has to be written like this, both
+-- servers read all of a small table, and wait for rows that somebody works on.
+DELETE /* ackstream purge */ FROM $table USING $table $partitions FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked < $before_ns
-ORDER BY id
-LIMIT $limit
+
+-- name: retention_partitions
+-- The partitions of a table that keeps acknowledged rows by time, in their order; subpartitions repeat them.
+SELECT /* ackstream catalog */ table_schema, table_name, partition_name, partition_description
+FROM information_schema.partitions
+WHERE table_schema = $db AND table_name = $name
+ORDER BY partition_ordinal_position
+
+-- name: retention_drop
+-- Old rows by the million, without reading one. Nobody waits behind it with MariaDB's NOWAIT, and nobody for longer than
+-- lock_wait_timeout, whose least value is a second, without.
+ALTER /* ackstream purge */ TABLE $table $nowait
+DROP PARTITION $names
+
+-- name: retention_add
+-- Partitions ahead of their time, where the table has no last one for all the rest.
+ALTER /* ackstream purge */ TABLE $table $nowait
+ADD PARTITION ($definitions)
+
+-- name: retention_rest
+-- Whether the last partition, for all the rest, has a row.
+SELECT /* ackstream purge */ 1
+FROM $table $partitions
+LIMIT 1
+
+-- name: retention_split
+-- Partitions ahead of their time, out of the last one, which is empty: otherwise its rows would be copied.
+ALTER /* ackstream purge */ TABLE $table $nowait
+REORGANIZE PARTITION $names INTO ($definitions)
 
 -- name: catalog_marked
 -- Tables that may be message tables, with the comments that decide it.
@@ -262,10 +293,18 @@ WHERE table_schema = $db AND table_name = $name AND table_type NOT IN ('VIEW', '
 -- name: catalog_columns
 -- Its columns in their order.
 SELECT /* ackstream catalog */
-    table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra
+    table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra,
+    column_type
 FROM information_schema.columns
 WHERE table_schema = $db AND table_name = $name
 ORDER BY ordinal_position
+
+-- name: catalog_partitioning
+-- How it is partitioned.
+SELECT /* ackstream catalog */ DISTINCT
+    table_schema, table_name, COALESCE(partition_method, ''), COALESCE(partition_expression, '')
+FROM information_schema.partitions
+WHERE table_schema = $db AND table_name = $name
 
 -- name: catalog_indexes
 -- Its indexes, a column a row. Whether an index is hidden from the optimizer has a name of its own on each server.

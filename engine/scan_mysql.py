@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine.catalog_mysql import now_ns
 from engine.link import OWN_CONTEXT, Link, Result, SessionContext
-from engine.model import Entry, QueueTable, Range, ScanResult, Selection
+from engine.model import Entry, Key, QueueTable, Range, ScanResult, Selection
 from engine.queries import TableStatements, statement
 from engine.rawrows import text_values
 from engine.scanning import Gathering
@@ -205,6 +205,11 @@ def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
         for raw, epoch, priority, due_ns in map(text_values, result.rows)
         if raw is not None and epoch is not None and priority is not None and due_ns is not None
     ]
+
+
+def keys_of(sql: TableStatements, *results: Result) -> list[Key]:
+    """Rows of an id alone."""
+    return [sql.key(raw) for result in results for (raw,) in map(text_values, result.rows) if raw is not None]
 
 
 def _integer(result: Result) -> int | None:

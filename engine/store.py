@@ -85,12 +85,14 @@ class Store(Protocol):
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Give claims back; the count of rows that were still ours to give."""
 
-    def bury(self, table: QueueTable, dead: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
-        """Move those of `dead` that could be claimed to the dead-letter table, whole, with their id and epoch, due
-        there at once; in one transaction. Where that cannot be done they stay, left alone for their `wait_ns`."""
+    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+        """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in one transaction: due
+        there now, unacknowledged, and else as they are, with their epoch. One that cannot be moved stays, and is
+        due again after its `wait_ns`; a row of its id that is acknowledged there gives way to it."""
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
-        """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them."""
+        """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them. Where the table is
+        partitioned by time, whole partitions of them are dropped, which counts as nothing, and new ones made."""
 
     def kill(self, connection_id: int) -> Timed[None]:
         """End another connection to the server and what it is doing."""

@@ -130,14 +130,7 @@ class MemoryStore:
         """See Store."""
         rows = self._rows(table)
         claims = []
-        for each in sorted(wanted, key=lambda each: each.key):
-            row = rows.get(each.key)
-            if row is None or row.time_acked_ns is not None or row.entry.due_ns > self.now_ns:
-                continue
-            if not self._is_wanted(row, each.selection):
-                continue
-            if row.epoch != each.epoch or each.key in self.locked:
-                continue
+        for each, row in self._claimable(rows, wanted):
             deadline_ns = self.now_ns + each.wait_ns
             claims.append(Claimed(each.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
             rows[each.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns)
@@ -183,24 +176,24 @@ class MemoryStore:
                 rows[each.key] = replace(row, epoch=row.epoch - 1, time_next_ns=each.due_ns)
         return self._timed(count)
 
-    def bury(self, table: QueueTable, dead: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
         """See Store."""
-        rows, grave = self._rows(table), self.rows.get(dead_letter)
+        rows, target = self._rows(table), self.tables.get(dead_letter)
+        missing = set(table.columns) - set(target.columns) if isinstance(target, QueueTable) else set()
+        unfit = not isinstance(target, QueueTable) or dead_letter == table.id or missing
         moved: list[Key] = []
-        problem: str | None = None
-        for each in dead:
-            row = rows.get(each.key)
-            if row is None or row.time_acked_ns is not None or row.entry.due_ns > self.now_ns:
-                continue
-            if row.epoch != each.epoch or each.key in self.locked:
-                continue
-            if grave is None or ((lies := grave.get(each.key)) is not None and lies.time_acked_ns is None):
+        kept: list[Key] = []
+        for each, row in self._claimable(rows, wanted):
+            other = None if unfit else self.rows[dead_letter].get(each.key)
+            if unfit or (other is not None and other.time_acked_ns is None):
                 rows[each.key] = replace(row, time_next_ns=self.now_ns + each.wait_ns)
-                problem = "there is no such table" if grave is None else f"it holds a message with id {each.key!r}"
+                kept.append(each.key)
             else:
-                grave[each.key] = replace(rows.pop(each.key), time_next_ns=self.now_ns)
+                self.put(dead_letter, replace(row, time_next_ns=self.now_ns))
+                del rows[each.key]
                 moved.append(each.key)
-        return self._timed(Buried(tuple(moved), problem))
+        problem = f"dead messages {kept} stay in {table.id}: {dead_letter} cannot take them {sorted(missing)}"
+        return self._timed(Buried(tuple(moved), problem if kept else None))
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
@@ -208,7 +201,7 @@ class MemoryStore:
         acked = sorted(
             (row.time_acked_ns, row.key)
             for row in rows.values()
-            if row.time_acked_ns is not None and row.time_acked_ns < self.now_ns - age_ns
+            if row.time_acked_ns is not None and row.time_acked_ns < self.now_ns - age_ns and row.key not in self.locked
         )
         for _, key in acked[:limit]:
             del rows[key]
@@ -224,6 +217,18 @@ class MemoryStore:
 
     def _is_wanted(self, row: Row, selection: Selection) -> bool:
         return selection.condition is None or self.conditions[selection.condition](row)
+
+    def _claimable(self, rows: Mapping[Key, Row], wanted: Sequence[Wanted]) -> list[tuple[Wanted, Row]]:
+        return [
+            (each, row)
+            for each in sorted(wanted, key=lambda each: each.key)
+            if (row := rows.get(each.key)) is not None
+            and row.time_acked_ns is None
+            and self._is_wanted(row, each.selection)
+            and row.entry.due_ns <= self.now_ns
+            and row.epoch == each.epoch
+            and each.key not in self.locked
+        ]
 
     def _rows(self, table: QueueTable) -> dict[Key, Row]:
         if self.closed:

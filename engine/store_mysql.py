@@ -2,8 +2,8 @@
 
 Why the statements look as they do stands beside them, in queries.sql. What is decided here: how several of them share
 a packet, what is compared on this side of the wire, and what is remembered between calls. That is little, and only to
-be quick: the priorities a table had and the size of its rows. When a memory is wrong, the answer takes a round trip
-more and is the same.
+be quick: the priorities a table had, the size of its rows, how far it was purged. When a memory is wrong, the answer
+takes a round trip more and is the same.
 
 Transactions of the engine that lose against another one (1213, 1205) are tried again; they never are a client's.
 """
@@ -11,21 +11,19 @@ Transactions of the engine that lose against another one (1213, 1205) are tried 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TypeVar
 
 from pymysql.constants import ER
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
-from engine.bury_mysql import MOVING, Burial, Grave, dig, is_their_own_fault
+from engine.bury_mysql import Burial
 from engine.catalog import judge
 from engine.catalog_mysql import marked_tables, now_ns, table_facts
 from engine.fetch_mysql import Fetch
-from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, SessionContext
 from engine.model import (
     ANYTHING,
     BrokenTable,
@@ -44,9 +42,10 @@ from engine.model import (
     Wanted,
 )
 from engine.pool import Pool
-from engine.queries import TableStatements, statement
+from engine.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.rawrows import text_values
-from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, scan_slowly
+from engine.retention_mysql import Retention
+from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
 from engine.store import StoreError, Timed
 
 T = TypeVar("T")
@@ -71,6 +70,11 @@ class StoreLimits:
     """Priorities remembered for that: a table with more is read as if they were new."""
     cases: int = 64
     """Rows with a value each in one UPDATE: the server compares every row with every case."""
+    partition_busy_pause_s: float = 60.0
+    """Before partitions are tried again that somebody's transaction kept: on MySQL each attempt holds up the table's
+    statements for a second."""
+    partition_refused_pause_s: float = 3600.0
+    """Before they are tried again after a refusal: somebody has to change a privilege, or the table."""
     rows_unknown: int = 32
     """Rows asked for first while it is not known how large a table's rows are."""
 
@@ -87,9 +91,11 @@ class MySQLStore:
         self._limits = limits or StoreLimits()
         timing = link_limits or LinkLimits()
         self._pool = Pool(lambda: Link(address, timing), self._limits.connections)
+        self._retention = Retention(self._limits.partition_busy_pause_s, self._limits.partition_refused_pause_s)
         # Hints: whichever thread wrote last is right enough.
         self._priorities: dict[TableId, Sequence[int]] = {}
         self._row_bytes: dict[TableId, int] = {}
+        self._purged_to_ns: dict[TableId, int] = {}
 
     def close(self) -> None:
         """See Store."""
@@ -147,7 +153,7 @@ class MySQLStore:
         """See Store."""
         sql = TableStatements(table)
         with self._pool.link() as link:
-            now, *found = link.run([statement("now"), *_for_ids(sql, "lookup", keys)])
+            now, *found = link.run([statement("now"), *sql.for_ids("lookup", keys)])
             return Timed({each.key: each for each in entries_of(sql, *found)}, now_ns(now))
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
@@ -161,20 +167,17 @@ class MySQLStore:
             count += more
         return Timed(count, now)
 
-    def bury(self, table: QueueTable, dead: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
         """See Store."""
-        grave = None
-        with self._pool.link() as link:
-            source, target = table_facts(link, table.id).value, table_facts(link, dead_letter).value
-            if source is not None:
-                grave = dig(source, target, dead_letter)
-        if grave is None:
-            raise StoreError(f"Table '{table.id}' doesn't exist", code=ER.NO_SUCH_TABLE, lasting=True)
-        return self._winning(partial(self._bury, table, dead, grave))
+        return self._winning(partial(self._bury, table, {each.key: each for each in wanted}, dead_letter))
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
-        return self._winning(partial(self._purge, table, age_ns, limit))
+        partitions: Sequence[str] = ()
+        if table.kept_by_partition:
+            with self._pool.link() as link:
+                partitions = self._retention.care(link, table, age_ns)
+        return self._winning(partial(self._purge, table, age_ns, limit, partitions))
 
     # One transaction each.
 
@@ -186,14 +189,14 @@ class MySQLStore:
             for each_context, locks in others:
                 locked += link.run(locks, each_context)
             now_at = now_ns(now)
-            claims = tuple(
-                Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
+            claims = {
+                each.key: Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
                 for each in entries_of(sql, *locked)
                 if (want := wanted.get(each.key)) and want.epoch == each.epoch
-            )
-            deadlines_ns = {each.key: each.deadline_ns for each in claims}
-            link.run([*self._updates(sql, "claim_update", deadlines_ns), statement("commit")])
-        return Timed(claims, now_at)
+            }
+            deadlines_ns = {key: each.deadline_ns for key, each in claims.items()}
+            link.run([*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")])
+        return Timed(tuple(claims.values()), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """How many were given back, which ones are still ours but locked by somebody, and the time."""
@@ -203,7 +206,7 @@ class MySQLStore:
                 [
                     statement("now"),
                     statement("begin"),
-                    *_for_ids(sql, "release_lock", [each.key for each in returns]),
+                    *sql.for_ids("release_lock", [each.key for each in returns]),
                 ]
             )
             now_at = now_ns(now)
@@ -214,63 +217,45 @@ class MySQLStore:
             missed = [each for each in returns if each.key not in done]
             answers = link.run(
                 [
-                    *self._updates(sql, "release_unsent", unsent_ns),
-                    *self._updates(sql, "release_sent", sent_ns),
+                    *sql.updates("release_unsent", unsent_ns, self._limits.cases),
+                    *sql.updates("release_sent", sent_ns, self._limits.cases),
                     statement("commit"),
-                    *(looking := _for_ids(sql, "lookup", [each.key for each in missed])),
+                    *(looking := sql.for_ids("lookup", [each.key for each in missed])),
                 ]
             )
         seen = answers[len(answers) - len(looking) :]
         return len(ours), _still_ours(entries_of(sql, *seen), missed), now_at
 
-    def _bury(self, table: QueueTable, dead: Sequence[Wanted], grave: Grave) -> Timed[Buried]:
-        """Move them in one transaction, or, where one of them does not fit, in smaller and smaller ones."""
-        burial = Burial(table, {each.key: each for each in dead}, grave)
-        try:
-            with self._pool.link(MOVING) as link:
-                return burial.run(link)
-        except StoreError as error:
-            if not is_their_own_fault(error):
-                raise
-            if error.lasting or len(dead) == 1:
-                with self._pool.link() as link:
-                    return burial.refused(link, str(error))
-        half = len(dead) // 2
-        parts = [self._winning(partial(self._bury, table, part, grave)) for part in (dead[:half], dead[half:])]
-        moved = tuple(key for part in parts for key in part.value.moved)
-        return Timed(
-            Buried(moved, next((part.value.problem for part in parts if part.value.problem), None)), parts[-1].now_ns
-        )
-
-    def _purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
-        sql = TableStatements(table)
+    def _bury(self, table: QueueTable, wanted: Mapping[Key, Wanted], dead_letter: TableId) -> Timed[Buried]:
         with self._pool.link() as link:
-            now, found = link.run([statement("now"), sql("purge_find", age_ns=age_ns, limit=limit)])
+            return Burial(link, table, dead_letter, self._limits.cases).run(wanted)
+
+    def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
+        sql = TableStatements(table)
+        within, from_ns = sql.within(partitions), self._purged_to_ns.get(table.id, START_OF_TIME_NS)
+        find = sql("purge_find", partitions=within, from_ns=from_ns, age_ns=age_ns, limit=limit)
+        with self._pool.link() as link:
+            now, found = link.run([statement("now"), find])
             now_at = now_ns(now)
             before_ns = now_at - age_ns
+            old = [
+                (sql.key(raw), int(acked)) for raw, acked in map(text_values, found.rows) if raw is not None and acked
+            ]
+            # The end of a pass: the next one begins with whatever was locked in this one, or acknowledged back in time.
+            self._purged_to_ns[table.id] = old[-1][1] if len(old) == limit else START_OF_TIME_NS
             _, *locked = link.run(
                 [
                     statement("begin"),
-                    *_for_ids(sql, "purge_lock", _ids(sql, found), before_ns=before_ns),
+                    *sql.for_ids("purge_lock", [key for key, _ in old], partitions=within, before_ns=before_ns),
                 ]
             )
-            keys = _ids(sql, *locked)
+            keys = keys_of(sql, *locked)
             answers = link.run(
-                [*_for_ids(sql, "purge_delete", keys, before_ns=before_ns, limit=len(keys)), statement("commit")]
+                [*sql.for_ids("purge_delete", keys, partitions=within, before_ns=before_ns), statement("commit")]
             )
         return Timed(sum(each.affected for each in answers), now_at)
 
     # How transactions are made.
-
-    def _updates(self, sql: TableStatements, name: str, values: Mapping[Key, int]) -> Iterator[str]:
-        """As few UPDATEs as give each row its value: one for the value that most have, the others by cases."""
-        usual = next((value for value, _ in Counter(values.values()).most_common(1)), None)
-        same = [key for key, value in values.items() if value == usual]
-        if same:
-            yield sql(name, ids=sql.ids(same), time_next=usual)
-        others = iter({key: value for key, value in values.items() if value != usual}.items())
-        while batch := dict(islice(others, self._limits.cases)):
-            yield sql(name, ids=sql.ids(batch), time_next=sql.by_id(batch))
 
     def _winning(self, transaction: Callable[[], T]) -> T:
         """Run it, and again when it lost against another one."""
@@ -293,15 +278,6 @@ def _claim_locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionCon
         sql = TableStatements(table, selection)
         locks.setdefault(context_of(selection), []).append(sql("claim_lock", ids=sql.ids(keys)))
     return locks or {OWN_CONTEXT: []}
-
-
-def _for_ids(sql: TableStatements, name: str, keys: Collection[Key], **values: object) -> list[str]:
-    """The statement on these keys, or none for none: IN () is not SQL."""
-    return [sql(name, ids=sql.ids(keys), **values)] if keys else []
-
-
-def _ids(sql: TableStatements, *results: Result) -> list[Key]:
-    return [sql.key(raw) for result in results for (raw,) in map(text_values, result.rows) if raw is not None]
 
 
 def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Return]:

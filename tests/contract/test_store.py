@@ -9,11 +9,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from engine.model import NS_PER_S, Buried, Claimed, Key, Position, Range, Return, RowFormat, ScanResult, TableId, Wanted
+from engine.model import (
+    NS_PER_S,
+    Buried,
+    Claimed,
+    Key,
+    Position,
+    QueueTable,
+    Range,
+    Return,
+    RowFormat,
+    ScanResult,
+    TableId,
+    Wanted,
+)
 from engine.store import StoreError
 from engine.store_memory import Row
 from tests.support.servers import ServerPool
-from tests.support.stores import EVEN, SCAN_INDEXES, MemorySubject, ServerSubject, Subject
+from tests.support.stores import EVEN, GROWING, SCAN_INDEXES, MemorySubject, ServerSubject, Subject, partitioned_queue
 
 S = NS_PER_S
 HOUR = 3600 * S
@@ -27,7 +40,12 @@ STORES = [
     "mariadb descending",
     "mysql unindexed",
     "mariadb unindexed",
+    "mysql partitioned",
+    "mariadb partitioned",
 ]
+TWO_PARTITIONS = (
+    "PARTITION BY RANGE (time_acked) (PARTITION live VALUES LESS THAN (0), PARTITION later VALUES LESS THAN MAXVALUE)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +57,12 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
         if name not in subjects:
             flavour, _, index = name.partition(" ")
             server = server_pool.get("mysql" if flavour == "mysql" else "mariadb")
-            subjects[name] = ServerSubject(server, index=SCAN_INDEXES.get(index or "ascending", ""))
+            if index == "partitioned":
+                subjects[name] = partitioned_queue(server, TWO_PARTITIONS)
+            else:
+                subjects[name] = ServerSubject(
+                    server, columns=GROWING, index=SCAN_INDEXES.get(index or "ascending", "")
+                )
         subjects[name].renew()
         return subjects[name]
 
@@ -417,52 +440,83 @@ class TestRelease:
 
 
 class TestBury:
-    def bury(self, subject: Subject, *keys: int, epoch: int = 3) -> Buried:
-        dead = [Wanted(key, epoch, 60 * S) for key in keys]
-        return subject.store.bury(subject.table, dead, subject.grave).value
+    def bury(self, subject: Subject, *keys: int, epoch: int = 3, wait_ns: int = HOUR) -> Buried:
+        wanted = [Wanted(key, epoch, wait_ns) for key in keys]
+        return subject.store.bury(subject.table, wanted, subject.dead_letter()).value
 
-    def test_dead_messages_move_with_their_id_epoch_and_priority_and_are_due_there(self, subject: Subject) -> None:
-        put_due(subject, 1, 2, priority=4, epoch=3)
-        assert self.bury(subject, 1, 2) == Buried((1, 2))
-        for key in (1, 2):
-            row = subject.buried(key)
-            assert row is not None
-            assert (row.priority, row.epoch, row.time_acked_ns) == (4, 3, None)
-            assert row.time_next_ns is not None
-            assert row.time_next_ns <= subject.now_ns()
-            assert subject.row(key) is None
+    def test_a_dead_message_moves_with_its_epoch_and_priority_and_is_due_there_now(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, priority=7, epoch=3)
+        answer = subject.store.bury(subject.table, [Wanted(1, 3, HOUR)], subject.dead_letter())
+        assert answer.value == Buried((1,))
+        assert subject.row(1) is None
+        assert subject.row(2) is not None
+        assert subject.dead(1) == Row(1, 7, 3, answer.now_ns)
 
-    def test_what_lives_stays(self, subject: Subject) -> None:
-        put_due(subject, 1, epoch=2)
-        put_due(subject, 2, 3, epoch=3)
-        subject.put(Row(4, 0, 3, subject.now_ns() + HOUR))
-        subject.acknowledge(2)
-        with subject.locked(3):
-            assert self.bury(subject, 1, 2, 3, 4, 5) == Buried(())
-        assert all(subject.row(key) is not None and subject.buried(key) is None for key in (1, 2, 3, 4))
+    def test_an_id_of_0_is_an_id_there_too(self, subject: Subject) -> None:
+        put_due(subject, 0, epoch=3)
+        assert self.bury(subject, 0) == Buried((0,))
+        assert subject.dead(0)
 
-    def test_without_the_table_they_stay_and_are_left_alone_for_a_while(self, subject: Subject) -> None:
-        put_due(subject, 1, epoch=3)
-        grave = subject.grave
-        subject.break_grave()
-        buried = subject.store.bury(subject.table, [Wanted(1, 3, 60 * S)], grave).value
-        assert buried.moved == ()
-        assert buried.problem
-        row = subject.row(1)
-        assert row is not None
-        assert (row.epoch, row.time_acked_ns) == (3, None)
-        assert row.time_next_ns is not None
-        assert row.time_next_ns > subject.now_ns() + 50 * S
+    def test_only_what_could_be_claimed_is_moved_and_the_rest_is_left_alone(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        put_due(subject, 1, 3, 4, 6, epoch=3)
+        subject.put(Row(2, 0, 3, now_ns + HOUR), Row(5, 0, 4, now_ns - S))
+        subject.acknowledge(3)
+        before = [subject.row(key) for key in (2, 3, 4, 5)]
+        with subject.locked(4):
+            assert self.bury(subject, 1, 2, 3, 4, 5, 6, 99) == Buried((1, 6))
+        assert [subject.row(key) for key in (2, 3, 4, 5)] == before
+        assert [key for key in range(1, 7) if subject.dead(key)] == [1, 6]
 
-    def test_an_id_that_lies_there_already_keeps_its_message_and_no_other_out(self, subject: Subject) -> None:
-        put_due(subject, 1, epoch=3)
-        assert self.bury(subject, 1).moved == (1,)
+    def test_an_acknowledged_row_of_its_id_gives_way(self, subject: Subject) -> None:
         put_due(subject, 1, 2, epoch=3)
-        buried = self.bury(subject, 1, 2)
-        assert buried.moved == (2,)
-        assert buried.problem
-        assert "1" in buried.problem
-        assert subject.row(1) is not None
+        subject.put_dead(Row(1, 9, 9, None, 5))
+        assert self.bury(subject, 1, 2) == Buried((1, 2))
+        row = subject.dead(1)
+        assert row is not None
+        assert (row.priority, row.epoch, row.time_acked_ns) == (0, 3, None)
+
+    def test_an_unacknowledged_row_of_its_id_keeps_that_message_where_it_is_and_no_other(
+        self, subject: Subject
+    ) -> None:
+        put_due(subject, 1, 2, 3, priority=4, epoch=3)
+        there = Row(2, 9, 9, 5)
+        subject.put_dead(there)
+        answer = subject.store.bury(
+            subject.table, [Wanted(key, 3, key * HOUR) for key in (1, 2, 3)], subject.dead_letter()
+        )
+        assert answer.value.moved == (1, 3)
+        assert answer.value.problem
+        assert "2" in answer.value.problem
+        assert subject.dead(2) == there
+        assert subject.row(2) == Row(2, 4, 3, answer.now_ns + 2 * HOUR)
+
+    def test_without_a_dead_letter_table_nothing_moves_and_each_waits_for_its_own_time(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, epoch=3)
+        absent = TableId(subject.table.id.db, "absent")
+        answer = subject.store.bury(subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], absent)
+        assert answer.value.moved == ()
+        assert answer.value.problem
+        assert "absent" in answer.value.problem
+        for key in (1, 2):
+            assert subject.row(key) == Row(key, 0, 3, answer.now_ns + key * HOUR)
+
+    def test_a_table_is_not_its_own_dead_letter_table(self, subject: Subject) -> None:
+        put_due(subject, 1, epoch=3)
+        buried = subject.store.bury(subject.table, [Wanted(1, 3, HOUR)], subject.table.id).value
+        assert (buried.moved, bool(buried.problem)) == ((), True)
+        assert subject.row(1)
+
+    def test_what_is_dead_can_be_claimed_where_it_lies(self, subject: Subject) -> None:
+        put_due(subject, 1, epoch=3)
+        self.bury(subject, 1)
+        dead = subject.store.describe(subject.dead_letter()).value
+        assert isinstance(dead, QueueTable)
+        (claimed,) = subject.store.claim(dead, [Wanted(1, 3, S)]).value
+        assert claimed.epoch == 4
+
+    def test_nothing_dead_is_nothing_moved(self, subject: Subject) -> None:
+        assert self.bury(subject) == Buried(())
 
 
 class TestPurge:
@@ -482,6 +536,24 @@ class TestPurge:
         subject.put(*(Row(key, 0, 1, None, now_ns - key * HOUR) for key in range(1, 8)))
         assert subject.store.purge(subject.table, 0, 3).value == 3
         assert [key for key in range(1, 8) if subject.row(key)] == [1, 2, 3, 4]
+
+    def test_rows_that_somebody_has_locked_do_not_keep_those_behind_them(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, 0, 1, None, now_ns - (10 - key) * HOUR) for key in range(1, 8)))
+        with subject.locked(1, 2):
+            purged = [subject.store.purge(subject.table, 0, 2).value for _ in range(4)]
+            assert sum(purged) == 5
+            assert [key for key in range(1, 8) if subject.row(key)] == [1, 2]
+        assert sum(subject.store.purge(subject.table, 0, 2).value for _ in range(2)) == 2
+
+    def test_what_was_acknowledged_back_in_time_goes_when_it_is_found(self, subject: Subject) -> None:
+        now_ns = subject.now_ns()
+        subject.put(*(Row(key, 0, 1, None, now_ns - key * HOUR) for key in range(1, 6)))
+        assert subject.store.purge(subject.table, 0, 2).value == 2
+        subject.put(Row(9, 0, 1, None, now_ns - 9 * HOUR))
+        for _ in range(4):
+            subject.store.purge(subject.table, 0, 2)
+        assert [key for key in range(1, 10) if subject.row(key)] == []
 
     def test_an_age_beyond_1970_purges_nothing(self, subject: Subject) -> None:
         subject.put(Row(1, 0, 1, None, subject.now_ns() - HOUR))
@@ -509,6 +581,7 @@ class TestClock:
             store.fetch(table, TEXT, {1: 0}, 1000),
             store.lookup(table, [1]),
             store.release(table, []),
+            store.bury(table, [], table.id),
             store.purge(table, 0, 1),
         ]
         times = [each.now_ns for each in answers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import struct
 import threading
@@ -14,13 +15,12 @@ from typing import Any
 import pytest
 from pymysql.constants import COMMAND
 
-from engine.link import BackendAddress
-from engine.model import NS_PER_S, BrokenTable, Buried, Key, QueueTable, Return, RowFormat, TableId, Wanted
+from engine.link import BackendAddress, Link
+from engine.model import NS_PER_S, BrokenTable, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import StoreError
-from engine.store_memory import Row
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
-from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject
+from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, interrupted_store
 from tests.support.waiting import eventually
 
 S = NS_PER_S
@@ -77,6 +77,9 @@ ID_TYPES = [
     IdType("VARCHAR(50) CHARACTER SET gbk", ("'中文'", "'a'")),
     IdType("VARCHAR(50) CHARACTER SET utf16", ("'中文'", "'a'")),
     IdType("VARCHAR(50) CHARACTER SET utf8mb4", ("'😀'", "'a\\\\'", "'o''clock'")),
+    IdType("VARCHAR(50) COLLATE utf8mb4_general_ci", ("'Ab'", "'trailing  '", "'ß'")),
+    IdType("VARCHAR(50) COLLATE utf8mb4_bin", ("'Ab'", "'aB'", "'trailing  '")),
+    IdType("VARCHAR(50) COLLATE latin1_german2_ci", ("'Ab'", "'ü  '")),
     IdType("CHAR(20) CHARACTER SET utf8mb4", ("'abc'", "'é'")),
     IdType("CHAR(36) CHARACTER SET ascii", ("'2f1e0c0a-0000-4000-8000-000000000001'",)),
     IdType("BINARY(16)", ("x'00112233445566778899aabbccddeeff'", "x'00'", "x'27202020'")),
@@ -121,6 +124,11 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
         returns = [Return(key, entry.epoch, entry.due_ns, 5, sent=False) for key, entry in found.items()]
         assert store.release(table, returns).value == len(claims)
         assert subject.execute("SELECT DISTINCT epoch, time_next FROM messages") == [(0, 5)]
+        before = subject.execute("SELECT id FROM messages ORDER BY id")
+        buried = store.bury(table, [Wanted(key, 0, S) for key in claims], subject.dead_letter()).value
+        assert (set(buried.moved), buried.problem) == (set(claims), None)
+        assert subject.execute("SELECT id FROM dead ORDER BY id") == before
+        subject.execute("INSERT INTO messages SELECT * FROM dead")
         subject.execute("UPDATE messages SET time_acked = 1, time_next = NULL")
         assert store.purge(table, 0, 100).value == len(claims)
 
@@ -130,12 +138,12 @@ COLUMN_TYPES = """
     c_bit BIT(10), c_year YEAR, c_date DATE, c_time TIME(3), c_datetime DATETIME(6), c_stamp TIMESTAMP(3) NULL,
     c_char CHAR(10) CHARACTER SET utf8mb4, c_latin VARCHAR(20) CHARACTER SET latin1, c_text TEXT CHARACTER SET utf8mb4,
     c_binary BINARY(4), c_blob BLOB, c_enum ENUM('x', 'ü') CHARACTER SET utf8mb4, c_set SET('a', 'b'), c_json JSON,
-    c_virtual INT AS (c_tiny * 2) VIRTUAL
+    c_point POINT, c_shape GEOMETRY, c_hidden INT INVISIBLE, c_virtual INT AS (c_tiny * 2) VIRTUAL
 """
 COLUMN_VALUES = """
     NULL, -7, 18446744073709551615, 0.1, 1e300, -12345.67890, b'1010101010', 2024, '2024-02-29', '-10:00:00.123',
     '2024-03-31 02:30:00.000001', '2024-01-01 12:00:00.5', 'pad é', 'café', REPEAT('long ü ', 60), x'00ff', x'ff00fe',
-    'ü', 'a,b', '{"a": [1, "é"]}'
+    'ü', 'a,b', '{"a": [1, "é"]}', POINT(1, 2), ST_GeomFromText('LINESTRING(0 0, 1 1)'), 42
 """
 
 
@@ -298,6 +306,26 @@ class TestOthersAtTheSameTime:
         with subject.locked(*range(1, 11)):
             assert subject.store.purge(subject.table, 0, 100).value == 40
         assert subject.execute("SELECT COUNT(*) FROM messages") == [(10,)]
+
+    def test_a_purge_neither_waits_for_a_transaction_nor_makes_one_wait(self, subject: ServerSubject) -> None:
+        """Another session inserts, acknowledges and locks around each packet of the purge, and keeps it all open."""
+        insert(subject, *range(1, 101))
+        subject.acknowledge(*range(1, 51))
+        turns = itertools.count(51)
+        with subject.connect(autocommit=False) as other, other.cursor() as cursor:
+            cursor.execute("SET innodb_lock_wait_timeout = 1")
+
+            def work(_at: int, _link: Link) -> None:
+                turn = next(turns)
+                cursor.execute("INSERT INTO messages (id) VALUES (%s), (%s)", [-turn, 1000 + turn])
+                cursor.execute("UPDATE messages SET time_acked = 5, time_next = NULL WHERE id = %s", [turn])
+                cursor.execute("SELECT * FROM messages WHERE id = %s FOR UPDATE", [turn + 20])
+
+            with interrupted_store(subject, work, work) as store:
+                assert store.purge(subject.table, 0, 30).value == 30
+                assert store.purge(subject.table, 0, 30).value == 20
+            other.commit()
+        assert next(turns) > 60
 
     def test_a_locked_acknowledged_row_is_purged_later(self, subject: ServerSubject) -> None:
         insert(subject, 1, 2)
@@ -534,82 +562,3 @@ class TestCatalog:
     def test_a_name_in_another_case_is_another_table_where_the_server_says_so(self, subject: ServerSubject) -> None:
         assert subject.execute("SELECT @@lower_case_table_names") == [(0,)]
         assert subject.store.describe(TableId(subject.database, "MESSAGES")).value is None
-
-
-class TestBurying:
-    """What only a real server can object to."""
-
-    DEAD = (Wanted(1, 3, 60 * S), Wanted(2, 3, 60 * S))
-
-    def grave(self, subject: ServerSubject, columns: str) -> TableId:
-        subject.execute(f"CREATE TABLE grave ({columns}, {SCAN_INDEXES['ascending']}) COMMENT '{COMMENT}'")
-        return TableId(subject.database, "grave")
-
-    def test_a_message_that_does_not_fit_stays_and_keeps_no_other_out(self, subject: ServerSubject) -> None:
-        grave = self.grave(subject, COLUMNS.replace("5000", "5"))
-        subject.put(Row(1, 0, 3, 5, payload=b"too long"), Row(2, 0, 3, 5, payload=b"short"))
-        buried = subject.store.bury(subject.table, self.DEAD, grave).value
-        assert buried.moved == (2,)
-        assert buried.problem is not None
-        assert "body" in buried.problem
-        assert subject.execute("SELECT id, body FROM grave") == [(2, "xxxxx")]
-        assert subject.execute("SELECT id, body, epoch, time_next > 5 FROM messages") == [(1, "xxxxxxxx", 3, 1)]
-
-    def test_a_column_that_is_missing_there_is_named(self, subject: ServerSubject) -> None:
-        grave = self.grave(subject, COLUMNS.replace(", body VARCHAR(5000)", ""))
-        subject.put(Row(1, 0, 3, 5))
-        buried = subject.store.bury(subject.table, self.DEAD, grave).value
-        assert buried.moved == ()
-        assert buried.problem is not None
-        assert "body" in buried.problem
-        assert subject.row(1) is not None
-
-    def test_a_table_that_is_no_message_table_takes_nobody(self, subject: ServerSubject) -> None:
-        subject.execute(f"CREATE TABLE grave ({COLUMNS})")
-        subject.put(Row(1, 0, 3, 5))
-        buried = subject.store.bury(subject.table, self.DEAD, TableId(subject.database, "grave")).value
-        assert "no message table" in str(buried.problem)
-
-    def test_a_table_is_not_its_own_grave(self, subject: ServerSubject) -> None:
-        subject.put(Row(1, 0, 3, 5))
-        buried = subject.store.bury(subject.table, self.DEAD, subject.table.id).value
-        assert "its own" in str(buried.problem)
-        assert subject.row(1) is not None
-
-    def test_rows_move_exactly_as_they_are(self, subject: ServerSubject) -> None:
-        extra = """, bits BIT(12), at TIMESTAMP(6) NULL, doc JSON, place POINT, fixed CHAR(9), raw VARBINARY(9),
-            twice INT AS (epoch * 2) VIRTUAL, `od``d näme` DECIMAL(20,10), hidden INT {invisible}"""
-        invisible = "INVISIBLE"
-        subject.execute("DROP TABLE messages")
-        for name in ("messages", "grave"):
-            columns = COLUMNS + extra.format(invisible=invisible)
-            subject.execute(f"CREATE TABLE {name} ({columns}, {SCAN_INDEXES['ascending']}) COMMENT '{COMMENT}'")
-        subject.execute("SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO'")
-        subject.execute(
-            """INSERT INTO messages (id, epoch, time_next, body, bits, at, doc, place, fixed, raw, `od``d näme`, hidden)
-            VALUES (0, 3, 5, 'ü', b'101010101010', '2026-10-25 02:30:00.123456', '{"a": [1, null]}', POINT(1, 2),
-                'x ', x'00ff00', 1.0000000001, 7), (1, 3, 5, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"""
-        )
-        columns = "id, epoch, body, bits, at, doc, ST_AsText(place), fixed, raw, twice, `od``d näme`, hidden"
-        before = subject.execute(f"SELECT {columns} FROM messages ORDER BY id")
-        table = subject.store.describe(subject.table.id).value
-        assert isinstance(table, QueueTable)
-        dead = (Wanted(0, 3, S), Wanted(1, 3, S))
-        buried = subject.store.bury(table, dead, TableId(subject.database, "grave")).value
-        assert buried == Buried((0, 1))
-        assert subject.execute(f"SELECT {columns} FROM grave ORDER BY id") == before
-        assert subject.execute("SELECT COUNT(*) FROM messages") == [(0,)]
-
-    def test_an_account_that_may_not_write_there_loses_nothing(self, subject: ServerSubject) -> None:
-        grave = self.grave(subject, COLUMNS)
-        name = f"u{subject.database[6:]}"
-        subject.execute(f"CREATE USER {name}@'%'")
-        subject.execute(f"GRANT ALL ON {subject.database}.messages TO {name}@'%'")
-        subject.execute(f"GRANT SELECT ON {subject.database}.grave TO {name}@'%'")
-        subject.put(Row(1, 0, 3, 5), Row(2, 0, 3, 5))
-        store = MySQLStore(BackendAddress(subject.server.host, subject.server.port, name))
-        buried = store.bury(subject.table, self.DEAD, grave).value
-        store.close()
-        assert buried.moved == ()
-        assert "denied" in str(buried.problem)
-        assert subject.execute("SELECT COUNT(*) FROM messages WHERE time_next > 5") == [(2,)]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.link import BackendAddress
+from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
 from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, Selection, TableId
+from engine.pool import Pool
 from engine.store import Store
 from engine.store_memory import MemoryStore, Row
 from engine.store_mysql import MySQLStore
@@ -27,14 +29,20 @@ COMMENT = (
     "vitess_message,vt_ack_wait=30,vt_purge_after=315360000,vt_batch_size=100,vt_cache_size=10000,vt_poller_interval=30"
 )
 COLUMNS = """
-    id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0,
+    id BIGINT NOT NULL PRIMARY KEY, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0,
     time_next BIGINT DEFAULT 0, time_acked BIGINT, body VARCHAR(5000)
 """
+GROWING = COLUMNS.replace("NOT NULL PRIMARY KEY", "NOT NULL AUTO_INCREMENT PRIMARY KEY")
+"""The same with ids given out by the server."""
 SCAN_INDEXES = {
     "ascending": "INDEX next_up (time_acked, priority, time_next)",
     "descending": "INDEX next_up (time_acked, priority, time_next DESC)",
 }
 EVEN = Selection("id % 2 = 0")
+PARTITIONED = COLUMNS.replace("PRIMARY KEY", "") + ", UNIQUE KEY by_id (id, time_acked)"
+"""With a clause for partitions by time_acked: such a table cannot have a primary key on id."""
+NEXT_UP_BY_ID = "INDEX next_up (time_acked, priority, time_next, id)"
+
 POLICY = Policy(
     ack_wait_ns=30 * NS_PER_S,
     purge_after_ns=3600 * NS_PER_S,
@@ -60,18 +68,17 @@ class Subject(Protocol):
     def row(self, key: Key) -> Row | None:
         """The row as it now is, without its payload."""
 
+    def dead_letter(self) -> TableId:
+        """A table like the first one, empty at the first call."""
+
+    def put_dead(self, *rows: Row) -> None:
+        """Insert rows there."""
+
+    def dead(self, key: Key) -> Row | None:
+        """The row there, without its payload."""
+
     def acknowledge(self, *keys: Key) -> None:
         """What an ACK does."""
-
-    @property
-    def grave(self) -> TableId:
-        """The name of its dead-letter table, which is there and empty."""
-
-    def buried(self, key: Key) -> Row | None:
-        """The row as it is in the dead-letter table, without its payload."""
-
-    def break_grave(self) -> None:
-        """Remove the dead-letter table."""
 
     def locked(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
         """Somebody else's open transaction that has changed these rows."""
@@ -102,24 +109,26 @@ class MemorySubject:
         self.store = MemoryStore(now_ns=1_800_000_000 * NS_PER_S)
         self.store.conditions = {str(EVEN.condition): lambda row: int(str(row.key)) % 2 == 0}
         self.store.add_table(self.table)
-        self.store.rows[self.grave] = {}
 
     def put(self, *rows: Row) -> None:
         for row in rows:
             self.store.put(self.table.id, row)
 
-    @property
-    def grave(self) -> TableId:
-        return TableId("test", "graveyard")
-
-    def buried(self, key: Key) -> Row | None:
-        return self.store.rows[self.grave].get(key)
-
-    def break_grave(self) -> None:
-        del self.store.rows[self.grave]
-
     def row(self, key: Key) -> Row | None:
         return self.store.rows[self.table.id].get(key)
+
+    def dead_letter(self) -> TableId:
+        dead = replace(self.table, id=TableId("test", "dead"))
+        if dead.id not in self.store.tables:
+            self.store.add_table(dead)
+        return dead.id
+
+    def put_dead(self, *rows: Row) -> None:
+        for row in rows:
+            self.store.put(self.dead_letter(), row)
+
+    def dead(self, key: Key) -> Row | None:
+        return self.store.rows[self.dead_letter()].get(key)
 
     def acknowledge(self, *keys: Key) -> None:
         for key in keys:
@@ -142,19 +151,24 @@ class ServerSubject:
     """A table of a real server, in a database of its own."""
 
     def __init__(
-        self, server: EmbeddedServer, *, columns: str = COLUMNS, index: str = SCAN_INDEXES["ascending"]
+        self,
+        server: EmbeddedServer,
+        *,
+        columns: str = COLUMNS,
+        index: str = SCAN_INDEXES["ascending"],
+        partitions: str = "",
     ) -> None:
         self.server = server
         self.database = database = f"store_{uuid.uuid4().hex[:12]}"
         self.connection = connect(server, ssl_disabled=True)
         self.execute(f"CREATE DATABASE {database}")
+        self.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')")
         self.connection.select_db(database)
-        self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{COMMENT}'")
+        self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{COMMENT}' {partitions}")
         self.store = mysql_store(server)
         described = self.store.describe(TableId(database, "messages")).value
         assert isinstance(described, QueueTable), described
         self.table = described
-        self._dug = False
 
     def connect(self, **options: Any) -> Connection[Any]:
         """A session of somebody else's."""
@@ -165,8 +179,7 @@ class ServerSubject:
         self.store.close()
         self.store = mysql_store(self.server)
         self.execute("DELETE FROM messages")
-        self.execute("DROP TABLE IF EXISTS graveyard")
-        self._dug = False
+        self.execute("DROP TABLE IF EXISTS dead")
 
     def close(self) -> None:
         """Gone with its database."""
@@ -181,9 +194,12 @@ class ServerSubject:
             return list(cursor.fetchall())
 
     def put(self, *rows: Row) -> None:
+        self._put("messages", rows)
+
+    def _put(self, name: str, rows: Sequence[Row]) -> None:
         with self.connection.cursor() as cursor:
             cursor.executemany(
-                "INSERT INTO messages (id, priority, epoch, time_next, time_acked, body)"
+                f"INSERT INTO {name} (id, priority, epoch, time_next, time_acked, body)"
                 " VALUES (%s, %s, %s, %s, %s, %s)",
                 [
                     (row.key, row.priority, row.epoch, row.time_next_ns, row.time_acked_ns, "x" * len(row.payload))
@@ -191,25 +207,23 @@ class ServerSubject:
                 ],
             )
 
-    @property
-    def grave(self) -> TableId:
-        if not self._dug:
-            self.execute(f"CREATE TABLE graveyard ({COLUMNS}, {SCAN_INDEXES['ascending']}) COMMENT '{COMMENT}'")
-            self._dug = True
-        return TableId(self.database, "graveyard")
-
-    def buried(self, key: Key) -> Row | None:
-        return self._row("graveyard", key)
-
-    def break_grave(self) -> None:
-        self.execute(f"DROP TABLE {self.grave}")
-
     def row(self, key: Key) -> Row | None:
         return self._row("messages", key)
 
     def _row(self, table: str, key: Key) -> Row | None:
         found = self.execute(f"SELECT id, priority, epoch, time_next, time_acked FROM {table} WHERE id = %s", key)
         return Row(*found[0]) if found else None
+
+    def dead_letter(self) -> TableId:
+        if not self.execute("SHOW TABLES LIKE 'dead'"):
+            self.execute("CREATE TABLE dead LIKE messages")
+        return TableId(self.database, "dead")
+
+    def put_dead(self, *rows: Row) -> None:
+        self._put(self.dead_letter().name, rows)
+
+    def dead(self, key: Key) -> Row | None:
+        return self._row(self.dead_letter().name, key)
 
     def acknowledge(self, *keys: Key) -> None:
         self.execute("UPDATE messages SET time_acked = %s, time_next = NULL WHERE id IN %s", self.now_ns(), keys)
@@ -229,6 +243,55 @@ class ServerSubject:
         eventually(lambda: self.now_ns() >= time_ns, what=f"the server's clock says {time_ns}")
 
 
+def partitioned_queue(server: EmbeddedServer, partitions: str) -> ServerSubject:
+    """A message table that keeps its acknowledged rows in these partitions (engine.queries.partition_clause)."""
+    return ServerSubject(server, columns=PARTITIONED, index=NEXT_UP_BY_ID, partitions=partitions)
+
+
 def mysql_store(server: EmbeddedServer) -> MySQLStore:
     """A store on the server, as root."""
     return MySQLStore(BackendAddress(server.host, server.port, "root"))
+
+
+class Interrupted(Link):
+    """Calls `before` with the number of each packet that is about to be sent, and `after` when it was answered."""
+
+    def __init__(
+        self, address: BackendAddress, before: Callable[[int, Link], None], after: Callable[[int, Link], None]
+    ):
+        self._sent = 0
+        self._before: Callable[[int, Link], None] | None = None
+        super().__init__(address, LinkLimits())
+        self._before, self._after = before, after
+
+    def run(
+        self,
+        statements: Sequence[str],
+        context: SessionContext = OWN_CONTEXT,
+        keep_last: Callable[[bytes], None] | None = None,
+    ) -> list[Result]:
+        if self._before is None:
+            return super().run(statements, context, keep_last)
+        self._sent += 1
+        self._before(self._sent, self)
+        results = super().run(statements, context, keep_last)
+        self._after(self._sent, self)
+        return results
+
+
+def nothing(_at: int, _link: Link) -> None:
+    """Happens."""
+
+
+@contextlib.contextmanager
+def interrupted_store(
+    subject: ServerSubject,
+    before: Callable[[int, Link], None] = nothing,
+    after: Callable[[int, Link], None] = nothing,
+) -> Iterator[MySQLStore]:
+    """A store with one connection, on which something happens around each packet."""
+    address = BackendAddress(subject.server.host, subject.server.port, "root")
+    store = MySQLStore(address)
+    store._pool = Pool(lambda: Interrupted(address, before, after), 1)
+    yield store
+    store.close()

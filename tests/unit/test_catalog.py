@@ -43,11 +43,12 @@ def facts(
     indexes: Sequence[Index] = (PRIMARY, NEXT_UP),
     comment: str = COMMENT,
     engine: str = "InnoDB",
+    by_time: bool = False,
 ) -> TableFacts:
     """A good table, with these columns changed or added."""
     columns = {**COLUMNS, **{each.name: each for each in changed}}
     kept = [each for name, each in columns.items() if name not in without]
-    return TableFacts(TableId("shop", "mail"), comment, engine, kept, indexes)
+    return TableFacts(TableId("shop", "mail"), comment, engine, kept, indexes, by_time)
 
 
 def queue(found: TableFacts) -> QueueTable:
@@ -98,6 +99,24 @@ def test_an_id_can_be_of_any_type(data_type: str, kind: IdKind) -> None:
 def test_the_length_of_a_char_id_is_known_as_it_may_be_padded() -> None:
     assert queue(facts(column("id", "char", length=36))).id_pad_chars == 36
     assert queue(facts(column("id", "varchar", length=36))).id_pad_chars == 0
+
+
+class TestPartitionedByTime:
+    """Such a table cannot have a unique index on id alone."""
+
+    def test_any_index_that_begins_with_id_will_do_a_unique_one_first(self) -> None:
+        plain, unique = index("a", "id"), index("z", "id", "time_acked", unique=True)
+        found = queue(facts(indexes=[plain, unique, NEXT_UP], by_time=True))
+        assert (found.id_index, found.kept_by_partition) == ("z", True)
+        assert queue(facts(indexes=[plain, index("b", "id", "body"), NEXT_UP], by_time=True)).id_index == "a"
+
+    def test_it_is_advised_that_ids_are_not_kept_unique(self) -> None:
+        (advice,) = queue(facts(indexes=[index("a", "id"), NEXT_UP], by_time=True)).advice
+        assert "cannot keep ids unique" in advice
+
+    def test_without_one_it_is_told_which_to_make(self) -> None:
+        (problem,) = problems(facts(indexes=[index("a", "body", "id"), index("b", "id("), NEXT_UP], by_time=True))
+        assert problem.startswith("id has no index: add UNIQUE KEY (id, time_acked)")
 
 
 class TestDefaultColumns:

@@ -197,14 +197,14 @@ def test_dead_messages_found_in_the_table_are_buried_and_the_living_delivered() 
 
 def test_a_dead_message_that_cannot_be_buried_stays_and_is_left_alone_for_a_while() -> None:
     stage = Stage(policy=WITH_A_GRAVE)
-    grave = stage.store.rows.pop(DEAD_LETTERS)
+    grave = stage.store.tables.pop(DEAD_LETTERS)
     stage.store.put(TABLE, Row(1, epoch=2))
     stage.enqueue(2)
     subscribed(stage)
     assert stage.delivered[1] == [2]
     assert stage.rows[1].time_next_ns == stage.now_ns + stage.limits.bury_retry_ns
-    stage.store.rows[DEAD_LETTERS] = grave
-    stage.run_until(lambda: 1 in grave)
+    stage.store.add_table(grave)
+    stage.run_until(lambda: 1 in stage.store.rows[DEAD_LETTERS])
 
 
 def test_a_locked_dead_message_is_tried_again_with_longer_and_longer_pauses() -> None:

@@ -1,0 +1,103 @@
+"""The care of partitions on a real server: old ones dropped, new ones made, and nobody kept waiting for it.
+
+An ALTER TABLE needs the table for itself for a moment. Where somebody's transaction has it, it is given up until later;
+where the account may not, or the server does not want to, old rows are deleted one by one instead, and the log says so
+once. Another proxy that has done the same thing a moment before makes no difference.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from pymysql.constants import ER
+
+from engine.catalog_mysql import partitions
+from engine.link import Link
+from engine.model import QueueTable, TableId
+from engine.queries import TableStatements, partition_definitions, quoted
+from engine.retention import Upkeep, upkeep
+from engine.store import StoreError
+
+log = logging.getLogger(__name__)
+
+NOWAIT_ROUNDS = 3
+"""After so many in vain, somebody always has the table, and an ALTER TABLE has to queue for it: for a second at most,
+in which others queue behind it. MySQL knows no other way."""
+
+DONE_BY_ANOTHER = frozenset({1481, 1493, 1507, 1508, 1517})
+"""What an ALTER TABLE says that comes second: MAXVALUE is not last, values do not increase, no such partition, the last
+one, such a partition exists. PyMySQL has no names for them."""
+
+
+class Retention:
+    """The care of one server's partitions, for any number of threads: what one does not know yet, it tries in vain."""
+
+    def __init__(self, busy_pause_s: float, refused_pause_s: float) -> None:
+        self._busy_pause_s, self._refused_pause_s = busy_pause_s, refused_pause_s
+        self._not_before_s: dict[TableId, float] = {}
+        self._undroppable: set[TableId] = set()
+        self._busy_rounds: Counter[TableId] = Counter()
+        self._told: dict[TableId, str] = {}
+
+    def care(self, link: Link, table: QueueTable, age_ns: int) -> Sequence[str]:
+        """Drop and make what is due; the partitions in which old rows are to be deleted one by one (none: in all)."""
+        found = partitions(link, table.id)
+        plan = upkeep(found.value, found.now_ns, age_ns)
+        if (plan.drop or plan.add) and time.monotonic() >= self._not_before_s.get(table.id, 0):
+            self._attempt(link, table, plan)
+        return () if table.id in self._undroppable else plan.sweep
+
+    def _attempt(self, link: Link, table: QueueTable, plan: Upkeep) -> None:
+        sql = TableStatements(table)
+        nowait = "/*M! NOWAIT */" if self._busy_rounds[table.id] < NOWAIT_ROUNDS else ""
+        for step in (_add, _drop):
+            try:
+                step(link, sql, plan, nowait)
+            except StoreError as error:
+                if link.broken:
+                    raise
+                if error.code not in DONE_BY_ANOTHER:
+                    self._give_up(table.id, error, dropping=step is _drop)
+                if error.code == ER.LOCK_WAIT_TIMEOUT:
+                    self._busy_rounds[table.id] += 1
+                    return
+            else:
+                if step is _drop and plan.drop:
+                    self._undroppable.discard(table.id)
+                    log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))
+        self._busy_rounds.pop(table.id, None)
+
+    def _give_up(self, table: TableId, error: StoreError, *, dropping: bool) -> None:
+        busy = error.code == ER.LOCK_WAIT_TIMEOUT
+        self._not_before_s[table] = time.monotonic() + (self._busy_pause_s if busy else self._refused_pause_s)
+        if busy:
+            return
+        if dropping:
+            self._undroppable.add(table)
+        if table not in self._told:
+            self._told[table] = str(error)
+            log.warning("queue %s: its partitions cannot be looked after: %s", table, error)
+
+
+def _add(link: Link, sql: TableStatements, plan: Upkeep, nowait: str) -> None:
+    if not plan.add:
+        return
+    if plan.rest is None:
+        link.run([sql("retention_add", nowait=nowait, definitions=partition_definitions(plan.add))])
+        return
+    made = partition_definitions([*plan.add, plan.rest])
+    (rows,) = link.run([sql("retention_rest", partitions=sql.within([plan.rest.name]))])
+    if rows.rows:
+        raise StoreError(
+            f"new ones would be split off {plan.rest.name}, which has rows that this would copy. When there is time for"
+            f" that: ALTER TABLE … REORGANIZE PARTITION {quoted(plan.rest.name)} INTO ({made})"
+        )
+    link.run([sql("retention_split", nowait=nowait, names=quoted(plan.rest.name), definitions=made)])
+
+
+def _drop(link: Link, sql: TableStatements, plan: Upkeep, nowait: str) -> None:
+    if plan.drop:
+        link.run([sql("retention_drop", nowait=nowait, names=", ".join(map(quoted, plan.drop)))])

@@ -1,0 +1,108 @@
+"""Which partitions are dropped, made and swept. Times are small numbers: a partition `p20` ends before 20."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.queries import partition_clause, partition_definitions
+from engine.retention import AHEAD, Partition, Upkeep, first_partitions, is_by_time, upkeep
+
+
+def partitions(*bounds: int, rest: bool = True) -> list[Partition]:
+    made = [Partition(f"p{bound}", bound) for bound in bounds]
+    return [*made, Partition("rest", None)] if rest else made
+
+
+def names(found: Upkeep) -> list[str]:
+    return [each.name for each in found.add]
+
+
+class TestDropping:
+    def test_what_ended_long_enough_ago_is_dropped_and_never_the_lowest(self) -> None:
+        found = upkeep(partitions(0, 10, 20, 30, 40, 50, 60, 70), now_ns=45, age_ns=15)
+        assert found.drop == ("p10", "p20", "p30")
+
+    def test_the_lowest_one_is_never_dropped_however_old_its_bound_is(self) -> None:
+        assert upkeep(partitions(0), now_ns=10**19, age_ns=1).drop == ()
+        assert "p0" in upkeep(partitions(0), now_ns=10**19, age_ns=1).sweep
+
+    def test_the_last_two_stay_for_the_width_that_they_show_and_are_swept_meanwhile(self) -> None:
+        found = upkeep(partitions(0, 10, 20, 30), now_ns=1000, age_ns=10)
+        assert (found.drop, found.sweep) == (("p10",), ("p0", "p20", "p30", "rest"))
+
+    def test_an_age_beyond_1970_drops_nothing(self) -> None:
+        assert upkeep(partitions(0, 10, 20, 30), now_ns=45, age_ns=100).drop == ()
+
+
+class TestSweeping:
+    def test_rows_are_deleted_one_by_one_only_where_dropping_does_not_reach(self) -> None:
+        assert upkeep(partitions(0, 10, 20, 30, 40, 50), now_ns=25, age_ns=10).sweep == ("p0", "rest")
+
+    def test_partitions_wider_than_the_age_are_swept_before_they_end(self) -> None:
+        made = partitions(0, 100, 200, 300)
+        assert upkeep(made, now_ns=150, age_ns=99).sweep == ("p0", "p100", "p200", "p300", "rest")
+        assert upkeep(made, now_ns=150, age_ns=100).sweep == ("p0", "rest")
+
+    def test_one_that_took_over_the_range_of_dropped_ones_is_no_wider_for_that(self) -> None:
+        assert upkeep(partitions(0, 90, 100, 110, 120, 130, 140), now_ns=95, age_ns=10).sweep == ("p0", "rest")
+
+    def test_everything_is_swept_that_is_to_go_at_once(self) -> None:
+        found = upkeep(partitions(0, 10, 20, 30, 40, 50), now_ns=25, age_ns=0)
+        assert {*found.drop, *found.sweep} == {"p0", "p10", "p20", "p30", "p40", "p50", "rest"}
+
+
+class TestAhead:
+    def test_there_always_are_some_that_begin_in_the_future(self) -> None:
+        for now_ns in range(30, 60):
+            found = upkeep(made := partitions(0, 10, 20, 30), now_ns=now_ns, age_ns=100)
+            bounds = [each.below_ns for each in (*made[:-1], *found.add) if each.below_ns is not None]
+            assert sum(begin > now_ns for begin in bounds[:-1]) == AHEAD, now_ns
+            assert bounds == sorted(bounds)
+
+    def test_one_is_made_when_one_has_begun(self) -> None:
+        made = [0, 10, 20, 30, 40, 50]
+        assert names(upkeep(partitions(*made), now_ns=19, age_ns=100)) == []
+        assert names(upkeep(partitions(*made), now_ns=20, age_ns=100)) == ["p60"]
+
+    def test_those_that_were_missed_are_made_as_one(self) -> None:
+        assert names(upkeep(partitions(0, 10, 20), now_ns=1234, age_ns=100)) == ["p1240", "p1250", "p1260", "p1270"]
+
+    def test_the_last_difference_is_the_width_and_the_lowest_bound_has_no_part_in_it(self) -> None:
+        assert names(upkeep(partitions(0, 1000, 1005, 1006), now_ns=1004, age_ns=9)) == ["p1007", "p1008"]
+        assert names(upkeep(partitions(0, 1000), now_ns=1004, age_ns=9)) == []
+
+    def test_they_are_split_off_the_last_one_if_it_takes_all_the_rest(self) -> None:
+        assert upkeep(partitions(0, 10, 20), now_ns=30, age_ns=9).rest == Partition("rest", None)
+        assert upkeep(partitions(0, 10, 20, rest=False), now_ns=30, age_ns=9).rest is None
+
+
+@pytest.mark.parametrize(
+    ("method", "expression", "by_time"),
+    [
+        ("RANGE", "`time_acked`", True),
+        ("RANGE COLUMNS", "`Time_Acked`", True),
+        ("range", "time_acked", True),
+        ("RANGE", "`time_acked` DIV 1000", False),
+        ("RANGE COLUMNS", "`time_acked`,`id`", False),
+        ("RANGE", "`id`", False),
+        ("HASH", "`time_acked`", False),
+        ("", "", False),
+    ],
+)
+def test_only_ranges_of_time_acked_itself_will_do(method: str, expression: str, *, by_time: bool) -> None:
+    assert is_by_time(method, expression) is by_time
+
+
+def test_a_new_table_has_live_rows_some_time_ahead_and_the_rest() -> None:
+    assert partition_clause(1000, 10, 2) == (
+        "PARTITION BY RANGE (time_acked) (PARTITION `live` VALUES LESS THAN (1000), PARTITION `p1010` VALUES LESS THAN"
+        " (1010), PARTITION `p1020` VALUES LESS THAN (1020), PARTITION `later` VALUES LESS THAN (MAXVALUE))"
+    )
+
+
+def test_a_new_table_has_its_next_partitions_made_as_wide() -> None:
+    assert names(upkeep(first_partitions(1000, 10, 2), now_ns=1000, age_ns=50)) == ["p1030", "p1040"]
+
+
+def test_a_name_is_quoted() -> None:
+    assert partition_definitions([Partition("a`b", 5)]) == "PARTITION `a``b` VALUES LESS THAN (5)"
