@@ -35,6 +35,7 @@ from engine.effects import (
     Release,
     Scan,
 )
+from engine.expected import Expected
 from engine.leases import Lease, Leases
 from engine.model import (
     Claimed,
@@ -82,6 +83,7 @@ class Dispatcher:
         self._window = Window()
         self._leases = Leases()
         self._scanning = Scanning(limit=limits.scan_min)
+        self._expected = Expected(limits.window_max)
         self._attempts: dict[int, _Attempt] = {}
         self._fetches: dict[int, list[Lease]] = {}
         self._returning = _Returning()
@@ -140,7 +142,7 @@ class Dispatcher:
             scanning = self._scanning
             times += [each.patient_until_ns for each in self._subscribers.values() if not each.given]
             if self._hungry():
-                times += [self._window.next_ns, scanning.again_ns]
+                times += [self._window.next_ns, scanning.again_ns, self._expected.again_ns]
                 times += [scanning.at_ns + self._policy.poller_interval_ns, self._failure_pause.until_ns]
                 times += [scanning.at_ns + self._limits.rescan_pause_ns] if scanning.dirty else []
             if self._doubted or self._starved():
@@ -217,6 +219,25 @@ class Dispatcher:
         self._lookup_pause.reset()
         return self._advance(now_ns)
 
+    def noticed(self, now_ns: int, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+        """The server's log tells what messages became, or, with none named, that any may have changed.
+
+        The order is that of the log: each later change is told later. Our own claims and releases are in it too.
+        """
+        if not seen and not over:
+            self._expected.anything(now_ns)
+            self._scanning.dirty = True
+            return self.doubted(now_ns, None)
+        ours = {each.key for attempt in self._attempts.values() for each in attempt.wanted}
+        ours.update(each.key for each in self._returning.under_way)
+        for entry in seen:
+            if lease := self._leases.get(entry.key):
+                self._compare(lease, entry)
+            elif entry.key not in ours and not self._window.knows(entry):
+                self._sight(entry, now_ns)
+        self._expected.met(over)
+        return self.settled(now_ns, over)
+
     def reconfigure(self, now_ns: int, policy: Policy) -> Effects:
         """The table's comment changed."""
         self._policy = policy
@@ -235,6 +256,7 @@ class Dispatcher:
         scanning = self._scanning
         scanning.completed = scanning.started
         self._failure_pause.reset()
+        self._expected.met(each.key for each in result.entries)
         claiming = {each.key for attempt in self._attempts.values() for each in attempt.wanted}
         self._window.scanned(result, now_ns, lambda entry: entry.key in claiming or self._outdated(entry))
         self._adapt_scan_limit()
@@ -349,6 +371,7 @@ class Dispatcher:
         self._now_ns = now_ns
         self._expire(now_ns)
         self._window.promote(now_ns)
+        self._scanning.dirty |= self._expected.due(now_ns)
         effects = self._release(now_ns)
         effects += self._finish(now_ns)
         if not self._draining:
@@ -499,6 +522,22 @@ class Dispatcher:
         return any(
             each.patient_until_ns is not None and completed < each.since_scan for each in self._subscribers.values()
         )
+
+    def _compare(self, lease: Lease, entry: Entry) -> None:
+        """The log shows a message that is out: as we claimed it, as it was before, or changed by somebody else."""
+        claimed = (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns)
+        if not claimed and entry.epoch >= lease.epoch:
+            self._doubted[entry.key] = None
+            self._lookup_pause.reset()
+
+    def _sight(self, entry: Entry, now_ns: int) -> None:
+        """The log shows a message that we did not know so."""
+        if entry.due_ns > now_ns:
+            self._expected.met((entry.key,))
+            self._window.await_due(entry, self._limits.window_max)
+        else:
+            self._expected.add(now_ns, entry.key)
+            self._scanning.dirty = True
 
     def _outdated(self, entry: Entry) -> bool:
         """Whether a scan shows a row as it was before our own claim of it."""
