@@ -205,8 +205,7 @@ def _decimal(raw: bytes, precision: int, decimals: int) -> Decimal:
         if count:
             text += f"{int.from_bytes(turned[at : at + size], 'big'):0{count}d}"
         at += size
-    value = Decimal(text).scaleb(-decimals)
-    return -value if negative else value
+    return Decimal((negative, tuple(map(int, text)), -decimals))  # Arithmetic would round to 28 digits.
 
 
 def _uuid(raw: bytes) -> str:
