@@ -210,7 +210,7 @@ def said(statement: str) -> Said:
     if word == "ROLLBACK":
         return Said.ANYTHING if " TO " in text else Said.UNDONE
     meaning = _STATEMENTS.get(word, Said.ANYTHING)
-    if word == "CREATE" and text.endswith("START TRANSACTION"):  # CREATE TABLE … SELECT: its rows follow.
+    if word == "CREATE" and text.endswith(" TRANSACTION"):  # CREATE TABLE … SELECT begins one: its rows follow.
         return meaning & ~Said.COMMITTED
     return meaning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from engine.link import BackendAddress
 from engine.model import TableId
@@ -84,7 +84,7 @@ def value_of(body: bytes) -> Any:
     return pickle.loads(body)  # noqa: S301  # parent and child are one program, and the pipe is theirs
 
 
-def read_message(stream: BinaryIO) -> Any:
+def read_message(stream: IO[bytes]) -> Any:
     """The next message; None when there is none any more."""
     head = stream.read(HEAD_BYTES)
     return None if len(head) < HEAD_BYTES else value_of(stream.read(size_of(head)))

@@ -131,8 +131,8 @@ def test_keys_and_entries_are_those_that_a_scan_reads(server, flavour, database,
             run(
                 root,
                 f"CREATE TABLE {table.name} (j JSON, d DATETIME(3), id {kind} NOT NULL PRIMARY KEY, n DECIMAL(20, 7),"
-                f" b BLOB, s SET('a', 'b'), {OWN}, g GEOMETRY, v VARCHAR(1000), f DOUBLE, m TIMESTAMP(5) NULL, t TIME(2),"
-                f" x INT AS (epoch + 1) VIRTUAL, y INT AS (epoch + 2) STORED) COMMENT '{directives()}'",
+                f" b BLOB, s SET('a', 'b'), {OWN}, g GEOMETRY, v VARCHAR(1000), f DOUBLE, m TIMESTAMP(5) NULL,"
+                f" t TIME(2), x INT AS (epoch + 1) VIRTUAL, y INT AS (epoch + 2) STORED) COMMENT '{directives()}'",
             )
         reader = Reader(server, frozenset(ids.values()))
         try:
@@ -141,7 +141,8 @@ def test_keys_and_entries_are_those_that_a_scan_reads(server, flavour, database,
                     run(
                         root,
                         f"INSERT INTO {table.name} (j, d, n, s, v, f, m, t, id, priority, epoch, time_next) VALUES"
-                        f" ('[1]', NOW(), -1.5, 'a,b', 'text', 1, NOW(), NOW(), {value}, {number - 1}, {number}, {number})",
+                        " ('[1]', NOW(), -1.5, 'a,b', 'text', 1, NOW(), NOW(),"
+                        f" {value}, {number - 1}, {number}, {number})",
                     )
             news = reader.news(len(ids))
         finally:
