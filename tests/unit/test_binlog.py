@@ -9,6 +9,7 @@ from engine.expected import AGAIN_MAX_NS, AGAIN_MIN_NS, Expected
 from engine.model import Entry, ScanResult, TableId
 from engine.rowimage import ColumnType, Field, field_of
 from engine.window import Window
+from tests.support.play import TABLE as STAGE_TABLE
 from tests.support.play import Stage
 
 TABLE = TableId("shop", "orders")
@@ -282,3 +283,28 @@ def test_a_scheduled_message_in_the_log_needs_no_scan() -> None:
     assert stage.asked == []
     stage.run_until(lambda: 1 in stage.delivered)
     assert stage.now_ns == due_ns
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("hidden_ns", [0, 5_000_000, 9 * 10**9])
+def test_a_message_that_cannot_be_seen_yet_when_the_log_tells_of_it_is_found_later(named: bool, hidden_ns: int) -> None:
+    stage = Stage()
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    stage.happen(stage.dispatcher.noticed, [entry(7)] if named else [])
+    stage.settle()
+    visible_ns = stage.now_ns + hidden_ns
+    stage.run_until(lambda: (stage.dispatcher.wake_at_ns or 0) > visible_ns)
+    stage.enqueue(7, wake=False)
+    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=2 * AGAIN_MAX_NS)
+
+
+def test_a_message_that_is_over_by_the_log_frees_its_credit_at_once() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.enqueue(8)
+    stage.subscribe(1, holder=1, prefetch=1)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.store.acknowledge(STAGE_TABLE, 7)
+    stage.happen(stage.dispatcher.noticed, [], [7])
+    stage.run_until(lambda: stage.delivered.get(1) == [7, 8], within_ns=0)
