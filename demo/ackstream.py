@@ -15,10 +15,11 @@ DIRECTIVES = "vt_ack_wait=30,vt_purge_after=86400,vt_batch_size=100,vt_cache_siz
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Where the proxy listens, and its server behind it."""
+    """Where the proxy listens, and its server behind it, and its HTTP side."""
 
     port: int
     server_port: int
+    admin_port: int
 
 
 @contextlib.contextmanager
@@ -31,10 +32,12 @@ def ackstream() -> Iterator[Running]:
         )
         try:
             assert process.stdout is not None
-            ready = re.match(r"ackstream ready listen=\S+:(\d+) .* backend=\S+:(\d+)$", process.stdout.readline())
+            ready = re.match(
+                r"ackstream ready listen=\S+:(\d+) admin=\S+:(\d+) backend=\S+:(\d+)$", process.stdout.readline()
+            )
             if ready is None:
                 sys.exit("ackstream did not start: see above")
-            yield Running(int(ready[1]), int(ready[2]))
+            yield Running(port=int(ready[1]), server_port=int(ready[3]), admin_port=int(ready[2]))
         finally:
             process.terminate()
             process.wait()

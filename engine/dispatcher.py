@@ -39,6 +39,7 @@ from engine.effects import (
     Release,
     Scan,
 )
+from engine.expected import Expected
 from engine.lanes import Lane, Lanes, TooManyLanes, pick
 from engine.leases import Lease, Leases
 from engine.model import (
@@ -103,6 +104,7 @@ class Dispatcher:
         self._lanes = Lanes(limits.lanes_max, limits.scan_min)
         self._leases = Leases()
         self._pace = Pace(policy.max_rate, now_ns)
+        self._expected = Expected(limits.window_max)
         self._scans: dict[int, _Scan] = {}
         self._attempts: dict[int, _Attempt] = {}
         self._burying = _Burying()
@@ -163,6 +165,7 @@ class Dispatcher:
         if self._burying.waiting:
             times.append(self._failure_pause.until_ns)
         if self._subscribers and not self._draining:
+            times.append(self._expected.again_ns)
             for lane in self._lanes:
                 times += lane.patient_until_ns
                 if self._hungry(lane):
@@ -267,18 +270,23 @@ class Dispatcher:
         self._lookup_pause.reset()
         return self._advance(now_ns)
 
-    def noticed(self, now_ns: int, seen: Iterable[Entry], over: Iterable[Key]) -> Effects:
-        """Rows were committed like that, unacknowledged ones and others. What shows a claim of our own is no news."""
-        claiming = self._claiming()
+    def noticed(self, now_ns: int, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+        """The server's log tells what messages became, or, with none named, that any may have changed.
+
+        The order is that of the log: each later change is told later. Our own claims and releases are in it too.
+        """
+        if not seen and not over:
+            self._expected.anything(now_ns)
+            self._lanes.stir()
+            self._lanes.reset()
+            return self.doubted(now_ns, None)
+        ours = self._claiming().union(each.key for each in self._returning.under_way)
         for entry in seen:
-            lease = self._leases.get(entry.key)
-            if entry.key in claiming or (lease is not None and entry.epoch < lease.epoch):
-                continue
-            if lease is None:
-                self._see(entry, now_ns)
-            elif (entry.epoch, entry.due_ns) != (lease.epoch, lease.deadline_ns):
-                self._doubted[entry.key] = None
-                self._lookup_pause.reset()
+            if lease := self._leases.get(entry.key):
+                self._compare(lease, entry)
+            elif entry.key not in ours and not self._lanes.main.window.knows(entry):
+                self._sight(entry, now_ns)
+        self._expected.met(over)
         return self.settled(now_ns, over)
 
     def _see(self, entry: Entry, now_ns: int) -> None:
@@ -319,6 +327,7 @@ class Dispatcher:
         scan = self._scans.pop(scan_id)
         lane, claiming = scan.lane, self._claiming()
         lane.scanning.completed = lane.scanning.started
+        self._expected.met(each.key for each in result.entries)
         self._failure_pause.reset()
 
         def unwanted(entry: Entry) -> bool:
@@ -468,6 +477,10 @@ class Dispatcher:
         self._expire(now_ns)
         for lane in self._lanes:
             lane.window.promote(now_ns)
+        if self._expected.due(now_ns):
+            self._lanes.stir()
+            if self._expected.slow:
+                self._lanes.reset()
         effects = self._release(now_ns)
         effects += self._finish(now_ns)
         for lane in self._lanes:
@@ -674,6 +687,28 @@ class Dispatcher:
         extended = lease.extended
         lease.extended &= entry.key in self._doubted  # Then this answer may be older than the reason to ask.
         return entry.due_ns == lease.deadline_ns or (extended and entry.due_ns > self._now_ns)
+
+    def _compare(self, lease: Lease, entry: Entry) -> None:
+        """The log shows a message that is out: as we claimed it, as it was before, or changed by somebody else."""
+        claimed = (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns)
+        if not claimed and entry.epoch >= lease.epoch:
+            self._doubted[entry.key] = None
+            self._lookup_pause.reset()
+
+    def _sight(self, entry: Entry, now_ns: int) -> None:
+        """The log shows a message that we did not know so; others may not see it yet."""
+        due = entry.due_ns <= now_ns
+        if due:
+            self._expected.add(now_ns, entry.key)
+            self._lanes.stir()
+        else:
+            self._expected.met((entry.key,))
+        self._lanes.lower(entry)
+        for lane in self._lanes:
+            if lane.cursor is None and not (due or lane.selection.partitions):
+                lane.window.await_due(entry, self._limits.window_max)
+            elif not due:
+                lane.look_again(entry.due_ns)
 
     def _outdated(self, entry: Entry) -> bool:
         """Whether a scan shows a row as it was before our own claim of it."""

@@ -126,7 +126,7 @@ class Link:
         self.context: SessionContext | None = None
         self._buffer, self._at = b"", 0
         with self._failing():
-            self._connection = _connect(address, limits)
+            self._connection = connect(address, limits)
         try:
             self.run([statement("isolation"), _session_statement(limits)])
         except StoreError:
@@ -261,7 +261,8 @@ class Link:
             raise StoreError(f"the connection to the server broke: {error}", code=CR.CR_SERVER_LOST) from error
 
 
-def _connect(address: BackendAddress, limits: LinkLimits) -> Any:
+def connect(address: BackendAddress, limits: LinkLimits, **more: Any) -> Any:
+    """A bare connection of PyMySQL's, with `more` of its options."""
     return pymysql.connect(
         program_name="ackstream",
         host=address.host,
@@ -277,6 +278,7 @@ def _connect(address: BackendAddress, limits: LinkLimits) -> Any:
         read_timeout=limits.read_s,
         write_timeout=limits.read_s,
         client_flag=CLIENT.MULTI_STATEMENTS,
+        **more,
     )
 
 

@@ -319,3 +319,23 @@ ORDER BY index_name, seq_in_index
 -- name: kill
 -- What a vanished client left running.
 KILL CONNECTION $connection_id
+
+-- name: binlog_settings
+-- Whether the server keeps a binary log of rows. A server that has none of these variables has but one way.
+SHOW GLOBAL VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format')
+
+-- name: binlog_end
+-- Where the binary log ends now: its file and the position in it.
+SHOW BINARY LOG STATUS
+
+-- name: binlog_end_formerly
+-- The same before MySQL 8.2, and on MariaDB.
+SHOW MASTER STATUS
+
+-- name: binlog_columns
+-- What the log does not tell about a table's columns: names, signs, character sets.
+SELECT /* ackstream binlog */
+    table_schema, table_name, column_name, data_type, column_type, COALESCE(character_set_name, '')
+FROM information_schema.columns
+WHERE table_schema = $db AND table_name = $name
+ORDER BY ordinal_position

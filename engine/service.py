@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,6 +70,8 @@ class Engine:
         self._look_again = asyncio.Event()
         self._ids = itertools.count(1)
         self._draining = False
+        self.on_queues: Callable[[], None] = lambda: None
+        """Called when there is another queue, or one less."""
 
     @property
     def counters(self) -> Counters:
@@ -173,11 +175,12 @@ class Engine:
             if name is None or runner.queue.id.name.casefold() == name:
                 runner.happen(partial(runner.dispatcher.woken, anywhere=not inserted))
 
-    def noticed(self, table: TableId, seen: Sequence[Entry], over: Sequence[Key]) -> None:
-        """Rows of the table were committed like that, whoever did it: unacknowledged ones, and ids of acknowledged or
-        deleted ones."""
-        if runner := self._runners.get(table):
-            runner.happen(runner.dispatcher.noticed, seen, over)
+    def noticed(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
+        """The server's log tells what messages of a table became; none named: any of it (None: of any table) may have
+        changed."""
+        for runner in list(self._runners.values()):
+            if table is None or runner.queue.id == table:
+                runner.happen(runner.dispatcher.noticed, seen, over)
 
     def schema_changed(self) -> None:
         """Some table may have been created, altered or dropped."""
@@ -210,6 +213,7 @@ class Engine:
             case QueueTable() as queue if runner is None:
                 log.info("queue %s: %s", table, "; ".join(queue.advice) or "ready")
                 self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed)
+                self.on_queues()
                 if self._draining:
                     self._runners[table].happen(self._runners[table].dispatcher.drain)
             case QueueTable() as queue if runner is not None:
@@ -219,6 +223,7 @@ class Engine:
                     log.warning("%s", found)
                 if runner is not None:
                     del self._runners[table]
+                    self.on_queues()
                     runner.retire(str(found) if found else f"Table '{table}' is no message table any more")
 
     async def _look_at_all(self) -> None:

@@ -103,9 +103,27 @@ class Window:
         while self._later_heap and self._later_heap[0][0] <= now_ns:
             _, key, epoch = heapq.heappop(self._later_heap)
             entry = self._later.get(key)
-            if entry is not None and entry.epoch == epoch:
+            if entry is not None and entry.epoch == epoch and entry.due_ns <= now_ns:  # Else it was put off since.
                 del self._later[key]
                 self._add_ready(entry)
+
+    def knows(self, entry: Entry) -> bool:
+        """Whether the window has this message as the entry shows it, or as it became later."""
+        known = self._ready.get(entry.key) or self._later.get(entry.key)
+        if known is None:
+            return False
+        return known.epoch > entry.epoch or (known.epoch, known.due_ns) == (entry.epoch, entry.due_ns)
+
+    def await_due(self, entry: Entry, most: int) -> None:
+        """Take a message that is not due yet from elsewhere than a scan; with `most` of them, leave it to a scan."""
+        self.forget((entry.key,))
+        if self.horizon_ns is not None and self.horizon_ns <= entry.due_ns:
+            return
+        if len(self._later_heap) >= most:
+            self.horizon_ns = entry.due_ns
+            return
+        self._later[entry.key] = entry
+        heapq.heappush(self._later_heap, (entry.due_ns, entry.key, entry.epoch))
 
     def take(self, count: int) -> list[Entry]:
         """Remove and return the first `count` ready entries (fewer when there are fewer)."""

@@ -20,6 +20,7 @@ from engine.service import Engine
 from engine.shell import EngineSettings
 from engine.store import StoreError
 from engine.store_mysql import MySQLStore, StoreLimits
+from engine.watch import BinlogWatch
 from proxy import __version__
 from proxy.admin import Admin
 from proxy.embedded import EmbeddedServer, EmbeddedServerError
@@ -107,7 +108,8 @@ async def _serve(settings: Settings) -> None:
         tls = Tls.of(settings)
         engine = await stack.enter_async_context(_engine(settings, address))
         proxy = Proxy(engine, settings, (address.host, address.port), tls)
-        admin = Admin(proxy)
+        watch = await stack.enter_async_context(_watch(settings, engine, address))
+        admin = Admin(proxy, watch.following)
         listen = _shown(*await _listening("listen", settings.listen, proxy.start()))
         stack.callback(proxy.stop_listening)
         if (path := settings.listen_socket) is not None:
@@ -162,6 +164,18 @@ async def _engine(settings: Settings, address: BackendAddress) -> AsyncIterator[
         yield engine
     finally:
         await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def _watch(settings: Settings, engine: Engine, address: BackendAddress) -> AsyncIterator[BinlogWatch]:
+    """The server's log as a source of news, unless it is switched off."""
+    watch = BinlogWatch(engine, address)
+    if settings.binlog == "auto":
+        watch.start()
+    try:
+        yield watch
+    finally:
+        await watch.close()
 
 
 def _reload(tls: Tls, settings: Settings) -> None:

@@ -14,16 +14,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from engine.watch import Following
 from proxy.listener import Proxy
 
 
 class _Collector(Collector):
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: Proxy, binlog: Following) -> None:
+        self._proxy, self._binlog = proxy, binlog
 
     def collect(self) -> Iterable[Metric]:
         yield from self._connections()
         yield from self._counters()
+        yield from self._log()
         yield from self._queues()
 
     def _connections(self) -> Iterable[Metric]:
@@ -47,6 +49,14 @@ class _Collector(Collector):
         ):
             yield CounterMetricFamily(f"ackstream_{name}", text, value)
 
+    def _log(self) -> Iterable[Metric]:
+        binlog = self._binlog
+        yield GaugeMetricFamily("ackstream_binlog_following", "Whether the binlog is being followed", binlog.now)
+        yield GaugeMetricFamily("ackstream_binlog_lag_seconds", "How far behind the server", binlog.lag_s)
+        yield CounterMetricFamily("ackstream_binlog_rows", "Changed rows of queues read in the binlog", binlog.rows)
+        yield CounterMetricFamily("ackstream_binlog_batches", "Batches of news from the binlog", binlog.batches)
+        yield CounterMetricFamily("ackstream_binlog_starts", "Starts of the binlog's reader", binlog.starts)
+
     def _queues(self) -> Iterable[Metric]:
         labels = ["db", "queue"]
         in_flight = GaugeMetricFamily("ackstream_in_flight", "Messages delivered and not over", labels=labels)
@@ -63,9 +73,9 @@ class _Collector(Collector):
 class Admin:
     """The HTTP listener."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, binlog: Following) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(proxy))
+        self._registry.register(_Collector(proxy, binlog))
         self._draining = False
         app = web.Application()
         app.add_routes([web.get("/health", self._health), web.get("/metrics", self._metrics)])

@@ -128,6 +128,9 @@ class Settings(BaseSettings):
     catalog_interval_s: float = Field(default=10.0, gt=0)
     """How soon a message table that was made or altered behind the proxy's back is noticed."""
 
+    binlog: Literal["auto", "off"] = "auto"
+    """Whether what bypasses the proxy is seen in the server's binary log, where it can be read. It takes a process."""
+
     @field_validator("backend", mode="before")
     @classmethod
     def _backend(cls, value: object) -> object:

@@ -25,6 +25,7 @@ ALLOWED: dict[str, int] = {}
 
 # Modules of the engine that touch the world, as does what ends in _mysql; import-linter holds all others to being pure.
 ENGINE_SHELL = {
+    "engine.binlog_pipe",
     "engine.link",
     "engine.pool",
     "engine.queries",
@@ -33,6 +34,7 @@ ENGINE_SHELL = {
     "engine.shell",
     "engine.store",
     "engine.store_memory",
+    "engine.watch",
 }
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")

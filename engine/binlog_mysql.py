@@ -1,0 +1,366 @@
+"""The reader of the binary log, a program of its own: `python -m engine.binlog_mysql`, started by engine.watch.
+
+Reading the log in Python costs tens of µs an event, which must not be taken from the proxy's event loop; so it happens
+in a process beside it. What to follow comes on standard input, the password too, which is therefore in no list of
+processes; news go to standard output. It ends when its input does, that is with its parent, however that ends.
+
+It is made to be simple to lose: it begins at the end of the log, says so (then its parent looks at all tables), and at
+the first trouble it says what it was and ends. Three threads: one reads the log; one writes what came together
+meanwhile, so that a parent that reads slowly gets fewer and coarser news; one waits for orders.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import pymysql
+from pymysql.constants import ER
+from pymysql.cursors import Cursor
+from pymysqlreplication import BinLogStreamReader
+from pymysqlreplication.event import (
+    HeartbeatLogEvent,
+    NotImplementedEvent,
+    QueryEvent,
+    RotateEvent,
+    XAPrepareEvent,
+    XidEvent,
+)
+from pymysqlreplication.row_event import (
+    DeleteRowsEvent,
+    PartialUpdateRowsEvent,
+    UpdateRowsEvent,
+    WriteRowsEvent,
+)
+
+from engine.binlog import Change, Layout, News, Transactions, UnclearRowError
+from engine.binlog_pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
+from engine.catalog_mysql import now_ns
+from engine.link import Link, LinkLimits, connect
+from engine.model import TableId
+from engine.queries import statement, text_literal
+from engine.rawrows import text_values
+from engine.rowimage import ColumnType, bits, field_of
+from engine.store import StoreError
+
+SERVER_IDS = range(3_000_000_000, 4_294_967_295)
+"""A reader needs a number that no replica of the server has; one is drawn for each attempt, from the upper end, which
+nobody uses by hand."""
+
+DENIED = frozenset(
+    {
+        ER.SPECIFIC_ACCESS_DENIED_ERROR,
+        ER.ACCESS_DENIED_ERROR,
+        ER.DBACCESS_DENIED_ERROR,
+        ER.TABLEACCESS_DENIED_ERROR,
+    }
+)
+"""What does not get better by trying again soon."""
+
+COMPRESSED = frozenset({40, *range(165, 172)})
+"""Events that hold others, compressed, which the library does not open: MySQL's whole transactions, MariaDB's rows and
+statements."""
+
+
+class UnreadableLogError(Exception):
+    """The log cannot be followed: the server keeps none, or not for this account."""
+
+
+class Outbox:
+    """What is to be told, until it is; for one thread that reads the log and one that writes."""
+
+    def __init__(self, limits: BinlogLimits) -> None:
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._news = News(limits.rows_max)  # guarded by _changed, as is all below
+        self._rows = 0
+        self._lag_s = 0.0
+        self._lag_told_s = 0.0
+
+    def add(self, news: News) -> None:
+        """A transaction's news."""
+        with self._changed:
+            self._news.add(news)
+            self._changed.notify()
+
+    def count(self, rows: int, lag_s: float) -> None:
+        """So many rows were read, so far behind the server."""
+        with self._changed:
+            self._rows += rows
+            self._lag_s = lag_s
+            if lag_s != self._lag_told_s:
+                self._changed.notify()
+
+    def knows_no_details(self, table: TableId) -> bool:
+        """Whether more rows of that table would add nothing to what is to be told."""
+        return self._news.knows_no_details(table)
+
+    def write_to(self, pipe: BinaryIO) -> None:
+        """Write what there is, whenever there is something; for ever."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._news or self._rows or self._lag_s != self._lag_told_s)
+                news, self._news = self._news, News(self._limits.rows_max)
+                rows, self._rows = self._rows, 0
+                self._lag_told_s = self._lag_s
+            pipe.write(message(_batch(news, rows, self._lag_told_s)))
+            pipe.flush()
+            time.sleep(self._limits.blunt_pause_s if news.blunt else self._limits.pause_s)
+
+
+def _batch(news: News, rows: int, lag_s: float) -> Batch:
+    return Batch(
+        tuple(
+            (
+                each.table.db,
+                each.table.name,
+                tuple((entry.key, entry.epoch, entry.priority, entry.due_ns) for entry in each.seen),
+                each.over,
+            )
+            for each in news.sightings()
+        ),
+        news.everything,
+        news.schema_changed,
+        rows,
+        lag_s,
+    )
+
+
+@dataclass(slots=True)
+class Wanted:
+    """The tables to follow. The library looks into the two sets at each table map, and passes over all others."""
+
+    tables: frozenset[TableId] = frozenset()
+    names: set[str] = field(default_factory=set)
+    databases: set[str] = field(default_factory=set)
+    generation: int = 0
+
+    def become(self, tables: frozenset[TableId]) -> frozenset[TableId]:
+        """Follow these from now on; those among them that are new."""
+        new = tables - self.tables
+        self.names |= {each.name for each in tables}
+        self.databases |= {each.db for each in tables}
+        self.tables = tables
+        self.generation += 1
+        return new
+
+
+class LogReader:
+    """Follows the log from its present end."""
+
+    def __init__(self, order: Order, outbox: Outbox, pipe: BinaryIO) -> None:
+        self.wanted = Wanted()
+        self.wanted.become(order.tables)
+        self._address, self._limits = order.address, order.limits
+        self._link_limits = LinkLimits()
+        self._outbox, self._pipe = outbox, pipe
+        self._transactions = Transactions(order.limits.rows_max, outbox.add)
+        self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
+        self._generation = 0
+        self._connections = 0
+        self._ahead_s = 0.0
+        self._lag_s = 0.0
+        self._rows = 0
+
+    def run(self) -> None:
+        """Read, for ever; raises UnreadableLogError, StoreError, pymysql.MySQLError."""
+        file, position = self._begin()
+        stream = BinLogStreamReader(
+            {},
+            random.choice(SERVER_IDS),
+            log_file=file,
+            log_pos=position,
+            resume_stream=True,
+            blocking=True,
+            only_events=[
+                *(RotateEvent, QueryEvent, XidEvent, XAPrepareEvent, HeartbeatLogEvent, NotImplementedEvent),
+                *(WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent, PartialUpdateRowsEvent),
+            ],
+            filter_non_implemented_events=False,
+            only_tables=self.wanted.names,
+            only_schemas=self.wanted.databases,
+            freeze_schema=True,  # A changed table has another number in the log.
+            slave_heartbeat=self._limits.heartbeat_s,
+            pymysql_wrapper=self._connect,
+            enable_logging=False,
+        )
+        first = True
+        while (event := self._next(stream)) is not None:
+            if first:  # The server has accepted the request.
+                self._pipe.write(message(Began(f"{file}:{position}")))
+                self._pipe.flush()
+                threading.Thread(target=self._outbox.write_to, args=[self._pipe], daemon=True).start()
+                first = False
+            self._take(event)
+
+    def _begin(self) -> tuple[str, int]:
+        """Where the log ends, if it can be followed at all."""
+        with closing(Link(self._address, self._link_limits)) as link:
+            now, variables = link.run([statement("now"), statement("binlog_settings")])
+            self._ahead_s = time.time() - now_ns(now) / 1e9
+            values = dict(_texts(row)[:2] for row in variables.rows)
+            if values.get("log_bin", "ON") != "ON":
+                raise UnreadableLogError("the server keeps no binary log (log_bin is off)")
+            if (kind := values.get("binlog_format", "ROW")) != "ROW":
+                raise UnreadableLogError(f"its binary log holds statements, not rows: binlog_format is {kind}, not ROW")
+            try:
+                (end,) = link.run([statement("binlog_end")])
+            except StoreError as error:
+                if error.code != ER.PARSE_ERROR:
+                    raise
+                (end,) = link.run([statement("binlog_end_formerly")])
+            if not end.rows:
+                raise UnreadableLogError("the server does not say where its binary log ends")
+            file, position = _texts(end.rows[0])[:2]
+            return file, int(position)
+
+    def _connect(self, **options: Any) -> Any:
+        """The library's two connections. When one is lost it would go on with what it knew of tables: we begin anew."""
+        self._connections += 1
+        if self._connections > 2:
+            raise pymysql.InterfaceError("the connection was lost")
+        asked = {"database": options.get("db"), "cursorclass": options.get("cursorclass", Cursor)}
+        return connect(self._address, self._link_limits, **asked)
+
+    def _next(self, stream: Any) -> Any:
+        while True:
+            try:
+                return stream.fetchone()
+            except pymysql.MySQLError:
+                raise
+            except Exception:  # noqa: BLE001  # an event that the library cannot read: what it meant is unknown
+                self._transactions.pending.everything = True
+
+    def _take(self, event: Any) -> None:
+        transactions = self._transactions
+        match event:
+            case WriteRowsEvent() | UpdateRowsEvent() | DeleteRowsEvent():
+                self._take_rows(event)
+            case XidEvent():
+                self._committed(event)
+            case QueryEvent():
+                transactions.statement(event.query)
+            case XAPrepareEvent(one_phase=True):
+                self._committed(event)
+            case XAPrepareEvent():
+                transactions.undone()
+            case HeartbeatLogEvent():
+                self._lag_s = 0.0
+                self._outbox.count(0, 0.0)
+            case NotImplementedEvent() if event.event_type in COMPRESSED:
+                transactions.pending.everything = transactions.pending.schema_changed = True
+                transactions.committed()
+            case _:
+                pass
+
+    def _committed(self, event: Any) -> None:
+        behind_s = time.time() - self._ahead_s - event.timestamp
+        self._lag_s = max(0.0, behind_s - 1)  # The log tells the second in which it happened.
+        self._outbox.count(self._rows, round(self._lag_s, 1))
+        self._rows = 0
+        self._transactions.committed()
+
+    def _take_rows(self, event: Any) -> None:
+        known = self._layout(event)
+        if known is None:
+            return
+        table, layout = known
+        pending = self._transactions.pending
+        if pending.knows_no_details(table) or self._outbox.knows_no_details(table):
+            pending.anything(table)
+            return
+        if layout is None or self._lag_s > self._limits.lag_max_s or isinstance(event, PartialUpdateRowsEvent):
+            pending.anything(table)
+            return
+        change, *present = _images(event)
+        data = event.packet.read(event.event_size - event.packet.read_bytes)
+        try:
+            for key, entry in layout.changes(change, present, data):
+                self._rows += 1
+                pending.row(table, key, entry)
+        except (UnclearRowError, UnicodeDecodeError, IndexError):
+            pending.anything(table)
+
+    def _layout(self, event: Any) -> tuple[TableId, Layout | None] | None:
+        """The queue whose rows these are, and how to read them if that is known; None when they are of no queue."""
+        if self._generation != self.wanted.generation:
+            self._generation = self.wanted.generation
+            self._layouts.clear()
+        number = event.table_id
+        if number not in self._layouts:
+            table = TableId(event.schema, event.table)
+            self._layouts[number] = (table, self._learn(table, event.columns)) if table in self.wanted.tables else None
+        return self._layouts[number]
+
+    def _learn(self, table: TableId, logged: Sequence[Any]) -> Layout | None:
+        names = {"db": text_literal(table.db), "name": text_literal(table.name)}
+        with closing(Link(self._address, self._link_limits)) as link:
+            (found,) = link.run([statement("binlog_columns", **names)])
+        rows = [_texts(row) for row in found.rows]
+        columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
+        try:
+            return Layout(columns, [field_of(each.data) for each in logged])
+        except UnclearRowError:
+            return None
+
+
+def _texts(row: bytes) -> list[str]:
+    return [(value or b"").decode() for value in text_values(row)]
+
+
+def _images(event: Any) -> tuple[Any, ...]:
+    """What was done, and which columns each image of a row has."""
+    match event:
+        case WriteRowsEvent():
+            return Change.INSERT, bits(event.columns_present_bitmap)
+        case DeleteRowsEvent():
+            return Change.DELETE, bits(event.columns_present_bitmap)
+        case _:
+            return Change.UPDATE, bits(event.columns_present_bitmap), bits(event.columns_present_bitmap2)
+
+
+def _listen(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
+    """Take new orders until there is nobody to give them."""
+    while (tables := read_message(orders)) is not None:
+        news = News(0)
+        for each in reader.wanted.become(tables):
+            news.anything(each)  # What was changed in it until now was passed over.
+        outbox.add(news)
+    os._exit(0)
+
+
+def main() -> None:
+    """The program."""
+    orders, pipe = sys.stdin.buffer, sys.stdout.buffer
+    logging.disable()  # The library's advice is not for our users.
+    order = read_message(orders)
+    if order is None:
+        return
+    outbox = Outbox(order.limits)
+    reader = LogReader(order, outbox, pipe)
+    threading.Thread(target=_listen, args=[reader, outbox, orders], daemon=True).start()
+    try:
+        reader.run()
+        ended = Ended("the server ended it")
+    except UnreadableLogError as error:
+        ended = Ended(str(error), refused=True)
+    except StoreError as error:
+        ended = Ended(str(error), refused=error.code in DENIED)
+    except (pymysql.MySQLError, OSError) as error:
+        code = error.args[0] if error.args else 0
+        ended = Ended(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
+    pipe.write(message(ended))
+    pipe.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What the reader of the binary log and its parent say to each other, and how it goes through a pipe."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from dataclasses import dataclass
+from typing import IO, Any
+
+from engine.link import BackendAddress
+from engine.model import TableId
+
+HEAD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogLimits:
+    """The bounds of reading the log, each with its reason."""
+
+    rows_max: int = 2_000
+    """Messages told of at a time; with more, a look at the table is the better news."""
+    pause_s: float = 0.001
+    """Between two batches of news: at ten thousand changes a second, ten share a batch."""
+    blunt_pause_s: float = 0.02
+    """After news that cost the parent a look at a table."""
+    lag_max_s: float = 2.0
+    """Further behind the server than this, rows are not read any more, until the log's end is reached: the tables are
+    looked at instead. The log tells whole seconds."""
+    heartbeat_s: float = 5.0
+    """The server speaks at least as often, so that a dead connection is noticed within LinkLimits.read_s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the parent says first."""
+
+    address: BackendAddress
+    limits: BinlogLimits
+    tables: frozenset[TableId]
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The log is being followed, from here on."""
+
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """News, as plain values, for they come by the ten thousand: of each table its messages as they are, and the ids of
+    those that are over."""
+
+    tables: tuple[tuple[str, str, tuple[tuple[Any, ...], ...], tuple[Any, ...]], ...] = ()
+    everything: bool = False
+    schema_changed: bool = False
+    rows: int = 0
+    """Rows read since the last batch."""
+    lag_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The reader cannot go on; `refused`: and cannot before somebody changes the server or the account."""
+
+    text: str
+    refused: bool = False
+
+
+def message(value: object) -> bytes:
+    """A message for a pipe: its size and itself."""
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return struct.pack("<I", len(body)) + body
+
+
+def size_of(head: bytes) -> int:
+    """The size that a message's head tells."""
+    (size,) = struct.unpack("<I", head)
+    return int(size)
+
+
+def value_of(body: bytes) -> Any:
+    """What was said. Only for what a program of ours has written."""
+    return pickle.loads(body)  # noqa: S301  # parent and child are one program, and the pipe is theirs
+
+
+def read_message(stream: IO[bytes]) -> Any:
+    """The next message; None when there is none any more."""
+    head = stream.read(HEAD_BYTES)
+    return None if len(head) < HEAD_BYTES else value_of(stream.read(size_of(head)))

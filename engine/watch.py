@@ -1,0 +1,178 @@
+"""The parent's side of the binary log: it keeps a reader running (engine.binlog_mysql) and tells the engine its news.
+
+Whatever goes wrong with the reader, the engine polls as if there were no log, and the reader is started again, at
+growing intervals. Each new one begins at the log's end, so all tables are looked at then: no position is kept, and a
+log that was purged, cut off by a crash or of another server is no special case. What cannot work (no log, no privilege)
+is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from dataclasses import dataclass
+
+from engine.binlog_pipe import HEAD_BYTES, Batch, Began, BinlogLimits, Ended, Order, message, size_of, value_of
+from engine.link import BackendAddress
+from engine.model import Entry, TableId
+from engine.service import Engine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLimits:
+    """When a reader that ended is started again, each with its reason."""
+
+    again_min_s: float = 0.2
+    again_max_s: float = 10.0
+    """A reader costs a third of a second of processor time to start; polling does meanwhile."""
+    lasting_s: float = 10.0
+    """A reader that lived so long was well: the next one comes soon."""
+    refused_s: float = 300.0
+    """The server or the account must be changed first; nobody waits for it."""
+    schema_again_s: tuple[float, ...] = (0.1, 1.0)
+    """The log tells of a changed table a moment before the change can be seen, so we look again."""
+
+
+@dataclass(slots=True)
+class Following:
+    """How it goes, for metrics."""
+
+    now: bool = False
+    rows: int = 0
+    batches: int = 0
+    starts: int = 0
+    lag_s: float = 0.0
+
+
+class BinlogWatch:
+    """Keeps an engine informed of what the server's binary log says."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        address: BackendAddress,
+        limits: WatchLimits | None = None,
+        reader_limits: BinlogLimits | None = None,
+    ) -> None:
+        self.following = Following()
+        self._engine, self._address = engine, address
+        self._limits = limits or WatchLimits()
+        self._reader_limits = reader_limits or BinlogLimits()
+        self._process: Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._told: frozenset[TableId] = frozenset()
+        self._said = ""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._engine.on_queues = self._tell_tables
+        self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
+
+    async def close(self) -> None:
+        """Stop, and end the reader."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep_following(self) -> None:
+        pause_s = self._limits.again_min_s
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            ended = await self._follow()
+            if clock() - began > self._limits.lasting_s:
+                pause_s = self._limits.again_min_s
+            if ended.refused:
+                self._say("the binlog is not followed (%s): what bypasses the proxy is noticed by polling", ended.text)
+                await asyncio.sleep(self._limits.refused_s)
+                continue
+            self._say("the binlog cannot be followed now, polling until it can: %s", ended.text)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._limits.again_max_s)
+
+    def _say(self, text: str, detail: str, level: int = logging.WARNING) -> None:
+        """Log a change of state, once."""
+        if text != self._said:
+            self._said = text
+            log.log(level, text, detail)
+
+    async def _follow(self) -> Ended:
+        """Run a reader until it ends; why it did."""
+        self.following.starts += 1
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "engine.binlog_mysql"),
+                stdin=PIPE,
+                stdout=PIPE,
+                # A terminal's Ctrl-C reaches its whole process group: not this child, which ends with its input.
+                start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith("ACKSTREAM_")},
+            )
+        except OSError as error:
+            return Ended(f"no process for it: {error}")
+        try:
+            self._told = self._tables()
+            self._send(Order(self._address, self._reader_limits, self._told))
+            return await self._listen(process)
+        finally:
+            self._process = None
+            self.following.now = False
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _listen(self, process: Process) -> Ended:
+        assert process.stdout is not None
+        while True:
+            try:
+                head = await process.stdout.readexactly(HEAD_BYTES)
+                said = value_of(await process.stdout.readexactly(size_of(head)))
+            except asyncio.IncompleteReadError:
+                return Ended(f"its reader ended with status {await process.wait()}")
+            match said:
+                case Began(at):
+                    self.following.now = True
+                    self._say("following the binlog from %s", at, logging.INFO)
+                    self._engine.noticed(None)
+                case Batch():
+                    self._take(said)
+                case Ended():
+                    return said
+                case _:
+                    raise AssertionError(said)
+
+    def _take(self, batch: Batch) -> None:
+        following, engine = self.following, self._engine
+        following.batches += 1
+        following.rows += batch.rows
+        following.lag_s = batch.lag_s
+        if batch.schema_changed:
+            loop = asyncio.get_running_loop()
+            engine.schema_changed()
+            for delay_s in self._limits.schema_again_s:
+                loop.call_later(delay_s, engine.schema_changed)
+        if batch.everything:
+            engine.noticed(None)
+            return
+        for db, name, seen, over in batch.tables:
+            engine.noticed(TableId(db, name), [Entry(*each) for each in seen], over)
+
+    def _tables(self) -> frozenset[TableId]:
+        return frozenset(queue.id for queue, _ in self._engine.runners())
+
+    def _tell_tables(self) -> None:
+        tables = self._tables()
+        if self._process is not None and tables != self._told:
+            self._told = tables
+            self._send(tables)
+
+    def _send(self, value: object) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(message(value))

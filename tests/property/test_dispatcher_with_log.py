@@ -1,0 +1,120 @@
+"""The same play with a binary log beside it: some changes are told by nothing else, late, coarsely, or too early.
+
+The machine of test_dispatcher with more rules, and with a dispatcher that is deaf to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from engine.dispatcher import Dispatcher, Effects
+from engine.effects import Scan
+from engine.model import NS_PER_S, Entry, Key
+from engine.store_memory import Row
+from tests.property.test_dispatcher import KEYS, PICK, Play
+from tests.support.play import TABLE
+
+
+class PlayWithLog(Play):
+    """And the server keeps a log, which is read with delay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: dict[Key, Row] = {}
+        self.log: list[dict[Key, Row | None]] = []
+        """What the log holds and nobody has told yet."""
+
+    @rule(key=KEYS, delay_s=st.sampled_from([0, 5]))
+    def enqueue_and_only_the_log_tells(self, key: int, delay_s: int) -> None:
+        if key not in self.stage.rows and key not in self.stage.acked_seen:
+            self.stage.enqueue(key, 0, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=False)
+            self.the_log_grows()
+
+    @precondition(lambda self: self._never_claimed())
+    @rule(pick=PICK, delay_s=st.sampled_from([0, 5, 100]))
+    def reschedule_and_only_the_log_tells(self, pick: int, delay_s: int) -> None:
+        row = self._one_of(self._never_claimed(), pick)
+        if row.key not in self.stage.store.locked:
+            self.stage.store.put(TABLE, replace(row, time_next_ns=self.stage.now_ns + delay_s * NS_PER_S))
+            self.the_log_grows()
+
+    @rule()
+    def the_log_grows(self) -> None:
+        rows = self.stage.rows
+        changed = {key: rows.get(key) for key in {*rows, *self.logged} if rows.get(key) != self.logged.get(key)}
+        self.logged = dict(rows)
+        if changed:
+            self.log.append(changed)
+
+    @precondition(lambda self: self.log)
+    @rule(detailed=st.booleans())
+    def news_arrive(self, detailed: bool) -> None:
+        changed = self.log.pop(0)
+        live = {key: row for key, row in changed.items() if row is not None and row.time_acked_ns is None}
+        over = [key for key in changed if key not in live]
+        noticed = self.stage.dispatcher.noticed
+        if detailed:
+            self.stage.acked_seen.update(key for key in over if key not in {each.key for each in self._live()})
+            self.stage.happen(noticed, [row.entry for row in live.values()], over)
+        else:
+            self.stage.happen(noticed)
+
+    @rule(key=KEYS, detailed=st.booleans())
+    def the_log_tells_before_it_can_be_seen(self, key: int, detailed: bool) -> None:
+        if key in self.stage.rows or key in self.stage.acked_seen:
+            return
+        row = Row(key, payload=str(key).encode())
+        self.stage.happen(self.stage.dispatcher.noticed, [row.entry] if detailed else [])
+        for scan in self._asked_for(Scan):
+            self.one_thing_goes_well(self.stage.asked.index(scan))
+        self.stage.store.put(TABLE, row)
+        self.logged[key] = row
+
+    def teardown(self) -> None:
+        if hasattr(self, "stage"):
+            self.the_log_grows()
+            while self.log:
+                self.news_arrive(detailed=True)
+        super().teardown()
+
+    def _live(self) -> list[Row]:
+        return [row for _, row in sorted(self.stage.rows.items()) if row.time_acked_ns is None]
+
+    def _never_claimed(self) -> list[Row]:
+        """Who reschedules a message that is out gives it to two holders: that is asked for, and not played here."""
+        return [row for row in self._live() if not row.epoch]
+
+
+class TheLogIsNotHeard(Dispatcher):
+    """What the log tells of new messages is not acted on."""
+
+    def noticed(self, now_ns: int, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+        return self.settled(now_ns, over)
+
+
+def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose() -> None:
+    class PlayBroken(PlayWithLog):
+        dispatcher_type = TheLogIsNotHeard
+
+    hunt = settings(
+        max_examples=2_000,
+        stateful_step_count=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(PlayBroken, settings=hunt)
+
+
+TestPlayWithLog = PlayWithLog.TestCase
+TestPlayWithLog.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

@@ -1,0 +1,310 @@
+"""What the binary log means: statements, transactions, merged news; and how often something is looked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.binlog import Change, Layout, News, Said, Sighting, Transactions, UnclearRowError, said
+from engine.expected import AGAIN_MAX_NS, AGAIN_MIN_NS, Expected
+from engine.model import Entry, ScanResult, TableId
+from engine.rowimage import ColumnType, Field, field_of
+from engine.window import Window
+from tests.support.play import TABLE as STAGE_TABLE
+from tests.support.play import Stage
+
+TABLE = TableId("shop", "orders")
+OTHER = TableId("shop", "mails")
+INT, BIGINT = 3, 8
+COLUMNS = [
+    ColumnType("note", "varchar", "varchar(10)", "gbk"),
+    ColumnType("id", "int", "int unsigned", ""),
+    ColumnType("Priority", "int", "int", ""),
+    ColumnType("epoch", "bigint", "bigint", ""),
+    ColumnType("time_next", "bigint", "bigint", ""),
+    ColumnType("time_acked", "bigint", "bigint", ""),
+]
+FIELDS = [
+    Field(15, 1, counted=True, width=10),
+    Field(INT, 4),
+    Field(INT, 4),
+    Field(BIGINT, 8),
+    Field(BIGINT, 8),
+    Field(BIGINT, 8),
+]
+ALL = 0b111111
+MISSING = object()
+
+
+def image(*values: object) -> bytes:
+    """A row of the columns above as the log has it; MISSING ones left out."""
+    nulls, body, bit = 0, b"", 0
+    for value, field in zip(values, FIELDS, strict=True):
+        if value is MISSING:
+            continue
+        if value is None:
+            nulls |= 1 << bit
+        elif isinstance(value, bytes):
+            body += bytes([len(value)]) + value
+        else:
+            assert isinstance(value, int)
+            body += (value % 2 ** (8 * field.size)).to_bytes(field.size, "little")
+        bit += 1
+    return nulls.to_bytes((bit + 7) // 8, "little") + body
+
+
+def entry(key: int, epoch: int = 0, priority: int = 0, due_ns: int = 0) -> Entry:
+    return Entry(key, epoch, priority, due_ns)
+
+
+@pytest.fixture
+def layout() -> Layout:
+    return Layout(COLUMNS, FIELDS)
+
+
+def test_an_inserted_message_is_seen_as_a_scan_would_see_it(layout: Layout) -> None:
+    rows = image(b"hello", 2**32 - 1, -7, 3, 10**18, None) + image(None, 2, None, None, None, None)
+    assert list(layout.changes(Change.INSERT, [ALL], rows)) == [
+        (2**32 - 1, Entry(2**32 - 1, 3, -7, 10**18)),
+        (2, Entry(2, 0, -(2**63), 0)),
+    ]
+
+
+def test_an_update_tells_what_became_of_the_message(layout: Layout) -> None:
+    before = image(b"", 1, 0, 0, 0, None)
+    acked = image(b"", 1, 0, 1, None, 5)
+    moved = image(b"", 9, 0, 0, 0, None)
+    assert list(layout.changes(Change.UPDATE, [ALL, ALL], before + acked)) == [(1, None)]
+    assert list(layout.changes(Change.UPDATE, [ALL, ALL], before + moved)) == [(1, None), (9, entry(9))]
+    assert list(layout.changes(Change.UPDATE, [ALL, ALL], acked + before)) == [(1, entry(1))]
+    assert list(layout.changes(Change.UPDATE, [ALL, ALL], acked + acked)) == []
+
+
+def test_a_deleted_message_is_over_unless_it_was_before(layout: Layout) -> None:
+    rows = image(b"x", 1, 0, 0, 0, None) + image(b"x", 2, 0, 0, None, 5)
+    assert list(layout.changes(Change.DELETE, [ALL], rows)) == [(1, None)]
+
+
+def test_what_an_image_leaves_out_was_not_changed(layout: Layout) -> None:
+    only_id = image(MISSING, 1, MISSING, MISSING, MISSING, MISSING)
+    acked = image(MISSING, MISSING, MISSING, MISSING, None, 5)
+    rescheduled = image(MISSING, MISSING, MISSING, MISSING, 7, MISSING)
+    whole = image(b"x", 1, 2, 3, 4, None)
+    assert list(layout.changes(Change.UPDATE, [0b10, 0b110000], only_id + acked)) == [(1, None)]
+    assert list(layout.changes(Change.UPDATE, [ALL, 0b010000], whole + rescheduled)) == [(1, Entry(1, 3, 2, 7))]
+    assert list(layout.changes(Change.DELETE, [0b10], only_id)) == [(1, None)]
+    with pytest.raises(UnclearRowError):
+        list(layout.changes(Change.UPDATE, [0b10, 0b010000], only_id + rescheduled))
+
+
+def test_a_row_that_is_cut_off_is_not_guessed_at(layout: Layout) -> None:
+    with pytest.raises(IndexError):
+        list(layout.changes(Change.INSERT, [ALL], image(b"hello", 1, 0, 0, 0, None)[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields"),
+    [
+        (COLUMNS, FIELDS[:-1]),
+        (COLUMNS[:-1], FIELDS[:-1]),
+        (COLUMNS, [None, *FIELDS[1:]]),
+        ([ColumnType("id", "enum", "enum('a')", "utf8mb4"), *COLUMNS[:1], *COLUMNS[2:]], FIELDS),
+    ],
+)
+def test_a_table_that_cannot_be_read_for_certain_has_no_layout(
+    columns: list[ColumnType], fields: list[Field | None]
+) -> None:
+    with pytest.raises(UnclearRowError):
+        Layout(columns, fields)
+
+
+def test_an_unknown_type_has_no_field() -> None:
+    assert field_of({"type": 242}) is None
+
+
+def test_only_the_last_word_on_a_message_counts() -> None:
+    first, second = News(10), News(10)
+    first.row(TABLE, 1, entry(1))
+    first.row(TABLE, 2, entry(2))
+    second.row(TABLE, 1, None)
+    second.row(TABLE, 3, entry(3))
+    first.add(second)
+    assert first.sightings() == [Sighting(TABLE, (entry(2), entry(3)), (1,))]
+
+
+def test_too_many_rows_shrink_to_one_word_for_their_table_alone() -> None:
+    news = News(3)
+    news.row(OTHER, 1, entry(1))
+    for key in range(3):
+        news.row(TABLE, key, entry(key))
+    assert news.sightings() == [Sighting(OTHER, (entry(1),)), Sighting(TABLE)]
+    assert news.blunt
+    assert news.knows_no_details(TABLE)
+    assert not news.knows_no_details(OTHER)
+    news.row(OTHER, 2, None)  # There is room again.
+    assert news.sightings()[0] == Sighting(OTHER, (entry(1),), (2,))
+
+
+@pytest.mark.parametrize(
+    ("statement", "meaning"),
+    [
+        ("BEGIN", Said.NOTHING),
+        ("COMMIT", Said.COMMITTED),
+        ("ROLLBACK", Said.UNDONE),
+        ("ROLLBACK TO `s`", Said.ANYTHING),
+        ("SAVEPOINT `s`", Said.NOTHING),
+        ("create table t (a int)", Said.SCHEMA | Said.COMMITTED),
+        ("CREATE TABLE `t` (`a` int) START TRANSACTION", Said.SCHEMA),
+        ("/* ours */ -- x\n DROP TABLE t", Said.SCHEMA | Said.COMMITTED),
+        ("ALTER TABLE t COMMENT 'x'", Said.SCHEMA | Said.ANYTHING | Said.COMMITTED),
+        ("TRUNCATE t", Said.SCHEMA | Said.ANYTHING | Said.COMMITTED),
+        ("INSERT INTO t VALUES (1)", Said.ANYTHING),
+        ("/*!40000 INSERT */ INTO t VALUES (1)", Said.ANYTHING),
+        ("XA START X'78',X'',1", Said.NOTHING),
+        ("XA COMMIT X'78',X'',1", Said.ANYTHING | Said.COMMITTED),
+        ("XA ROLLBACK X'636f6d6d6974',X'',1", Said.NOTHING),
+        ("GRANT SELECT ON t TO u", Said.NOTHING),
+        ("", Said.ANYTHING),
+    ],
+)
+def test_what_a_statement_amounts_to(statement: str, meaning: Said) -> None:
+    assert said(statement) == meaning
+
+
+def test_news_come_when_a_transaction_is_complete_and_not_at_all_when_it_is_undone() -> None:
+    told: list[News] = []
+    transactions = Transactions(10, told.append)
+    transactions.statement("BEGIN")
+    transactions.pending.row(TABLE, 1, entry(1))
+    transactions.statement("ROLLBACK")
+    transactions.committed()
+    assert told == []
+    transactions.pending.row(TABLE, 2, entry(2))
+    transactions.statement("ROLLBACK TO s")
+    assert told == []
+    transactions.statement("COMMIT")
+    (news,) = told
+    assert news.everything
+
+
+def test_what_is_expected_is_looked_for_again_and_again_and_then_given_up() -> None:
+    expected = Expected(10)
+    expected.add(0, 1)
+    looks: list[int] = []
+    while expected.again_ns is not None:
+        assert not expected.due(expected.again_ns - 1)
+        looks.append(expected.again_ns)
+        assert expected.due(expected.again_ns)
+    assert looks[0] == AGAIN_MIN_NS
+    assert len(looks) < 15
+    assert AGAIN_MAX_NS < looks[-1] < 3 * AGAIN_MAX_NS
+
+
+def test_what_was_met_is_expected_no_longer() -> None:
+    expected = Expected(10)
+    expected.add(0, 1)
+    expected.add(0, 2)
+    expected.met([1, 7])
+    assert expected.again_ns is not None
+    expected.met([2])
+    assert expected.again_ns is None
+
+
+def test_more_than_can_be_remembered_is_looked_for_without_knowing_what() -> None:
+    expected = Expected(1)
+    expected.add(0, 1)
+    expected.add(0, 2)
+    expected.met([1, 2])
+    assert expected.again_ns is not None
+
+
+def test_a_message_that_is_put_off_does_not_come_at_its_old_time() -> None:
+    window = Window()
+    window.await_due(entry(1, due_ns=10), most=10)
+    window.await_due(entry(1, due_ns=20), most=10)
+    window.promote(10)
+    assert window.ready == 0
+    window.promote(20)
+    assert window.take(1) == [entry(1, due_ns=20)]
+
+
+def test_messages_beyond_the_bound_are_left_to_a_scan_at_their_time() -> None:
+    window = Window()
+    for key in range(1, 5):
+        window.await_due(entry(key, due_ns=100 - key), most=2)
+    assert len(window) == 2
+    assert window.horizon_ns == 96
+    window.scanned(ScanResult((), more=False, horizon_ns=None), 0, lambda _: False)
+    assert window.next_ns is None
+
+
+def test_our_own_claim_in_the_log_causes_no_work() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.subscribe(1, holder=1)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.settle()
+    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    assert stage.asked == []
+
+
+def test_a_claim_in_the_log_before_its_own_answer_causes_no_work() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.subscribe(1, holder=1)
+    while not any(each.answer is None and type(each.effect).__name__ == "Claim" for each in stage.asked):
+        asked = stage.asked[0]
+        stage.do(asked)
+        stage.answer(asked)
+    (claim,) = (each for each in stage.asked if type(each.effect).__name__ == "Claim")
+    stage.do(claim)
+    others = [each for each in stage.asked if each is not claim]
+    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    assert [each for each in stage.asked if each is not claim] == others
+
+
+def test_a_message_changed_while_it_is_out_is_looked_up() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.subscribe(1, holder=1)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.settle()
+    row = stage.rows[7].entry
+    stage.happen(stage.dispatcher.noticed, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
+    assert [type(each.effect).__name__ for each in stage.asked] == ["Lookup"]
+
+
+def test_a_scheduled_message_in_the_log_needs_no_scan() -> None:
+    stage = Stage()
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    due_ns = stage.now_ns + 10**9
+    stage.enqueue(7, due_ns=due_ns, wake=False)
+    stage.happen(stage.dispatcher.noticed, [entry(7, due_ns=due_ns)], [])
+    assert stage.asked == []
+    stage.run_until(lambda: 1 in stage.delivered)
+    assert stage.now_ns == due_ns
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("hidden_ns", [0, 5_000_000, 9 * 10**9])
+def test_a_message_that_cannot_be_seen_yet_when_the_log_tells_of_it_is_found_later(named: bool, hidden_ns: int) -> None:
+    stage = Stage()
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    stage.happen(stage.dispatcher.noticed, [entry(7)] if named else [])
+    stage.settle()
+    visible_ns = stage.now_ns + hidden_ns
+    stage.run_until(lambda: (stage.dispatcher.wake_at_ns or 0) > visible_ns)
+    stage.enqueue(7, wake=False)
+    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=2 * AGAIN_MAX_NS)
+
+
+def test_a_message_that_is_over_by_the_log_frees_its_credit_at_once() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.enqueue(8)
+    stage.subscribe(1, holder=1, prefetch=1)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.store.acknowledge(STAGE_TABLE, 7)
+    stage.happen(stage.dispatcher.noticed, [], [7])
+    stage.run_until(lambda: stage.delivered.get(1) == [7, 8], within_ns=0)
