@@ -2,7 +2,7 @@
 
 The proxy reads parameters only of statements that are its own, such as a prepared `STREAM … LIMIT
 ?`. Numbers become Python's; strings and decimals stay bytes in the client's charset; dates and
-times, for which none of our statements has a place, are kept as they came.
+times are kept as they came, until `python_value` is asked for what all of them mean.
 
 With CLIENT_QUERY_ATTRIBUTES a query's text is preceded by named values in the same encoding, which
 must be stepped over to see the text at all.
@@ -13,6 +13,8 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Collection, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
 from mysql_mimic.types import ColumnType, ComStmtExecuteFlags
@@ -23,6 +25,8 @@ UNSIGNED: Final = 0x80
 PARAMS_MAX: Final = 0xFFFF
 """A statement cannot have more parameters: the answer to PREPARE counts them in 16 bits."""
 
+_EXECUTE_HEAD: Final = 10
+"""Command byte, statement id, flags, iteration count."""
 _COUNT_AVAILABLE: Final = int(ComStmtExecuteFlags.PARAMETER_COUNT_AVAILABLE)
 _NO_ATTRIBUTES: Final = b"\x00\x01"
 
@@ -91,6 +95,69 @@ def parse_execute(
     values = tuple(_read_value(reader, bound[i], nulls, i, long_data=i in long_data) for i in range(count))
     cursor_type = flags & ~_COUNT_AVAILABLE
     return Execute(statement_id, cursor_type, values[:param_count], bound)
+
+
+def python_value(value: Value, kind: ParamType, codec: str) -> object:
+    """What a value means: bytes of a string type become text by the client's character set, decimals and
+    temporal values Python's own. What Python does not have, such as a zero date, stays as it is.
+
+    Raises UnicodeDecodeError.
+    """
+    match value:
+        case Temporal():
+            return _moment(value, kind)
+        case bytes() if kind.type in _DECIMALS:
+            try:
+                return Decimal(value.decode("ascii"))
+            except (UnicodeDecodeError, InvalidOperation):
+                return value
+        case bytes() if kind.type not in _BINARY:
+            return value.decode(codec)
+        case _:
+            return value
+
+
+def last_first(
+    payload: bytes,
+    param_count: int,
+    *,
+    types: Sequence[ParamType],
+    long_data: Collection[int] = (),
+    attributes: bool = False,
+) -> bytes:
+    """A COM_STMT_EXECUTE payload with its last parameter in front of the others, all else as it was.
+
+    `types` are those of this execution, as `parse_execute` returned them.
+    """
+    reader = Reader(payload, _EXECUTE_HEAD)
+    count = reader.lenenc() if attributes else param_count
+    nulls_at = reader.at
+    nulls = int.from_bytes(reader.take((count + 7) // 8), "little")
+    order = [param_count - 1, *range(param_count - 1), *range(param_count, count)]
+    bound = reader.take(1)
+    kinds = [_taken(reader, lambda: _read_type(reader, named=attributes)) for _ in order] if bound[0] else []
+    bitmap = nulls.to_bytes((count + 7) // 8, "little")
+    values = [
+        _taken(reader, lambda i=i: _read_value(reader, types[i], bitmap, i, long_data=i in long_data))
+        for i in range(count)
+    ]
+    moved = sum((nulls >> old & 1) << new for new, old in enumerate(order))
+    return b"".join(
+        (
+            payload[:nulls_at],
+            moved.to_bytes(len(bitmap), "little"),
+            bound,
+            *(kinds[i] for i in order if kinds),
+            *(values[i] for i in order),
+        )
+    )
+
+
+def _taken(reader: Reader, read: Callable[[], object]) -> bytes:
+    """The bytes that reading something goes over."""
+    begin = reader.at
+    read()
+    return reader.data[begin : reader.at]
 
 
 def text_at(payload: bytes, *, attributes: bool) -> int:
@@ -227,3 +294,34 @@ _READERS: Final[dict[int, Callable[[Reader, ParamType], Value]]] = {
         _string,
     ),
 }
+
+_DECIMALS: Final = frozenset(map(int, (ColumnType.DECIMAL, ColumnType.NEWDECIMAL)))
+_BINARY: Final = frozenset(
+    map(
+        int,
+        (
+            ColumnType.TINY_BLOB,
+            ColumnType.MEDIUM_BLOB,
+            ColumnType.LONG_BLOB,
+            ColumnType.BLOB,
+            ColumnType.BIT,
+            ColumnType.GEOMETRY,
+        ),
+    )
+)
+"""Types whose bytes are in no character set."""
+
+
+def _moment(value: Temporal, kind: ParamType) -> date | datetime | timedelta | Temporal:
+    reader = Reader(value.raw.ljust(_MOMENT_BYTES, b"\0"))
+    if kind.type == ColumnType.TIME:
+        negative = reader.uint(1)
+        days, hours, minutes, seconds, micros = (reader.uint(width) for width in (4, 1, 1, 1, 4))
+        span = timedelta(days % _TIME_DAYS, seconds, micros, minutes=minutes, hours=hours)
+        return -span if negative else span
+    parts = [reader.uint(width) for width in (2, 1, 1, 1, 1, 1, 4)]
+    try:
+        moment = datetime(*parts)  # type: ignore[arg-type]  # noqa: DTZ001 - the server's types have no zone
+    except ValueError:
+        return value
+    return moment.date() if kind.type == ColumnType.DATE else moment
