@@ -145,8 +145,8 @@ _SPELLED: Final = {"!=": "<>"}
 
 _RESERVED: Final = frozenset(
     {"AND", "BETWEEN", "BINARY", "CASE", "COLLATE", "CONVERT", "DIV", "ELSE", "EXISTS", "FALSE", "FROM", "IN",
-     "INTERVAL", "IS", "LIKE", "LIMIT", "MATCH", "MOD", "NOT", "NULL", "OR", "ORDER", "REGEXP", "RLIKE", "SELECT", "THEN",
-     "TRUE", "WHEN", "WHERE", "XOR"}
+     "INTERVAL", "IS", "LIKE", "LIMIT", "MATCH", "MOD", "NOT", "NULL", "OR", "ORDER", "REGEXP", "RLIKE", "SELECT",
+     "THEN", "TRUE", "WHEN", "WHERE", "XOR"}
 )  # fmt: skip
 """Words that are no columns unless quoted. The server reserves them, and more."""
 
@@ -286,7 +286,7 @@ class _Reader:
         if cursor.take("ESCAPE"):
             given = cursor.position
             written = self._string()
-            if written is None or len(written) != 1 or written in "%_":
+            if not isinstance(written, str) or len(written) != 1 or written in "%_":
                 cursor.fail_at(given, "ESCAPE takes one character in quotes, other than % and _")
             escape = written
         return literals.pattern(pattern, escape) if param is None else Place(param, escape)
@@ -333,12 +333,10 @@ class _Reader:
     def _literal(self) -> str | None:
         cursor = self._cursor
         word, following = cursor.word, cursor.ahead(1)
-        if cursor.at_string:
-            return literals.text(self._string() or "")
+        if (string := self._string()) is not None:
+            return literals.constant(string)
         if word in {"DATE", "TIME", "TIMESTAMP"} and cursor.is_string(following):
             return self._temporal()
-        if word.startswith("_") and (cursor.is_string(following) or following[:2].lower() in {"x'", "b'", "0x"}):
-            cursor.fail("a constant stands without a character set: write the string plainly, or bytes as x'…'")
         if word.startswith("N'"):
             cursor.fail("write the string without N: it may hold any character")
         if word in {"NULL", "TRUE", "FALSE"}:
@@ -362,20 +360,40 @@ class _Reader:
         cursor.step_numeral()
         return f"-{literal}" if sign == "-" else literal
 
-    def _string(self) -> str | None:
-        """A string, or several one after the other, which are one."""
+    def _string(self) -> str | bytes | None:
+        """A string, or several one after the other, which are one; or one in its canonical form."""
         cursor = self._cursor
+        if cursor.text.startswith("_"):
+            return self._introduced()
         texts: list[str] = []
         while cursor.at_string:
             quoted = cursor.step()
             texts.append(literals.unescape(quoted, no_backslash_escapes=cursor.mode.no_backslash_escapes))
         return "".join(texts) if texts else None
 
+    def _introduced(self) -> str | bytes | None:
+        """`_utf8mb4 x'…'` or `_binary x'…'`, if one stands here."""
+        cursor = self._cursor
+        charset, following = cursor.text.lower(), cursor.ahead(1)
+        if not cursor.is_string(following) and following[:2].lower() not in {"x'", "b'", "0x", "0b"}:
+            return None  # A name.
+        content = literals.hexadecimal(following)
+        if content is None or charset not in {"_utf8mb4", "_binary"}:
+            cursor.fail("a constant stands without a character set: write the string plainly, or bytes as x'…'")
+        try:
+            string = content if charset == "_binary" else content.decode()
+        except UnicodeDecodeError:
+            cursor.fail("these bytes are no text in UTF-8")
+        cursor.step()
+        cursor.step()
+        return string
+
     def _temporal(self) -> str:
         cursor = self._cursor
         begin = cursor.position
         kind = cursor.step().upper()
-        literal = literals.temporal(kind, self._string() or "")
+        written = self._string()
+        literal = literals.temporal(kind, written) if isinstance(written, str) else None
         if literal is None:
             examples = "DATE '2026-12-31', TIME '23:59:59.5' or TIMESTAMP '2026-12-31 23:59:59.5'"
             cursor.fail_at(begin, f"{examples} was expected, with what there is in the calendar")

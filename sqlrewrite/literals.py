@@ -88,6 +88,12 @@ def bits_or_hex(written: str) -> str | None:
     return f"0x{found['digits'].lower()}" if found["digits"] else f"x'{found['quoted'].lower()}'"
 
 
+def hexadecimal(written: str) -> bytes | None:
+    """The bytes of x'…'."""
+    found = _HEX.fullmatch(written)
+    return None if found is None or found["quoted"] is None else bytes.fromhex(found["quoted"])
+
+
 def temporal(kind: str, written: str) -> str | None:
     """DATE '…', TIME '…' or TIMESTAMP '…', given what stands in the quotes."""
     found = _TEMPORAL[kind].fullmatch(written)

@@ -135,12 +135,17 @@ def last_first(
     nulls = int.from_bytes(reader.take((count + 7) // 8), "little")
     order = [param_count - 1, *range(param_count - 1), *range(param_count, count)]
     bound = reader.take(1)
-    kinds = [_taken(reader, lambda: _read_type(reader, named=attributes)) for _ in order] if bound[0] else []
+    kinds: list[bytes] = []
+    for _ in order if bound[0] else ():
+        begin = reader.at
+        _read_type(reader, named=attributes)
+        kinds.append(payload[begin : reader.at])
     bitmap = nulls.to_bytes((count + 7) // 8, "little")
-    values = [
-        _taken(reader, lambda i=i: _read_value(reader, types[i], bitmap, i, long_data=i in long_data))
-        for i in range(count)
-    ]
+    values: list[bytes] = []
+    for i in range(count):
+        begin = reader.at
+        _read_value(reader, types[i], bitmap, i, long_data=i in long_data)
+        values.append(payload[begin : reader.at])
     moved = sum((nulls >> old & 1) << new for new, old in enumerate(order))
     return b"".join(
         (
@@ -151,13 +156,6 @@ def last_first(
             *(values[i] for i in order),
         )
     )
-
-
-def _taken(reader: Reader, read: Callable[[], object]) -> bytes:
-    """The bytes that reading something goes over."""
-    begin = reader.at
-    read()
-    return reader.data[begin : reader.at]
 
 
 def text_at(payload: bytes, *, attributes: bool) -> int:
@@ -311,17 +309,21 @@ _BINARY: Final = frozenset(
 )
 """Types whose bytes are in no character set."""
 
+_MOMENT_BYTES: Final = 12
+"""The longest form of a date or time; shorter ones leave out zeros at the end."""
+
 
 def _moment(value: Temporal, kind: ParamType) -> date | datetime | timedelta | Temporal:
     reader = Reader(value.raw.ljust(_MOMENT_BYTES, b"\0"))
-    if kind.type == ColumnType.TIME:
-        negative = reader.uint(1)
-        days, hours, minutes, seconds, micros = (reader.uint(width) for width in (4, 1, 1, 1, 4))
-        span = timedelta(days % _TIME_DAYS, seconds, micros, minutes=minutes, hours=hours)
-        return -span if negative else span
-    parts = [reader.uint(width) for width in (2, 1, 1, 1, 1, 1, 4)]
     try:
-        moment = datetime(*parts)  # type: ignore[arg-type]  # noqa: DTZ001 - the server's types have no zone
-    except ValueError:
+        if kind.type == ColumnType.TIME:
+            negative = reader.uint(1)
+            days, hours, minutes, seconds, micros = (reader.uint(width) for width in (4, 1, 1, 1, 4))
+            span = timedelta(days, seconds, micros, minutes=minutes, hours=hours)
+            return -span if negative else span
+        year, month, day, hours, minutes, seconds, micros = (reader.uint(width) for width in (2, 1, 1, 1, 1, 1, 4))
+        if kind.type == ColumnType.DATE:
+            return date(year, month, day)
+        return datetime(year, month, day, hours, minutes, seconds, micros)  # noqa: DTZ001 - the server's has no zone
+    except (ValueError, OverflowError):
         return value
-    return moment.date() if kind.type == ColumnType.DATE else moment

@@ -377,7 +377,7 @@ def test_a_time_is_bound_as_drivers_send_it(value: object) -> None:
 
 @pytest.mark.parametrize("value", [None, -1, DELAY_MAX_S + 1, b"x", float("nan"), b""])
 def test_a_time_that_cannot_be_is_refused_by_name(value: object) -> None:
-    with pytest.raises(SqlError, match="BY takes seconds from 0 to .* and parameter 2 is") as caught:
+    with pytest.raises(SqlError, match=r"BY takes seconds from 0 to .* and parameter 2 is") as caught:
         parse_settle(b"EXTEND t WHERE id = ? BY ?").check_delay([1, value])
     assert caught.value.code == 1210
 
