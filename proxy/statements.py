@@ -38,9 +38,13 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream
 if TYPE_CHECKING:
     from proxy.session import Answer, OwnStatement, Session
 
-CONTEXT = b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode LIMIT 1"
-"""What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset. A LIMIT
-of its own, because the session's sql_select_limit may be 0."""
+CONTEXT = (
+    b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"
+    b" _utf8mb4 x'25' LIKE _utf8mb4 x'5c25' LIMIT 1"
+)
+"""What decides how names and conditions are read, and the bytes of rows. DATABASE() in hex, because it may be in any
+charset; whether a backslash escapes in LIKE is asked for, because the servers disagree on when it does. A LIMIT of its
+own, because the session's sql_select_limit may be 0."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 
@@ -74,6 +78,7 @@ class Context:
     charset_results: str | None
     time_zone: str
     sql_mode: frozenset[str]
+    like_escapes: bool
 
     @property
     def mode(self) -> SqlMode:
@@ -82,6 +87,7 @@ class Context:
             ansi_quotes="ANSI_QUOTES" in self.sql_mode,
             no_backslash_escapes="NO_BACKSLASH_ESCAPES" in self.sql_mode,
             high_not_precedence="HIGH_NOT_PRECEDENCE" in self.sql_mode,
+            like_escapes=self.like_escapes,
         )
 
     def full_name(self, table: TableName) -> TableName:
@@ -358,13 +364,14 @@ def _not_refused(answer: Answer) -> Answer:
 async def _context(session: Session) -> Context:
     answer = await _ask(session, CONTEXT)
     row = answer.packets[-2].payload
-    db, client, results, time_zone, sql_mode = (_text(each) for each in _text_row(row))
+    db, client, results, time_zone, sql_mode, like_escapes = (_text(each) for each in _text_row(row))
     context = Context(
         None if db is None else bytes.fromhex(db).decode(),
         codec_of(client or "utf8mb4"),
         results,
         time_zone or "SYSTEM",
         frozenset((sql_mode or "").split(",")),
+        like_escapes == "1",
     )
     session.codec = context.codec
     session.remember_db(context.db)

@@ -282,7 +282,7 @@ class _Reader:
         pattern = self._string() if param is None else ""
         if pattern is None:
             cursor.fail("LIKE takes a string")
-        escape = "" if cursor.mode.no_backslash_escapes else literals.LIKE_ESCAPE
+        escape = literals.LIKE_ESCAPE if cursor.mode.like_escapes else ""
         if cursor.take("ESCAPE"):
             given = cursor.position
             written = self._string()

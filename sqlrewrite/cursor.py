@@ -37,6 +37,8 @@ class SqlMode:
     """Whether a backslash in a string is a character like any other."""
     high_not_precedence: bool = False
     """Whether NOT binds more tightly than a comparison."""
+    like_escapes: bool = True
+    """Whether a backslash escapes in a LIKE pattern without ESCAPE: no_backslash_escapes ends that on MySQL alone."""
 
 
 PLAIN: Final = SqlMode()

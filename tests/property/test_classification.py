@@ -13,11 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlglot import TokenType, tokenize
 
-from sqlrewrite.ack import ACKNOWLEDGED, parse_settle
+from sqlrewrite.ack import ACKNOWLEDGED, NOW, parse_settle
 from sqlrewrite.classify import Head, Verb, classify, parse_kill
 from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.stream import parse_stream
+from tests.support.conditions import modes
 
 T = TypeVar("T")
 
@@ -43,9 +44,6 @@ def test_no_bytes_make_classification_fail(text: bytes) -> None:
     assert isinstance(classify(text), Head)
     assert isinstance(classify(text, multi_statements=False), Head)
     parse_kill(text)
-
-
-modes = st.builds(SqlMode, st.booleans(), st.booleans(), st.booleans())
 
 
 @given(
@@ -115,27 +113,33 @@ well_formed = conditions.filter(
 )
 
 
-@given(st.one_of(conditions, texts), st.booleans(), st.booleans())
-@example("id = 1 /*! ) OR (1 */", False, False)
-@example("id = 1 --\xa0(\n) OR (1 --\xa0)\n", False, False)
-@example("id = '\\') OR (TRUE OR a = '", False, True)
+@given(
+    st.one_of(conditions, texts),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["ACK {}", "NACK {}", "NACK {} DELAY 5", "NACK {} DELAY ?", "EXTEND {} BY 5", "EXTEND {} BY ?"]),
+)
+@example("id = 1 /*! ) OR (1 */", False, False, "ACK {}")
+@example("id = 1 --\xa0(\n) OR (1 --\xa0)\n", False, False, "ACK {}")
+@example("id = '\\') OR (TRUE OR a = '", False, True, "EXTEND {} BY ?")
 def test_no_condition_gets_out_of_its_parentheses(
-    condition: str, ansi_quotes: bool, no_backslash_escapes: bool
+    condition: str, ansi_quotes: bool, no_backslash_escapes: bool, form: str
 ) -> None:
-    sql = b"ACK FROM t WHERE " + condition.encode("latin-1")
+    sql = form.format(f"FROM t WHERE {condition}").encode("latin-1")
     modes = {"ansi_quotes": ansi_quotes, "no_backslash_escapes": no_backslash_escapes}
     statement = read_or_refused(lambda: parse_settle(sql, "latin-1", **modes))
     if isinstance(statement, SqlError):
         assert statement.code == 1064
         return
-    guard = b" WHERE time_acked IS NULL AND ("
+    acknowledges = statement.verb is Verb.ACK
+    guard = b" WHERE time_acked IS NULL AND %b(" % (b"" if acknowledges else b"epoch > 0 AND ")
     before, _, behind = statement.update().partition(guard)
-    assert before == b"UPDATE t SET " + ACKNOWLEDGED
+    assert before.startswith(b"UPDATE t SET " + (ACKNOWLEDGED if acknowledges else b"time_next = " + NOW))
     marks = list(marks_as_the_server_reads(behind, **modes))
     assert_only_the_last_mark_closes(marks)
     assert behind.endswith(b"\n)")
     assert b";" not in marks
-    assert marks.count(b"?") == statement.param_count
+    assert marks.count(b"?") + before.count(b"?") == statement.param_count
 
 
 @given(well_formed)

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from sqlrewrite.cursor import SqlMode
 
-CHARACTERS = "aAbß中'\"\\%_|` "
+CHARACTERS = "aBß中'\"\\%_|"
 """Of which strings consist: letters of one, two and three bytes, and all that quotes and LIKE care about."""
 
-modes = st.builds(SqlMode, st.booleans(), st.booleans(), st.booleans())
+modes = st.builds(SqlMode, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
 texts = st.text(CHARACTERS, max_size=4)
 
@@ -46,13 +46,14 @@ def conditions(mode: SqlMode) -> st.SearchStrategy[str]:
     either = st.one_of(
         _comparisons("number", numbers), _comparisons("word", strings(mode)), _comparisons("moment", moments)
     )
+    patterns = st.text("a%_|\\", max_size=3).map(lambda text: quoted(text, mode))
     likes = st.builds(
         lambda negated, pattern, escape: f"word {negated}LIKE {pattern}{escape}",
         st.sampled_from(["", "NOT "]),
-        strings(mode),
+        st.one_of(patterns, strings(mode)),
         st.sampled_from(["", "", " ESCAPE '|'", " escape 'a'"]),
     )
-    return st.recursive(st.one_of(either, likes), lambda inner: _joined(inner, mode), max_leaves=8)
+    return st.recursive(st.one_of(either, likes, likes), lambda inner: _joined(inner, mode), max_leaves=8)
 
 
 def _comparisons(column: str, constants: st.SearchStrategy[str]) -> st.SearchStrategy[str]:

@@ -15,7 +15,8 @@ from sqlrewrite.names import Param
 from sqlrewrite.stream import parse_stream
 
 ANSI = SqlMode(ansi_quotes=True)
-NO_ESCAPES = SqlMode(no_backslash_escapes=True)
+NO_ESCAPES = SqlMode(no_backslash_escapes=True, like_escapes=False)
+NO_ESCAPES_ON_MARIADB = SqlMode(no_backslash_escapes=True)
 HI = 'say "hi"'
 HIGH_NOT = SqlMode(high_not_precedence=True)
 
@@ -124,6 +125,7 @@ def test_a_constant_is_written_so_that_no_mode_can_change_it(constant: str, sql:
         (NO_ESCAPES, r"a = '\' AND b = 1", f"((`a` = {text(chr(92))}) AND (`b` = 1))"),
         (NO_ESCAPES, r"a LIKE 'x\%'", liked(r"x\\%")),
         (NO_ESCAPES, r"a LIKE 'x\%' ESCAPE '\'", liked(r"x\%")),
+        (NO_ESCAPES_ON_MARIADB, r"a LIKE 'x\%'", liked(r"x\%")),
         (HIGH_NOT, "NOT (a = 1)", "(NOT (`a` = 1))"),
         (HIGH_NOT, "NOT NOT (a = 1)", "(NOT (NOT (`a` = 1)))"),
     ],
