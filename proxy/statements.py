@@ -27,7 +27,7 @@ from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import NULL_MARK, Reader, WireError
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError, make_err
-from proxy.wire.params import execute_id, last_first, make_query, parse_execute, python_value, query_text
+from proxy.wire.params import execute_id, make_query, parse_execute, python_value, query_text, rearranged
 from sqlrewrite.ack import SettleStatement, parse_settle
 from sqlrewrite.classify import Verb
 from sqlrewrite.cursor import SqlMode
@@ -209,8 +209,16 @@ class Statements:
         _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows come as they come.
         plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
-        header = _not_refused(await session.ask_command(plain))
+        if order := range(prepared.statement.param_count):
+            plain = rearranged(
+                plain,
+                order,
+                types=own.types,
+                long_data=own.long_data,
+                attributes=session.attributes,
+            )
         own.long_data = frozenset()  # It was for one execution.
+        header = _not_refused(await session.ask_command(plain))
         row_format = context.row_format(_columns(statement, queue), binary=True)
         await self._deliver(session, queue, statement, row_format, header, was_in_transaction=was_in_transaction)
 
@@ -307,9 +315,10 @@ def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettl
     )
     own.types = execute.types
     statement.check_delay(execute.values)
-    reordered = last_first(
+    others = statement.param_count - 1
+    reordered = rearranged(
         payload,
-        statement.param_count,
+        (others, *range(others)),
         types=execute.types,
         long_data=own.long_data,
         attributes=session.attributes,

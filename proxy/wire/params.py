@@ -117,45 +117,39 @@ def python_value(value: Value, kind: ParamType, codec: str) -> object:
             return value
 
 
-def last_first(
+def rearranged(
     payload: bytes,
-    param_count: int,
+    order: Sequence[int],
     *,
     types: Sequence[ParamType],
     long_data: Collection[int] = (),
     attributes: bool = False,
 ) -> bytes:
-    """A COM_STMT_EXECUTE payload with its last parameter in front of the others, all else as it was.
+    """A COM_STMT_EXECUTE payload with its parameters in this order, all else as it was, that needs no other before it.
 
-    `types` are those of this execution, as `parse_execute` returned them.
+    `types` are those of this execution, as `parse_execute` returned them: they are sent along, because the server
+    may not have seen the execution that brought them.
     """
     reader = Reader(payload, _EXECUTE_HEAD)
-    count = reader.lenenc() if attributes else param_count
+    count = reader.lenenc() if attributes else len(order)
     nulls_at = reader.at
-    nulls = int.from_bytes(reader.take((count + 7) // 8), "little")
-    order = [param_count - 1, *range(param_count - 1), *range(param_count, count)]
-    bound = reader.take(1)
+    bitmap = reader.take((count + 7) // 8)
     kinds: list[bytes] = []
-    for _ in order if bound[0] else ():
+    for _ in range(count if reader.uint(1) else 0):
         begin = reader.at
         _read_type(reader, named=attributes)
         kinds.append(payload[begin : reader.at])
-    bitmap = nulls.to_bytes((count + 7) // 8, "little")
+    kinds = kinds or [bytes((kind.type, UNSIGNED * kind.unsigned)) + b"\0" * attributes for kind in types[:count]]
     values: list[bytes] = []
     for i in range(count):
         begin = reader.at
         _read_value(reader, types[i], bitmap, i, long_data=i in long_data)
         values.append(payload[begin : reader.at])
+    order = (*order, *range(len(order), count))  # Behind them, query attributes.
+    nulls = int.from_bytes(bitmap, "little")
     moved = sum((nulls >> old & 1) << new for new, old in enumerate(order))
-    return b"".join(
-        (
-            payload[:nulls_at],
-            moved.to_bytes(len(bitmap), "little"),
-            bound,
-            *(kinds[i] for i in order if kinds),
-            *(values[i] for i in order),
-        )
-    )
+    parts = (payload[:nulls_at], moved.to_bytes(len(bitmap), "little"), b"\x01")
+    return b"".join((*parts, *(kinds[i] for i in order), *(values[i] for i in order)))
 
 
 def text_at(payload: bytes, *, attributes: bool) -> int:

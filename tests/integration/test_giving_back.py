@@ -163,7 +163,7 @@ def test_a_prepared_statement_wakes_the_next_consumer(delivered, driver, proxy, 
     cursor.close()
 
 
-def test_long_data_finds_its_place_though_the_parameters_change_theirs(delivered) -> None:
+def test_types_and_long_data_find_their_place_though_the_parameters_change_theirs(delivered) -> None:
     def command(byte: int, body: bytes) -> None:
         delivered._execute_command(byte, body)
 
@@ -176,6 +176,10 @@ def test_long_data_finds_its_place_though_the_parameters_change_theirs(delivered
     for _ in range(4):  # Three parameters and what ends them.
         delivered._read_packet()
     typed = b"\0\x01" + b"\xfd\0" + b"\x08\0" + b"\x08\0"
+    with pytest.raises(pymysql.MySQLError, match="DELAY takes seconds"):
+        executed(typed + b"\x01a" + struct.pack("<qq", 1, -1))
+    # The server has not seen the types, and a driver does not send them twice.
+    assert executed(b"\0\0" + b"\x01a" + struct.pack("<qq", 1, 50)) == 1
     for payload, message, seconds in ((b"a", 1, 100), (b"b", 2, 200)):  # The second finds nothing of the first.
         command(COMMAND.COM_STMT_SEND_LONG_DATA, struct.pack("<IH", number, 0) + payload)
         assert executed(typed + struct.pack("<qq", message, seconds)) == 1

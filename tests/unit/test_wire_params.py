@@ -18,11 +18,11 @@ from proxy.wire.params import (
     Temporal,
     Value,
     execute_id,
-    last_first,
     make_query,
     parse_execute,
     python_value,
     query_text,
+    rearranged,
     text_at,
 )
 
@@ -171,7 +171,7 @@ def test_text_that_is_not_in_the_clients_character_set_is_an_error() -> None:
         python_value(b"\xff", TEXT, "utf-8")
 
 
-# -- The last parameter in front of the others
+# -- Parameters in another order
 
 BIG = ParamType(int(ColumnType.LONGLONG), unsigned=True)
 
@@ -179,8 +179,8 @@ BIG = ParamType(int(ColumnType.LONGLONG), unsigned=True)
 @pytest.mark.parametrize("names", [None, [b"", b"", b"", b"trace"]])
 @pytest.mark.parametrize("nulls", range(8))
 @pytest.mark.parametrize("bound", [True, False])
-def test_parameters_change_places_and_nothing_else_does(names: list[bytes] | None, nulls: int, bound: bool) -> None:
-    def sent(order: Sequence[int]) -> bytes:
+def test_parameters_change_places_and_bring_their_types(names: list[bytes] | None, nulls: int, bound: bool) -> None:
+    def sent(order: Sequence[int], names: Sequence[bytes] | None, *, bound: bool) -> bytes:
         values = [b"\x05\0\0\0", b"\x03abc", b"\x09" + bytes(7), b"\x01v"]
         types = [INT, TEXT, BIG, TEXT]
         return execute(
@@ -192,20 +192,20 @@ def test_parameters_change_places_and_nothing_else_does(names: list[bytes] | Non
         )
 
     extra = [3] if names else []
-    payload = sent([0, 1, 2, *extra])
+    payload = sent([0, 1, 2, *extra], names, bound=bound)
     types = [INT, TEXT, BIG, TEXT][: 3 + len(extra)]
-    moved = last_first(payload, 3, types=types, attributes=names is not None)
-    assert moved == sent([2, 0, 1, *extra])
+    moved = rearranged(payload, [2, 0, 1], types=types, attributes=names is not None)
+    assert moved == sent([2, 0, 1, *extra], names if bound or names is None else [b""] * 4, bound=True)
 
 
 def test_long_data_has_no_bytes_to_move() -> None:
     payload = execute([TEXT, INT], b"\x05\0\0\0")
-    assert last_first(payload, 2, types=[TEXT, INT], long_data={0}) == execute([INT, TEXT], b"\x05\0\0\0")
+    assert rearranged(payload, [1, 0], types=[TEXT, INT], long_data={0}) == execute([INT, TEXT], b"\x05\0\0\0")
 
 
 def test_a_lone_parameter_stays_where_it_is() -> None:
     payload = execute([INT], b"\x05\0\0\0", names=[b""])
-    assert last_first(payload, 1, types=[INT], attributes=True) == payload
+    assert rearranged(payload, [0], types=[INT], attributes=True) == payload
 
 
 # -- Query attributes
