@@ -9,15 +9,13 @@ client's session and transaction, and so are NACK and EXTEND; their answer is th
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from mysql_mimic.types import Commands
 
-from engine.model import NS_PER_S, QueueTable, RowFormat, TableId
+from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
 from engine.service import Engine, UnusableQueue
 from engine.store import StoreError
 from proxy.charsets import codec_of
@@ -31,7 +29,7 @@ from proxy.wire.params import execute_id, make_query, parse_execute, python_valu
 from sqlrewrite.ack import SettleStatement, parse_settle
 from sqlrewrite.classify import Verb
 from sqlrewrite.cursor import SqlMode
-from sqlrewrite.errors import NOT_SUPPORTED_YET, SqlError
+from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName, quote
 from sqlrewrite.stream import Star, StreamStatement, parse_stream
 
@@ -198,11 +196,10 @@ class Statements:
         own.types = execute.types
         was_in_transaction = session.in_transaction
         context = await _context(session)
-        with _readable(context.codec):
-            values = [
-                python_value(value, kind, context.codec)
-                for value, kind in zip(execute.values, execute.types, strict=False)  # Attributes have types as well.
-            ]
+        values = [
+            python_value(value, kind, context.codec)
+            for value, kind in zip(execute.values, execute.types, strict=False)  # Attributes have types as well.
+        ]
         statement = statement.bind(values)
         table = TableName(prepared.table.name, prepared.table.db)
         queue = await self._queue(session, table, fresh=True)
@@ -234,8 +231,6 @@ class Statements:
     ) -> None:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
         await _end_what_we_began(session, was_in_transaction=was_in_transaction)
-        if statement.condition is not None or statement.partitions:
-            raise SqlError("WHERE and PARTITION are not supported in STREAM yet", None, NOT_SUPPORTED_YET)
         *columns, last = header.packets
         stream = Stream(session.send, last.seq)
         handle = self._engine.subscribe(
@@ -246,6 +241,7 @@ class Statements:
             limit=_number(statement.limit),
             prefetch=_number(statement.prefetch),
             patience_ns=_patience_ns(statement),
+            selection=_selection(statement, row_format.time_zone),
         )
         stream.attach(handle)
         session.stream = stream
@@ -428,18 +424,11 @@ def _columns(statement: StreamStatement, queue: QueueTable) -> tuple[str, ...]:
 
 
 def _parse_stream(text: bytes, context: Context) -> StreamStatement:
-    with _readable(context.codec):
-        sql = text.decode(context.codec)
-    return parse_stream(sql, context.mode)
-
-
-@contextlib.contextmanager
-def _readable(codec: str) -> Iterator[None]:
-    """Text that is not in the client's character set is an error of its own."""
     try:
-        yield
+        sql = text.decode(context.codec)
     except UnicodeDecodeError as error:
-        raise ServerError(1300, "HY000", f"Invalid {codec} character string in STREAM: {error}") from None
+        raise ServerError(1300, "HY000", f"Invalid {context.codec} character string in STREAM: {error}") from None
+    return parse_stream(sql, context.mode)
 
 
 def _refuse_endless(statement: StreamStatement, *, in_transaction: bool) -> None:
@@ -450,6 +439,14 @@ def _refuse_endless(statement: StreamStatement, *, in_transaction: bool) -> None
             "A STREAM that does not end cannot run inside a transaction, which it would keep open: "
             "COMMIT first, or bound it (STREAM … LIMIT 10 WAIT 20, or NOWAIT)",
         )
+
+
+def _selection(statement: StreamStatement, time_zone: str) -> Selection:
+    """Which messages it wants; equal ones share the work."""
+    partitions = tuple(sorted(set(statement.partitions)))
+    if statement.condition is None:
+        return replace(ANYTHING, partitions=partitions)
+    return Selection(statement.condition.sql(), partitions, time_zone)
 
 
 def _patience_ns(statement: StreamStatement) -> int | None:

@@ -4,7 +4,8 @@ A condition is read on behalf of one session and carried out by the engine in ot
 that session's sql_mode nor its character set. So what is kept is not what the client wrote but what it
 means: canonical SQL in which names stand in backquotes, every operation in parentheses, and constants
 in forms that nothing can change (sqlrewrite.literals). Equal conditions, however spelled, are equal
-values, so that their subscribers can share the work.
+values, so that their subscribers can share the work. Two things stay the session's: times are those of its
+time zone (the engine knows), and a binary column that is compared with text beyond ASCII sees UTF-8.
 
 The grammar is small on purpose: each message is compared on the server, for every subscriber, so a
 condition must be cheap, and the same whenever it is asked. What it lacks, a generated column has.

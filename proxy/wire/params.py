@@ -99,20 +99,17 @@ def parse_execute(
 
 def python_value(value: Value, kind: ParamType, codec: str) -> object:
     """What a value means: bytes of a string type become text by the client's character set, decimals and
-    temporal values Python's own. What Python does not have, such as a zero date, stays as it is.
-
-    Raises UnicodeDecodeError.
+    temporal values Python's own. What Python does not have, such as a zero date, stays as it is, and so does what is no
+    text in that character set: some drivers send bytes as strings.
     """
     match value:
         case Temporal():
             return _moment(value, kind)
-        case bytes() if kind.type in _DECIMALS:
+        case bytes() if kind.type not in _BINARY:
             try:
-                return Decimal(value.decode("ascii"))
+                return Decimal(value.decode("ascii")) if kind.type in _DECIMALS else value.decode(codec)
             except (UnicodeDecodeError, InvalidOperation):
                 return value
-        case bytes() if kind.type not in _BINARY:
-            return value.decode(codec)
         case _:
             return value
 

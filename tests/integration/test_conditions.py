@@ -19,7 +19,7 @@ from proxy.statements import CONTEXT
 from sqlrewrite.cursor import SqlMode
 from sqlrewrite.stream import parse_stream
 from tests.support.conditions import CHARACTERS, conditions
-from tests.support.queues import create_queue, rows, run, user
+from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.servers import connect
 
 MODES = {
@@ -185,5 +185,64 @@ def test_a_prepared_condition_is_checked_when_it_is_prepared(proxy, connection, 
         with pytest.raises(mysql.connector.Error) as caught:
             cursor.execute("STREAM * FROM m WHERE missing = ? LIMIT ? WAIT ?", (1, 2, 3))
         assert caught.value.errno == 1054
+    finally:
+        driver.close()
+
+
+# -- And then
+
+
+def test_a_stream_delivers_what_it_wants_and_leaves_the_rest_to_others(connection, proxy, database, consume) -> None:
+    create_queue(connection, "m")
+    other = consume(proxy.connect(database=database), "STREAM id FROM m WHERE payload IN ('b', 'd') LIMIT 2")
+    enqueue(connection, "m", "abcd")
+    assert other.ended.wait(10)
+    assert other.received == [(2,), (4,)]
+    assert rows(connection, "STREAM id FROM m WHERE NOT payload = 'c' NOWAIT") == [(1,)]
+    assert rows(connection, "STREAM id FROM m NOWAIT") == [(3,)]
+
+
+def test_a_stream_of_partitions_delivers_what_is_in_them(connection) -> None:
+    create_queue(connection, "m")
+    run(connection, "ALTER TABLE m PARTITION BY HASH (id) PARTITIONS 3")
+    enqueue(connection, "m", "abcdef")
+    assert sorted(rows(connection, "STREAM id FROM m PARTITION (p2, p1) WHERE id < 5 NOWAIT")) == [(1,), (2,), (4,)]
+    assert rows(connection, "STREAM id FROM m PARTITION (p0) NOWAIT") == [(3,), (6,)]
+
+
+def test_a_pattern_means_what_it_means_in_a_select_of_the_same_session(connection) -> None:
+    create_queue(connection, "m")
+    run(connection, "SET sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI_QUOTES'")
+    run(connection, r"INSERT INTO m (payload) VALUES ('a%b'), ('a\%b'), ('a\xb')")
+    expected = rows(connection, r"""SELECT id FROM m WHERE "payload" LIKE 'a\%b' ORDER BY id""")
+    assert rows(connection, r"""STREAM id FROM m WHERE "payload" LIKE 'a\%b' NOWAIT""") == expected
+
+
+@pytest.mark.parametrize(("charset", "wanted"), [("latin1", b"\x00a"), ("utf8mb4", b"\x00\xff")])
+def test_a_prepared_condition_takes_values_of_every_type_in_the_clients_character_set(
+    connection, proxy, database, charset, wanted
+) -> None:
+    create_queue(connection, "m", "payload VARCHAR(20) CHARACTER SET utf8mb4, raw VARBINARY(20), moment DATETIME(6)")
+    raw = f"x'{wanted.hex()}'"
+    run(connection, f"INSERT INTO m (payload, raw, moment) VALUES ('größe', {raw}, '2026-01-02 03:04:05.5')")
+    driver = mysql.connector.connect(
+        host=proxy.host,
+        port=proxy.port,
+        user="root",
+        use_pure=True,
+        ssl_disabled=True,
+        autocommit=True,
+        database=database,
+        charset=charset,
+    )
+    try:
+        cursor = driver.cursor(prepared=True)
+        condition = "payload LIKE ? AND ? = raw AND moment BETWEEN ? AND ? AND id IN (?, ?)"
+        statement = f"STREAM id FROM m WHERE {condition} LIMIT ? WAIT ?"
+        moment = datetime(2026, 1, 2, 3, 4, 5, 500_000)  # noqa: DTZ001
+        for first, found in ((b"\x00", []), (wanted, [(1,)])):
+            cursor.execute(statement, ("gr_ß%", first, date(2026, 1, 1), moment, 1, Decimal(7), 1, 0))
+            assert cursor.fetchall() == found
+        cursor.close()
     finally:
         driver.close()

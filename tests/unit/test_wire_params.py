@@ -166,9 +166,8 @@ def test_a_value_means_what_its_type_and_the_clients_character_set_say(kind: int
     assert python_value(read, sent, "latin-1") == value
 
 
-def test_text_that_is_not_in_the_clients_character_set_is_an_error() -> None:
-    with pytest.raises(UnicodeDecodeError):
-        python_value(b"\xff", TEXT, "utf-8")
+def test_what_is_no_text_in_the_clients_character_set_is_bytes() -> None:
+    assert python_value(b"\xff", TEXT, "utf-8") == b"\xff"
 
 
 # -- Parameters in another order
