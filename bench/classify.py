@@ -8,7 +8,7 @@ from __future__ import annotations
 import timeit
 from collections.abc import Callable
 
-from sqlrewrite.ack import parse_ack
+from sqlrewrite.ack import parse_settle
 from sqlrewrite.classify import classify
 from sqlrewrite.stream import parse_stream
 
@@ -36,8 +36,8 @@ def main() -> None:
         "classify an INSERT of 10,000 rows": lambda: classify(INSERT, multi_statements=False),
         "the same where a packet may hold several statements": lambda: classify(INSERT),
         "classify an ACK of 500 ids": lambda: classify(few),
-        "parse an ACK of 500 ids, make its UPDATE": lambda: parse_ack(few).update(),
-        "parse an ACK of 10,000 ids, make its UPDATE": lambda: parse_ack(many).update(),
+        "parse an ACK of 500 ids, make its UPDATE": lambda: parse_settle(few).update(),
+        "parse an ACK of 10,000 ids, make its UPDATE": lambda: parse_settle(many).update(),
         "parse a STREAM": lambda: parse_stream(STREAM),
     }
     for name, call in calls.items():

@@ -16,13 +16,14 @@ from engine.cursor import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import Engine
 from proxy.wire.walker import Outcome
-from sqlrewrite.ack import AckStatement
+from sqlrewrite.ack import SettleStatement
 from sqlrewrite.classify import Head, Kill, Verb
+from sqlrewrite.names import Param
 from sqlrewrite.stream import StreamStatement
 
 TOUCHED_TABLES_MAX = 64
 """Tables remembered for one transaction; one that touches more wakes all."""
-ACKED_VALUES_MAX = 100_000
+SETTLED_VALUES_MAX = 100_000
 """Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
 
 
@@ -44,19 +45,33 @@ class Touched:
 
 
 @dataclass(frozen=True, slots=True)
-class Acked:
-    """The statement acknowledges messages: these, or any (None)."""
+class Settled:
+    """The statement is an ACK, NACK or EXTEND of messages: of these, or any (None)."""
 
+    verb: Verb
     table: TableId
     values: Sequence[object] | None
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedAck:
-    """A prepared ACK: its keys are literals and places of parameters."""
+class PreparedSettle:
+    """A prepared ACK, NACK or EXTEND: its keys are literals and places of parameters."""
 
     table: TableId
-    statement: AckStatement
+    statement: SettleStatement
+
+    @property
+    def delay_is_param(self) -> bool:
+        """Whether each execution brings the time: the UPDATE then has its parameters in another order."""
+        return isinstance(self.statement.delay_s, Param)
+
+    def settled(self, values: Sequence[object] | None) -> Settled:
+        """What an execution with these values is about; None where they cannot be read."""
+        keys = self.statement.keys
+        if keys is None or values is None:
+            return Settled(self.statement.verb, self.table, None)
+        found = [values[key.index] if isinstance(key, Param) else key for key in keys]
+        return Settled(self.statement.verb, self.table, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +82,8 @@ class PreparedStream:
     statement: StreamStatement
 
 
-def literals(statement: AckStatement) -> list[object] | None:
-    """The ids that an ACK names, None when it names them otherwise (or with parameters)."""
+def literals(statement: SettleStatement) -> list[object] | None:
+    """The ids that a statement names, None when it names them otherwise (or with parameters)."""
     if statement.keys is None or statement.param_count:
         return None
     return list(statement.keys)
@@ -81,7 +96,7 @@ class Killed:
     kill: Kill
 
 
-Prepared = Touched | PreparedAck | PreparedStream | Killed
+Prepared = Touched | PreparedSettle | PreparedStream | Killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,7 @@ class Preparing:
     statement: Prepared
 
 
-Tag = Touched | Acked | Preparing | Killed | None
+Tag = Touched | Settled | Preparing | Killed | None
 
 
 class Hints:
@@ -103,7 +118,7 @@ class Hints:
         self._since_s = 0.0
         self._touched: dict[str | None, bool] = {}
         """By table, whether rows were only added to it."""
-        self._acked: dict[TableId, list[object] | None] = {}
+        self._settled: dict[tuple[Verb, TableId], list[object] | None] = {}
 
     def finished(self, outcome: Outcome[Tag]) -> None:
         """A command ended; tell the engine what can be told now."""
@@ -112,9 +127,9 @@ class Hints:
             self._touch(tag)
             if tag.schema:
                 self._engine.schema_changed()
-        elif isinstance(tag, Acked) and outcome.ok and outcome.affected_rows:
-            self._acknowledged(tag, outcome)
-        if not outcome.in_transaction and (self._touched or self._acked):
+        elif isinstance(tag, Settled) and outcome.ok and outcome.affected_rows:
+            self._remember(tag, outcome)
+        if not outcome.in_transaction and (self._touched or self._settled):
             self._committed()
 
     def _touch(self, tag: Touched) -> None:
@@ -124,23 +139,32 @@ class Hints:
         if len(self._touched) > TOUCHED_TABLES_MAX:
             self._touched = {None: False}
 
-    def _acknowledged(self, tag: Acked, outcome: Outcome[Tag]) -> None:
+    def _remember(self, tag: Settled, outcome: Outcome[Tag]) -> None:
         if not outcome.in_transaction:
             certain = tag.values is not None and outcome.affected_rows == len(tag.values)
-            self._engine.acknowledged(tag.table, tag.values, certain=certain)
+            self._tell(tag.verb, tag.table, tag.values, certain=certain)
             return
-        known = self._acked.setdefault(tag.table, [])
-        if known is None or tag.values is None or len(known) + len(tag.values) > ACKED_VALUES_MAX:
-            self._acked[tag.table] = None
+        known = self._settled.setdefault((tag.verb, tag.table), [])
+        if known is None or tag.values is None or len(known) + len(tag.values) > SETTLED_VALUES_MAX:
+            self._settled[tag.verb, tag.table] = None
         else:
             known.extend(tag.values)
+
+    def _tell(self, verb: Verb, table: TableId, values: Sequence[object] | None, *, certain: bool) -> None:
+        match verb:
+            case Verb.NACK:
+                self._engine.given_back(table, values)
+            case Verb.EXTEND:
+                self._engine.extended(table, values)
+            case _:
+                self._engine.acknowledged(table, values, certain=certain)
 
     def _committed(self) -> None:
         touched, self._touched = self._touched, {}
         quick = self._clock() < self._since_s + SETTLING_NS / NS_PER_S
-        acked, self._acked = self._acked, {}
-        for table, values in acked.items():
-            self._engine.acknowledged(table, values, certain=False)
+        settled, self._settled = self._settled, {}
+        for (verb, table), values in settled.items():
+            self._tell(verb, table, values, certain=False)
         if None in touched:
             touched = {None: False}
         for name, inserts in touched.items():

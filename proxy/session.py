@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from mysql_mimic.types import Capabilities, Commands, ServerStatus
 
 from proxy.auth import LoginRefused, ToClient, ToServer
-from proxy.hints import Acked, Hints, Killed, Prepared, PreparedAck, PreparedStream, Preparing, Tag, Touched
+from proxy.hints import Hints, Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
 from proxy.stream import SERVER_LOST, Stream
 from proxy.tls import TlsLayer
@@ -33,7 +33,6 @@ from proxy.wire.packets import ServerError, make_err, parse_err
 from proxy.wire.params import ParamType, execute_id, make_query, parse_execute, query_text
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from sqlrewrite.classify import OWN_VERBS, Head, Kill, Verb, begins_like_ours, classify, parse_kill
-from sqlrewrite.names import Param
 
 if TYPE_CHECKING:
     from proxy.listener import Proxy
@@ -49,6 +48,9 @@ MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF = b"\0\0", b"\1\0"
 
 LAST_PREPARED = 0xFFFFFFFF
 """MariaDB's drivers may execute "the statement prepared last" before they know its number."""
+
+LONG_DATA_INDEX_AT = 5
+"""In COM_STMT_SEND_LONG_DATA, behind the command byte and the statement's number."""
 
 ANSWER_MAX = 1 << 20
 """Bytes that the server may answer to a question of ours: a header of a table with 4,096 columns is below it."""
@@ -434,10 +436,10 @@ class Session:
         if len(event.data) - HEADER < SILENT.get(event.byte, 0):
             raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
         verb, tag = self._look(event)
-        if verb in OWN_VERBS or isinstance(tag, PreparedStream):
+        if verb in OWN_VERBS or isinstance(tag, PreparedStream | PreparedSettle):
             return self._begin(verb, event)
         self._walker.expect(event.byte, tag)
-        self._write_server(event.data)
+        self._write_server(self._renumbered(event))
         if self._walker.outstanding > self.proxy.settings.pipelined_max:
             self._hold_client()
         return True
@@ -452,14 +454,14 @@ class Session:
         self._carry_out(self._change_user.begin(command.payload))
         return True
 
-    def _look(self, command: Command) -> tuple[Verb, Tag | PreparedStream]:
+    def _look(self, command: Command) -> tuple[Verb, Tag | PreparedStream | PreparedSettle]:
         """What a command is, and what is to be remembered until it is answered."""
         try:
             return self._judge(command)
         except WireError:
             return Verb.OTHER, Touched(None)  # It is cut off, or nonsense: the server will say so, or understand it.
 
-    def _judge(self, command: Command) -> tuple[Verb, Tag | PreparedStream]:
+    def _judge(self, command: Command) -> tuple[Verb, Tag | PreparedStream | PreparedSettle]:
         byte = command.byte
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self._attributes)
@@ -488,7 +490,7 @@ class Session:
             return Killed(kill) if kill else None
         return Touched.by(head)
 
-    def _look_up(self, command: Command) -> Tag | PreparedStream:
+    def _look_up(self, command: Command) -> Tag | PreparedStream | PreparedSettle:
         """What is known of the prepared statement that a command is about."""
         number = execute_id(command.payload)
         own = self.prepared_statement(number)
@@ -500,8 +502,8 @@ class Session:
             own.long_data = frozenset()
         elif own is not None and command.byte in (Commands.COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE):
             match own.statement:
-                case PreparedAck() as ack:
-                    return self._prepared_ack(own, ack, command)
+                case PreparedSettle() as prepared if not prepared.delay_is_param:
+                    return self._prepared_settle(own, prepared, command)
                 case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
                     return None  # The server has prepared a SELECT, and refuses to execute that in bulk.
                 case Killed(Kill(connection_id=None)) as killed:
@@ -510,22 +512,36 @@ class Session:
                     return statement
         return None
 
-    def _prepared_ack(self, own: OwnStatement, ack: PreparedAck, command: Command) -> Acked:
-        """Which messages an execution acknowledges; unknown where they cannot be read."""
-        statement = ack.statement
+    def _renumbered(self, command: Command) -> bytes:
+        """A command's bytes. Of a statement whose last parameter the server has first, long data goes there too."""
+        if command.byte != Commands.COM_STMT_SEND_LONG_DATA:
+            return command.data
+        own = self.prepared_statement(execute_id(command.payload))
+        if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.delay_is_param:
+            return command.data
+        index = Reader(command.payload, LONG_DATA_INDEX_AT).uint(2)
+        count = own.statement.statement.param_count
+        if index >= count:
+            return command.data  # The server's to judge.
+        moved = (index + 1) % count
+        at = HEADER + LONG_DATA_INDEX_AT
+        return command.data[:at] + moved.to_bytes(2, "little") + command.data[at + 2 :]
+
+    def _prepared_settle(self, own: OwnStatement, prepared: PreparedSettle, command: Command) -> Settled:
+        """Which messages an execution is about; unknown where they cannot be read."""
+        statement = prepared.statement
+        long_data, own.long_data = own.long_data, frozenset()  # It was for one execution.
         if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
-            return Acked(ack.table, None)
+            return prepared.settled(None)
         execute = parse_execute(
             command.payload,
             statement.param_count,
             types=own.types,
-            long_data=own.long_data,
+            long_data=long_data,
             attributes=self._attributes,
         )
         own.types = execute.types
-        return Acked(
-            ack.table, [execute.values[key.index] if isinstance(key, Param) else key for key in statement.keys]
-        )
+        return prepared.settled(execute.values)
 
     def _prepared_kill(self, own: OwnStatement, killed: Killed, command: Command) -> Killed | None:
         """Whom an execution of `KILL ?` ends."""
@@ -555,10 +571,11 @@ class Session:
                 return begins_like_ours(head[1:])
             if head[0] == COM_CHANGE_USER:
                 return True
-            own = self.prepared_statement(execute_id(head)) if head[0] == Commands.COM_STMT_EXECUTE else None
+            executes = head[0] in {Commands.COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE}
+            own = self.prepared_statement(execute_id(head)) if executes else None
         except WireError:  # Query attributes that are longer than the head, for instance.
             return False
-        return own is not None and isinstance(own.statement, PreparedStream | PreparedAck)
+        return own is not None and isinstance(own.statement, PreparedStream | PreparedSettle)
 
     def _finished(self, outcome: Outcome[Tag]) -> None:
         """The server has answered a command."""

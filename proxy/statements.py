@@ -4,45 +4,53 @@ Each runs as one task while the session relays nothing. Rights are the client's 
 STREAM, the client's session shows first that it may, by statements on its own connection that do nothing (an UPDATE
 of no row, a SELECT of no row), so that what is denied is denied by MySQL in its own words. The SELECT of no row also
 gives the column packets, which are passed on as the server wrote them. An ACK is one guarded UPDATE, in the
-client's session and transaction; its answer is the server's.
+client's session and transaction, and so are NACK and EXTEND; their answer is the server's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from mysql_mimic.types import Commands
 
-from engine.model import NS_PER_S, QueueTable, RowFormat, TableId
+from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
 from engine.service import Engine, UnusableQueue
 from engine.store import StoreError
 from proxy.charsets import codec_of
-from proxy.hints import Acked, PreparedAck, PreparedStream, Preparing, literals
+from proxy.hints import PreparedSettle, PreparedStream, Preparing, Settled, literals
 from proxy.stream import Stream
-from proxy.wire.commands import COM_STMT_PREPARE
+from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import NULL_MARK, Reader, WireError
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError, make_err
-from proxy.wire.params import execute_id, make_query, parse_execute, query_text
-from sqlrewrite.ack import AckStatement, parse_ack
+from proxy.wire.params import execute_id, make_query, parse_execute, python_value, query_text, rearranged
+from sqlrewrite.ack import SettleStatement, parse_settle
 from sqlrewrite.classify import Verb
+from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName, quote
 from sqlrewrite.stream import Star, StreamStatement, parse_stream
 
 if TYPE_CHECKING:
-    from proxy.session import Answer, Session
+    from proxy.session import Answer, OwnStatement, Session
 
-CONTEXT = b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode LIMIT 1"
-"""What decides how names are read, and the bytes of rows. DATABASE() in hex, because it may be in any charset. A LIMIT
-of its own, because the session's sql_select_limit may be 0."""
+CONTEXT = (
+    b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"
+    b" _utf8mb4 x'25' LIKE _utf8mb4 x'5c25' LIMIT 1"
+)
+"""What decides how names and conditions are read, and the bytes of rows. DATABASE() in hex, because it may be in any
+charset; whether a backslash escapes in LIKE is asked for, because the servers disagree on when it does. A LIMIT of its
+own, because the session's sql_select_limit may be 0."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 
 UNBOUND = ServerError(
     1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
+)
+NO_BULK = ServerError(
+    1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
 )
 
 COM_PING = bytes([Commands.COM_PING])
@@ -68,11 +76,17 @@ class Context:
     charset_results: str | None
     time_zone: str
     sql_mode: frozenset[str]
+    like_escapes: bool
 
     @property
-    def ansi_quotes(self) -> bool:
-        """Whether double quotes stand around names."""
-        return "ANSI_QUOTES" in self.sql_mode
+    def mode(self) -> SqlMode:
+        """How text is read."""
+        return SqlMode(
+            ansi_quotes="ANSI_QUOTES" in self.sql_mode,
+            no_backslash_escapes="NO_BACKSLASH_ESCAPES" in self.sql_mode,
+            high_not_precedence="HIGH_NOT_PRECEDENCE" in self.sql_mode,
+            like_escapes=self.like_escapes,
+        )
 
     def full_name(self, table: TableName) -> TableName:
         """The table's name with its database."""
@@ -107,11 +121,30 @@ class Statements:
             case (Commands.COM_STMT_PREPARE, Verb.STREAM):
                 await self._prepare_stream(session, payload[1:])
             case (Commands.COM_QUERY, _):
-                await self._acknowledge(session, query_text(payload, attributes=session.attributes))
+                await self._settle(session, query_text(payload, attributes=session.attributes))
             case (Commands.COM_STMT_PREPARE, _):
-                await self._prepare_ack(session, payload[1:])
+                await self._prepare_settle(session, payload[1:])
             case _:
-                await self._execute_stream(session, payload)
+                await self._execute(session, payload)
+
+    async def _execute(self, session: Session, payload: bytes) -> None:
+        own = session.prepared_statement(execute_id(payload))
+        assert own is not None
+        if payload[0] == COM_STMT_BULK_EXECUTE:
+            raise NO_BULK
+        try:
+            match own.statement:
+                case PreparedStream() as prepared:
+                    await self._execute_stream(session, own, prepared, payload)
+                case PreparedSettle() as prepared:
+                    _execute_settle(session, own, prepared, payload)
+                case other:
+                    raise AssertionError(other)
+        except SqlError:
+            if own.long_data:  # An execution that fails forgets it, and this one the server has not seen.
+                own.long_data = frozenset()
+                await session.ask_command(bytes([Commands.COM_STMT_RESET]) + payload[1:5])
+            raise
 
     # STREAM.
 
@@ -124,7 +157,8 @@ class Statements:
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
-        header = await _ask(session, _select(queue, columns, "").encode(context.codec))
+        where = statement.condition.sql() if statement.condition else "TRUE"
+        header = await _ask(session, _select(queue, columns, statement.partitions, where).encode(context.codec))
         await self._deliver(
             session,
             queue,
@@ -140,18 +174,18 @@ class Statements:
         statement = _parse_stream(text, context)
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
         # As many places for parameters as the statement has, so that the server counts and takes them.
-        places = "".join(" AND ? IS NULL" for _ in range(statement.param_count))
-        select = _select(queue, _columns(statement, queue), f" WHERE TRUE{places}")
+        condition = statement.condition
+        others = statement.param_count - (condition.param_count if condition else 0)
+        where = (condition.template() if condition else "TRUE") + " AND ? IS NULL" * others
+        select = _select(queue, _columns(statement, queue), statement.partitions, where)
         await _end_what_we_began(session, was_in_transaction=was_in_transaction)
         prepared = PreparedStream(queue.id, statement)
         session.forward(bytes([COM_STMT_PREPARE]) + select.encode(context.codec), Preparing(prepared))
 
-    async def _execute_stream(self, session: Session, payload: bytes) -> None:
-        number = execute_id(payload)
-        own = session.prepared_statement(number)
-        assert own is not None
-        assert isinstance(own.statement, PreparedStream)
-        statement = own.statement.statement
+    async def _execute_stream(
+        self, session: Session, own: OwnStatement, prepared: PreparedStream, payload: bytes
+    ) -> None:
+        statement = prepared.statement
         execute = parse_execute(
             payload,
             statement.param_count,
@@ -160,14 +194,27 @@ class Statements:
             attributes=session.attributes,
         )
         own.types = execute.types
-        statement = statement.bind([_numeral(each) for each in execute.values])
         was_in_transaction = session.in_transaction
         context = await _context(session)
-        table = TableName(own.statement.table.name, own.statement.table.db)
+        values = [
+            python_value(value, kind, context.codec)
+            for value, kind in zip(execute.values, execute.types, strict=False)  # Attributes have types as well.
+        ]
+        statement = statement.bind(values)
+        table = TableName(prepared.table.name, prepared.table.db)
         queue = await self._queue(session, table, fresh=True)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows come as they come.
         plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
+        if order := range(prepared.statement.param_count):
+            plain = rearranged(
+                plain,
+                order,
+                types=own.types,
+                long_data=own.long_data,
+                attributes=session.attributes,
+            )
+        own.long_data = frozenset()  # It was for one execution.
         header = _not_refused(await session.ask_command(plain))
         row_format = context.row_format(_columns(statement, queue), binary=True)
         await self._deliver(session, queue, statement, row_format, header, was_in_transaction=was_in_transaction)
@@ -194,6 +241,7 @@ class Statements:
             limit=_number(statement.limit),
             prefetch=_number(statement.prefetch),
             patience_ns=_patience_ns(statement),
+            selection=_selection(statement, row_format.time_zone),
         )
         stream.attach(handle)
         session.stream = stream
@@ -207,30 +255,32 @@ class Statements:
             handle.cancel()
         stream.close(session.capabilities, session.status)
 
-    # ACK.
+    # ACK, NACK and EXTEND.
 
-    async def _acknowledge(self, session: Session, text: bytes) -> None:
-        statement, table = await self._ack(session, text)
+    async def _settle(self, session: Session, text: bytes) -> None:
+        statement, table = await self._read_settle(session, text)
         update = make_query(statement.update(), attributes=session.attributes)
-        session.forward(update, Acked(table, literals(statement)))
+        session.forward(update, Settled(statement.verb, table, literals(statement)))
 
-    async def _prepare_ack(self, session: Session, text: bytes) -> None:
-        statement, table = await self._ack(session, text)
-        prepared = PreparedAck(table, statement)
+    async def _prepare_settle(self, session: Session, text: bytes) -> None:
+        statement, table = await self._read_settle(session, text)
+        prepared = PreparedSettle(table, statement)
         session.forward(bytes([COM_STMT_PREPARE]) + statement.update(), Preparing(prepared))
 
-    async def _ack(self, session: Session, text: bytes) -> tuple[AckStatement, TableId]:
+    async def _read_settle(self, session: Session, text: bytes) -> tuple[SettleStatement, TableId]:
         """The statement, and the table that it is about, which is known to be a queue."""
         codec, ansi_quotes = "utf-8", False
         if b'"' in text or not text.isascii():
             context = await _context(session)
-            codec, ansi_quotes = context.codec, context.ansi_quotes
-        statement = parse_ack(text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes)
+            codec, ansi_quotes = context.codec, context.mode.ansi_quotes
+        statement = parse_settle(
+            text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes
+        )
         db = statement.table.db or session.known_db or (await _context(session)).db
         queue = await self._queue(session, TableName(statement.table.name, db), fresh=False)
         return statement, queue.id
 
-    # Both.
+    # All.
 
     async def _queue(self, session: Session, table: TableName, *, fresh: bool) -> QueueTable:
         """The table as a queue, if the client's session may stream from it and acknowledge in it."""
@@ -247,6 +297,30 @@ class Statements:
             await _ask(session, _encode(session, probe.format(table.quoted())))
             await _refuse_temporary(session, table)
         return queue
+
+
+def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettle, payload: bytes) -> None:
+    """Run a prepared NACK or EXTEND whose time is a parameter: the client's last, and the UPDATE's first."""
+    statement = prepared.statement
+    execute = parse_execute(
+        payload,
+        statement.param_count,
+        types=own.types,
+        long_data=own.long_data,
+        attributes=session.attributes,
+    )
+    own.types = execute.types
+    statement.check_delay(execute.values)
+    others = statement.param_count - 1
+    reordered = rearranged(
+        payload,
+        (others, *range(others)),
+        types=execute.types,
+        long_data=own.long_data,
+        attributes=session.attributes,
+    )
+    own.long_data = frozenset()
+    session.forward(reordered, prepared.settled(execute.values))
 
 
 async def _end_what_we_began(session: Session, *, was_in_transaction: bool) -> None:
@@ -295,13 +369,14 @@ def _not_refused(answer: Answer) -> Answer:
 async def _context(session: Session) -> Context:
     answer = await _ask(session, CONTEXT)
     row = answer.packets[-2].payload
-    db, client, results, time_zone, sql_mode = (_text(each) for each in _text_row(row))
+    db, client, results, time_zone, sql_mode, like_escapes = (_text(each) for each in _text_row(row))
     context = Context(
         None if db is None else bytes.fromhex(db).decode(),
         codec_of(client or "utf8mb4"),
         results,
         time_zone or "SYSTEM",
         frozenset((sql_mode or "").split(",")),
+        like_escapes == "1",
     )
     session.codec = context.codec
     session.remember_db(context.db)
@@ -330,9 +405,11 @@ def _encode(session: Session, text: str) -> bytes:
     return text.encode(session.codec)
 
 
-def _select(queue: QueueTable, columns: tuple[str, ...], where: str) -> str:
+def _select(queue: QueueTable, columns: tuple[str, ...], partitions: tuple[str, ...], where: str) -> str:
+    """A SELECT of no row, by which the server says what the columns look like, and what is not there or not allowed."""
     table = TableName(queue.id.name, queue.id.db).quoted()
-    return f"SELECT {', '.join(map(quote, columns))} FROM {table}{where} LIMIT 0"
+    among = f" PARTITION ({', '.join(map(quote, partitions))})" if partitions else ""
+    return f"SELECT {', '.join(map(quote, columns))} FROM {table}{among} WHERE {where} LIMIT 0"
 
 
 def _columns(statement: StreamStatement, queue: QueueTable) -> tuple[str, ...]:
@@ -351,7 +428,7 @@ def _parse_stream(text: bytes, context: Context) -> StreamStatement:
         sql = text.decode(context.codec)
     except UnicodeDecodeError as error:
         raise ServerError(1300, "HY000", f"Invalid {context.codec} character string in STREAM: {error}") from None
-    return parse_stream(sql, ansi_quotes=context.ansi_quotes)
+    return parse_stream(sql, context.mode)
 
 
 def _refuse_endless(statement: StreamStatement, *, in_transaction: bool) -> None:
@@ -364,6 +441,14 @@ def _refuse_endless(statement: StreamStatement, *, in_transaction: bool) -> None
         )
 
 
+def _selection(statement: StreamStatement, time_zone: str) -> Selection:
+    """Which messages it wants; equal ones share the work."""
+    partitions = tuple(sorted(set(statement.partitions)))
+    if statement.condition is None:
+        return replace(ANYTHING, partitions=partitions)
+    return Selection(statement.condition.sql(), partitions, time_zone)
+
+
 def _patience_ns(statement: StreamStatement) -> int | None:
     """How long a bounded stream waits for its first message; None for an endless one."""
     if statement.nowait:
@@ -372,10 +457,6 @@ def _patience_ns(statement: StreamStatement) -> int | None:
         return None
     assert isinstance(statement.wait, Decimal)
     return int(statement.wait * NS_PER_S)
-
-
-def _numeral(value: object) -> object:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
 
 
 def _number(value: int | Param | None) -> int | None:

@@ -1,11 +1,13 @@
-"""`ACK [FROM] t WHERE condition`: one guarded UPDATE, made from the client's own bytes.
+"""`ACK [FROM] t WHERE condition`, `NACK … [DELAY s]`, `EXTEND … BY s`: one guarded UPDATE of the client's own bytes.
 
 The condition is the client's and stays as it came, in its character set, with its `?` in place;
 it runs in the client's session and means there what it means in any UPDATE. So it is not parsed,
 only measured: where it ends, and that it cannot get out of the parentheses it is put into. The
 guard stands before it, and a newline behind it, which ends a last comment. Whatever this lexer
 and the server might read differently is refused: comments that the server executes, a NUL, two
-dashes before a non-ASCII byte.
+dashes before a non-ASCII byte. DELAY and BY are looked for at the end alone, outside quotes and
+parentheses, before one number or `?`: no expression of SQL ends like that, so a column may have such
+a name.
 
 Most conditions have one shape, `id = …` or `id IN (…)`. One expression recognises it in a single
 pass and yields the keys, so that ten thousand of them cost less than a millisecond.
@@ -14,13 +16,15 @@ pass and yields the keys, so that ten thousand of them cost less than a millisec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from itertools import count
 from typing import Final, NoReturn
 
-from sqlrewrite.errors import not_supported_yet, syntax_error
+from sqlrewrite.classify import Verb
+from sqlrewrite.errors import syntax_error, wrong_argument
 from sqlrewrite.lexicon import (
     BACKQUOTED,
     BLANK,
@@ -36,15 +40,27 @@ from sqlrewrite.lexicon import (
     strings,
 )
 from sqlrewrite.names import Param, TableName, unquote
+from sqlrewrite.values import number
 
-ACKNOWLEDGED = b"time_acked = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000, time_next = NULL"
-"""What an acknowledgement sets: the server's time in nanoseconds, and no next delivery."""
+NOW = b"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
+"""The server's time in nanoseconds."""
+
+ACKNOWLEDGED = b"time_acked = %b, time_next = NULL" % NOW
+"""What an acknowledgement sets: its time, and no next delivery."""
+
+DELAY_MAX_S: Final = 36_525 * 86_400
+"""A hundred years: further ahead, the time in nanoseconds nears the end of a BIGINT."""
+
+FRACTION_DIGITS_MAX: Final = 9
+"""Nanoseconds are what the table counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class AckStatement:
-    """An acknowledgement as the client wrote it, in the bytes of its own character set."""
+class SettleStatement:
+    """What becomes of delivered messages, as the client wrote it, in the bytes of its own character set."""
 
+    verb: Verb
+    """ACK, NACK or EXTEND."""
     table: TableName
     table_sql: bytes
     """The table with its quotes as written."""
@@ -54,29 +70,56 @@ class AckStatement:
     """The ids, when the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`: digits,
     the contents of a string, or a parameter. A hint for the engine; None for any other condition."""
     param_count: int
+    delay_s: Decimal | Param | None = None
+    """NACK and EXTEND: in how many seconds from now the message is due. A parameter is the statement's last."""
 
     def update(self) -> bytes:
-        """The UPDATE to run in its place: same parameters, one affected row per message."""
-        return b"UPDATE %b SET %b WHERE time_acked IS NULL AND (%b\n)" % (
-            self.table_sql,
-            ACKNOWLEDGED,
-            self.condition,
-        )
+        """The UPDATE to run in its place: one affected row per message.
+
+        Its parameters are the statement's, but that a `delay_s` comes first: SET stands before WHERE.
+        """
+        if self.verb is Verb.ACK:
+            changes, guard = ACKNOWLEDGED, b"time_acked IS NULL"
+        else:
+            changes = b"time_next = %b + %b" % (NOW, self._delay_ns())
+            guard = b"time_acked IS NULL AND epoch > 0"
+        return b"UPDATE %b SET %b WHERE %b AND (%b\n)" % (self.table_sql, changes, guard, self.condition)
+
+    def _delay_ns(self) -> bytes:
+        if isinstance(self.delay_s, Decimal):
+            return b"%d" % int(self.delay_s.scaleb(9))
+        return b"CAST(? AS DECIMAL(20, 9)) * 1000000000"
+
+    def check_delay(self, values: Sequence[object]) -> None:
+        """Raises SqlError (1210) unless the value that comes for `delay_s`, if one does, can stand there."""
+        if isinstance(self.delay_s, Param) and _seconds(values[self.delay_s.index]) is None:
+            given = repr(values[self.delay_s.index])[:40]
+            raise wrong_argument(
+                f"{_TAIL_WORDS[self.verb]} takes {_TAKES}, and parameter {self.param_count} is {given}"
+            )
 
 
-def parse_ack(
+def _seconds(value: object) -> Decimal | None:
+    seconds = number(value)
+    if seconds is None or not 0 <= seconds <= DELAY_MAX_S:
+        return None
+    # What a driver sends as a double has as many digits as it happens to have.
+    return round(seconds, FRACTION_DIGITS_MAX)
+
+
+def parse_settle(
     sql: bytes,
     codec: str = "utf-8",
     *,
     no_backslash_escapes: bool = False,
     ansi_quotes: bool = False,
-) -> AckStatement:
+) -> SettleStatement:
     """Reads a statement that `classify` found to be ACK, NACK or EXTEND.
 
     `codec` is Python's name for the client's character set; the two flags are its sql_mode. Raises
-    SqlError (1064 with the byte offset, 1235 for what this release does not know).
+    SqlError (1064 with the byte offset).
     """
-    return _Reader(sql, codec, _grammar(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)).statement()
+    return _Reader(sql, codec, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes).statement()
 
 
 # The patterns
@@ -86,8 +129,15 @@ _VERB = bytes_pattern(rf"(ACK|NACK|EXTEND){WORD_END}")
 _FROM = bytes_pattern(rf"FROM{WORD_END}")
 _WHERE = bytes_pattern(rf"WHERE{WORD_END}")
 _DOT = bytes_pattern(r"\.")
-_END = bytes_pattern(rf"(?>(?:;{GAP})?)\Z")
 _BARE_NAME = rf"(?!(?:FROM|WHERE){WORD_END}){WORD_BYTE}++"
+
+_TAIL_WORDS: Final[Mapping[Verb, str]] = {Verb.NACK: "DELAY", Verb.EXTEND: "BY"}
+"""What may follow the condition, by verb, before a number of seconds."""
+_TAKES = f"seconds from 0 to {DELAY_MAX_S}, with up to {FRACTION_DIGITS_MAX} digits of a fraction"
+_BY_EXPECTED = f"BY was expected: it takes {_TAKES}"
+_SECONDS = re.compile(rb"[0-9]{1,10}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
+_OPERAND_END = bytes_pattern(rf"(?:[)'\"`?]|(?<!{WORD_BYTE})(?:[0-9]++|TRUE|FALSE|NULL)){BLANK}*+\Z")
+"""Text behind which no column can stand."""
 
 _NO_CLAUSES = "the condition is all that follows WHERE; there is no ORDER BY and no LIMIT"
 _COMPLAINTS: Final[Mapping[str, str]] = {
@@ -107,21 +157,27 @@ class _Grammar:
     name: re.Pattern[bytes]
     keys: re.Pattern[bytes]
     """A whole condition of the common shape, up to the end of the statement."""
+    tail: re.Pattern[bytes]
+    """What follows a condition, up to the end of the statement."""
     pieces: re.Pattern[bytes]
     """A stretch of the condition without interest, or one of the named groups."""
 
 
 @cache
-def _grammar(*, no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
+def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
     quoted = strings(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+    word = _TAIL_WORDS.get(verb)
+    clauses = "ORDER|LIMIT" if word is None else f"ORDER|LIMIT|{word}"
+    tail = rf"{_tail_pattern(verb)}{GAP}(?>(?:;{GAP})?)\Z"
     return _Grammar(
         name=bytes_pattern("|".join((_BARE_NAME, BACKQUOTED, *[DOUBLE_QUOTED] * ansi_quotes))),
-        keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes)),
+        keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes) + GAP + tail),
+        tail=bytes_pattern(tail),
         pieces=bytes_pattern(
             rf"(?>(?:{BLANK}++|{BLOCK_COMMENT}|{LINE_COMMENT}|{quoted}"
-            rf"|(?!(?:ORDER|LIMIT){WORD_END})[0-9A-Z_$.@\x80-\xff]++"
+            rf"|(?!(?:{clauses}){WORD_END})[0-9A-Z_$.@\x80-\xff]++"
             rf"|-(?!-[\x00-\x20\x7f-\xff]|-\Z)|/(?!\*)|[^\x00'\"`\#();?/\-0-9A-Z_$.@\x80-\xff])+)"
-            rf"|(?P<mark>[();?])|(?P<clause>ORDER|LIMIT)|(?P<bad>/\*|--|[\s\S])"
+            rf"|(?P<mark>[();?])|(?P<clause>{clauses})|(?P<bad>/\*|--|[\s\S])"
         ),
     )
 
@@ -137,53 +193,75 @@ def _keys_pattern(*, ansi_quotes: bool) -> str:
         rf"(?P<condition>(?:`id`|id){gap}(?:=|IN{gap}(?=\()){gap}(?P<list>{listed}|{literal})"
         # `5AND` is a name.
         rf"(?>(?P<fence>{gap}(?<![0-9])AND{BLANK}++(?:`epoch`|epoch){gap}={gap}(?:[0-9]++|\?))?))"
-        rf"{GAP}(?>(?:;{GAP})?)\Z"
     )
+
+
+def _tail_pattern(verb: Verb) -> str:
+    word = _TAIL_WORDS.get(verb)
+    if word is None:
+        return ""
+    pattern = rf"(?<!{WORD_BYTE}){word}{WORD_END}{GAP}(?P<seconds>\?|[0-9.][0-9A-Z_$.\x80-\xff]*+)"
+    return pattern if verb is Verb.EXTEND else rf"(?>(?:{pattern})?)"
 
 
 class _Reader:
     """Reads one statement from left to right. It looks at the shadow and cuts from the original."""
 
-    def __init__(self, sql: bytes, codec: str, grammar: _Grammar) -> None:
+    def __init__(self, sql: bytes, codec: str, *, no_backslash_escapes: bool, ansi_quotes: bool) -> None:
         self._sql = sql
         self._text = shadow(sql, codec)
         self._codec = codec
-        self._grammar = grammar
-        self._verb = "ACK"
         self._position = 0
+        self._verb = Verb.ACK
         self._skip(_GAP)
+        verb = _VERB.match(self._text, self._position)
+        if verb is None:
+            self._fail("ACK was expected")
+        self._verb = Verb[verb[1].decode().upper()]
+        self._grammar = _grammar(self._verb, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
 
-    def statement(self) -> AckStatement:
-        self._read_verb()
+    def statement(self) -> SettleStatement:
+        self._skip(_VERB)
+        self._skip(_FROM)
         table, table_sql = self._table()
         if not self._skip(_WHERE):
-            self._fail("WHERE was expected; to acknowledge every message, write WHERE TRUE")
+            self._fail(f"WHERE was expected; {self._for_all}")
         start = self._position
         shape = self._grammar.keys.match(self._text, start)
         if shape is None:
-            end, param_count = self._measure(start)
+            end, param_count, seconds = self._measure(start)
             keys = None
         else:
             end = shape.end("condition")
             keys, param_count = _keys(self._sql[shape.start("list") : shape.end("list")])
             param_count += (shape["fence"] or b"").endswith(b"?")
+            seconds = shape.groupdict().get("seconds")
+            self._position = end
         condition = self._sql[start:end].rstrip()
         if not condition:
-            self._fail("a condition was expected; to acknowledge every message, write WHERE TRUE")
-        return AckStatement(table, table_sql, condition, keys, param_count)
+            self._fail(f"a condition was expected; {self._for_all}")
+        delay_s = self._delay(seconds, param_count)
+        param_count += isinstance(delay_s, Param)
+        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, delay_s)
 
-    def _read_verb(self) -> None:
-        verb = _VERB.match(self._text, self._position)
-        if verb is None:
-            self._fail("ACK was expected")
-        self._verb = verb[1].decode().upper()
-        if self._verb != "ACK":
-            raise not_supported_yet(
-                f"{self._verb} is not supported yet: UPDATE time_next of the message instead",
-                verb.start(),
-            )
-        self._skip(_VERB)
-        self._skip(_FROM)
+    @property
+    def _for_all(self) -> str:
+        return "for every message, write WHERE TRUE"
+
+    def _delay(self, written: bytes | None, param_count: int) -> Decimal | Param | None:
+        match self._verb, written:
+            case Verb.ACK, _:
+                return None
+            case _, None:
+                return Decimal(0)
+            case _, b"?":
+                return Param(param_count)
+            case _:
+                pass
+        seconds = _seconds(written) if _SECONDS.fullmatch(written or b"") else None
+        if seconds is None:
+            self._fail(f"{_TAIL_WORDS[self._verb]} takes {_TAKES}")
+        return seconds
 
     def _table(self) -> tuple[TableName, bytes]:
         first = self._name()
@@ -211,13 +289,15 @@ class _Reader:
             self._position = match.end() if gap is None else gap.end()
         return match is not None
 
-    def _measure(self, start: int) -> tuple[int, int]:
-        """Where the condition ends, and how many parameters it has."""
+    def _measure(self, start: int) -> tuple[int, int, bytes | None]:
+        """Where the condition ends, how many parameters it has, and the seconds that follow it."""
         depth = param_count = 0
         for piece in self._grammar.pieces.finditer(self._text, start):
             if piece.lastgroup is None:
                 continue
             self._position = piece.start()
+            if depth == 0 and (end := self._grammar.tail.match(self._text, self._position)):
+                return self._position, param_count, end.groupdict().get("seconds")
             match piece[0]:
                 case b"(":
                     depth += 1
@@ -225,19 +305,31 @@ class _Reader:
                     depth -= 1
                 case b"?":
                     param_count += 1
-                case b";" if depth == 0 and _END.match(self._text, self._position):
-                    return self._position, param_count
-                case other if piece.lastgroup != "clause" or depth == 0:
+                case b";" if depth == 0 and self._verb is Verb.EXTEND:
+                    self._fail(_BY_EXPECTED)
+                case other if piece.lastgroup != "clause":
                     self._fail(_COMPLAINTS.get(other.decode("latin-1"), _NO_CLAUSES))
+                case word if depth == 0:
+                    self._clause(start, word.decode().upper())
         self._position = len(self._text)
         if depth > 0:
             self._fail("a parenthesis is not closed")
-        return self._position, param_count
+        if self._verb is Verb.EXTEND:
+            self._fail(_BY_EXPECTED)
+        return self._position, param_count, None
+
+    def _clause(self, start: int, word: str) -> None:
+        """A word that may begin a clause stands here, and the statement does not end with it."""
+        if word in {"ORDER", "LIMIT"}:
+            self._fail(_NO_CLAUSES)
+        before = self._text[max(start, self._position - 64) : self._position]
+        if word == "BY" or _OPERAND_END.search(before):
+            self._fail(f"{word} takes {_TAKES}, and ends the statement")
 
     def _fail(self, expected: str) -> NoReturn:
         before, near = self._sql[: self._position], self._sql[self._position :]
         raise syntax_error(
-            self._verb,
+            self._verb.name,
             before.decode(self._codec, "replace"),
             near.decode(self._codec, "replace"),
             self._position,

@@ -1,31 +1,26 @@
-"""`STREAM columns FROM t [LIMIT n] [PREFETCH n] [WAIT s | NOWAIT]`, read into a value.
+"""`STREAM columns FROM t [PARTITION (p)] [WHERE condition] [LIMIT n] [PREFETCH n] [WAIT s | NOWAIT]`, as a value.
 
 The statement looks like a SELECT, so people will write all that a SELECT can hold. What the
 grammar lacks is therefore met by name: an error says not only where reading stopped, but which
 clause it was and what to do instead.
 
-sqlglot's MySQL tokenizer cuts the text. The grammar is small enough to be walked by hand, and
-strict where sqlglot's parser is lenient (it reads `a, FROM t`). Comments are blanked out before,
-because sqlglot and the server disagree on what is one (`--x`, `/*! … */`); no offset moves by
-that.
+The grammar is small enough to be walked by hand, over the words that sqlrewrite.cursor cuts, and
+strict where sqlglot's parser is lenient (it reads `a, FROM t`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
 from typing import Final, Generic, NoReturn, TypeVar
 
-from sqlglot import Token
-from sqlglot.dialects.mysql import MySQL
-from sqlglot.errors import TokenError
-
-from sqlrewrite.errors import not_supported_yet, syntax_error, wrong_argument
-from sqlrewrite.lexicon import COMMENT, UNREADABLE, strings
-from sqlrewrite.names import Param, TableName, unquote
+from sqlrewrite.condition import GRAMMAR, Condition, read_condition
+from sqlrewrite.cursor import PLAIN, Cursor, SqlMode
+from sqlrewrite.errors import wrong_argument
+from sqlrewrite.names import Param, TableName
+from sqlrewrite.values import number
 
 WHOLE_NUMBER_MAX: Final = 2**63 - 1
 """Counts are BIGINT on the server."""
@@ -50,6 +45,10 @@ class StreamStatement:
     table: TableName
     columns: tuple[str | Star, ...]
     """Names without quotes, as written. `*` can only be the first."""
+    partitions: tuple[str, ...] = ()
+    """Names without quotes; none means all."""
+    condition: Condition | None = None
+    """Which messages it wants; None for all. Its parameters are the statement's first."""
     limit: int | Param | None = None
     """Rows after which it ends, at least 1."""
     prefetch: int | Param | None = None
@@ -63,13 +62,15 @@ class StreamStatement:
     def bind(self, values: Sequence[object]) -> StreamStatement:
         """The statement with its parameters replaced by values as drivers send them.
 
-        A value is a number, or a numeral as text, since some drivers send all parameters as text or
-        as doubles. Raises SqlError (1210) for one that cannot stand in its place.
+        An option's value is a number, or a numeral as text, since some drivers send all parameters as
+        text or as doubles; the condition's are what `Condition.bind` takes. Raises SqlError (1210) for
+        one that cannot stand in its place.
         """
         if len(values) != self.param_count:
             raise wrong_argument(f"this STREAM has {self.param_count} parameters, and {len(values)} were given")
         return replace(
             self,
+            condition=self.condition and self.condition.bind(values),
             limit=_LIMIT.bound(self.limit, values),
             prefetch=_PREFETCH.bound(self.prefetch, values),
             wait=_WAIT.bound(self.wait, values),
@@ -77,49 +78,29 @@ class StreamStatement:
         )
 
 
-def parse_stream(sql: str, *, ansi_quotes: bool = False) -> StreamStatement:
+def parse_stream(sql: str, mode: SqlMode = PLAIN) -> StreamStatement:
     """Reads a statement that `classify` found to be STREAM.
 
-    `ansi_quotes` is the session's sql_mode: whether "t" is a name. Raises SqlError: 1064 with the
-    offset in characters, 1235 for what a later release brings.
+    Raises SqlError (1064 with the offset in characters).
     """
-    return _Reader(sql, _ANSI if ansi_quotes else _PLAIN).statement()
+    return _Reader(Cursor(sql, mode, "STREAM")).statement()
 
 
 # Values
 
 T = TypeVar("T", int, Decimal)
 
-_NUMERAL = re.compile(r"(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
-
-
-def _number(value: object) -> Decimal | None:
-    match value:
-        case bool():
-            return None
-        case int() | Decimal():
-            number = Decimal(value)
-        case float():
-            number = Decimal(repr(value))
-        case str() if _NUMERAL.fullmatch(value):
-            number = Decimal(value)
-        case bytes() if value.isascii():
-            return _number(value.decode("ascii"))
-        case _:
-            return None
-    return number if number.is_finite() else None
-
 
 def _whole_number(value: object) -> int | None:
-    number = _number(value)
-    if number is None or not 1 <= number <= WHOLE_NUMBER_MAX or number % 1:
+    count = number(value)
+    if count is None or not 1 <= count <= WHOLE_NUMBER_MAX or count % 1:
         return None
-    return int(number)
+    return int(count)
 
 
 def _seconds(value: object) -> Decimal | None:
-    number = _number(value)
-    return number if number is not None and 0 <= number <= WAIT_MAX_S else None
+    seconds = number(value)
+    return seconds if seconds is not None and 0 <= seconds <= WAIT_MAX_S else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +114,11 @@ class _Option(Generic[T]):
     def bound(self, value: T | Param | None, values: Sequence[object]) -> T | None:
         if not isinstance(value, Param):
             return value
-        number = self.read(values[value.index])
-        if number is None:
+        bound = self.read(values[value.index])
+        if bound is None:
             given = repr(values[value.index])[:40]
             raise wrong_argument(f"{self.name} takes {self.takes}, and parameter {value.index + 1} is {given}")
-        return number
+        return bound
 
 
 _A_COUNT = f"a whole number from 1 to {WHOLE_NUMBER_MAX}"
@@ -173,104 +154,81 @@ _REFUSED: Final[Mapping[str, str]] = {
     "LOCK": "a message that is delivered is claimed by that; there is nothing to lock",
 }  # fmt: skip
 
-_NOT_YET: Final[Mapping[str, str]] = {
-    "WHERE": "WHERE is not supported in STREAM yet: stream all messages and skip those of no concern,"
-    " or keep them in a table of their own",
-    "PARTITION": "PARTITION is not supported in STREAM yet: leave it out to stream all partitions",
-}
-
 _RESERVED: Final = frozenset({"FROM", "LIMIT", "PARTITION", "WHERE"} | _REFUSED.keys() - {"OFFSET"})
 """Words that are no names unless quoted. The server reserves them, and more."""
 
 
-# Tokens
-
-
-class _AckstreamMySQL(MySQL):
-    IDENTIFIERS_CAN_START_WITH_DIGIT = True
-
-    class Tokenizer(MySQL.Tokenizer):
-        VAR_SINGLE_TOKENS = {*MySQL.Tokenizer.VAR_SINGLE_TOKENS, "$"}  # noqa: RUF012
-
-
-class _AckstreamAnsiMySQL(_AckstreamMySQL):
-    class Tokenizer(_AckstreamMySQL.Tokenizer):
-        QUOTES = ["'"]  # noqa: RUF012
-        IDENTIFIERS = ["`", '"']  # noqa: RUF012
-
-
-def _opaque(*, ansi_quotes: bool) -> re.Pattern[str]:
-    """What is no token, what hides comment marks, and what the server would read in another way."""
-    quoted = strings(no_backslash_escapes=False, ansi_quotes=ansi_quotes)
-    return re.compile(rf"(?P<quoted>{quoted})|(?P<comment>{COMMENT})|(?P<bad>['\"`]|/\*|--|\x00)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Mode:
-    """How the session's sql_mode has text read."""
-
-    dialect: MySQL
-    opaque: re.Pattern[str]
-    name_marks: tuple[str, ...]
-
-
-_PLAIN = _Mode(_AckstreamMySQL(), _opaque(ansi_quotes=False), ("`",))
-_ANSI = _Mode(_AckstreamAnsiMySQL(), _opaque(ansi_quotes=True), ("`", '"'))
-
-_WORD = re.compile(r"[\w$]+")
 _OPTION_WORDS: Final = frozenset({"LIMIT", "PREFETCH", "WAIT", "NOWAIT"})
+_OPTIONS_OR_END: Final = "LIMIT, PREFETCH, WAIT, NOWAIT or the end was expected"
+_OUT_OF_ORDER: Final = "the order is FROM t PARTITION (…) WHERE …, and then the options"
 
 
 class _Reader:
     """Reads one statement from left to right."""
 
-    def __init__(self, sql: str, mode: _Mode) -> None:
-        self._sql = sql
-        self._mode = mode
-        self._tokens = self._tokenized()
-        self._next = 0
-        self._param_count = 0
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
 
     def statement(self) -> StreamStatement:
-        if not self._take("STREAM"):
-            self._fail("STREAM was expected")
+        cursor = self._cursor
+        if not cursor.take("STREAM"):
+            cursor.fail("STREAM was expected")
         columns = self._columns()
-        if not self._take("FROM"):
+        if not cursor.take("FROM"):
             self._refuse(f"a comma or FROM was expected; {_NO_ALIAS}")
-        statement = self._options(StreamStatement(self._table(), columns))
-        if self._take(";") and self._text:
-            self._fail(_ALONE)
-        if self._text:
-            self._refuse(f"LIMIT, PREFETCH, WAIT, NOWAIT or the end was expected; {_NO_ALIAS}")
-        return replace(statement, param_count=self._param_count)
+        table = self._table()
+        partitions = self._partitions() if cursor.take("PARTITION") else ()
+        condition = read_condition(cursor, table) if cursor.take("WHERE") else None
+        statement = self._options(StreamStatement(table, columns, partitions, condition))
+        if cursor.take(";") and cursor.text:
+            cursor.fail(_ALONE)
+        if cursor.word in {"WHERE", "PARTITION"}:
+            cursor.fail(_OUT_OF_ORDER)
+        if cursor.text:
+            self._refuse(f"{_OPTIONS_OR_END}; {GRAMMAR if condition else _NO_ALIAS}")
+        return replace(statement, param_count=cursor.param_count)
 
     def _columns(self) -> tuple[str | Star, ...]:
+        cursor = self._cursor
         expected = f"a column or * was expected; {_ONLY_COLUMNS}"
-        columns: list[str | Star] = [STAR if self._take("*") else self._name(expected)]
-        while self._take(","):
-            if self._text == "*":
-                self._fail("* can only stand first among the columns")
+        columns: list[str | Star] = [STAR if cursor.take("*") else self._name(expected)]
+        while cursor.take(","):
+            if cursor.text == "*":
+                cursor.fail("* can only stand first among the columns")
             columns.append(self._name(expected))
-        if self._text == ".":
-            self._fail("columns are named without their table")
-        if self._text and not _WORD.match(self._text):
-            self._fail(_ONLY_COLUMNS)
+        if cursor.text == ".":
+            cursor.fail("columns are named without their table")
+        if cursor.text and not cursor.at_word:
+            cursor.fail(_ONLY_COLUMNS)
         return tuple(columns)
 
     def _table(self) -> TableName:
         expected = f"a table was expected; {_ONE_TABLE}"
         first = self._name(expected)
-        return TableName(self._name(expected), first) if self._take(".") else TableName(first)
+        return TableName(self._name(expected), first) if self._cursor.take(".") else TableName(first)
+
+    def _partitions(self) -> tuple[str, ...]:
+        cursor = self._cursor
+        if not cursor.take("("):
+            cursor.fail("names of partitions in parentheses were expected")
+        expected = "the name of a partition was expected"
+        names = [self._name(expected)]
+        while cursor.take(","):
+            names.append(self._name(expected))
+        if not cursor.take(")"):
+            cursor.fail("a comma or a closing parenthesis was expected")
+        return tuple(names)
 
     def _options(self, statement: StreamStatement) -> StreamStatement:
+        cursor = self._cursor
         seen: set[str] = set()
-        while (word := self._text.upper()) in _OPTION_WORDS:
+        while (word := cursor.word) in _OPTION_WORDS:
             if word in seen:
-                self._fail(f"{word} is given twice")
+                cursor.fail(f"{word} is given twice")
             seen.add(word)
             if seen >= {"WAIT", "NOWAIT"}:
-                self._fail("WAIT and NOWAIT exclude each other")
-            self._next += 1
+                cursor.fail("WAIT and NOWAIT exclude each other")
+            cursor.step()
             statement = self._option(word, statement)
         return statement
 
@@ -278,8 +236,8 @@ class _Reader:
         match word:
             case "LIMIT":
                 statement = replace(statement, limit=self._value(_LIMIT))
-                if self._text == ",":
-                    self._fail(_NO_SKIPPING)
+                if self._cursor.text == ",":
+                    self._cursor.fail(_NO_SKIPPING)
                 return statement
             case "PREFETCH":
                 return replace(statement, prefetch=self._value(_PREFETCH))
@@ -289,68 +247,25 @@ class _Reader:
                 return replace(statement, nowait=True)
 
     def _value(self, option: _Option[T]) -> T | Param:
-        if self._take("?"):
-            self._param_count += 1
-            return Param(self._param_count - 1)
-        # The tokenizer takes the point of `.5` for one between names.
-        end = self._next + (2 if self._text == "." else 1)
-        number = option.read("".join(self._cut(token) for token in self._tokens[self._next : end]))
-        if number is None:
-            self._fail(f"{option.name} takes {option.takes}")
-        self._next = end
-        return number
+        cursor = self._cursor
+        param = cursor.param()
+        if param is not None:
+            return param
+        value = option.read(cursor.numeral())
+        if value is None:
+            cursor.fail(f"{option.name} takes {option.takes}")
+        cursor.step_numeral()
+        return value
 
     def _name(self, expected: str) -> str:
-        text = self._text
-        if text.startswith(self._mode.name_marks):
-            self._next += 1
-            return unquote(text)
-        if text.startswith(("'", '"')):
-            self._fail("this is a string; names stand in backquotes")
-        if text.upper() in _RESERVED or text.isdecimal() or not _WORD.fullmatch(text):
+        if self._cursor.at_string:
+            self._cursor.fail("this is a string; names stand in backquotes")
+        name = self._cursor.name(_RESERVED)
+        if name is None:
             self._refuse(expected)
-        self._next += 1
-        return text
-
-    @property
-    def _text(self) -> str:
-        """The next token as written, empty at the end."""
-        return self._cut(self._tokens[self._next]) if self._next < len(self._tokens) else ""
-
-    def _cut(self, token: Token) -> str:
-        return self._sql[token.start : token.end + 1]
-
-    def _take(self, word: str) -> bool:
-        """Steps over the next token if it is this one."""
-        taken = self._text.upper() == word
-        self._next += taken
-        return taken
+        return name
 
     def _refuse(self, expected: str) -> NoReturn:
         """Fails by the name of the clause that stands here, if it is one that people may try."""
-        clause = self._text.upper().partition(" ")[0]
-        if clause in _NOT_YET:
-            raise not_supported_yet(_NOT_YET[clause], self._position)
-        self._fail(_REFUSED.get(clause, expected))
-
-    def _fail(self, expected: str) -> NoReturn:
-        self._fail_at(self._position, expected)
-
-    def _fail_at(self, position: int, expected: str) -> NoReturn:
-        before, near = self._sql[:position], self._sql[position:]
-        raise syntax_error("STREAM", before, near, position, expected)
-
-    @property
-    def _position(self) -> int:
-        return self._tokens[self._next].start if self._text else len(self._sql)
-
-    def _tokenized(self) -> list[Token]:
-        try:
-            return self._mode.dialect.tokenize(self._mode.opaque.sub(self._blank, self._sql))
-        except TokenError:
-            self._fail_at(0, "the statement cannot be cut into words")
-
-    def _blank(self, found: re.Match[str]) -> str:
-        if found["bad"] is not None:
-            self._fail_at(found.start(), UNREADABLE[found["bad"]])
-        return found[0] if found["comment"] is None else " " * len(found[0])
+        clause = self._cursor.word.partition(" ")[0]
+        self._cursor.fail(_REFUSED.get(clause, expected))

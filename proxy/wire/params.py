@@ -2,7 +2,7 @@
 
 The proxy reads parameters only of statements that are its own, such as a prepared `STREAM … LIMIT
 ?`. Numbers become Python's; strings and decimals stay bytes in the client's charset; dates and
-times, for which none of our statements has a place, are kept as they came.
+times are kept as they came, until `python_value` is asked for what all of them mean.
 
 With CLIENT_QUERY_ATTRIBUTES a query's text is preceded by named values in the same encoding, which
 must be stepped over to see the text at all.
@@ -13,6 +13,8 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Collection, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
 from mysql_mimic.types import ColumnType, ComStmtExecuteFlags
@@ -23,6 +25,8 @@ UNSIGNED: Final = 0x80
 PARAMS_MAX: Final = 0xFFFF
 """A statement cannot have more parameters: the answer to PREPARE counts them in 16 bits."""
 
+_EXECUTE_HEAD: Final = 10
+"""Command byte, statement id, flags, iteration count."""
 _COUNT_AVAILABLE: Final = int(ComStmtExecuteFlags.PARAMETER_COUNT_AVAILABLE)
 _NO_ATTRIBUTES: Final = b"\x00\x01"
 
@@ -91,6 +95,58 @@ def parse_execute(
     values = tuple(_read_value(reader, bound[i], nulls, i, long_data=i in long_data) for i in range(count))
     cursor_type = flags & ~_COUNT_AVAILABLE
     return Execute(statement_id, cursor_type, values[:param_count], bound)
+
+
+def python_value(value: Value, kind: ParamType, codec: str) -> object:
+    """What a value means: bytes of a string type become text by the client's character set, decimals and
+    temporal values Python's own. What Python does not have, such as a zero date, stays as it is, and so does what is no
+    text in that character set: some drivers send bytes as strings.
+    """
+    match value:
+        case Temporal():
+            return _moment(value, kind)
+        case bytes() if kind.type not in _BINARY:
+            try:
+                return Decimal(value.decode("ascii")) if kind.type in _DECIMALS else value.decode(codec)
+            except (UnicodeDecodeError, InvalidOperation):
+                return value
+        case _:
+            return value
+
+
+def rearranged(
+    payload: bytes,
+    order: Sequence[int],
+    *,
+    types: Sequence[ParamType],
+    long_data: Collection[int] = (),
+    attributes: bool = False,
+) -> bytes:
+    """A COM_STMT_EXECUTE payload with its parameters in this order, all else as it was, that needs no other before it.
+
+    `types` are those of this execution, as `parse_execute` returned them: they are sent along, because the server
+    may not have seen the execution that brought them.
+    """
+    reader = Reader(payload, _EXECUTE_HEAD)
+    count = reader.lenenc() if attributes else len(order)
+    nulls_at = reader.at
+    bitmap = reader.take((count + 7) // 8)
+    kinds: list[bytes] = []
+    for _ in range(count if reader.uint(1) else 0):
+        begin = reader.at
+        _read_type(reader, named=attributes)
+        kinds.append(payload[begin : reader.at])
+    kinds = kinds or [bytes((kind.type, UNSIGNED * kind.unsigned)) + b"\0" * attributes for kind in types[:count]]
+    values: list[bytes] = []
+    for i in range(count):
+        begin = reader.at
+        _read_value(reader, types[i], bitmap, i, long_data=i in long_data)
+        values.append(payload[begin : reader.at])
+    order = (*order, *range(len(order), count))  # Behind them, query attributes.
+    nulls = int.from_bytes(bitmap, "little")
+    moved = sum((nulls >> old & 1) << new for new, old in enumerate(order))
+    parts = (payload[:nulls_at], moved.to_bytes(len(bitmap), "little"), b"\x01")
+    return b"".join((*parts, *(kinds[i] for i in order), *(values[i] for i in order)))
 
 
 def text_at(payload: bytes, *, attributes: bool) -> int:
@@ -227,3 +283,38 @@ _READERS: Final[dict[int, Callable[[Reader, ParamType], Value]]] = {
         _string,
     ),
 }
+
+_DECIMALS: Final = frozenset(map(int, (ColumnType.DECIMAL, ColumnType.NEWDECIMAL)))
+_BINARY: Final = frozenset(
+    map(
+        int,
+        (
+            ColumnType.TINY_BLOB,
+            ColumnType.MEDIUM_BLOB,
+            ColumnType.LONG_BLOB,
+            ColumnType.BLOB,
+            ColumnType.BIT,
+            ColumnType.GEOMETRY,
+        ),
+    )
+)
+"""Types whose bytes are in no character set."""
+
+_MOMENT_BYTES: Final = 12
+"""The longest form of a date or time; shorter ones leave out zeros at the end."""
+
+
+def _moment(value: Temporal, kind: ParamType) -> date | datetime | timedelta | Temporal:
+    reader = Reader(value.raw.ljust(_MOMENT_BYTES, b"\0"))
+    try:
+        if kind.type == ColumnType.TIME:
+            negative = reader.uint(1)
+            days, hours, minutes, seconds, micros = (reader.uint(width) for width in (4, 1, 1, 1, 4))
+            span = timedelta(days, seconds, micros, minutes=minutes, hours=hours)
+            return -span if negative else span
+        year, month, day, hours, minutes, seconds, micros = (reader.uint(width) for width in (2, 1, 1, 1, 1, 1, 4))
+        if kind.type == ColumnType.DATE:
+            return date(year, month, day)
+        return datetime(year, month, day, hours, minutes, seconds, micros)  # noqa: DTZ001 - the server's has no zone
+    except (ValueError, OverflowError):
+        return value

@@ -13,10 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlglot import TokenType, tokenize
 
-from sqlrewrite.ack import ACKNOWLEDGED, parse_ack
+from sqlrewrite.ack import ACKNOWLEDGED, NOW, parse_settle
 from sqlrewrite.classify import Head, Verb, classify, parse_kill
+from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.stream import parse_stream
+from tests.support.conditions import modes
 
 T = TypeVar("T")
 
@@ -44,12 +46,16 @@ def test_no_bytes_make_classification_fail(text: bytes) -> None:
     parse_kill(text)
 
 
-@given(st.sampled_from(["", "STREAM ", "STREAM * FROM t "]), st.one_of(texts, st.text(max_size=40)), st.booleans())
-def test_a_stream_is_read_or_refused(head: str, rest: str, ansi_quotes: bool) -> None:
+@given(
+    st.sampled_from(["", "STREAM ", "STREAM * FROM t ", "STREAM * FROM t WHERE ", "STREAM * FROM t WHERE id = "]),
+    st.one_of(texts, st.text(max_size=40)),
+    modes,
+)
+def test_a_stream_is_read_or_refused(head: str, rest: str, mode: SqlMode) -> None:
     sql = head + rest
-    statement = read_or_refused(lambda: parse_stream(sql, ansi_quotes=ansi_quotes))
+    statement = read_or_refused(lambda: parse_stream(sql, mode))
     if isinstance(statement, SqlError):
-        assert statement.code in (1064, 1235)
+        assert statement.code == 1064
         assert statement.position is not None
         assert 0 <= statement.position <= len(sql)
     else:
@@ -79,7 +85,7 @@ def test_gaps_and_case_do_not_change_what_an_ack_says(gap: str, between: str, ve
     words = (verb, "FROM", "t", "where", "id IN (1, 2)")
     written = (gap + between.join(words)).encode() + end + gap.encode()
     assert classify(written).verb is Verb.ACK
-    assert parse_ack(written) == parse_ack(b"ACK t WHERE id IN (1, 2)")
+    assert parse_settle(written) == parse_settle(b"ACK t WHERE id IN (1, 2)")
 
 
 @given(
@@ -107,32 +113,38 @@ well_formed = conditions.filter(
 )
 
 
-@given(st.one_of(conditions, texts), st.booleans(), st.booleans())
-@example("id = 1 /*! ) OR (1 */", False, False)
-@example("id = 1 --\xa0(\n) OR (1 --\xa0)\n", False, False)
-@example("id = '\\') OR (TRUE OR a = '", False, True)
+@given(
+    st.one_of(conditions, texts),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["ACK {}", "NACK {}", "NACK {} DELAY 5", "NACK {} DELAY ?", "EXTEND {} BY 5", "EXTEND {} BY ?"]),
+)
+@example("id = 1 /*! ) OR (1 */", False, False, "ACK {}")
+@example("id = 1 --\xa0(\n) OR (1 --\xa0)\n", False, False, "ACK {}")
+@example("id = '\\') OR (TRUE OR a = '", False, True, "EXTEND {} BY ?")
 def test_no_condition_gets_out_of_its_parentheses(
-    condition: str, ansi_quotes: bool, no_backslash_escapes: bool
+    condition: str, ansi_quotes: bool, no_backslash_escapes: bool, form: str
 ) -> None:
-    sql = b"ACK FROM t WHERE " + condition.encode("latin-1")
+    sql = form.format(f"FROM t WHERE {condition}").encode("latin-1")
     modes = {"ansi_quotes": ansi_quotes, "no_backslash_escapes": no_backslash_escapes}
-    statement = read_or_refused(lambda: parse_ack(sql, "latin-1", **modes))
+    statement = read_or_refused(lambda: parse_settle(sql, "latin-1", **modes))
     if isinstance(statement, SqlError):
         assert statement.code == 1064
         return
-    guard = b" WHERE time_acked IS NULL AND ("
+    acknowledges = statement.verb is Verb.ACK
+    guard = b" WHERE time_acked IS NULL AND %b(" % (b"" if acknowledges else b"epoch > 0 AND ")
     before, _, behind = statement.update().partition(guard)
-    assert before == b"UPDATE t SET " + ACKNOWLEDGED
+    assert before.startswith(b"UPDATE t SET " + (ACKNOWLEDGED if acknowledges else b"time_next = " + NOW))
     marks = list(marks_as_the_server_reads(behind, **modes))
     assert_only_the_last_mark_closes(marks)
     assert behind.endswith(b"\n)")
     assert b";" not in marks
-    assert marks.count(b"?") == statement.param_count
+    assert marks.count(b"?") + before.count(b"?") == statement.param_count
 
 
 @given(well_formed)
 def test_sqlglot_too_sees_one_statement_with_the_guard_outside(condition: str) -> None:
-    statement = read_or_refused(lambda: parse_ack(f"ACK FROM t WHERE {condition}".encode()))
+    statement = read_or_refused(lambda: parse_settle(f"ACK FROM t WHERE {condition}".encode()))
     if isinstance(statement, SqlError):
         return
     tokens = tokenize(statement.update().decode(), read="mysql")

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from decimal import Decimal
 
 import pytest
 
-from sqlrewrite.ack import ACKNOWLEDGED, AckStatement, parse_ack
+from sqlrewrite.ack import ACKNOWLEDGED, DELAY_MAX_S, NOW, SettleStatement, parse_settle
+from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName
 
 
 def refusal(sql: bytes, codec: str = "utf-8", **modes: bool) -> SqlError:
     with pytest.raises(SqlError) as caught:
-        parse_ack(sql, codec, **modes)
+        parse_settle(sql, codec, **modes)
     return caught.value
 
 
 def test_the_update_is_guarded_before_the_condition_and_closed_after_it() -> None:
-    assert parse_ack(b"ACK FROM app.`t` WHERE id = 5 OR TRUE -- all").update() == (
+    assert parse_settle(b"ACK FROM app.`t` WHERE id = 5 OR TRUE -- all").update() == (
         b"UPDATE app.`t` SET " + ACKNOWLEDGED + b" WHERE time_acked IS NULL AND (id = 5 OR TRUE -- all\n)"
     )
 
@@ -38,7 +40,7 @@ def test_the_time_is_the_servers_in_nanoseconds() -> None:
     ],
 )
 def test_blanks_comments_case_from_and_one_semicolon_change_nothing(sql: bytes) -> None:
-    assert parse_ack(sql) == AckStatement(TableName("t"), b"t", b"id = 1", (b"1",), 0)
+    assert parse_settle(sql) == SettleStatement(Verb.ACK, TableName("t"), b"t", b"id = 1", (b"1",), 0)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +57,17 @@ def test_blanks_comments_case_from_and_one_semicolon_change_nothing(sql: bytes) 
     ],
 )
 def test_a_table_is_decoded_and_kept_as_written(table: bytes, name: TableName, written: bytes) -> None:
-    statement = parse_ack(b"ACK FROM %b WHERE id = 1" % table)
+    statement = parse_settle(b"ACK FROM %b WHERE id = 1" % table)
     assert (statement.table, statement.table_sql) == (name, written)
 
 
 def test_names_are_decoded_by_the_clients_character_set() -> None:
-    assert parse_ack("ACK größe WHERE TRUE".encode("latin-1"), "latin-1").table == TableName("größe")
+    assert parse_settle("ACK größe WHERE TRUE".encode("latin-1"), "latin-1").table == TableName("größe")
 
 
 def test_double_quotes_are_names_under_ansi_quotes_alone() -> None:
     sql = b'ACK FROM "app"."t" WHERE "id" = 1'
-    assert parse_ack(sql, ansi_quotes=True).table == TableName("t", "app")
+    assert parse_settle(sql, ansi_quotes=True).table == TableName("t", "app")
     assert "a table name was expected" in refusal(sql).message
 
 
@@ -91,7 +93,7 @@ def test_double_quotes_are_names_under_ansi_quotes_alone() -> None:
     ],
 )
 def test_keys_of_the_common_shapes_are_read(condition: bytes, keys: tuple[bytes | Param, ...]) -> None:
-    statement = parse_ack(b"ACK FROM t WHERE " + condition)
+    statement = parse_settle(b"ACK FROM t WHERE " + condition)
     assert statement.keys == keys
     assert condition.startswith(statement.condition)
 
@@ -126,12 +128,12 @@ def test_keys_of_the_common_shapes_are_read(condition: bytes, keys: tuple[bytes 
     ],
 )
 def test_any_other_condition_has_no_keys_and_is_kept_verbatim(condition: bytes) -> None:
-    statement = parse_ack(b"ACK FROM t WHERE %b;" % condition)
+    statement = parse_settle(b"ACK FROM t WHERE %b;" % condition)
     assert (statement.keys, statement.condition) == (None, condition)
 
 
 def test_a_key_in_double_quotes_is_a_column_under_ansi_quotes() -> None:
-    assert parse_ack(b'ACK t WHERE id = "a"', ansi_quotes=True).keys is None
+    assert parse_settle(b'ACK t WHERE id = "a"', ansi_quotes=True).keys is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_key_in_double_quotes_is_a_column_under_ansi_quotes() -> None:
     ],
 )
 def test_parameters_are_counted_outside_quotes_and_comments(condition: bytes, count: int) -> None:
-    statement = parse_ack(b"ACK t WHERE " + condition)
+    statement = parse_settle(b"ACK t WHERE " + condition)
     assert statement.param_count == count
 
 
@@ -172,7 +174,7 @@ def test_parameters_are_counted_outside_quotes_and_comments(condition: bytes, co
     ],
 )
 def test_what_stands_in_quotes_and_comments_is_no_structure(condition: bytes) -> None:
-    assert parse_ack(b"ACK t WHERE " + condition).condition == condition
+    assert parse_settle(b"ACK t WHERE " + condition).condition == condition
 
 
 @pytest.mark.parametrize(
@@ -243,24 +245,18 @@ def test_an_error_names_its_line() -> None:
     assert "near ')' at line 3: " in refusal(b"ACK FROM t\nWHERE a = 1\n)").message
 
 
-@pytest.mark.parametrize("verb", ["NACK", "EXTEND"])
-def test_what_a_later_release_brings_is_not_a_syntax_error(verb: str) -> None:
-    error = refusal(f"{verb.lower()} FROM t WHERE id = 1".encode())
-    assert (error.code, error.message.split(":")[0]) == (1235, f"{verb} is not supported yet")
-
-
 def test_a_backslash_escapes_only_where_the_sql_mode_has_it_escape() -> None:
     closed_without_escapes = b"ACK t WHERE a = '\\' AND (b = 1)"
-    assert parse_ack(closed_without_escapes, no_backslash_escapes=True).condition == b"a = '\\' AND (b = 1)"
+    assert parse_settle(closed_without_escapes, no_backslash_escapes=True).condition == b"a = '\\' AND (b = 1)"
     assert "this quote is not closed" in refusal(closed_without_escapes).message
     closed_with_escapes = b"ACK t WHERE a = '\\') OR ('"
-    assert parse_ack(closed_with_escapes).condition == b"a = '\\') OR ('"
+    assert parse_settle(closed_with_escapes).condition == b"a = '\\') OR ('"
     assert "not opened" in refusal(closed_with_escapes, no_backslash_escapes=True).message
 
 
 def test_a_backslash_is_nothing_special_in_names() -> None:
-    assert parse_ack(b"ACK t WHERE `a\\` = 1").condition == b"`a\\` = 1"
-    assert parse_ack(b'ACK t WHERE "a\\" = 1', ansi_quotes=True).condition == b'"a\\" = 1'
+    assert parse_settle(b"ACK t WHERE `a\\` = 1").condition == b"`a\\` = 1"
+    assert parse_settle(b'ACK t WHERE "a\\" = 1', ansi_quotes=True).condition == b'"a\\" = 1'
     assert "this quote is not closed" in refusal(b'ACK t WHERE "a\\" = 1').message
 
 
@@ -276,15 +272,15 @@ def test_a_backslash_is_nothing_special_in_names() -> None:
 )
 def test_a_backslash_byte_inside_a_longer_character_escapes_nothing(codec: str, character: bytes) -> None:
     condition = b"id = '%b' AND (a = 1)" % character
-    assert parse_ack(b"ACK t WHERE " + condition, codec).condition == condition
+    assert parse_settle(b"ACK t WHERE " + condition, codec).condition == condition
     assert "this quote is not closed" in refusal(b"ACK t WHERE " + condition, "latin-1").message
-    assert parse_ack(b"ACK t WHERE id = '%b'" % character, codec).keys == (character,)
+    assert parse_settle(b"ACK t WHERE id = '%b'" % character, codec).keys == (character,)
 
 
 def test_a_backquote_byte_inside_a_longer_character_quotes_nothing() -> None:
     table = "乣".encode("gbk")
     assert table.endswith(b"`")
-    assert parse_ack(b"ACK %b WHERE %b = 1" % (table, table), "gbk").table == TableName("乣")
+    assert parse_settle(b"ACK %b WHERE %b = 1" % (table, table), "gbk").table == TableName("乣")
 
 
 HOSTILE = [
@@ -314,4 +310,114 @@ HOSTILE = [
 def test_hostile_text_comes_to_an_end(head: bytes, unit: bytes) -> None:
     sql = head + unit * (1_000_000 // len(unit)) + b")"
     with suppress(SqlError):
-        assert parse_ack(sql).condition in sql
+        assert parse_settle(sql).condition in sql
+
+
+# -- NACK and EXTEND
+
+GUARD = b" WHERE time_acked IS NULL AND epoch > 0 AND ("
+
+
+@pytest.mark.parametrize(
+    ("sql", "delay_s", "condition"),
+    [
+        (b"NACK t WHERE id = 1", "0", b"id = 1"),
+        (b"nack from t where id = 1;", "0", b"id = 1"),
+        (b"NACK t WHERE id IN (1, 2) DELAY 5", "5", b"id IN (1, 2)"),
+        (b"NACK t WHERE id IN (1,2)DELAY 1.5;", "1.5", b"id IN (1,2)"),
+        (b"NACK t WHERE id = 'a' /* x */ delay /* y */ .5 -- z", "0.5", b"id = 'a'"),
+        (b"NACK t WHERE TRUE DELAY 0.000000001", "1e-9", b"TRUE"),
+        (b"NACK t WHERE a > 1 AND (b = 2) DELAY 3155760000 ; ", "3155760000", b"a > 1 AND (b = 2)"),
+        (b"NACK t WHERE delay = 5", "0", b"delay = 5"),
+        (b"NACK t WHERE delay", "0", b"delay"),
+        (b"NACK t WHERE a > delay", "0", b"a > delay"),
+        (b"NACK t WHERE a > delay - 5", "0", b"a > delay - 5"),
+        (b"NACK t WHERE a > delay DELAY 5", "5", b"a > delay"),
+        (b"NACK t WHERE `delay` = 'DELAY 5'", "0", b"`delay` = 'DELAY 5'"),
+        (b"NACK t WHERE t.delay = 5 DELAY 6", "6", b"t.delay = 5"),
+        (b"NACK t WHERE id = 1 -- DELAY 5", "0", b"id = 1"),
+        (b"EXTEND t WHERE id = 1 BY 30", "30", b"id = 1"),
+        (b"extend from t where id = 1 and epoch = 2 by 0.25;", "0.25", b"id = 1 and epoch = 2"),
+        (b"EXTEND t WHERE a BETWEEN 1 AND 2 BY 3", "3", b"a BETWEEN 1 AND 2"),
+        (b"EXTEND t WHERE t.by = 1 AND `BY` = 2 BY 3", "3", b"t.by = 1 AND `BY` = 2"),
+        (
+            b"EXTEND t WHERE id IN (SELECT id FROM u ORDER BY 1) BY 2",
+            "2",
+            b"id IN (SELECT id FROM u ORDER BY 1)",
+        ),
+    ],
+)
+def test_the_time_stands_at_the_end_outside_quotes_and_parentheses(sql: bytes, delay_s: str, condition: bytes) -> None:
+    statement = parse_settle(sql)
+    assert (statement.delay_s, statement.condition) == (Decimal(delay_s), condition)
+    assert statement.update() == (
+        b"UPDATE t SET time_next = %b + %d%b%b\n)" % (NOW, Decimal(delay_s) * 10**9, GUARD, condition)
+    )
+
+
+def test_keys_are_read_beside_a_time() -> None:
+    assert parse_settle(b"NACK t WHERE id IN (1, 'b') AND epoch = 3 DELAY 5").keys == (b"1", b"b")
+    assert parse_settle(b"EXTEND t WHERE id = 7 BY 5").keys == (b"7",)
+    assert parse_settle(b"EXTEND t WHERE id > 7 BY 5").keys is None
+
+
+@pytest.mark.parametrize(("verb", "word"), [(b"NACK", b"DELAY"), (b"EXTEND", b"BY")])
+def test_a_time_that_is_a_parameter_is_the_statements_last_and_the_updates_first(verb: bytes, word: bytes) -> None:
+    statement = parse_settle(b"%b t WHERE id IN (?, ?) AND epoch = ? %b ?" % (verb, word))
+    assert (statement.keys, statement.delay_s, statement.param_count) == ((Param(0), Param(1)), Param(3), 4)
+    update = statement.update()
+    assert update.count(b"?") == 4
+    assert b"CAST(? AS DECIMAL(20, 9)) * 1000000000 WHERE" in update
+
+
+@pytest.mark.parametrize("value", [0, 5, 1.5, Decimal("0.000000001"), b"1.5", DELAY_MAX_S])
+def test_a_time_is_bound_as_drivers_send_it(value: object) -> None:
+    parse_settle(b"NACK t WHERE id = ? DELAY ?").check_delay([1, value])
+
+
+@pytest.mark.parametrize("value", [None, -1, DELAY_MAX_S + 1, b"x", float("nan"), b""])
+def test_a_time_that_cannot_be_is_refused_by_name(value: object) -> None:
+    with pytest.raises(SqlError, match=r"BY takes seconds from 0 to .* and parameter 2 is") as caught:
+        parse_settle(b"EXTEND t WHERE id = ? BY ?").check_delay([1, value])
+    assert caught.value.code == 1210
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        (b"NACK t WHERE id = 1 DELAY 3155760001", "DELAY takes seconds from 0 to 3155760000"),
+        (b"NACK t WHERE id = 1 DELAY 0.1234567891", "up to 9 digits of a fraction"),
+        (b"NACK t WHERE id = 1 DELAY 5s", "DELAY takes seconds"),
+        (b"NACK t WHERE id = 1 DELAY -5", "DELAY takes seconds"),
+        (b"NACK t WHERE id = 'a' DELAY '5'", "DELAY takes seconds"),
+        (b"NACK t WHERE (a) DELAY NULL", "DELAY takes seconds"),
+        (b"NACK t WHERE TRUE DELAY", "DELAY takes seconds"),
+        (b"NACK t WHERE id = ? DELAY 1 AND TRUE", "ends the statement"),
+        (b"NACK t WHERE DELAY 5", "a condition was expected"),
+        (b"NACK t WHERE id = 1 DELAY 5; SELECT 1", "ends the statement"),
+        (b"NACK t WHERE id = 1 BY 5 ORDER BY id", "no ORDER BY"),
+        (b"NACK t", "for every message, write WHERE TRUE"),
+        (b"EXTEND t WHERE id = 1", "BY was expected"),
+        (b"EXTEND t WHERE id = 1;", "BY was expected"),
+        (b"EXTEND t WHERE id > 1;", "BY was expected"),
+        (b"EXTEND t WHERE id = 1 BY", "BY takes seconds"),
+        (b"EXTEND t WHERE id = 1 BY 1e3", "BY takes seconds"),
+        (b"EXTEND t WHERE (id = 1 BY 5)", "BY was expected"),
+        (b"EXTEND t WHERE id = 1 ORDER BY id BY 5", "no ORDER BY"),
+        (b"EXTEND t WHERE id = 1) OR (TRUE BY 5", "not opened"),
+        (b"ACK t WHERE id = 1 ORDER BY 5", "no ORDER BY"),
+    ],
+)
+def test_a_time_that_cannot_be_read_is_refused_with_its_reason(sql: bytes, reason: str) -> None:
+    error = refusal(sql)
+    assert error.code == 1064
+    assert f"in your {sql.split()[0].decode()} statement near" in error.message
+    assert reason in error.message
+
+
+@pytest.mark.parametrize("verb", [b"NACK", b"EXTEND"])
+@pytest.mark.parametrize("unit", [b" DELAY", b" DELAY 5", b" BY", b" BY 5", b" a", b"delay ", b"by.", *HOSTILE])
+@pytest.mark.timeout(30)
+def test_hostile_times_come_to_an_end(verb: bytes, unit: bytes) -> None:
+    with suppress(SqlError):
+        parse_settle(b"%b t WHERE a = 1 " % verb + unit * (1_000_000 // len(unit)) + b")")

@@ -9,9 +9,10 @@ import pytest
 
 from engine.model import TableId
 from engine.service import Engine
-from proxy.hints import ACKED_VALUES_MAX, TOUCHED_TABLES_MAX, Acked, Hints, Tag, Touched
+from proxy.hints import SETTLED_VALUES_MAX, TOUCHED_TABLES_MAX, Hints, Settled, Tag, Touched
 from proxy.wire.packets import AUTOCOMMIT, IN_TRANS
 from proxy.wire.walker import Outcome
+from sqlrewrite.classify import Verb
 
 M = TableId("shop", "m")
 
@@ -30,6 +31,12 @@ class Engineer:
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         self.told.append(("acked", None if values is None else list(values), certain))
+
+    def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
+        self.told.append(("given back", None if values is None else list(values)))
+
+    def extended(self, table: TableId, values: Iterable[object] | None) -> None:
+        self.told.append(("extended", None if values is None else list(values)))
 
 
 @pytest.fixture
@@ -100,9 +107,9 @@ def test_a_changed_table_makes_the_catalog_stale(hints: Hints, engineer: Enginee
 
 
 def test_an_ack_is_certain_when_it_affected_all_that_it_names(hints: Hints, engineer: Engineer) -> None:
-    hints.finished(done(Acked(M, [b"1", b"2"]), affected_rows=2))
-    hints.finished(done(Acked(M, [b"1", b"2"]), affected_rows=1))
-    hints.finished(done(Acked(M, None), affected_rows=5))
+    hints.finished(done(Settled(Verb.ACK, M, [b"1", b"2"]), affected_rows=2))
+    hints.finished(done(Settled(Verb.ACK, M, [b"1", b"2"]), affected_rows=1))
+    hints.finished(done(Settled(Verb.ACK, M, None), affected_rows=5))
     assert engineer.told == [
         ("acked", [b"1", b"2"], True),
         ("acked", [b"1", b"2"], False),
@@ -111,22 +118,22 @@ def test_an_ack_is_certain_when_it_affected_all_that_it_names(hints: Hints, engi
 
 
 def test_an_ack_that_affected_nothing_tells_nothing(hints: Hints, engineer: Engineer) -> None:
-    hints.finished(done(Acked(M, [b"1"]), affected_rows=0))
+    hints.finished(done(Settled(Verb.ACK, M, [b"1"]), affected_rows=0))
     assert engineer.told == []
 
 
 def test_an_ack_in_a_transaction_is_a_doubt_when_that_ends(hints: Hints, engineer: Engineer) -> None:
-    hints.finished(done(Acked(M, [b"1"]), open_transaction=True))
-    hints.finished(done(Acked(M, [b"2"]), open_transaction=True))
+    hints.finished(done(Settled(Verb.ACK, M, [b"1"]), open_transaction=True))
+    hints.finished(done(Settled(Verb.ACK, M, [b"2"]), open_transaction=True))
     assert engineer.told == []
     hints.finished(done(None))
     assert engineer.told == [("acked", [b"1", b"2"], False)]
 
 
 def test_very_many_acks_in_a_transaction_are_remembered_as_any(hints: Hints, engineer: Engineer) -> None:
-    for start in range(0, ACKED_VALUES_MAX + 1, 10_000):
+    for start in range(0, SETTLED_VALUES_MAX + 1, 10_000):
         values = list(range(start, start + 10_000))
-        hints.finished(done(Acked(M, values), open_transaction=True, affected_rows=10_000))
+        hints.finished(done(Settled(Verb.ACK, M, values), open_transaction=True, affected_rows=10_000))
     hints.finished(done(None))
     assert engineer.told == [("acked", None, False)]
 
@@ -151,3 +158,17 @@ def test_rows_that_were_added_long_before_their_commit_may_be_anywhere(
     clock.now_s += 60
     hints.finished(done(None))
     assert engineer.told == [("written", "m")]
+
+
+def test_what_was_given_back_or_extended_is_told_as_that(hints: Hints, engineer: Engineer) -> None:
+    hints.finished(done(Settled(Verb.NACK, M, [b"1"])))
+    hints.finished(done(Settled(Verb.EXTEND, M, None)))
+    assert engineer.told == [("given back", [b"1"]), ("extended", None)]
+
+
+def test_each_kind_is_remembered_for_itself_while_a_transaction_is_open(hints: Hints, engineer: Engineer) -> None:
+    for verb, key in ((Verb.ACK, b"1"), (Verb.NACK, b"2"), (Verb.EXTEND, b"3"), (Verb.NACK, b"4")):
+        hints.finished(done(Settled(verb, M, [key]), open_transaction=True))
+    assert engineer.told == []
+    hints.finished(done(None))
+    assert engineer.told == [("acked", [b"1"], False), ("given back", [b"2", b"4"]), ("extended", [b"3"])]

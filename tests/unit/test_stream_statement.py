@@ -6,6 +6,8 @@ from decimal import Decimal
 
 import pytest
 
+from sqlrewrite.cursor import PLAIN as PLAIN_MODE
+from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName
 from sqlrewrite.stream import STAR, WAIT_MAX_S, WHOLE_NUMBER_MAX, StreamStatement, parse_stream
@@ -13,9 +15,9 @@ from sqlrewrite.stream import STAR, WAIT_MAX_S, WHOLE_NUMBER_MAX, StreamStatemen
 PLAIN = StreamStatement(TableName("t"), (STAR,))
 
 
-def refusal(sql: str, *, ansi_quotes: bool = False) -> SqlError:
+def refusal(sql: str, mode: SqlMode = PLAIN_MODE) -> SqlError:
     with pytest.raises(SqlError) as caught:
-        parse_stream(sql, ansi_quotes=ansi_quotes)
+        parse_stream(sql, mode)
     return caught.value
 
 
@@ -83,7 +85,7 @@ def test_a_name_is_quoted_for_any_sql_mode() -> None:
 
 def test_double_quotes_are_names_under_ansi_quotes_alone() -> None:
     sql = 'STREAM "id", `x` FROM "app"."t""u"'
-    assert parse_stream(sql, ansi_quotes=True) == StreamStatement(TableName('t"u', "app"), ("id", "x"))
+    assert parse_stream(sql, SqlMode(ansi_quotes=True)) == StreamStatement(TableName('t"u', "app"), ("id", "x"))
     assert "this is a string; names stand in backquotes" in refusal(sql).message
 
 
@@ -193,14 +195,6 @@ def test_an_error_names_its_line_and_quotes_no_more_than_mysql_does() -> None:
     error = refusal("STREAM *\nFROM t -- x\n" + "y" * 200)
     assert f"near '{'y' * 80}' at line 3: " in error.message
     assert error.position == 21
-
-
-@pytest.mark.parametrize("clause", ["WHERE id = 1", "PARTITION (p0)"])
-def test_what_a_later_release_brings_is_not_a_syntax_error(clause: str) -> None:
-    error = refusal(f"STREAM * FROM t {clause} LIMIT 5")
-    assert error.code == 1235
-    assert error.message.startswith(f"{clause.split(maxsplit=1)[0]} is not supported in STREAM yet: ")
-    assert error.position == 16
 
 
 def test_parameters_are_numbered_in_the_order_of_the_text() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 from mysql_mimic.types import ColumnType, str_len, uint_len
@@ -18,7 +20,9 @@ from proxy.wire.params import (
     execute_id,
     make_query,
     parse_execute,
+    python_value,
     query_text,
+    rearranged,
     text_at,
 )
 
@@ -130,6 +134,77 @@ WHOLE = execute([INT, TEXT], b"\x05\0\0\0\x03abc")
 def test_a_cut_execute_is_refused(cut: int) -> None:
     with pytest.raises(WireError):
         parse_execute(WHOLE[:cut], 2)
+
+
+# -- What values mean
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        (ColumnType.VAR_STRING, b"\x01\xe4", "ä"),
+        (ColumnType.BLOB, b"\x01\xe4", b"\xe4"),
+        (ColumnType.NEWDECIMAL, b"\x041.50", Decimal("1.50")),
+        (ColumnType.NEWDECIMAL, b"\x01x", b"x"),
+        (ColumnType.LONG, b"\x05\0\0\0", 5),
+        (ColumnType.DATE, b"\x04\xea\x07\x0b\x15", date(2026, 11, 21)),
+        (ColumnType.DATETIME, b"\x04\xea\x07\x0b\x15", datetime(2026, 11, 21)),  # noqa: DTZ001
+        (
+            ColumnType.TIMESTAMP,
+            b"\x0b\xea\x07\x0b\x15\x01\x02\x03\x06\0\0\0",
+            datetime(2026, 11, 21, 1, 2, 3, 6),  # noqa: DTZ001
+        ),
+        (ColumnType.TIME, b"\x00", timedelta()),
+        (ColumnType.TIME, b"\x08\x01\x02\0\0\0\x03\x04\x05", -timedelta(days=2, hours=3, minutes=4, seconds=5)),
+        (ColumnType.DATE, b"\x00", Temporal(b"")),
+        (ColumnType.TIME, b"\x08\x00\xff\xff\xff\xff\x00\x00\x00", Temporal(b"\0\xff\xff\xff\xff\0\0\0")),
+    ],
+)
+def test_a_value_means_what_its_type_and_the_clients_character_set_say(kind: int, raw: bytes, value: object) -> None:
+    sent = ParamType(int(kind), unsigned=False)
+    (read,) = parse_execute(execute([sent], raw), 1).values
+    assert python_value(read, sent, "latin-1") == value
+
+
+def test_what_is_no_text_in_the_clients_character_set_is_bytes() -> None:
+    assert python_value(b"\xff", TEXT, "utf-8") == b"\xff"
+
+
+# -- Parameters in another order
+
+BIG = ParamType(int(ColumnType.LONGLONG), unsigned=True)
+
+
+@pytest.mark.parametrize("names", [None, [b"", b"", b"", b"trace"]])
+@pytest.mark.parametrize("nulls", range(8))
+@pytest.mark.parametrize("bound", [True, False])
+def test_parameters_change_places_and_bring_their_types(names: list[bytes] | None, nulls: int, bound: bool) -> None:
+    def sent(order: Sequence[int], names: Sequence[bytes] | None, *, bound: bool) -> bytes:
+        values = [b"\x05\0\0\0", b"\x03abc", b"\x09" + bytes(7), b"\x01v"]
+        types = [INT, TEXT, BIG, TEXT]
+        return execute(
+            [types[i] for i in order],
+            b"".join(values[i] for i in order if not nulls >> i & 1),
+            nulls=sum((nulls >> old & 1) << new for new, old in enumerate(order)),
+            names=names,
+            bound=bound,
+        )
+
+    extra = [3] if names else []
+    payload = sent([0, 1, 2, *extra], names, bound=bound)
+    types = [INT, TEXT, BIG, TEXT][: 3 + len(extra)]
+    moved = rearranged(payload, [2, 0, 1], types=types, attributes=names is not None)
+    assert moved == sent([2, 0, 1, *extra], names if bound or names is None else [b""] * 4, bound=True)
+
+
+def test_long_data_has_no_bytes_to_move() -> None:
+    payload = execute([TEXT, INT], b"\x05\0\0\0")
+    assert rearranged(payload, [1, 0], types=[TEXT, INT], long_data={0}) == execute([INT, TEXT], b"\x05\0\0\0")
+
+
+def test_a_lone_parameter_stays_where_it_is() -> None:
+    payload = execute([INT], b"\x05\0\0\0", names=[b""])
+    assert rearranged(payload, [0], types=[INT], attributes=True) == payload
 
 
 # -- Query attributes

@@ -1,0 +1,413 @@
+"""Which messages a stream wants: columns of the table compared with constants, and AND, OR, XOR, NOT.
+
+A condition is read on behalf of one session and carried out by the engine in others, which know neither
+that session's sql_mode nor its character set. So what is kept is not what the client wrote but what it
+means: canonical SQL in which names stand in backquotes, every operation in parentheses, and constants
+in forms that nothing can change (sqlrewrite.literals). Equal conditions, however spelled, are equal
+values, so that their subscribers can share the work. Two things stay the session's: times are those of its
+time zone (the engine knows), and a binary column that is compared with text beyond ASCII sees UTF-8.
+
+The grammar is small on purpose: each message is compared on the server, for every subscriber, so a
+condition must be cheap, and the same whenever it is asked. What it lacks, a generated column has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from sqlrewrite import literals
+from sqlrewrite.cursor import Cursor
+from sqlrewrite.errors import wrong_argument
+from sqlrewrite.names import Param, TableName, quote
+
+SQL_MAX: Final = 64 * 1024
+"""Characters of a condition in its canonical form: it is sent with each look for messages."""
+CONSTANTS_MAX: Final = 1_000
+"""A longer list is better kept in a column of the table."""
+NESTING_MAX: Final = 50
+"""Parentheses and NOT inside each other: more than people write, and less than the stack holds."""
+
+GRAMMAR: Final = (
+    "a condition compares the table's own columns with constants (=, <=>, <>, <, <=, >, >=, IN, BETWEEN, LIKE, IS"
+    " NULL, IS TRUE, IS FALSE), with AND, OR, XOR, NOT and parentheses; for anything else, make a generated column"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a parameter stands. In a LIKE pattern, `escape` is the character that escapes, empty for none."""
+
+    param: Param
+    escape: str | None = None
+
+    def literal(self, value: object) -> str | None:
+        """A value in this place; None for one that cannot stand here."""
+        if self.escape is None or value is None:
+            return literals.constant(value)
+        return literals.pattern(value, self.escape) if isinstance(value, str | bytes) else None
+
+    @property
+    def template(self) -> str:
+        """The place as the server is to count it."""
+        return "?" if self.escape is None else f"?{literals.ESCAPE_CLAUSE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a stream wants, in canonical form."""
+
+    columns: frozenset[str]
+    """The columns it names, as written."""
+    parts: tuple[str | Place, ...]
+    """Its SQL, with the places of parameters in the order of the client's text."""
+
+    @property
+    def param_count(self) -> int:
+        """Its parameters, which are the first of its statement's."""
+        return sum(isinstance(each, Place) for each in self.parts)
+
+    def bind(self, values: Sequence[object]) -> Condition:
+        """The condition with its parameters replaced by the statement's values: int, float, Decimal, str, bytes,
+        date, datetime, timedelta or None. Raises SqlError (1210)."""
+        parts = (each if isinstance(each, str) else _bound(each, values) for each in self.parts)
+        bound = replace(self, parts=_joined(parts))
+        if _size(bound.parts) > SQL_MAX:
+            raise wrong_argument(f"the condition is too long with these values: {_too_long(bound.parts)}")
+        return bound
+
+    def sql(self) -> str:
+        """It as SQL, in parentheses, once bound."""
+        assert not self.param_count, "bind it first"
+        return "".join(each for each in self.parts if isinstance(each, str))
+
+    def template(self) -> str:
+        """It as SQL with its `?` in their places, in their order."""
+        return "".join(each if isinstance(each, str) else each.template for each in self.parts)
+
+
+def read_condition(cursor: Cursor, table: TableName) -> Condition:
+    """Reads what follows WHERE, up to what cannot go on with it. Raises SqlError (1064)."""
+    return _Reader(cursor, table).condition()
+
+
+def _bound(place: Place, values: Sequence[object]) -> str:
+    value = values[place.param.index]
+    literal = place.literal(value)
+    if literal is None:
+        takes = (
+            "a condition takes numbers, strings, bytes, dates and times"
+            if place.escape is None
+            else "LIKE takes a string"
+        )
+        raise wrong_argument(f"{takes}, and parameter {place.param.index + 1} is {repr(value)[:40]}")
+    return literal
+
+
+def _joined(parts: Iterable[str | Place]) -> tuple[str | Place, ...]:
+    """The parts, text beside text being one."""
+    joined: list[str | Place] = []
+    texts: list[str] = []
+    for each in parts:
+        if isinstance(each, str):
+            texts.append(each)
+            continue
+        if texts:
+            joined.append("".join(texts))
+            texts.clear()
+        joined.append(each)
+    if texts:
+        joined.append("".join(texts))
+    return tuple(joined)
+
+
+def _size(parts: Iterable[str | Place]) -> int:
+    return sum(len(each) if isinstance(each, str) else len(each.template) for each in parts)
+
+
+def _too_long(parts: Iterable[str | Place]) -> str:
+    return f"{_size(parts)} characters in canonical form, and {SQL_MAX} are possible"
+
+
+# Reading
+
+_Operator = Literal["AND", "OR", "XOR", ""]
+_LEVELS: Final[tuple[tuple[_Operator, frozenset[str]], ...]] = (
+    ("OR", frozenset({"OR"})),
+    ("XOR", frozenset({"XOR"})),
+    ("AND", frozenset({"AND", "&&"})),
+)
+"""From the loosest to the tightest, and how each can be written."""
+
+_TURNED: Final = {"=": "=", "<=>": "<=>", "<>": "<>", "!=": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+"""The comparisons, and what each becomes when its sides change places."""
+_SPELLED: Final = {"!=": "<>"}
+
+_RESERVED: Final = frozenset(
+    {"AND", "BETWEEN", "BINARY", "CASE", "COLLATE", "CONVERT", "DIV", "ELSE", "EXISTS", "FALSE", "FROM", "IN",
+     "INTERVAL", "IS", "LIKE", "LIMIT", "MATCH", "MOD", "NOT", "NULL", "OR", "ORDER", "REGEXP", "RLIKE", "SELECT",
+     "THEN", "TRUE", "WHEN", "WHERE", "XOR"}
+)  # fmt: skip
+"""Words that are no columns unless quoted. The server reserves them, and more."""
+
+_PIPES: Final = "what || means depends on sql_mode: write OR"
+_TIGHT_NOT: Final = (
+    "! binds more tightly than a comparison, and so does NOT under HIGH_NOT_PRECEDENCE:"
+    " put what it negates into parentheses"
+)
+_CONSTANT: Final = f"a constant was expected; {GRAMMAR}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Part of a condition; several operands of one operator, or one without."""
+
+    operator: _Operator
+    operands: tuple[tuple[str | Place, ...], ...]
+
+    @property
+    def parts(self) -> tuple[str | Place, ...]:
+        if not self.operator:
+            return self.operands[0]
+        parts: list[str | Place] = ["("]
+        for each in self.operands:
+            parts += (*each, f" {self.operator} ")
+        return (*parts[:-1], ")")
+
+
+def _leaf(*parts: str | Place) -> _Node:
+    return _Node("", (("(", *parts, ")"),))
+
+
+class _Reader:
+    """Reads one condition, by descent: the depth of the recursion is that of the nesting."""
+
+    def __init__(self, cursor: Cursor, table: TableName) -> None:
+        self._cursor = cursor
+        self._table = table
+        self._columns: set[str] = set()
+        self._constants = 0
+        self._depth = 0
+
+    def condition(self) -> Condition:
+        parts = _joined(self._chain(0).parts)
+        if _size(parts) > SQL_MAX:
+            self._cursor.fail(f"the condition is too long: {_too_long(parts)}")
+        return Condition(frozenset(self._columns), parts)
+
+    def _chain(self, level: int) -> _Node:
+        """Operands of one operator, those in parentheses of their own among them."""
+        if level == len(_LEVELS):
+            return self._negation()
+        operator, spellings = _LEVELS[level]
+        nodes = [self._chain(level + 1)]
+        while self._cursor.take(*spellings):
+            nodes.append(self._chain(level + 1))
+        if self._cursor.text == "||":
+            self._cursor.fail(_PIPES)
+        if len(nodes) == 1:
+            return nodes[0]
+        operands: list[tuple[str | Place, ...]] = []
+        for each in nodes:
+            operands += each.operands if each.operator == operator else (each.parts,)
+        return _Node(operator, tuple(operands))
+
+    def _negation(self) -> _Node:
+        word = self._cursor.take("NOT", "!")
+        if not word:
+            return self._predicate()
+        tight = {"!", "NOT"} if self._cursor.mode.high_not_precedence else {"!"}
+        if word in tight and self._cursor.word not in {"(", *tight}:
+            self._cursor.fail(_TIGHT_NOT)
+        self._deeper()
+        node = self._negation()
+        self._depth -= 1
+        return _leaf("NOT ", *node.parts)
+
+    def _predicate(self) -> _Node:
+        cursor = self._cursor
+        if cursor.text == "(":
+            self._deeper()
+            cursor.step()
+            node = self._chain(0)
+            self._depth -= 1
+            if not cursor.take(")"):
+                cursor.fail(f"AND, OR, XOR or a closing parenthesis was expected; {GRAMMAR}")
+            return node
+        constant = self._constant()
+        if constant is not None:
+            operator = cursor.take(*_TURNED)
+            if not operator:
+                cursor.fail(f"a comparison was expected; {GRAMMAR}")
+            return _leaf(self._column(), f" {_TURNED[operator]} ", constant)
+        column = self._column()
+        return self._comparison(column)
+
+    def _comparison(self, column: str) -> _Node:
+        cursor = self._cursor
+        if operator := cursor.take(*_TURNED):
+            return _leaf(column, f" {_SPELLED.get(operator, operator)} ", self._expected_constant())
+        if cursor.take("IS"):
+            negated = "NOT " if cursor.take("NOT") else ""
+            what = cursor.take("NULL", "TRUE", "FALSE")
+            if not what:
+                cursor.fail(f"NULL, TRUE or FALSE was expected; {GRAMMAR}")
+            return _leaf(column, f" IS {negated}{what}")
+        negated = "NOT " if cursor.take("NOT") else ""
+        if cursor.take("IN"):
+            return _leaf(column, f" {negated}IN (", *self._list(), ")")
+        if cursor.take("LIKE"):
+            return _leaf(column, f" {negated}LIKE ", self._pattern())
+        if not cursor.take("BETWEEN"):
+            cursor.fail(f"a comparison was expected; {GRAMMAR}")
+        low = self._expected_constant()
+        if not cursor.take("AND"):
+            cursor.fail(f"AND and the upper end were expected; {GRAMMAR}")
+        return _leaf(column, f" {negated}BETWEEN ", low, " AND ", self._expected_constant())
+
+    def _list(self) -> list[str | Place]:
+        if not self._cursor.take("("):
+            self._cursor.fail(f"a list in parentheses was expected; {GRAMMAR}")
+        parts: list[str | Place] = [self._expected_constant()]
+        while self._cursor.take(","):
+            parts += (", ", self._expected_constant())
+        if not self._cursor.take(")"):
+            self._cursor.fail(f"a comma or a closing parenthesis was expected; {GRAMMAR}")
+        return parts
+
+    def _pattern(self) -> str | Place:
+        cursor = self._cursor
+        self._count()
+        param = cursor.param()
+        pattern = self._string() if param is None else ""
+        if pattern is None:
+            cursor.fail("LIKE takes a string")
+        escape = literals.LIKE_ESCAPE if cursor.mode.like_escapes else ""
+        if cursor.take("ESCAPE"):
+            given = cursor.position
+            written = self._string()
+            if not isinstance(written, str) or len(written) != 1 or written in "%_":
+                cursor.fail_at(given, "ESCAPE takes one character in quotes, other than % and _")
+            escape = written
+        return literals.pattern(pattern, escape) if param is None else Place(param, escape)
+
+    # Columns and constants.
+
+    def _column(self) -> str:
+        """A column, quoted; one that is qualified is of this table."""
+        cursor = self._cursor
+        begin = cursor.position
+        path = [self._name()]
+        while cursor.take("."):
+            path.append(self._name())
+        if cursor.text == "(":
+            cursor.fail(f"functions are not possible; {GRAMMAR}")
+        *qualifier, column = path
+        table = self._table
+        if qualifier not in ([], [table.name], [table.db, table.name]):
+            cursor.fail_at(begin, f"only columns of {table.quoted()} can be compared, by the name it has here")
+        self._columns.add(column)
+        return quote(column)
+
+    def _name(self) -> str:
+        name = self._cursor.name(_RESERVED)
+        if name is None:
+            self._cursor.fail(f"a column was expected; {GRAMMAR}")
+        return name
+
+    def _expected_constant(self) -> str | Place:
+        constant = self._constant()
+        if constant is None:
+            self._cursor.fail(_CONSTANT)
+        return constant
+
+    def _constant(self) -> str | Place | None:
+        """A constant, if one stands here."""
+        cursor = self._cursor
+        param = cursor.param()
+        constant = Place(param) if param is not None else self._literal()
+        if constant is not None:
+            self._count()
+        return constant
+
+    def _literal(self) -> str | None:
+        cursor = self._cursor
+        word, following = cursor.word, cursor.ahead(1)
+        if (string := self._string()) is not None:
+            return literals.constant(string)
+        if word in {"DATE", "TIME", "TIMESTAMP"} and cursor.is_string(following):
+            return self._temporal()
+        if word.startswith("N'"):
+            cursor.fail("write the string without N: it may hold any character")
+        if word in {"NULL", "TRUE", "FALSE"}:
+            return cursor.take(word)
+        if literal := literals.bits_or_hex(cursor.text):
+            cursor.step()
+            return literal
+        return self._number()
+
+    def _number(self) -> str | None:
+        cursor = self._cursor
+        sign = cursor.take("-", "+")
+        numeral = cursor.numeral()
+        if not literals.NUMBER.fullmatch(numeral):
+            if sign:
+                cursor.fail(f"a number was expected; {GRAMMAR}")
+            return None
+        literal = literals.number(numeral)
+        if literal is None:
+            cursor.fail(f"a number has at most {literals.DIGITS_MAX} digits, or is a double")
+        cursor.step_numeral()
+        return f"-{literal}" if sign == "-" else literal
+
+    def _string(self) -> str | bytes | None:
+        """A string, or several one after the other, which are one; or one in its canonical form."""
+        cursor = self._cursor
+        if cursor.text.startswith("_"):
+            return self._introduced()
+        texts: list[str] = []
+        while cursor.at_string:
+            quoted = cursor.step()
+            texts.append(literals.unescape(quoted, no_backslash_escapes=cursor.mode.no_backslash_escapes))
+        return "".join(texts) if texts else None
+
+    def _introduced(self) -> str | bytes | None:
+        """`_utf8mb4 x'…'` or `_binary x'…'`, if one stands here."""
+        cursor = self._cursor
+        charset, following = cursor.text.lower(), cursor.ahead(1)
+        if not cursor.is_string(following) and following[:2].lower() not in {"x'", "b'", "0x", "0b"}:
+            return None  # A name.
+        content = literals.hexadecimal(following)
+        if content is None or charset not in {"_utf8mb4", "_binary"}:
+            cursor.fail("a constant stands without a character set: write the string plainly, or bytes as x'…'")
+        try:
+            string = content if charset == "_binary" else content.decode()
+        except UnicodeDecodeError:
+            cursor.fail("these bytes are no text in UTF-8")
+        cursor.step()
+        cursor.step()
+        return string
+
+    def _temporal(self) -> str:
+        cursor = self._cursor
+        begin = cursor.position
+        kind = cursor.step().upper()
+        written = self._string()
+        literal = literals.temporal(kind, written) if isinstance(written, str) else None
+        if literal is None:
+            examples = "DATE '2026-12-31', TIME '23:59:59.5' or TIMESTAMP '2026-12-31 23:59:59.5'"
+            cursor.fail_at(begin, f"{examples} was expected, with what there is in the calendar")
+        return literal
+
+    # Bounds.
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > NESTING_MAX:
+            self._cursor.fail(f"parentheses and NOT can stand {NESTING_MAX} deep")
+
+    def _count(self) -> None:
+        self._constants += 1
+        if self._constants > CONSTANTS_MAX:
+            self._cursor.fail(f"a condition has at most {CONSTANTS_MAX} constants")
