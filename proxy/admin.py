@@ -45,6 +45,8 @@ class _Collector(Collector):
             ("scanned", "Keys read by them", counters.scanned),
             ("released", "Messages given back", counters.released),
             ("purged", "Acknowledged rows deleted", counters.purged),
+            ("buried", "Dead messages moved to their dead-letter tables", counters.buried),
+            ("unburied", "Attempts to move dead messages that failed", counters.unburied),
             ("store_errors", "Statements of the engine that failed", counters.store_errors),
         ):
             yield CounterMetricFamily(f"ackstream_{name}", text, value)
