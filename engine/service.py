@@ -104,10 +104,7 @@ class Engine:
     async def queue(self, table: TableId, *, fresh: bool = False) -> QueueTable:
         """The table as a queue, as it is now (`fresh`) or was when nobody had changed it; raises
         UnusableQueue, StoreError."""
-        known = self._known.get(table)
-        if known is None or known.generation != self._generation or fresh:
-            known = await self._look_at(table)
-        match known.found:
+        match await self.inspect(table, fresh=fresh):
             case QueueTable() as queue:
                 return queue
             case BrokenTable() as broken:
@@ -117,6 +114,14 @@ class Engine:
                     f"Table '{table}' is not a message table: its COMMENT does not hold the word vitess_message"
                     " (or the account that was given to --backend may not see it)"
                 )
+
+    async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
+        """The same, with what is wrong with a table that cannot be one; None for a table that is not marked as a
+        queue, or that the engine's account may not see."""
+        known = self._known.get(table)
+        if known is None or known.generation != self._generation or fresh:
+            known = await self._look_at(table)
+        return known.found
 
     def subscribe(
         self,

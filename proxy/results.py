@@ -1,0 +1,78 @@
+"""Results that the proxy itself has to show, told by the server.
+
+The rows go to the server as JSON inside one SELECT, and its answer goes to the client: so types, character set, time
+zone and protocol are the server's own and right for this client, whatever it asked for. A prepared statement is a
+second one, hidden from the client, and its execution is the answer to the client's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mysql_mimic.types import Commands
+
+from proxy.questions import not_refused, text_literal
+from proxy.wire.commands import COM_STMT_PREPARE
+from proxy.wire.packets import prepare_ok_at
+from proxy.wire.params import make_query
+from sqlrewrite.names import quote
+
+if TYPE_CHECKING:
+    from proxy.session import Session
+
+TEXT = "LONGTEXT CHARACTER SET utf8mb4"
+NAME = "VARCHAR(64) CHARACTER SET utf8mb4"
+WORDS = "VARCHAR(255) CHARACTER SET utf8mb4"
+COUNT = "BIGINT UNSIGNED"
+SECONDS = "DECIMAL(20,3)"
+RATE = "DECIMAL(20,2)"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a result: its name, its SQL type, and an expression of it if not itself (`{}`)."""
+
+    name: str
+    type: str
+    expression: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Rows to show. Values are what JSON knows."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[object]] = ()
+
+    def select(self, param_count: int = 0) -> str:
+        """The SELECT whose answer it is; with so many parameters that change nothing."""
+        shown = ", ".join(f"{each.expression.format(f'c{at}')} AS {quote(each.name)}" for at, each in _counted(self))
+        paths = ", ".join(f"c{at} {each.type} PATH '$[{at}]'" for at, each in _counted(self))
+        document = text_literal(json.dumps(self.rows))
+        places = " AND ".join(["TRUE", *["? IS NULL"] * param_count])
+        return (
+            f"SELECT {shown} FROM JSON_TABLE({document}, '$[*]' COLUMNS (n FOR ORDINALITY, {paths})) AS q"
+            f" WHERE {places} ORDER BY n"
+        )
+
+
+def _counted(result: Result) -> Sequence[tuple[int, Column]]:
+    return list(enumerate(result.columns))
+
+
+def answer_query(session: Session, result: Result) -> None:
+    """Answer the client's COM_QUERY."""
+    select = result.select().encode("ascii")
+    session.forward(make_query(select, attributes=session.attributes), None)
+
+
+async def answer_execute(session: Session, result: Result) -> None:
+    """Answer the client's COM_STMT_EXECUTE."""
+    select = result.select().encode("ascii")
+    prepared = not_refused(await session.ask_command(bytes([COM_STMT_PREPARE]) + select)).packets[0].payload
+    number = prepare_ok_at(prepared, 0, len(prepared)).statement_id.to_bytes(4, "little")
+    session.forward(bytes([Commands.COM_STMT_EXECUTE]) + number + b"\0\1\0\0\0", None)
+    session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
