@@ -8,7 +8,7 @@ was seen, what is expected and an example. Keys that nobody knows are ignored, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
@@ -68,13 +68,17 @@ def make_comment(values: Mapping[str, str], rest: str = "") -> str:
     return ",".join(["vitess_message", *directives, *([rest] if rest else [])])
 
 
-def queue_values(values: Mapping[str, str]) -> dict[str, str]:
+NONE = "NONE"
+"""The value of an option that is to be left out, whatever its default."""
+
+
+def queue_values(values: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
     """These directives with the defaults of a queue made by CREATE QUEUE, in a settled order."""
     complete = {**DEFAULTS, **values}
     least = values.get("vt_min_backoff") or complete["vt_ack_wait"]
     if "vt_max_backoff" not in values and _NUMBER.fullmatch(least):
         complete["vt_max_backoff"] = max(complete["vt_max_backoff"], least, key=Decimal)
-    return {key: complete[key] for key in _READERS if key in complete}
+    return {key: complete[key] for key in _READERS if key in complete and key not in without}
 
 
 def option_name(key: str) -> str:
@@ -154,7 +158,7 @@ class _Reader:
     def _read(self, key: str) -> Any:
         read, meaning, example = _READERS[key]
         if key not in self._values:
-            if key in _REQUIRED:
+            if key in REQUIRED:
                 self.problems.append(f"{key} is missing: {meaning}, for instance {key}={example}")
             return None
         try:
@@ -258,7 +262,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
 }
-_REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
+REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
 
 OPTIONS: Mapping[str, str] = MappingProxyType({option_name(key): key for key in _READERS})
 """The options of CREATE QUEUE and ALTER QUEUE, and the directives that they stand for."""

@@ -38,11 +38,31 @@ class _Known:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a subscription stands."""
+
+    table: TableId
+    in_flight: int
+    """Messages given to it that are not over."""
+    credit: int
+    """How many more it could be given now."""
+
+
 class StreamHandle:
     """A running subscription, for its client."""
 
     def __init__(self, runner: TableRunner, subscriber: int) -> None:
         self._runner, self._subscriber = runner, subscriber
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where it stands; None when it has ended."""
+        subscriber = self._runner.dispatcher.subscribers.get(self._subscriber)
+        if subscriber is None:
+            return None
+        queue = self._runner.queue
+        return Standing(queue.id, subscriber.held, subscriber.credit(queue.policy.batch_size))
 
     def pause(self) -> None:
         """The client reads too slowly: deliver nothing for now."""

@@ -14,7 +14,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.comment import (
+    DEFAULTS,
+    NONE,
     OPTIONS,
+    REQUIRED,
     combination_problem,
     is_marked,
     make_comment,
@@ -43,7 +46,7 @@ from proxy.questions import (
     text_rows,
 )
 from proxy.results import NAME, TEXT, Column, Result, answer_execute, answer_query
-from proxy.upkeep import Upkeep, bind
+from proxy.upkeep import Upkeep, bind, refuse_in_transaction
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError
@@ -95,10 +98,10 @@ class Administration:
         """A statement as text."""
         was_in_transaction = session.in_transaction
         context, statement = await self._read(session, query_text(payload, attributes=session.attributes))
-        answer = await self._carry_out(session, context, statement)
+        answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
-            answer_query(session, answer)
+            await answer_query(session, answer, was_in_transaction=was_in_transaction)
         else:
             session.send(frame(answer, 1))
 
@@ -130,10 +133,10 @@ class Administration:
             )
             own.types = execute.types
             statement = bind(statement, execute.values, context.codec)
-        answer = await self._carry_out(session, context, statement)
+        answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
-            await answer_execute(session, answer)
+            await answer_execute(session, answer, was_in_transaction=was_in_transaction)
         else:
             session.send(frame(answer, 1))
 
@@ -148,7 +151,9 @@ class Administration:
         }
         return context, replace(statement, **named)
 
-    async def _carry_out(self, session: Session, context: Context, statement: QueueStatement) -> Answer:
+    async def _carry_out(
+        self, session: Session, context: Context, statement: QueueStatement, *, in_transaction: bool
+    ) -> Answer:
         match statement:
             case CreateQueue():
                 return await self._create(session, context, statement)
@@ -161,8 +166,10 @@ class Administration:
                     session, context, table, lambda values, rest: (_paused(values, paused=paused), rest)
                 )
             case PurgeQueue(table):
+                refuse_in_transaction(statement, in_transaction=in_transaction)
                 return await self._upkeep.purge(session, await self._usable(session, context, table))
             case RedriveQueue():
+                refuse_in_transaction(statement, in_transaction=in_transaction)
                 return await self._redrive(session, context, statement)
             case ShowQueues(db, like):
                 return await self._inspection.queues(session, db, like)
@@ -174,7 +181,8 @@ class Administration:
     # CREATE QUEUE.
 
     async def _create(self, session: Session, context: Context, statement: CreateQueue) -> bytes:
-        values = queue_values(_checked(statement.options))
+        given, without = _checked(statement.options)
+        values = queue_values(given, without)
         _check(values, statement.comment)
         comment = make_comment(values, statement.comment or "")
         table = statement.table
@@ -223,12 +231,13 @@ class Administration:
     # ALTER, PAUSE, RESUME, DROP.
 
     async def _alter(self, session: Session, context: Context, statement: AlterQueue) -> bytes:
-        changed = _checked(statement.options)
+        changed, without = _checked(statement.options)
         reset = {OPTIONS[name] for name, value in statement.options if value is None}
 
         def change(values: dict[str, str], rest: str) -> tuple[dict[str, str], str]:
-            kept = {key: value for key, value in values.items() if key not in reset}
-            new = queue_values({**kept, **changed}) if reset else {**kept, **changed}
+            new = {key: value for key, value in values.items() if key not in reset | without} | changed
+            for key in reset & DEFAULTS.keys():
+                new[key] = queue_values(new)[key]
             _check(new, statement.comment)
             return new, rest if statement.comment is None else statement.comment
 
@@ -278,7 +287,8 @@ class Administration:
         if statement.comment is None or not is_marked(statement.comment):
             raise _no_queue(table, "SHOW CREATE TABLE shows it")
         values, rest = split_comment(statement.comment)
-        options = [(option_name(key), value) for key, value in values.items()]
+        without = {key: NONE for key in DEFAULTS if key not in values}
+        options = [(option_name(key), value) for key, value in {**values, **without}.items()]
         text = print_queue(statement, table.name, options, rest, no_backslash_escapes=session.no_backslash_escapes)
         return Result(CREATE_QUEUE_COLUMNS, [[table.name, text]])
 
@@ -287,7 +297,8 @@ class Administration:
         written = await _show_create_table(session, context, table)
         if not written.startswith(b"CREATE TABLE"):
             raise _no_queue(table, "SHOW CREATE TABLE shows it")
-        mode = replace(context.text_mode(session), codec="utf-8")
+        # Both servers escape backslashes here in any sql_mode.
+        mode = replace(context.text_mode(session), codec="utf-8", no_backslash_escapes=False)
         statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS, mode)
         assert isinstance(statement, CreateQueue)
         return replace(statement, table=table)
@@ -350,13 +361,20 @@ def _columns(statement: QueueStatement) -> Sequence[Column]:
             return ()
 
 
-def _checked(options: Options) -> dict[str, str]:
-    """The directives that options stand for; raises for a value that cannot be."""
-    values = {OPTIONS[name]: value for name, value in options if value is not None}
+def _checked(options: Options) -> tuple[dict[str, str], set[str]]:
+    """The directives that options stand for, and those that are NONE; raises for a value that cannot be."""
+    values: dict[str, str] = {}
+    without: set[str] = set()
     for name, value in options:
-        if value is not None and (problem := option_problem(name, value)):
+        if value is None:
+            continue
+        if value.upper() == NONE and OPTIONS[name] not in REQUIRED:
+            without.add(OPTIONS[name])
+        elif problem := option_problem(name, value):
             raise ServerError(1105, "HY000", problem)
-    return values
+        else:
+            values[OPTIONS[name]] = value
+    return values, without
 
 
 def _check(values: Mapping[str, str], comment: str | None) -> None:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from engine.model import Key, QueueTable
 from engine.queries import FORMS, qualified, quoted
 from engine.service import Engine
-from proxy.questions import Refused, ask, from_hex, raw_rows, rows, text_literal
+from proxy.questions import Refused, ask, end_what_we_began, from_hex, raw_rows, rows, text_literal
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from proxy.wire.params import Value
 from sqlrewrite.definitions import NOW_NS
 from sqlrewrite.errors import wrong_argument
-from sqlrewrite.queues import RedriveQueue
+from sqlrewrite.queues import PurgeQueue, RedriveQueue
 
 if TYPE_CHECKING:
     from proxy.session import Session
@@ -68,13 +68,12 @@ class Upkeep:
                 await ask(session, delete.encode(session.codec))
             return _Batch(len(keys))
 
-        return await _in_batches(session, "PURGE QUEUE", batch)
+        return await _in_batches(session, batch)
 
     async def redrive(
         self, session: Session, codec: str, dead: QueueTable, target: QueueTable, condition: bytes | None
     ) -> bytes:
         """Move dead messages to another queue as new ones; the OK packet."""
-        _refuse_in_transaction(session, "REDRIVE QUEUE")
         columns = await _common_columns(session, codec, dead, target)
         form = FORMS[dead.id_kind]
         source, into = qualified(dead.id), qualified(target.id)
@@ -96,9 +95,15 @@ class Upkeep:
             await ask(session, f"DELETE FROM {source} WHERE id IN ({ids}) ORDER BY id".encode(codec))
             return _Batch(len(keys), keys[-1])
 
-        return await _in_batches(
-            session, "REDRIVE QUEUE", batch, lambda: self._engine.written(target.id.name.casefold())
-        )
+        return await _in_batches(session, batch, lambda: self._engine.written(target.id.name.casefold()))
+
+
+def refuse_in_transaction(statement: PurgeQueue | RedriveQueue, *, in_transaction: bool) -> None:
+    """Neither can be part of the client's transaction."""
+    if in_transaction:
+        name = "PURGE QUEUE" if isinstance(statement, PurgeQueue) else "REDRIVE QUEUE"
+        text = f"{name} commits batch by batch, so it cannot run inside a transaction: COMMIT or ROLLBACK first"
+        raise ServerError(1179, "25000", text)
 
 
 def bind(statement: RedriveQueue, values: Sequence[Value], codec: str) -> RedriveQueue:
@@ -132,12 +137,11 @@ _AS_NEW = {"epoch": "0", "time_next": NOW_NS, "time_acked": "NULL"}
 
 async def _in_batches(
     session: Session,
-    name: str,
     batch: Callable[[Key | None], Awaitable[_Batch]],
     committed: Callable[[], None] | None = None,
 ) -> bytes:
     """Run batches until one finds nothing; the OK packet with the count of all rows."""
-    _refuse_in_transaction(session, name)
+    await end_what_we_began(session, was_in_transaction=False)
     total = 0
     last: Key | None = None
     while session.interrupted is None:
@@ -165,15 +169,6 @@ async def _in_transaction(session: Session, work: Callable[[], Awaitable[_Batch]
             await session.ask(b"ROLLBACK")
             if parse_err(error.payload).code != DEADLOCK or attempts == ATTEMPTS_MAX:
                 raise
-
-
-def _refuse_in_transaction(session: Session, name: str) -> None:
-    if session.in_transaction:
-        raise ServerError(
-            1179,
-            "25000",
-            f"{name} commits batch by batch, so it cannot run inside a transaction: COMMIT or ROLLBACK first",
-        )
 
 
 def _id(queue: QueueTable) -> str:

@@ -23,7 +23,7 @@ _PRINTED: Final = {
     "time_acked": re.compile(r"`time_acked` bigint(?:\(20\))? DEFAULT NULL"),
 }
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
-_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep")
+_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|NONE")
 _NEXT_ID = re.compile(r"\bAUTO_INCREMENT=[0-9]+ ?")
 
 
