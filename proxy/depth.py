@@ -120,7 +120,7 @@ async def _measure_priority(
 
 async def _in_flight(session: Session, table: str, later: str, until_ns: int, bound: int) -> tuple[int, bool]:
     """How many of the messages to come were delivered before and wait to be so again."""
-    looked_at = max(1, min(LOOKUPS_MAX, bound))
+    looked_at = max(1, bound * LOOKUPS_MAX // COUNT_MAX)
     near = f"{later} AND time_next <= {until_ns}"
     question = (
         f"SELECT COUNT(*), COALESCE(SUM(epoch > 0), 0) FROM (SELECT epoch FROM {table} WHERE {near}"
@@ -149,11 +149,11 @@ async def _measure_acknowledged(session: Session, table: str, queue: QueueTable,
 
 async def _count(session: Session, table: str, where: str, bound: int) -> tuple[int, bool]:
     """The entries of a range, and whether they were counted to the end."""
-    question = f"SELECT COUNT(*) FROM (SELECT 1 FROM {table} WHERE {where} LIMIT {bound + 1}) AS q"
-    ((counted,),) = await rows(session, question.encode(session.codec))
-    if int(counted or 0) <= bound:
-        return int(counted or 0), True
-    return max(bound, await _estimate(session, table, where)), False
+    beyond = await rows(session, f"SELECT 1 FROM {table} WHERE {where} LIMIT {bound}, 1".encode(session.codec))
+    if beyond:
+        return max(bound, await _estimate(session, table, where)), False
+    ((counted,),) = await rows(session, f"SELECT COUNT(*) FROM {table} WHERE {where}".encode(session.codec))
+    return int(counted or 0), True
 
 
 async def _estimate(session: Session, table: str, where: str) -> int:

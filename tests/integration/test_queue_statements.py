@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import mysql.connector
 import pymysql
@@ -509,42 +511,38 @@ def test_who_may_not_see_a_queue_learns_nothing_about_it(connection, database, s
 # As prepared statements, with autocommit off, beside others.
 
 
+def execute(client: Any, statement: str, arguments: Sequence[object] = ()) -> tuple[int, list[Any]]:
+    """Affected rows and rows of a statement, prepared and executed twice; what the first execution said."""
+    cursor = client.cursor(prepared=True)
+    cursor.execute(statement, arguments)
+    answer = cursor.rowcount, cursor.fetchall() if cursor.description else []
+    cursor.execute(statement, arguments)
+    if cursor.description:
+        cursor.fetchall()
+    cursor.close()
+    return answer
+
+
 def test_each_statement_can_be_prepared(proxy, connection, database) -> None:
     with mysql.connector.connect(
         host=proxy.host, port=proxy.port, user="root", database=database, ssl_disabled=True, autocommit=True
     ) as client:
-
-        def execute(statement: str, arguments: tuple[object, ...] = ()) -> tuple[int, list[object]]:
-            cursor = client.cursor(prepared=True)
-            for _ in range(2):
-                cursor.execute(statement, arguments)
-                found = cursor.fetchall() if cursor.description else []
-            count = cursor.rowcount
-            cursor.close()
-            return count, found
-
-        execute("CREATE QUEUE IF NOT EXISTS m (a INT) MAX_ATTEMPTS = 2 DEAD_LETTER = m_dead")
-        execute("ALTER QUEUE m MAX_RATE = 9")
-        execute("PAUSE QUEUE m")
-        ((_, written),) = execute("SHOW CREATE QUEUE m")[1]
+        execute(client, "CREATE QUEUE IF NOT EXISTS m (a INT) MAX_ATTEMPTS = 2 DEAD_LETTER = m_dead")
+        execute(client, "ALTER QUEUE m MAX_RATE = 9")
+        execute(client, "PAUSE QUEUE m")
+        written = execute(client, "SHOW CREATE QUEUE m")[1][0][1]
         assert "MAX_RATE = 9" in written
         assert "PAUSED = 1" in written
-        execute("RESUME QUEUE m")
+        execute(client, "RESUME QUEUE m")
         run(connection, "INSERT INTO m_dead (a) VALUES (1), (2), (3), (4)")
-        cursor = client.cursor(prepared=True)
-        cursor.execute("REDRIVE QUEUE m_dead WHERE a > %s AND a < %s", (1, 4))
-        assert cursor.rowcount == 2
-        cursor.execute("REDRIVE QUEUE m_dead WHERE a > %s AND a < %s", ("0", 9.5))
-        assert cursor.rowcount == 2
-        cursor.close()
+        redrive = "REDRIVE QUEUE m_dead WHERE a > %s AND a < %s"
+        assert execute(client, redrive, (1, 4))[0] == 2
+        assert execute(client, redrive, ("0", 9.5))[0] == 2
         run(connection, "ACK m WHERE TRUE")
-        cursor = client.cursor(prepared=True)
-        cursor.execute("PURGE QUEUE m")
-        assert cursor.rowcount == 4
-        cursor.close()
-        assert [row[1] for row in execute("SHOW QUEUES LIKE 'm%'")[1] if row[0] == database] == ["m", "m_dead"]
-        assert execute("SHOW STREAMS")[1] == []
-        execute("DROP QUEUE IF EXISTS m")
+        assert execute(client, "PURGE QUEUE m")[0] == 4
+        assert [row[1] for row in execute(client, "SHOW QUEUES")[1] if row[0] == database] == ["m", "m_dead"]
+        assert execute(client, "SHOW STREAMS")[1] == []
+        execute(client, "DROP QUEUE IF EXISTS m")
     assert rows(connection, "SHOW TABLES") == [("m_dead",)]
 
 
