@@ -181,6 +181,8 @@ class Administration:
     # CREATE QUEUE.
 
     async def _create(self, session: Session, context: Context, statement: CreateQueue) -> bytes:
+        if statement.by_partition:
+            raise ServerError(1235, "42000", "RETENTION BY PARTITION is not supported yet: leave it out")
         given, without = _checked(statement.options)
         values = queue_values(given, without)
         _check(values, statement.comment)

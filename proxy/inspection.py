@@ -63,7 +63,7 @@ STREAM_COLUMNS = (
     Column("Delivered", COUNT),
     Column("In_flight", COUNT),
     Column("Credit", COUNT),
-    Column("Since", SECONDS, "NOW() - INTERVAL {} SECOND"),
+    Column("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
     Column("Idle_s", SECONDS),
 )
 
