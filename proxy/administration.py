@@ -33,6 +33,7 @@ from proxy.hints import PreparedQueueStatement, Preparing
 from proxy.inspection import QUEUE_COLUMNS, STREAM_COLUMNS, Inspection
 from proxy.questions import (
     NO_DATABASE,
+    UNBOUND,
     Context,
     Refused,
     ask,
@@ -41,6 +42,7 @@ from proxy.questions import (
     not_refused,
     raw_rows,
     read_context,
+    refuse_temporary,
     rows,
     text_literal,
     text_rows,
@@ -98,6 +100,8 @@ class Administration:
         """A statement as text."""
         was_in_transaction = session.in_transaction
         context, statement = await self._read(session, query_text(payload, attributes=session.attributes))
+        if isinstance(statement, RedriveQueue) and statement.params:
+            raise UNBOUND
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
@@ -278,6 +282,8 @@ class Administration:
         comment = await _comment(session, context, statement.table)
         if comment is not None and not is_marked(comment):
             raise _no_queue(statement.table, "DROP TABLE drops it")
+        if comment is not None:
+            await refuse_temporary(session, statement.table)
         if_exists = "IF EXISTS " if statement.if_exists else ""
         text = _encode(context, f"DROP TABLE {if_exists}{statement.table.quoted()}")
         return (await self._schema(session, text)).packets[0].payload
@@ -437,7 +443,7 @@ async def _comment(session: Session, context: Context, table: TableName) -> str 
     question = (
         "SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4)),"
         " HEX(CONVERT(table_comment USING utf8mb4)), @@lower_case_table_names FROM information_schema.tables"
-        f" WHERE table_schema = {text_literal(table.db)} AND table_name = {text_literal(table.name)}"
+        f" WHERE table_schema = {text_literal(table.db)} AND table_name = {text_literal(table.name)} LIMIT 100"
     )
     found = await rows(session, _encode(context, question))
     for db, name, comment, _ in found:
@@ -455,6 +461,7 @@ async def _marked_comment(session: Session, context: Context, table: TableName) 
         raise ServerError(1146, "42S02", f"Table '{table.db}.{table.name}' doesn't exist")
     if not is_marked(comment):
         raise _no_queue(table, "its COMMENT does not hold the word vitess_message")
+    await refuse_temporary(session, table)
     return comment
 
 
@@ -462,7 +469,7 @@ async def _with_lock(session: Session, table: TableName, change: Callable[[], Aw
     """Run `change` while no other proxy does the same. LOCK TABLES would want a privilege that ALTER TABLE does not."""
     digest = hashlib.sha256(table.quoted().casefold().encode()).hexdigest()[:32]
     name = text_literal(f"ackstream:{digest}")
-    answer = await session.ask(f"SELECT GET_LOCK({name}, {LOCK_WAIT_S})".encode())
+    answer = await session.ask(f"SELECT GET_LOCK({name}, {LOCK_WAIT_S}) LIMIT 1".encode())
     taken = answer.error is None and text_rows(session, answer) == [["1"]]
     if answer.error is None and text_rows(session, answer) == [["0"]]:
         raise ServerError(1205, "HY000", f"Another change of {table.quoted()} is under way; try again")

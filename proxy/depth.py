@@ -62,7 +62,7 @@ async def measure(session: Session, queue: QueueTable) -> Depth:
     """Count a queue that has an index to count by, on the client's session. Raises what the server objects to."""
     assert queue.scan_index is not None
     table = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index)})"
-    ((now,),) = await rows(session, f"SELECT {NOW_NS}".encode())
+    ((now,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
     depth = Depth(now_ns=int(now or 0))
     priorities, all_found = await _priorities(session, table)
     if not all_found:
@@ -87,7 +87,7 @@ async def _priorities(session: Session, table: str) -> tuple[list[str], bool]:
     found: list[str] = []
     behind = ""
     while len(found) <= PRIORITIES_MAX:
-        question = f"SELECT MIN(priority) FROM {table} WHERE time_acked IS NULL{behind}"
+        question = f"SELECT MIN(priority) FROM {table} WHERE time_acked IS NULL{behind} LIMIT 1"
         ((priority,),) = await rows(session, question.encode(session.codec))
         if priority is None:
             return found, True
@@ -112,7 +112,9 @@ async def _measure_priority(
     depth.estimated |= set() if flight_exact else {"in_flight", "scheduled"}
     depth.estimated |= set() if waiting_exact else {"scheduled"}
     if ready:
-        ((oldest,),) = await rows(session, f"SELECT MIN(time_next) FROM {table} WHERE {own}".encode(session.codec))
+        ((oldest,),) = await rows(
+            session, f"SELECT MIN(time_next) FROM {table} WHERE {own} LIMIT 1".encode(session.codec)
+        )
         if oldest is not None and int(oldest) > 0:  # 0 is a default of old that says nothing about age.
             age_s = (depth.now_ns - int(oldest)) / NS_PER_S
             depth.oldest_ready_s = max(age_s, depth.oldest_ready_s or 0.0)
@@ -124,7 +126,7 @@ async def _in_flight(session: Session, table: str, later: str, until_ns: int, bo
     near = f"{later} AND time_next <= {until_ns}"
     question = (
         f"SELECT COUNT(*), COALESCE(SUM(epoch > 0), 0) FROM (SELECT epoch FROM {table} WHERE {near}"
-        f" LIMIT {looked_at + 1}) AS q"
+        f" LIMIT {looked_at + 1}) AS q LIMIT 1"
     )
     ((seen, delivered),) = await rows(session, question.encode(session.codec))
     seen_count, delivered_count = int(seen or 0), int(delivered or 0)
@@ -142,7 +144,7 @@ async def _measure_acknowledged(session: Session, table: str, queue: QueueTable,
     kept_s = min(RATE_WINDOW_S, queue.policy.purge_after_ns / NS_PER_S)
     depth.acked_per_s = recent / kept_s if kept_s else None
     if queue.id_grows:
-        question = f"SELECT MAX(id) FROM {qualified(queue.id)}"
+        question = f"SELECT MAX(id) FROM {qualified(queue.id)} LIMIT 1"
         ((newest,),) = await rows(session, question.encode(session.codec))
         depth.newest_id = int(newest or 0)
 
@@ -152,7 +154,7 @@ async def _count(session: Session, table: str, where: str, bound: int) -> tuple[
     beyond = await rows(session, f"SELECT 1 FROM {table} WHERE {where} LIMIT {bound}, 1".encode(session.codec))
     if beyond:
         return max(bound, await _estimate(session, table, where)), False
-    ((counted,),) = await rows(session, f"SELECT COUNT(*) FROM {table} WHERE {where}".encode(session.codec))
+    ((counted,),) = await rows(session, f"SELECT COUNT(*) FROM {table} WHERE {where} LIMIT 1".encode(session.codec))
     return int(counted or 0), True
 
 

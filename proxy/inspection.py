@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 QUEUES_MAX = 1_000
 """Queues that one SHOW QUEUES shows; each costs some milliseconds."""
 
+CONNECTIONS_MAX = 20_000
+"""Connections of the server that SHOW STREAMS looks through."""
+
 WINDOW_NS = 60 * NS_PER_S
 """Enqueueing is measured from the look at a queue that was at least this long ago, or else from the first one."""
 
@@ -93,8 +96,8 @@ class Inspection:
 
     async def streams(self, session: Session) -> Result:
         """The running streams that the client may see."""
-        question = b"SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist"
-        users = {int(number or 0): from_hex(user) for number, user in await rows(session, question)}
+        question = b"SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT %d"
+        users = {int(number or 0): from_hex(user) for number, user in await rows(session, question % CONNECTIONS_MAX)}
         seen = [each for each in self._streams() if each.connection_id in users]
         seen.sort(key=lambda each: each.connection_id)
         return Result(STREAM_COLUMNS, [_stream_row(each, users[each.connection_id]) for each in seen])

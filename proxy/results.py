@@ -55,7 +55,7 @@ class Result:
         places = " AND ".join(["TRUE", *["? IS NULL"] * param_count])
         return (
             f"SELECT {shown} FROM JSON_TABLE({document}, '$[*]' COLUMNS (n FOR ORDINALITY, {paths})) AS q"
-            f" WHERE {places} ORDER BY n"
+            f" WHERE {places} ORDER BY n LIMIT {len(self.rows) + 1}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Sessions at a prompt, as the documents show them: read from a page, played again, and printed as `mysql` does, nearly.
+"""Sessions at a prompt, as the documents show them: read from a page, played again, printed as `mysql` does, nearly.
 
 A block of a page that is marked as `sql` is a session: statements behind `> `, their answers below. A statement
 behind `elsewhere> ` runs on another connection in the background, for the rest of the page. One that ends in a
