@@ -207,6 +207,9 @@ class Engine:
             if table is None or runner.queue.id == table:
                 runner.happen(runner.dispatcher.noticed, seen, over)
 
+    def _buried(self, grave: TableId) -> None:
+        self.written(grave.name.casefold())
+
     def schema_changed(self) -> None:
         """Some table may have been created, altered or dropped."""
         self._generation += 1
@@ -237,7 +240,7 @@ class Engine:
         match known.found:
             case QueueTable() as queue if runner is None:
                 log.info("queue %s: %s", table, "; ".join(queue.advice) or "ready")
-                self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed)
+                self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed, self._buried)
                 self.on_queues()
                 if self._draining:
                     self._runners[table].happen(self._runners[table].dispatcher.drain)

@@ -368,6 +368,20 @@ def test_redrive_moves_dead_messages_back_as_new(graveyard) -> None:
     assert run(graveyard, "REDRIVE QUEUE orders_dead") == 0
 
 
+def test_whoever_streams_the_dead_letters_is_given_one_as_soon_as_it_is_dead(
+    proxy, connection, database, consume
+) -> None:
+    run(
+        connection,
+        "CREATE QUEUE m (payload TEXT) ACK_WAIT .1 MAX_ATTEMPTS 1 DEAD_LETTER m_dead MAX_BACKOFF 1 POLLER_INTERVAL 3600",
+    )
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m_dead LIMIT 1")
+    enqueue(connection, "m", "a")
+    assert rows(connection, "STREAM * FROM m LIMIT 1 WAIT 10") == [(1, "a")]
+    assert consumer.ended.wait(10)
+    assert consumer.received == [(1, "a")]
+
+
 def test_redrive_where_moves_those_alone(graveyard) -> None:
     assert run(graveyard, "REDRIVE QUEUE orders_dead WHERE id IN (2, 3) OR payload = 'y'") == 2
     assert rows(graveyard, "SELECT id FROM orders ORDER BY id") == [(2,), (3,)]
