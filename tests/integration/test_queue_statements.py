@@ -373,7 +373,7 @@ def test_whoever_streams_the_dead_letters_is_given_one_as_soon_as_it_is_dead(
 ) -> None:
     run(
         connection,
-        "CREATE QUEUE m (payload TEXT) ACK_WAIT .1 MAX_ATTEMPTS 1 DEAD_LETTER m_dead MAX_BACKOFF 1 POLLER_INTERVAL 3600",
+        "CREATE QUEUE m (payload TEXT) ACK_WAIT .1 MAX_ATTEMPTS 1 DEAD_LETTER m_dead POLLER_INTERVAL 3600",
     )
     consumer = consume(proxy.connect(database=database), "STREAM * FROM m_dead LIMIT 1")
     enqueue(connection, "m", "a")
