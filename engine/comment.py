@@ -8,8 +8,9 @@ was seen, what is expected and an example. Keys that nobody knows are ignored, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 from engine.backoff import WAIT_MAX_NS
@@ -43,6 +44,78 @@ def parse_comment(comment: str) -> Policy | tuple[str, ...] | None:
     reader = _Reader(comment)
     policy = reader.policy()
     return tuple(reader.problems) if reader.problems else policy
+
+
+# The other way: what CREATE QUEUE and ALTER QUEUE make of a comment. There, directives have the names of options.
+
+
+def split_comment(comment: str) -> tuple[dict[str, str], str]:
+    """The directives in a comment, in their order, and the text besides them."""
+    values: dict[str, str] = {}
+    rest: list[str] = []
+    for part in comment.split(","):
+        key, equals, value = part.partition("=")
+        if equals and key.strip() in _READERS:
+            values.setdefault(key.strip(), value.strip())
+        elif part.strip() != "vitess_message":
+            rest.append(part)
+    return values, ",".join(rest)
+
+
+def make_comment(values: Mapping[str, str], rest: str = "") -> str:
+    """The comment with these directives, the inverse of `split_comment`."""
+    directives = (f"{key}={value}" for key, value in values.items())
+    return ",".join(["vitess_message", *directives, *([rest] if rest else [])])
+
+
+NONE = "NONE"
+"""The value of an option that is to be left out, whatever its default."""
+
+
+def queue_values(values: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
+    """These directives with the defaults of a queue made by CREATE QUEUE, in a settled order."""
+    complete = {**DEFAULTS, **values}
+    least = values.get("vt_min_backoff") or complete["vt_ack_wait"]
+    if "vt_max_backoff" not in values and _NUMBER.fullmatch(least):
+        complete["vt_max_backoff"] = max(complete["vt_max_backoff"], least, key=Decimal)
+    return {key: complete[key] for key in _READERS if key in complete and key not in without}
+
+
+def option_name(key: str) -> str:
+    """A directive's name as an option of CREATE QUEUE."""
+    return key.removeprefix("vt_").upper()
+
+
+def option_problem(option: str, text: str) -> str | None:
+    """What is wrong with an option's value, if anything."""
+    read, meaning, example = _READERS[OPTIONS[option]]
+    if "," in text:
+        return f"{option} = {text!r} holds a comma, which divides the directives in a table's comment"
+    try:
+        read(text)
+    except _BadValue as bad:
+        return f"{option} = {text!r} is not {bad}: {meaning}, for instance {option} = {example}"
+    return None
+
+
+def text_problem(rest: str) -> str | None:
+    """Why a text cannot stand besides the directives, if it cannot."""
+    for key, _ in _directives(rest):
+        if key in _READERS:
+            return f"the COMMENT holds {key}=…, which would be read as a directive: use {option_name(key)} = …"
+    return None
+
+
+def combination_problem(values: Mapping[str, str]) -> str | None:
+    """Why values that are good one by one cannot stand together, if they cannot."""
+    if int(values.get("max_attempts", "0")) and "dead_letter" not in values:
+        return "MAX_ATTEMPTS needs DEAD_LETTER, the table where dead messages go, for instance DEAD_LETTER = mail_dead"
+    if "dead_letter" in values and not int(values.get("max_attempts", "0")):
+        return "DEAD_LETTER needs MAX_ATTEMPTS, the deliveries until a message is dead, for instance MAX_ATTEMPTS = 10"
+    least, most = values.get("vt_min_backoff", values["vt_ack_wait"]), values.get("vt_max_backoff")
+    if most is not None and Decimal(most) < Decimal(least):
+        return f"MAX_BACKOFF = {most} is less than the wait of a first delivery, {least}"
+    return None
 
 
 class _Reader:
@@ -85,7 +158,7 @@ class _Reader:
     def _read(self, key: str) -> Any:
         read, meaning, example = _READERS[key]
         if key not in self._values:
-            if key in _REQUIRED:
+            if key in REQUIRED:
                 self.problems.append(f"{key} is missing: {meaning}, for instance {key}={example}")
             return None
         try:
@@ -189,4 +262,19 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
 }
-_REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
+REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
+
+OPTIONS: Mapping[str, str] = MappingProxyType({option_name(key): key for key in _READERS})
+"""The options of CREATE QUEUE and ALTER QUEUE, and the directives that they stand for."""
+
+DEFAULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "vt_ack_wait": "30",
+        "vt_purge_after": "86400",
+        "vt_batch_size": "100",
+        "vt_cache_size": "10000",
+        "vt_poller_interval": "30",
+        "vt_max_backoff": "3600",
+    }
+)
+"""What CREATE QUEUE gives a queue unless told else."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol, assert_never
 
 from engine.dispatcher import Dispatcher, Effects
 from engine.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
-from engine.model import Key, QueueTable, Wanted
+from engine.model import Key, QueueTable, TableId, Wanted
 from engine.pacing import Limits
 from engine.shell import Shell
 from engine.store import StoreError
@@ -40,13 +40,22 @@ class Sink(Protocol):
 class TableRunner:
     """One table's dispatcher, and the carrying out of its effects."""
 
-    def __init__(self, shell: Shell, queue: QueueTable, limits: Limits, on_doubt: Callable[[], None]) -> None:
-        """`on_doubt` is called when the server says that the table is not what we take it for."""
+    def __init__(
+        self,
+        shell: Shell,
+        queue: QueueTable,
+        limits: Limits,
+        on_doubt: Callable[[], None],
+        on_buried: Callable[[TableId], None],
+    ) -> None:
+        """`on_doubt` is called when the server says that the table is not what we take it for, `on_buried` when dead
+        messages have come into that table."""
         self.queue = queue
         self.sinks: dict[int, Sink] = {}
         self.settled_down = asyncio.Event()
         self._shell = shell
         self._on_doubt = on_doubt
+        self._on_buried = on_buried
         self._timer: asyncio.TimerHandle | None = None
         self._effects: deque[Effect] = deque()
         self._performing = False
@@ -165,6 +174,8 @@ class TableRunner:
             return ()
         buried = await self._shell.call(self._shell.store.bury, self.queue, dead, place)
         counters.buried += len(buried.moved)
+        if buried.moved:
+            self._on_buried(place)
         if buried.problem is not None:
             counters.unburied += 1
             log.error("dead messages of %s cannot be moved to %s: %s", self.queue.id, place, buried.problem)

@@ -38,11 +38,31 @@ class _Known:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a subscription stands."""
+
+    table: TableId
+    in_flight: int
+    """Messages given to it that are not over."""
+    credit: int
+    """How many more it could be given now."""
+
+
 class StreamHandle:
     """A running subscription, for its client."""
 
     def __init__(self, runner: TableRunner, subscriber: int) -> None:
         self._runner, self._subscriber = runner, subscriber
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where it stands; None when it has ended."""
+        subscriber = self._runner.dispatcher.subscribers.get(self._subscriber)
+        if subscriber is None:
+            return None
+        queue = self._runner.queue
+        return Standing(queue.id, subscriber.held, subscriber.credit(queue.policy.batch_size))
 
     def pause(self) -> None:
         """The client reads too slowly: deliver nothing for now."""
@@ -104,10 +124,7 @@ class Engine:
     async def queue(self, table: TableId, *, fresh: bool = False) -> QueueTable:
         """The table as a queue, as it is now (`fresh`) or was when nobody had changed it; raises
         UnusableQueue, StoreError."""
-        known = self._known.get(table)
-        if known is None or known.generation != self._generation or fresh:
-            known = await self._look_at(table)
-        match known.found:
+        match await self.inspect(table, fresh=fresh):
             case QueueTable() as queue:
                 return queue
             case BrokenTable() as broken:
@@ -117,6 +134,14 @@ class Engine:
                     f"Table '{table}' is not a message table: its COMMENT does not hold the word vitess_message"
                     " (or the account that was given to --backend may not see it)"
                 )
+
+    async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
+        """The same, with what is wrong with a table that cannot be one; None for a table that is not marked as a
+        queue, or that the engine's account may not see."""
+        known = self._known.get(table)
+        if known is None or known.generation != self._generation or fresh:
+            known = await self._look_at(table)
+        return known.found
 
     def subscribe(
         self,
@@ -182,6 +207,9 @@ class Engine:
             if table is None or runner.queue.id == table:
                 runner.happen(runner.dispatcher.noticed, seen, over)
 
+    def _buried(self, grave: TableId) -> None:
+        self.written(grave.name.casefold())
+
     def schema_changed(self) -> None:
         """Some table may have been created, altered or dropped."""
         self._generation += 1
@@ -212,7 +240,7 @@ class Engine:
         match known.found:
             case QueueTable() as queue if runner is None:
                 log.info("queue %s: %s", table, "; ".join(queue.advice) or "ready")
-                self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed)
+                self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed, self._buried)
                 self.on_queues()
                 if self._draining:
                     self._runners[table].happen(self._runners[table].dispatcher.drain)

@@ -19,6 +19,7 @@ from proxy.wire.walker import Outcome
 from sqlrewrite.ack import SettleStatement
 from sqlrewrite.classify import Head, Kill, Verb
 from sqlrewrite.names import Param
+from sqlrewrite.queues import QueueStatement
 from sqlrewrite.stream import StreamStatement
 
 TOUCHED_TABLES_MAX = 64
@@ -96,7 +97,14 @@ class Killed:
     kill: Kill
 
 
-Prepared = Touched | PreparedSettle | PreparedStream | Killed
+@dataclass(frozen=True, slots=True)
+class PreparedQueueStatement:
+    """A prepared CREATE QUEUE or one of its family, its tables resolved in the database it was prepared in."""
+
+    statement: QueueStatement
+
+
+Prepared = Touched | PreparedSettle | PreparedStream | PreparedQueueStatement | Killed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from pymysql.constants import ER
 
 from engine.service import Engine
 from engine.store import StoreError
+from proxy.administration import Administration
+from proxy.inspection import Inspection
 from proxy.legs import ClientLeg, ServerLeg
 from proxy.session import Session
 from proxy.settings import Settings
@@ -50,7 +52,8 @@ class Proxy:
         self._unix_socket: UnixSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
-        self.carry_out = Statements(engine, settings.ping_interval_s).carry_out
+        administration = Administration(engine, Inspection(engine, self.streams))
+        self.carry_out = Statements(engine, settings.ping_interval_s, administration).carry_out
 
     # Life.
 

@@ -22,7 +22,18 @@ from typing import TYPE_CHECKING
 from mysql_mimic.types import Capabilities, Commands, ServerStatus
 
 from proxy.auth import LoginRefused, ToClient, ToServer
-from proxy.hints import Hints, Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
+from proxy.hints import (
+    Hints,
+    Killed,
+    Prepared,
+    PreparedQueueStatement,
+    PreparedSettle,
+    PreparedStream,
+    Preparing,
+    Settled,
+    Tag,
+    Touched,
+)
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
 from proxy.stream import SERVER_LOST, Stream
 from proxy.tls import TlsLayer
@@ -51,6 +62,9 @@ LAST_PREPARED = 0xFFFFFFFF
 
 LONG_DATA_INDEX_AT = 5
 """In COM_STMT_SEND_LONG_DATA, behind the command byte and the statement's number."""
+
+CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
+"""Prepared statements whose execution is withheld from the server."""
 
 ANSWER_MAX = 1 << 20
 """Bytes that the server may answer to a question of ours: a header of a table with 4,096 columns is below it."""
@@ -105,6 +119,8 @@ class Session:
         self.login: LoginRelay | None = LoginRelay(proxy.tls.policy, client_is_local=client_is_local)
         self.info: LoggedIn | None = None
         self.stream: Stream | None = None
+        self.interrupted: ServerError | None = None
+        """Why the running statement of ours is to end, if somebody wants it to: looked at between its steps."""
         self.prepared: dict[int, OwnStatement] = {}
         self.hints = Hints(proxy.engine)
         self.codec = "utf-8"
@@ -303,7 +319,8 @@ class Session:
     # What others may ask of a session.
 
     def interrupt(self, error: ServerError) -> None:
-        """End the running stream, as KILL QUERY does; nothing otherwise."""
+        """End the running statement of ours, as KILL QUERY does; nothing otherwise."""
+        self.interrupted = error
         if self.stream is not None:
             self.stream.abort(error)
 
@@ -436,7 +453,7 @@ class Session:
         if len(event.data) - HEADER < SILENT.get(event.byte, 0):
             raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
         verb, tag = self._look(event)
-        if verb in OWN_VERBS or isinstance(tag, PreparedStream | PreparedSettle):
+        if verb in OWN_VERBS or isinstance(tag, CarriedOutHere):
             return self._begin(verb, event)
         self._walker.expect(event.byte, tag)
         self._write_server(self._renumbered(event))
@@ -454,14 +471,14 @@ class Session:
         self._carry_out(self._change_user.begin(command.payload))
         return True
 
-    def _look(self, command: Command) -> tuple[Verb, Tag | PreparedStream | PreparedSettle]:
+    def _look(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
         """What a command is, and what is to be remembered until it is answered."""
         try:
             return self._judge(command)
         except WireError:
             return Verb.OTHER, Touched(None)  # It is cut off, or nonsense: the server will say so, or understand it.
 
-    def _judge(self, command: Command) -> tuple[Verb, Tag | PreparedStream | PreparedSettle]:
+    def _judge(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
         byte = command.byte
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self._attributes)
@@ -490,7 +507,7 @@ class Session:
             return Killed(kill) if kill else None
         return Touched.by(head)
 
-    def _look_up(self, command: Command) -> Tag | PreparedStream | PreparedSettle:
+    def _look_up(self, command: Command) -> Tag | CarriedOutHere:
         """What is known of the prepared statement that a command is about."""
         number = execute_id(command.payload)
         own = self.prepared_statement(number)
@@ -608,6 +625,7 @@ class Session:
         if not command.whole:
             # It was sent ahead of the answer that would have said whose it is.
             raise PacketTooLarge("a statement of ackstream's is too long to be sent ahead")
+        self.interrupted = None
         self._task = asyncio.get_running_loop().create_task(
             self.proxy.carry_out(self, verb, command.payload), name=f"session {self.number}: {verb.name}"
         )

@@ -9,7 +9,7 @@ client's session and transaction, and so are NACK and EXTEND; their answer is th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -18,17 +18,28 @@ from mysql_mimic.types import Commands
 from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
 from engine.service import Engine, UnusableQueue
 from engine.store import StoreError
-from proxy.charsets import codec_of
-from proxy.hints import PreparedSettle, PreparedStream, Preparing, Settled, literals
+from proxy.administration import Administration
+from proxy.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, Settled, literals
+from proxy.questions import (
+    NO_DATABASE,
+    UNBOUND,
+    Context,
+    Refused,
+    as_packet,
+    ask,
+    end_what_we_began,
+    not_refused,
+    read_context,
+    refuse_temporary,
+)
 from proxy.stream import Stream
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
-from proxy.wire.fields import NULL_MARK, Reader, WireError
+from proxy.wire.fields import WireError
 from proxy.wire.framing import frame
-from proxy.wire.packets import ServerError, make_err
+from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, make_query, parse_execute, python_value, query_text, rearranged
 from sqlrewrite.ack import SettleStatement, parse_settle
 from sqlrewrite.classify import Verb
-from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName, quote
 from sqlrewrite.stream import Star, StreamStatement, parse_stream
@@ -36,19 +47,6 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream
 if TYPE_CHECKING:
     from proxy.session import Answer, OwnStatement, Session
 
-CONTEXT = (
-    b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"
-    b" _utf8mb4 x'25' LIKE _utf8mb4 x'5c25' LIMIT 1"
-)
-"""What decides how names and conditions are read, and the bytes of rows. DATABASE() in hex, because it may be in any
-charset; whether a backslash escapes in LIKE is asked for, because the servers disagree on when it does. A LIMIT of its
-own, because the session's sql_select_limit may be 0."""
-
-NO_DATABASE = ServerError(1046, "3D000", "No database selected")
-
-UNBOUND = ServerError(
-    1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
-)
 NO_BULK = ServerError(
     1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
 )
@@ -59,50 +57,12 @@ CURSOR_FLAGS_AT = 5
 PARAMETER_COUNT_AVAILABLE = 0x08
 
 
-class Refused(Exception):
-    """The server refused a question of ours: its ERR packet is the client's answer."""
-
-    def __init__(self, payload: bytes) -> None:
-        super().__init__(payload)
-        self.payload = payload
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """A session's settings, as far as they matter to us."""
-
-    db: str | None
-    codec: str
-    charset_results: str | None
-    time_zone: str
-    sql_mode: frozenset[str]
-    like_escapes: bool
-
-    @property
-    def mode(self) -> SqlMode:
-        """How text is read."""
-        return SqlMode(
-            ansi_quotes="ANSI_QUOTES" in self.sql_mode,
-            no_backslash_escapes="NO_BACKSLASH_ESCAPES" in self.sql_mode,
-            high_not_precedence="HIGH_NOT_PRECEDENCE" in self.sql_mode,
-            like_escapes=self.like_escapes,
-        )
-
-    def full_name(self, table: TableName) -> TableName:
-        """The table's name with its database."""
-        return TableName(table.name, table.db or self.db)
-
-    def row_format(self, columns: tuple[str, ...], *, binary: bool) -> RowFormat:
-        """How this session's rows look."""
-        pad_char = "PAD_CHAR_TO_FULL_LENGTH" in self.sql_mode
-        return RowFormat(columns, binary, self.charset_results, self.time_zone, pad_char)
-
-
 class Statements:
     """Carries out statements with an engine's help."""
 
-    def __init__(self, engine: Engine, ping_interval_s: float) -> None:
+    def __init__(self, engine: Engine, ping_interval_s: float, administration: Administration) -> None:
         self._engine = engine
+        self._administration = administration
         self._ping_interval_s = ping_interval_s
 
     async def carry_out(self, session: Session, verb: Verb, payload: bytes) -> None:
@@ -111,11 +71,15 @@ class Statements:
         try:
             await self._dispatch(session, verb, payload)
         except (Refused, SqlError, ServerError, WireError, UnusableQueue, StoreError) as error:
-            await _end_what_we_began(session, was_in_transaction=was_in_transaction)
-            session.send(frame(_as_packet(error), 1))
+            await end_what_we_began(session, was_in_transaction=was_in_transaction)
+            session.send(frame(as_packet(error), 1))
 
     async def _dispatch(self, session: Session, verb: Verb, payload: bytes) -> None:
         match payload[0], verb:
+            case (Commands.COM_QUERY, Verb.QUEUE):
+                await self._administration.query(session, payload)
+            case (Commands.COM_STMT_PREPARE, Verb.QUEUE):
+                await self._administration.prepare(session, payload)
             case (Commands.COM_QUERY, Verb.STREAM):
                 await self._stream(session, query_text(payload, attributes=session.attributes))
             case (Commands.COM_STMT_PREPARE, Verb.STREAM):
@@ -138,6 +102,8 @@ class Statements:
                     await self._execute_stream(session, own, prepared, payload)
                 case PreparedSettle() as prepared:
                     _execute_settle(session, own, prepared, payload)
+                case PreparedQueueStatement() as prepared:
+                    await self._administration.execute(session, own, prepared, payload)
                 case other:
                     raise AssertionError(other)
         except SqlError:
@@ -150,7 +116,7 @@ class Statements:
 
     async def _stream(self, session: Session, text: bytes) -> None:
         was_in_transaction = session.in_transaction
-        context = await _context(session)
+        context = await read_context(session)
         statement = _parse_stream(text, context)
         if statement.param_count:
             raise UNBOUND
@@ -158,7 +124,7 @@ class Statements:
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
         where = statement.condition.sql() if statement.condition else "TRUE"
-        header = await _ask(session, _select(queue, columns, statement.partitions, where).encode(context.codec))
+        header = await ask(session, _select(queue, columns, statement.partitions, where).encode(context.codec))
         await self._deliver(
             session,
             queue,
@@ -170,7 +136,7 @@ class Statements:
 
     async def _prepare_stream(self, session: Session, text: bytes) -> None:
         was_in_transaction = session.in_transaction
-        context = await _context(session)
+        context = await read_context(session)
         statement = _parse_stream(text, context)
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
         # As many places for parameters as the statement has, so that the server counts and takes them.
@@ -178,7 +144,7 @@ class Statements:
         others = statement.param_count - (condition.param_count if condition else 0)
         where = (condition.template() if condition else "TRUE") + " AND ? IS NULL" * others
         select = _select(queue, _columns(statement, queue), statement.partitions, where)
-        await _end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_what_we_began(session, was_in_transaction=was_in_transaction)
         prepared = PreparedStream(queue.id, statement)
         session.forward(bytes([COM_STMT_PREPARE]) + select.encode(context.codec), Preparing(prepared))
 
@@ -195,7 +161,7 @@ class Statements:
         )
         own.types = execute.types
         was_in_transaction = session.in_transaction
-        context = await _context(session)
+        context = await read_context(session)
         values = [
             python_value(value, kind, context.codec)
             for value, kind in zip(execute.values, execute.types, strict=False)  # Attributes have types as well.
@@ -215,7 +181,7 @@ class Statements:
                 attributes=session.attributes,
             )
         own.long_data = frozenset()  # It was for one execution.
-        header = _not_refused(await session.ask_command(plain))
+        header = not_refused(await session.ask_command(plain))
         row_format = context.row_format(_columns(statement, queue), binary=True)
         await self._deliver(session, queue, statement, row_format, header, was_in_transaction=was_in_transaction)
 
@@ -230,7 +196,7 @@ class Statements:
         was_in_transaction: bool,
     ) -> None:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
-        await _end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_what_we_began(session, was_in_transaction=was_in_transaction)
         *columns, last = header.packets
         stream = Stream(session.send, last.seq)
         handle = self._engine.subscribe(
@@ -271,12 +237,12 @@ class Statements:
         """The statement, and the table that it is about, which is known to be a queue."""
         codec, ansi_quotes = "utf-8", False
         if b'"' in text or not text.isascii():
-            context = await _context(session)
+            context = await read_context(session)
             codec, ansi_quotes = context.codec, context.mode.ansi_quotes
         statement = parse_settle(
             text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes
         )
-        db = statement.table.db or session.known_db or (await _context(session)).db
+        db = statement.table.db or session.known_db or (await read_context(session)).db
         queue = await self._queue(session, TableName(statement.table.name, db), fresh=False)
         return statement, queue.id
 
@@ -290,12 +256,12 @@ class Statements:
             queue = await self._engine.queue(TableId(table.db, table.name), fresh=fresh)
         except UnusableQueue:
             # Who may not see the table learns nothing about it but what MySQL says.
-            await _ask(session, _encode(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0"))
+            await ask(session, _encode(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0"))
             raise
         if fresh:
             probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
-            await _ask(session, _encode(session, probe.format(table.quoted())))
-            await _refuse_temporary(session, table)
+            await ask(session, _encode(session, probe.format(table.quoted())))
+            await refuse_temporary(session, table)
         return queue
 
 
@@ -321,84 +287,6 @@ def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettl
     )
     own.long_data = frozenset()
     session.forward(reordered, prepared.settled(execute.values))
-
-
-async def _end_what_we_began(session: Session, *, was_in_transaction: bool) -> None:
-    """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
-    if session.in_transaction and not was_in_transaction:
-        await session.ask(b"COMMIT")
-
-
-async def _refuse_temporary(session: Session, table: TableName) -> None:
-    """With a temporary table of the queue's name in its place, our questions would show rights on that one."""
-    answer = await session.ask(_encode(session, f"SHOW CREATE TABLE {table.quoted()}"))
-    if not answer.outcome.ok:  # Denied, with rights on single columns only: on a temporary table one has all rights.
-        return
-    statement = _text_row(answer.packets[-2].payload)[1] or b""
-    if statement.replace(b"\0", b"").startswith(b"CREATE TEMPORARY"):
-        text = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
-        raise ServerError(1105, "HY000", text)
-
-
-def _as_packet(error: Exception) -> bytes:
-    """The ERR packet that tells the client why its statement was not carried out."""
-    match error:
-        case Refused():
-            return error.payload
-        case SqlError() | ServerError():
-            return make_err(error.code, error.sqlstate, error.message)
-        case WireError():
-            return make_err(error.code, error.sqlstate, str(error))
-        case StoreError():
-            return make_err(1105, "HY000", f"ackstream cannot read the queue: {error}")
-        case _:
-            return make_err(1105, "HY000", str(error))
-
-
-async def _ask(session: Session, text: bytes) -> Answer:
-    """The server's answer, which is no error."""
-    return _not_refused(await session.ask(text))
-
-
-def _not_refused(answer: Answer) -> Answer:
-    if not answer.outcome.ok:
-        raise Refused(answer.packets[-1].payload)
-    return answer
-
-
-async def _context(session: Session) -> Context:
-    answer = await _ask(session, CONTEXT)
-    row = answer.packets[-2].payload
-    db, client, results, time_zone, sql_mode, like_escapes = (_text(each) for each in _text_row(row))
-    context = Context(
-        None if db is None else bytes.fromhex(db).decode(),
-        codec_of(client or "utf8mb4"),
-        results,
-        time_zone or "SYSTEM",
-        frozenset((sql_mode or "").split(",")),
-        like_escapes == "1",
-    )
-    session.codec = context.codec
-    session.remember_db(context.db)
-    return context
-
-
-def _text_row(row: bytes) -> list[bytes | None]:
-    """The values of a row in the text protocol."""
-    reader = Reader(row)
-    values: list[bytes | None] = []
-    while reader.left:
-        if reader.data[reader.at] == NULL_MARK:
-            reader.take(1)
-            values.append(None)
-        else:
-            values.append(reader.lenenc_bytes())
-    return values
-
-
-def _text(value: bytes | None) -> str | None:
-    # Settings are ASCII; a client that wants its results in UCS-2 gets them with NULs between.
-    return None if value is None else value.replace(b"\0", b"").decode("ascii", "replace")
 
 
 def _encode(session: Session, text: str) -> bytes:

@@ -8,10 +8,11 @@ engine is told to deliver nothing (`pause`), so a client that does not read cost
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from engine.effects import Cause
-from engine.service import StreamHandle
+from engine.service import Standing, StreamHandle
 from proxy.wire.framing import frame, frame_rows
 from proxy.wire.packets import ServerError, make_end, make_err
 
@@ -31,6 +32,14 @@ class Stream:
         self._handle: StreamHandle | None = None
         self._ended: asyncio.Future[ServerError | None] = asyncio.get_running_loop().create_future()
         self.rows = 0
+        self.condition: str | None = None
+        """Which messages it wants, as the client wrote it, if not all."""
+        self.since_s = self.last_row_s = time.monotonic()
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where it stands with the engine; None when it is over."""
+        return None if self._handle is None or self.over else self._handle.standing
 
     @property
     def over(self) -> bool:
@@ -46,6 +55,7 @@ class Stream:
         if not self.over:
             data, self._seq = frame_rows(rows, self._seq)
             self.rows += len(rows)
+            self.last_row_s = time.monotonic()
             self._write(data)
 
     def end(self, cause: Cause, text: str) -> None:

@@ -40,6 +40,8 @@ class Verb(enum.Enum):
     ACK = enum.auto()
     NACK = enum.auto()
     EXTEND = enum.auto()
+    QUEUE = enum.auto()
+    """CREATE QUEUE and its family, SHOW QUEUES and SHOW STREAMS (sqlrewrite.queues tells them apart)."""
     KILL = enum.auto()
     """Relay it; `parse_kill` tells whom it ends."""
     WRITE = enum.auto()
@@ -72,7 +74,10 @@ class Kill:
     query_only: bool
 
 
-OWN_VERBS: Final = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
+MESSAGE_VERBS: Final = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
+"""The statements about messages: each is known by its first word."""
+
+OWN_VERBS: Final = MESSAGE_VERBS | {Verb.QUEUE}
 """The statements that are ours and never reach the server."""
 
 OTHER: Final = Head(Verb.OTHER)
@@ -193,6 +198,9 @@ _ALTER = _head(
 )  # fmt: skip
 _DROP = _head(_word("TABLES?") + _IF_EXISTS + _TABLE + "(?!,)")
 _TRUNCATE = _head(_maybe("TABLE") + _TABLE)
+# No statement of either server has these words.
+_QUEUE = _head(rf"QUEUE{WORD_END}{GAP}(?![:(.=])")
+_SHOW = _head(rf"(?:QUEUES|STREAMS|CREATE{WORD_END}{GAP}QUEUE){WORD_END}{GAP}(?![:(.=])")
 _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
 _NOT_OUR_SHAPE = _head("[:(.=]")
 
@@ -242,7 +250,9 @@ def _bare_name(written: bytes) -> str | None:
 
 
 _RULES: Final[Mapping[bytes, _Rule]] = {
-    **{verb.name.encode(): _own(verb) for verb in OWN_VERBS},
+    **{verb.name.encode(): _own(verb) for verb in MESSAGE_VERBS},
+    **dict.fromkeys((b"PAUSE", b"RESUME", b"PURGE", b"REDRIVE"), _if(_QUEUE, Head(Verb.QUEUE), _always(OTHER))),
+    b"SHOW": _if(_SHOW, Head(Verb.QUEUE), _always(OTHER)),
     b"KILL": _always(Head(Verb.KILL)),
     b"USE": _always(Head(Verb.USE)),
     b"INSERT": _insert,
@@ -250,9 +260,9 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     b"UPDATE": _table(Verb.WRITE, _UPDATE),
     b"DELETE": _table(Verb.WRITE, _DELETE),
     b"LOAD": _table(Verb.WRITE, _LOAD),
-    b"CREATE": _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _CREATE)),
-    b"DROP": _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _DROP)),
-    b"ALTER": _table(Verb.SCHEMA, _ALTER),
+    b"CREATE": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _CREATE))),
+    b"DROP": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _DROP))),
+    b"ALTER": _if(_QUEUE, Head(Verb.QUEUE), _table(Verb.SCHEMA, _ALTER)),
     b"TRUNCATE": _table(Verb.SCHEMA, _TRUNCATE),
     **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),
     b"BEGIN": _if(_head(_word("NOT")), ANY_WRITE, _always(OTHER)),

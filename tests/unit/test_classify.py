@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from sqlrewrite.classify import LEXED_BYTES_MAX, OTHER, Head, Kill, Verb, begins_like_ours, classify, parse_kill
+from sqlrewrite.classify import (
+    LEXED_BYTES_MAX,
+    OTHER,
+    OWN_VERBS,
+    Head,
+    Kill,
+    Verb,
+    begins_like_ours,
+    classify,
+    parse_kill,
+)
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 OURS = {"STREAM": Verb.STREAM, "ACK": Verb.ACK, "NACK": Verb.NACK, "EXTEND": Verb.EXTEND}
@@ -26,9 +36,15 @@ def test_a_statement_that_begins_with_a_verb_of_ours_and_stands_alone_is_ours(st
     assert classify(statement.encode()).verb in OURS.values()
 
 
+@pytest.mark.parametrize("statement", lines("queues.sql"))
+def test_a_statement_about_queues_is_ours(statement: str) -> None:
+    assert classify(statement.encode()) == Head(Verb.QUEUE)
+    assert begins_like_ours(statement.encode())
+
+
 @pytest.mark.parametrize("statement", lines("not_ours.sql"))
 def test_all_else_is_left_to_the_server(statement: str) -> None:
-    assert classify(statement.encode()).verb not in OURS.values()
+    assert classify(statement.encode()).verb not in OWN_VERBS
 
 
 @pytest.mark.parametrize(("statement", "table"), tables("writes.sql"))
@@ -171,7 +187,18 @@ HOSTILE = {
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.timeout(20)
 def test_a_megabyte_of_anything_comes_to_an_end(hostile: bytes) -> None:
-    for head in (b"", b"SELECT ", b"ACK ", b"ACK;", b"INSERT INTO ", b"UPDATE t ", b"ALTER TABLE t ", b"CREATE "):
+    for head in (
+        b"",
+        b"SELECT ",
+        b"ACK ",
+        b"ACK;",
+        b"INSERT INTO ",
+        b"UPDATE t ",
+        b"ALTER TABLE t ",
+        b"CREATE ",
+        b"CREATE QUEUE",
+        b"SHOW ",
+    ):
         assert isinstance(classify(head + hostile), Head)
         assert parse_kill(head + hostile) is None
 

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.comment import parse_comment
+from engine.comment import (
+    OPTIONS,
+    combination_problem,
+    make_comment,
+    option_problem,
+    parse_comment,
+    queue_values,
+    split_comment,
+    text_problem,
+)
 from engine.model import NS_PER_S, OnDisconnect, Policy
 
 S = NS_PER_S
@@ -178,3 +187,57 @@ def test_the_greatest_backoff_cannot_be_below_the_least() -> None:
 def test_no_comment_breaks_the_reader(text: str) -> None:
     parsed = parse_comment("vitess_message," + text)
     assert parsed is None or isinstance(parsed, tuple | Policy)
+
+
+def test_a_comment_is_taken_apart_and_put_together_again() -> None:
+    values, rest = split_comment("vitess_message,vt_ack_wait=30, max_rate = 5 ,orders, paid=yes")
+    assert (values, rest) == ({"vt_ack_wait": "30", "max_rate": "5"}, "orders, paid=yes")
+    assert make_comment(values, rest) == "vitess_message,vt_ack_wait=30,max_rate=5,orders, paid=yes"
+
+
+def test_the_defaults_of_a_queue_are_a_policy() -> None:
+    policy = parse_comment(make_comment(queue_values({})))
+    assert isinstance(policy, Policy)
+    assert (policy.ack_wait_ns, policy.purge_after_ns, policy.max_backoff_ns) == (30 * S, 86_400 * S, 3_600 * S)
+    assert (policy.batch_size, policy.cache_size, policy.poller_interval_ns) == (100, 10_000, 30 * S)
+
+
+def test_the_greatest_wait_is_by_default_no_less_than_the_first() -> None:
+    assert queue_values({"vt_ack_wait": "7200"})["vt_max_backoff"] == "7200"
+    assert queue_values({"vt_ack_wait": "7200", "vt_max_backoff": "9000"})["vt_max_backoff"] == "9000"
+
+
+def test_every_directive_is_an_option_that_names_what_it_takes() -> None:
+    assert {OPTIONS[name] for name in OPTIONS} >= {"vt_ack_wait", "max_rate", "dead_letter"}
+    assert option_problem("ACK_WAIT", "30") is None
+    for name in OPTIONS:
+        problem = option_problem(name, "no, such")
+        assert problem is not None
+        assert problem.startswith(name)
+    assert option_problem("ACK_WAIT", "soon") == (
+        "ACK_WAIT = 'soon' is not a number of seconds from 0.001 to 3153600000: seconds to wait for the ACK of a first"
+        " delivery, for instance ACK_WAIT = 30"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"max_attempts": "5"}, "DEAD_LETTER"),
+        ({"dead_letter": "x"}, "MAX_ATTEMPTS"),
+        ({"dead_letter": "x", "max_attempts": "0"}, "MAX_ATTEMPTS"),
+        ({"vt_max_backoff": "1"}, "MAX_BACKOFF"),
+    ],
+)
+def test_options_that_cannot_stand_together_are_named(values: dict[str, str], word: str) -> None:
+    problem = combination_problem(queue_values(values))
+    assert problem is not None
+    assert word in problem
+    assert combination_problem(queue_values({})) is None
+
+
+def test_a_text_besides_the_directives_may_not_be_one() -> None:
+    assert text_problem("orders, paid=yes") is None
+    problem = text_problem("orders, max_rate=5")
+    assert problem is not None
+    assert "MAX_RATE" in problem

@@ -1,0 +1,216 @@
+"""SHOW QUEUES and SHOW STREAMS: what the client may see, and how it stands.
+
+What may be seen is the server's decision both times: the tables that its information_schema shows on the client's own
+session, and the connections that its process list shows there. What is not known is NULL, and what is estimated is
+named in the row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.model import NS_PER_S, BrokenTable, QueueTable, TableId
+from engine.service import Engine
+from engine.store import StoreError
+from proxy.depth import Depth, count_unacknowledged, measure
+from proxy.questions import Refused, from_hex, rows, text_literal
+from proxy.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
+from proxy.wire.packets import ServerError, parse_err
+
+if TYPE_CHECKING:
+    from proxy.session import Session
+
+QUEUES_MAX = 1_000
+"""Queues that one SHOW QUEUES shows; each costs some milliseconds."""
+
+CONNECTIONS_MAX = 20_000
+"""Connections of the server that SHOW STREAMS looks through."""
+
+WINDOW_NS = 60 * NS_PER_S
+"""Enqueueing is measured from the look at a queue that was at least this long ago, or else from the first one."""
+
+FORGET_NS = 600 * NS_PER_S
+"""A look longer ago than this says nothing about now."""
+
+APART_NS = 5 * NS_PER_S
+"""Looks are remembered at this distance at least, so that few cover the window."""
+
+QUEUE_COLUMNS = (
+    Column("Database", NAME),
+    Column("Name", NAME),
+    Column("State", NAME),
+    Column("Ready", COUNT),
+    Column("Scheduled", COUNT),
+    Column("In_flight", COUNT),
+    Column("Dead", COUNT),
+    Column("Acknowledged", COUNT),
+    Column("Oldest_ready_s", SECONDS),
+    Column("Enqueued_per_s", RATE),
+    Column("Acked_per_s", RATE),
+    Column("Subscribers", COUNT),
+    Column("Estimated", WORDS),
+    Column("Problem", TEXT),
+)
+
+STREAM_COLUMNS = (
+    Column("Id", COUNT),
+    Column("User", NAME),
+    Column("Host", WORDS),
+    Column("Program", WORDS),
+    Column("Queue", WORDS),
+    Column("Condition", TEXT),
+    Column("Delivered", COUNT),
+    Column("In_flight", COUNT),
+    Column("Credit", COUNT),
+    Column("Since", SECONDS, "NOW() - INTERVAL ROUND({}) SECOND"),
+    Column("Idle_s", SECONDS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The greatest id of a table at a time."""
+
+    at_ns: int
+    newest_id: int
+
+
+class Inspection:
+    """Answers both."""
+
+    def __init__(self, engine: Engine, streams: Callable[[], Iterable[Session]]) -> None:
+        self._engine = engine
+        self._streams = streams
+        self._looks: dict[TableId, deque[_Look]] = {}
+
+    async def queues(self, session: Session, db: str | None, like: bytes | None) -> Result:
+        """The message tables that the client may see, and how they stand."""
+        tables = await _visible_tables(session, db, like)
+        if len(tables) > QUEUES_MAX:
+            raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
+        return Result(QUEUE_COLUMNS, [await self._row(session, each) for each in tables])
+
+    async def streams(self, session: Session) -> Result:
+        """The running streams that the client may see."""
+        question = b"SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT %d"
+        users = {int(number or 0): from_hex(user) for number, user in await rows(session, question % CONNECTIONS_MAX)}
+        seen = [each for each in self._streams() if each.connection_id in users]
+        seen.sort(key=lambda each: each.connection_id)
+        return Result(STREAM_COLUMNS, [_stream_row(each, users[each.connection_id]) for each in seen])
+
+    async def _row(self, session: Session, table: TableId) -> list[object]:
+        try:
+            found = await self._engine.inspect(table)
+        except StoreError as error:
+            return _bare_row(table, "unknown", str(error))
+        match found:
+            case QueueTable() as queue:
+                return await self._queue_row(session, queue)
+            case BrokenTable() as broken:
+                return _bare_row(table, "broken", "; ".join(broken.problems))
+            case _:
+                return _bare_row(table, "unknown", "the account that was given to --backend may not see it")
+
+    async def _queue_row(self, session: Session, queue: QueueTable) -> list[object]:
+        state = "paused" if queue.policy.paused else "running"
+        subscribers = {each.id: len(dispatcher.subscribers) for each, dispatcher in self._engine.runners()}
+        if queue.scan_index is None:
+            return _bare_row(queue.id, state, "; ".join(queue.advice))
+        try:
+            depth = await measure(session, queue)
+            dead = await self._dead(session, queue, depth)
+        except Refused as refused:
+            return _bare_row(queue.id, state, parse_err(refused.payload).message)
+        return [
+            queue.id.db,
+            queue.id.name,
+            state,
+            depth.ready,
+            depth.scheduled,
+            depth.in_flight,
+            dead,
+            depth.acknowledged,
+            depth.oldest_ready_s,
+            self._enqueued_per_s(queue.id, depth),
+            depth.acked_per_s,
+            subscribers.get(queue.id, 0),
+            ", ".join(sorted(depth.estimated)),
+            None,
+        ]
+
+    async def _dead(self, session: Session, queue: QueueTable, depth: Depth) -> int | None:
+        """The messages in its dead-letter table; None without one, or where the client may not look."""
+        if queue.dead_letter is None:
+            return None
+        table = await self._engine.inspect(queue.dead_letter)
+        if not isinstance(table, QueueTable):
+            return None
+        try:
+            count, exact = await count_unacknowledged(session, table)
+        except Refused:
+            return None
+        depth.estimated |= set() if exact else {"dead"}
+        return count
+
+    def _enqueued_per_s(self, table: TableId, depth: Depth) -> float | None:
+        """Since about a minute ago, or since the first look; None before there was one."""
+        if depth.newest_id is None:
+            return None
+        if len(self._looks) > QUEUES_MAX and table not in self._looks:
+            self._looks.clear()
+        looks = self._looks.setdefault(table, deque())
+        while looks and (
+            looks[0].at_ns < depth.now_ns - FORGET_NS or (len(looks) > 1 and looks[1].at_ns <= depth.now_ns - WINDOW_NS)
+        ):
+            looks.popleft()
+        before = looks[0] if looks else None
+        if before is None or looks[-1].at_ns <= depth.now_ns - APART_NS:
+            looks.append(_Look(depth.now_ns, depth.newest_id))
+        if before is None or before.at_ns >= depth.now_ns:
+            return None
+        return max(0, depth.newest_id - before.newest_id) * NS_PER_S / (depth.now_ns - before.at_ns)
+
+
+def _bare_row(table: TableId, state: str, problem: str) -> list[object]:
+    return [table.db, table.name, state, *[None] * (len(QUEUE_COLUMNS) - 4), problem]
+
+
+async def _visible_tables(session: Session, db: str | None, like: bytes | None) -> list[TableId]:
+    question = (
+        "SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))"
+        " FROM information_schema.tables WHERE table_comment LIKE '%vitess_message%'"
+        " AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')"
+    )
+    text = question.encode()
+    if db is not None:
+        text += f" AND table_schema = {text_literal(db)}".encode()
+    if like is not None:
+        text += b" AND table_name LIKE " + like
+    text += f" ORDER BY table_schema, table_name LIMIT {QUEUES_MAX + 1}".encode()
+    return [TableId(from_hex(schema), from_hex(name)) for schema, name in await rows(session, text)]
+
+
+def _stream_row(session: Session, user: str) -> list[object]:
+    stream, info = session.stream, session.info
+    assert stream is not None
+    peer = session.client.get_extra_info("peername")
+    host = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "localhost"
+    standing = stream.standing
+    now_s = time.monotonic()
+    return [
+        session.connection_id,
+        user,
+        host,
+        info.response.program_name if info else None,
+        str(standing.table) if standing else None,
+        stream.condition,
+        stream.rows,
+        standing.in_flight if standing else None,
+        standing.credit if standing else None,
+        round(now_s - stream.since_s, 3),
+        round(now_s - stream.last_row_s, 3),
+    ]

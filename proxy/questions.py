@@ -1,0 +1,187 @@
+"""Questions to the server on a client's own session: with its rights, in its character set, unseen by it.
+
+What a question finds out is the server's own word on what the client may do and how it reads names. A refusal is
+passed on as it came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.model import RowFormat
+from engine.store import StoreError
+from proxy.charsets import codec_of
+from proxy.wire.fields import NULL_MARK, Reader, WireError
+from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err
+from sqlrewrite.cursor import SqlMode
+from sqlrewrite.errors import SqlError
+from sqlrewrite.names import TableName
+from sqlrewrite.tokens import TextMode
+
+if TYPE_CHECKING:
+    from proxy.session import Answer, Session
+
+CONTEXT = (
+    b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"
+    b" _utf8mb4 x'25' LIKE _utf8mb4 x'5c25' LIMIT 1"
+)
+"""What decides how names and conditions are read, and the bytes of rows. DATABASE() in hex, because it may be in any
+charset; whether a backslash escapes in LIKE is asked for, because the servers disagree on when it does. A LIMIT of its
+own, because the session's sql_select_limit may be 0."""
+
+NO_DATABASE = ServerError(1046, "3D000", "No database selected")
+
+UNBOUND = ServerError(
+    1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
+)
+
+
+class Refused(Exception):
+    """The server refused a question of ours: its ERR packet is the client's answer."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__(payload)
+        self.payload = payload
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A session's settings, as far as they matter to us."""
+
+    db: str | None
+    codec: str
+    charset_results: str | None
+    time_zone: str
+    sql_mode: frozenset[str]
+    like_escapes: bool
+
+    @property
+    def mode(self) -> SqlMode:
+        """How text is read."""
+        return SqlMode(
+            ansi_quotes="ANSI_QUOTES" in self.sql_mode,
+            no_backslash_escapes="NO_BACKSLASH_ESCAPES" in self.sql_mode,
+            high_not_precedence="HIGH_NOT_PRECEDENCE" in self.sql_mode,
+            like_escapes=self.like_escapes,
+        )
+
+    def text_mode(self, session: Session) -> TextMode:
+        """How the session's statements are to be read."""
+        return TextMode(self.codec, self.mode.no_backslash_escapes, self.mode.ansi_quotes)
+
+    def full_name(self, table: TableName) -> TableName:
+        """The table's name with its database."""
+        return TableName(table.name, table.db or self.db)
+
+    def row_format(self, columns: tuple[str, ...], *, binary: bool) -> RowFormat:
+        """How this session's rows look."""
+        pad_char = "PAD_CHAR_TO_FULL_LENGTH" in self.sql_mode
+        return RowFormat(columns, binary, self.charset_results, self.time_zone, pad_char)
+
+
+async def end_what_we_began(session: Session, *, was_in_transaction: bool) -> None:
+    """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
+    if session.in_transaction and not was_in_transaction:
+        await session.ask(b"COMMIT")
+
+
+async def refuse_temporary(session: Session, table: TableName) -> None:
+    """With a temporary table of the queue's name in its place, our questions would show rights on that one."""
+    answer = await session.ask(f"SHOW CREATE TABLE {table.quoted()}".encode(session.codec))
+    if not answer.outcome.ok:  # Denied, with rights on single columns only: on a temporary table one has all rights.
+        return
+    statement = _text_row(answer.packets[-2].payload)[1] or b""
+    if statement.replace(b"\0", b"").startswith(b"CREATE TEMPORARY"):
+        text = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
+        raise ServerError(1105, "HY000", text)
+
+
+def as_packet(error: Exception) -> bytes:
+    """The ERR packet that tells the client why its statement was not carried out."""
+    match error:
+        case Refused():
+            return error.payload
+        case SqlError() | ServerError():
+            return make_err(error.code, error.sqlstate, error.message)
+        case WireError():
+            return make_err(error.code, error.sqlstate, str(error))
+        case StoreError():
+            return make_err(1105, "HY000", f"ackstream cannot read the queue: {error}")
+        case _:
+            return make_err(1105, "HY000", str(error))
+
+
+async def ask(session: Session, text: bytes) -> Answer:
+    """The server's answer, which is no error."""
+    return not_refused(await session.ask(text))
+
+
+def not_refused(answer: Answer) -> Answer:
+    """The answer, which is no error."""
+    if not answer.outcome.ok:
+        raise Refused(answer.packets[-1].payload)
+    return answer
+
+
+async def read_context(session: Session) -> Context:
+    """The session's settings as they are now."""
+    answer = await ask(session, CONTEXT)
+    row = answer.packets[-2].payload
+    db, client, results, time_zone, sql_mode, like_escapes = (_text(each) for each in _text_row(row))
+    context = Context(
+        None if db is None else bytes.fromhex(db).decode(),
+        codec_of(client or "utf8mb4"),
+        results,
+        time_zone or "SYSTEM",
+        frozenset((sql_mode or "").split(",")),
+        like_escapes == "1",
+    )
+    session.codec = context.codec
+    session.remember_db(context.db)
+    return context
+
+
+def raw_rows(session: Session, answer: Answer) -> list[list[bytes | None]]:
+    """The rows of an answer, the values as the server sent them."""
+    count = Reader(answer.packets[0].payload).lenenc()
+    first = 1 + count + (0 if session.capabilities & DEPRECATE_EOF else 1)
+    return [_text_row(packet.payload) for packet in answer.packets[first:-1]]
+
+
+def text_rows(session: Session, answer: Answer) -> list[list[str | None]]:
+    """The same where all values are ASCII: numbers, and other things as HEX."""
+    return [list(map(_text, row)) for row in raw_rows(session, answer)]
+
+
+async def rows(session: Session, text: bytes) -> list[list[str | None]]:
+    """The rows of a question whose values are ASCII."""
+    return text_rows(session, await ask(session, text))
+
+
+def from_hex(value: str | None) -> str:
+    """The text that a column's HEX(CONVERT(… USING utf8mb4)) stands for."""
+    return bytes.fromhex(value or "").decode()
+
+
+def text_literal(text: str) -> str:
+    """A string, whatever is in it, as an expression."""
+    return f"_utf8mb4 x'{text.encode().hex()}'"
+
+
+def _text_row(row: bytes) -> list[bytes | None]:
+    """The values of a row in the text protocol."""
+    reader = Reader(row)
+    values: list[bytes | None] = []
+    while reader.left:
+        if reader.data[reader.at] == NULL_MARK:
+            reader.take(1)
+            values.append(None)
+        else:
+            values.append(reader.lenenc_bytes())
+    return values
+
+
+def _text(value: bytes | None) -> str | None:
+    # Settings are ASCII; a client that wants its results in UCS-2 gets them with NULs between.
+    return None if value is None else value.replace(b"\0", b"").decode("ascii", "replace")

@@ -1,0 +1,92 @@
+"""Results that the proxy itself has to show, told by the server.
+
+The rows go to the server as JSON inside one SELECT, whose answer goes to the client: so types, character set, time
+zone and protocol are the server's own and right for this client, whatever it asked for. A prepared statement is a
+second one, hidden from the client, and its execution is the answer to the client's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mysql_mimic.types import Commands
+
+from proxy.questions import end_what_we_began, not_refused, text_literal
+from proxy.wire.commands import COM_STMT_PREPARE
+from proxy.wire.framing import frame
+from proxy.wire.packets import make_end, prepare_ok_at
+from sqlrewrite.names import quote
+
+if TYPE_CHECKING:
+    from proxy.session import Answer, Session
+
+TEXT = "LONGTEXT CHARACTER SET utf8mb4"
+NAME = "VARCHAR(64) CHARACTER SET utf8mb4"
+WORDS = "VARCHAR(255) CHARACTER SET utf8mb4"
+COUNT = "BIGINT UNSIGNED"
+SECONDS = "DECIMAL(20,3)"
+RATE = "DECIMAL(20,2)"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a result: its name, its SQL type, and an expression of it if not itself (`{}`)."""
+
+    name: str
+    type: str
+    expression: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Rows to show. Values are what JSON knows."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[object]] = ()
+
+    def select(self, param_count: int = 0) -> str:
+        """The SELECT whose answer it is; with so many parameters that change nothing."""
+        shown = ", ".join(f"{each.expression.format(f'c{at}')} AS {quote(each.name)}" for at, each in _counted(self))
+        paths = ", ".join(f"c{at} {each.type} PATH '$[{at}]'" for at, each in _counted(self))
+        document = text_literal(json.dumps(self.rows))
+        places = " AND ".join(["TRUE", *["? IS NULL"] * param_count])
+        return (
+            f"SELECT {shown} FROM JSON_TABLE({document}, '$[*]' COLUMNS (n FOR ORDINALITY, {paths})) AS q"
+            f" WHERE {places} ORDER BY n LIMIT {len(self.rows) + 1}"
+        )
+
+
+def _counted(result: Result) -> Sequence[tuple[int, Column]]:
+    return list(enumerate(result.columns))
+
+
+async def answer_query(session: Session, result: Result, *, was_in_transaction: bool) -> None:
+    """Answer the client's COM_QUERY."""
+    answer = not_refused(await session.ask(result.select().encode("ascii")))
+    await _pass_on(session, answer, was_in_transaction=was_in_transaction)
+
+
+async def answer_execute(session: Session, result: Result, *, was_in_transaction: bool) -> None:
+    """Answer the client's COM_STMT_EXECUTE."""
+    select = result.select().encode("ascii")
+    prepared = not_refused(await session.ask_command(bytes([COM_STMT_PREPARE]) + select)).packets[0].payload
+    number = prepare_ok_at(prepared, 0, len(prepared)).statement_id.to_bytes(4, "little")
+    answer = not_refused(await session.ask_command(bytes([Commands.COM_STMT_EXECUTE]) + number + _PLAIN_EXECUTION))
+    session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
+    await _pass_on(session, answer, was_in_transaction=was_in_transaction)
+
+
+_PLAIN_EXECUTION = b"\0\1\0\0\0"
+"""No cursor, one iteration."""
+
+
+async def _pass_on(session: Session, answer: Answer, *, was_in_transaction: bool) -> None:
+    """With autocommit off the SELECT has begun a transaction, which the client did not ask for: it ends before the
+    client hears of it."""
+    *packets, last = answer.packets
+    await end_what_we_began(session, was_in_transaction=was_in_transaction)
+    end = make_end(session.capabilities, session.status)
+    session.send(b"".join(frame(each.payload, each.seq) for each in packets) + frame(end, last.seq))

@@ -1,0 +1,222 @@
+"""PURGE QUEUE and REDRIVE QUEUE: many rows, batch by batch, each batch one transaction on the client's own session.
+
+Rows that somebody has locked are passed over, so an application's open transaction is not waited for and what it does
+stands. Whatever ends the work between two batches (KILL QUERY, a lost connection, an error) leaves every message in
+one of the two tables. That is why neither runs inside a transaction of the client's: its size would be that of the
+table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from string import Template
+from typing import TYPE_CHECKING
+
+from engine.model import Key, QueueTable
+from engine.queries import FORMS, qualified, quoted
+from engine.service import Engine
+from proxy.questions import Refused, ask, end_what_we_began, from_hex, raw_rows, rows, text_literal
+from proxy.wire.packets import ServerError, make_ok, parse_err
+from proxy.wire.params import Value
+from sqlrewrite.definitions import NOW_NS
+from sqlrewrite.errors import wrong_argument
+from sqlrewrite.queues import PurgeQueue, RedriveQueue
+
+if TYPE_CHECKING:
+    from proxy.session import Session
+
+BATCH_ROWS = 1_000
+"""Rows of one transaction: enough that commits do not dominate, few enough that locks are held for milliseconds."""
+
+COLUMNS_MAX = 4_096
+"""A table has no more. Every question has a LIMIT of its own, because the session's sql_select_limit may be 0."""
+
+ATTEMPTS_MAX = 5
+"""Times that a batch is tried when the server chose it as a deadlock's victim."""
+
+DEADLOCK = 1213
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one transaction did."""
+
+    count: int
+    last: Key | None = None
+
+
+class Upkeep:
+    """Carries out the two statements."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def purge(self, session: Session, queue: QueueTable) -> bytes:
+        """Delete all that is acknowledged now; the OK packet."""
+        table, form = qualified(queue.id), FORMS[queue.id_kind]
+        hint = f"FORCE INDEX ({quoted(queue.scan_index)})" if queue.scan_index else ""
+        ((before_ns,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
+        find = (
+            f"SELECT {_id(queue)} FROM {table} {hint} WHERE time_acked <= {before_ns} ORDER BY time_acked"
+            f" LIMIT {BATCH_ROWS} FOR UPDATE SKIP LOCKED"
+        )
+
+        async def batch(_last: Key | None) -> _Batch:
+            keys = await _keys(session, queue, find)
+            if keys:
+                ids = ", ".join(map(form.literal, keys))
+                delete = f"DELETE FROM {table} WHERE id IN ({ids}) AND time_acked IS NOT NULL ORDER BY id"
+                deleted = await ask(session, delete.encode(session.codec))
+                return _Batch(deleted.outcome.affected_rows)
+            return _Batch(0)
+
+        return await _in_batches(session, batch)
+
+    async def redrive(
+        self, session: Session, codec: str, dead: QueueTable, target: QueueTable, condition: bytes | None
+    ) -> bytes:
+        """Move dead messages to another queue as new ones; the OK packet."""
+        columns = await _common_columns(session, codec, dead, target)
+        form = FORMS[dead.id_kind]
+        source, into = qualified(dead.id), qualified(target.id)
+        names = ", ".join(map(quoted, columns))
+        values = ", ".join(_AS_NEW.get(each.casefold(), quoted(each)) for each in columns)
+
+        async def batch(last: Key | None) -> _Batch:
+            behind = "" if last is None else f" AND id > {form.literal(last)}"
+            find = f"SELECT {_id(dead)} FROM {source} FORCE INDEX ({quoted(dead.id_index)}) WHERE time_acked IS NULL"
+            wanted = b"" if condition is None else b" AND (" + condition + b"\n)"
+            rest = f" ORDER BY id LIMIT {BATCH_ROWS} FOR UPDATE SKIP LOCKED"
+            text = (find + behind).encode(codec) + wanted + rest.encode()
+            keys = await _keys(session, dead, text)
+            if not keys:
+                return _Batch(0)
+            ids = ", ".join(map(form.literal, keys))
+            move = f"INSERT INTO {into} ({names}) SELECT {values} FROM {source} WHERE id IN ({ids}) ORDER BY id"
+            moved = await ask(session, move.encode(codec))
+            deleted = await ask(session, f"DELETE FROM {source} WHERE id IN ({ids}) ORDER BY id".encode(codec))
+            counts = moved.outcome.affected_rows, deleted.outcome.affected_rows
+            if counts != (
+                len(keys),
+                len(keys),
+            ):  # A trigger, a strange collation: rather no message moved than one lost.
+                problem = f"Of {len(keys)} dead messages {counts[0]} were copied and {counts[1]} deleted: rolled back"
+                raise ServerError(1105, "HY000", problem)
+            return _Batch(len(keys), keys[-1])
+
+        return await _in_batches(session, batch, lambda: self._engine.written(target.id.name.casefold()))
+
+
+def refuse_in_transaction(statement: PurgeQueue | RedriveQueue, *, in_transaction: bool) -> None:
+    """Neither can be part of the client's transaction."""
+    if in_transaction:
+        name = "PURGE QUEUE" if isinstance(statement, PurgeQueue) else "REDRIVE QUEUE"
+        text = f"{name} commits batch by batch, so it cannot run inside a transaction: COMMIT or ROLLBACK first"
+        raise ServerError(1179, "25000", text)
+
+
+def bind(statement: RedriveQueue, values: Sequence[Value], codec: str) -> RedriveQueue:
+    """The statement with its parameters in their places."""
+    condition = statement.condition
+    if condition is None:
+        return statement
+    pieces: list[bytes] = []
+    at = 0
+    for place, value in zip(statement.params, values, strict=True):
+        pieces += [condition[at:place], _literal(value, codec).encode("ascii")]
+        at = place + 1
+    return replace(statement, condition=b"".join([*pieces, condition[at:]]), params=())
+
+
+def _literal(value: Value, codec: str) -> str:
+    match value:
+        case None:
+            return "NULL"
+        case int() | float():
+            return repr(value)
+        case bytes():
+            return text_literal(value.decode(codec, "replace"))
+        case _:
+            raise wrong_argument(f"a parameter of REDRIVE QUEUE is a number or a text, and {value!r} is neither"[:200])
+
+
+_AS_NEW = {"epoch": "0", "time_next": NOW_NS, "time_acked": "NULL"}
+"""What a message that is moved back has in place of its own."""
+
+
+async def _in_batches(
+    session: Session,
+    batch: Callable[[Key | None], Awaitable[_Batch]],
+    committed: Callable[[], None] | None = None,
+) -> bytes:
+    """Run batches until one finds nothing; the OK packet with the count of all rows."""
+    await end_what_we_began(session, was_in_transaction=False)
+    total = 0
+    last: Key | None = None
+    while session.interrupted is None:
+        done = await _in_transaction(session, partial(batch, last))
+        if committed is not None and done.count:
+            committed()
+        total, last = total + done.count, done.last
+        if not done.count:
+            return make_ok(affected_rows=total, status=session.status)
+    raise session.interrupted
+
+
+async def _in_transaction(session: Session, work: Callable[[], Awaitable[_Batch]]) -> _Batch:
+    """One batch, committed; tried again when it was a deadlock's victim."""
+    attempts = 0
+    while True:
+        attempts += 1
+        await ask(session, b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # No locks on gaps.
+        await ask(session, b"START TRANSACTION")
+        try:
+            done = await work()
+            await ask(session, b"COMMIT")
+            return done
+        except ServerError:
+            await session.ask(b"ROLLBACK")
+            raise
+        except Refused as error:
+            await session.ask(b"ROLLBACK")
+            if parse_err(error.payload).code != DEADLOCK or attempts == ATTEMPTS_MAX:
+                raise
+
+
+def _id(queue: QueueTable) -> str:
+    return Template(FORMS[queue.id_kind].expression).substitute(column="id")
+
+
+async def _keys(session: Session, queue: QueueTable, find: str | bytes) -> list[Key]:
+    text = find if isinstance(find, bytes) else find.encode(session.codec)
+    return [
+        FORMS[queue.id_kind].parse(raw) for (raw,) in raw_rows(session, await ask(session, text)) if raw is not None
+    ]
+
+
+async def _common_columns(session: Session, codec: str, dead: QueueTable, target: QueueTable) -> list[str]:
+    """The columns to copy: all that the dead messages have. Raises where the target lacks one."""
+    there = {name.casefold(): extra for name, extra in await _written_columns(session, codec, target)}
+    here = [name for name, _ in await _written_columns(session, codec, dead)]
+    if lost := [name for name in here if name.casefold() not in there]:
+        raise ServerError(
+            1105,
+            "HY000",
+            f"{target.id} has no column {', '.join(lost)}, which the messages in {dead.id} would lose: add it first",
+        )
+    if target.dead_letter != dead.id and "auto_increment" in there["id"]:
+        here = [name for name in here if name.casefold() != "id"]  # There, others may have these ids.
+    return here
+
+
+async def _written_columns(session: Session, codec: str, queue: QueueTable) -> list[tuple[str, str]]:
+    """The columns that are not generated, with what else is said of them."""
+    question = (
+        "SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra) FROM information_schema.columns"
+        f" WHERE table_schema = {text_literal(queue.id.db)} AND table_name = {text_literal(queue.id.name)}"
+        f" ORDER BY ordinal_position LIMIT {COLUMNS_MAX}"
+    )
+    found = [(from_hex(name), from_hex(extra).lower()) for name, extra in await rows(session, question.encode(codec))]
+    return [each for each in found if "generated" not in each[1].replace("default_generated", "")]

@@ -1,0 +1,76 @@
+"""A table, read back from the server, printed as the CREATE QUEUE that makes it.
+
+What CREATE QUEUE would add by itself is left out where it stands as CREATE QUEUE would have put it: columns at the
+head, in order, as both servers print them, and the keys. Everything else is printed as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind
+from sqlrewrite.names import quote
+from sqlrewrite.queues import CreateQueue
+
+_NOW = r"timestampdiff\(MICROSECOND,(?:_\w+)?'1970-01-01',utc_timestamp\(6\)\) \* 1000"
+_PRINTED: Final = {
+    "id": re.compile(r"`id` bigint(?:\(20\))? unsigned NOT NULL AUTO_INCREMENT"),
+    "priority": re.compile(r"`priority` int(?:\(11\))? NOT NULL DEFAULT '?0'?"),
+    "epoch": re.compile(r"`epoch` bigint(?:\(20\))? NOT NULL DEFAULT '?0'?"),
+    "time_next": re.compile(rf"`time_next` bigint(?:\(20\))? DEFAULT \(+{_NOW}\)+"),
+    "time_acked": re.compile(r"`time_acked` bigint(?:\(20\))? DEFAULT NULL"),
+}
+_PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
+_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|NONE")
+_NEXT_ID = re.compile(r"\bAUTO_INCREMENT=[0-9]+ ?")
+
+
+def print_queue(
+    statement: CreateQueue,
+    name: str,
+    options: Sequence[tuple[str, str]],
+    comment: str,
+    *,
+    no_backslash_escapes: bool,
+) -> str:
+    """`statement` is the table as the server printed it, read with CREATE QUEUE in the place of CREATE TABLE."""
+    texts = [(each, _text(statement, each)) for each in statement.definitions]
+    kept = [text for each, text in _without_columns(texts) if text.replace('"', "`") not in _PRINTED_KEYS]
+    body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
+    ours = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
+    if comment:
+        ours.append(f"COMMENT = {_string(comment, no_backslash_escapes=no_backslash_escapes)}")
+    theirs = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.mode.codec)).strip()
+    return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*ours, theirs]).strip()
+
+
+def _without_columns(texts: Sequence[tuple[Definition, str]]) -> Sequence[tuple[Definition, str]]:
+    """The definitions behind those that CREATE QUEUE puts first."""
+    declared = {each.name for each, _ in texts if each.kind is Kind.COLUMN}
+    at = 0
+    for name in OWN_COLUMNS:
+        if at == len(texts):
+            break
+        definition, text = texts[at]
+        if definition.name == name and _PRINTED[name].fullmatch(text.replace('"', "`")):
+            at += 1
+        elif name not in declared or definition.name == name:
+            break
+    return texts[at:]
+
+
+def _text(statement: CreateQueue, definition: Definition) -> str:
+    return statement.tokens.decode(definition.start, definition.end).strip()
+
+
+def _value(value: str, *, no_backslash_escapes: bool) -> str:
+    if _PLAIN_VALUE.fullmatch(value):
+        return value
+    return _string(value, no_backslash_escapes=no_backslash_escapes)
+
+
+def _string(text: str, *, no_backslash_escapes: bool) -> str:
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'" if no_backslash_escapes else "'" + doubled.replace("\\", "\\\\") + "'"

@@ -1,0 +1,207 @@
+"""SHOW QUEUES and SHOW STREAMS: what they count, what they admit not to know, and who sees what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymysql
+import pytest
+
+from proxy.depth import COUNT_MAX
+from tests.support.queues import create_queue, enqueue, rows, run, user
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+NOW_NS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
+MANY = """WITH RECURSIVE digits AS (SELECT 0 AS d UNION ALL SELECT d + 1 FROM digits WHERE d < 9)
+    SELECT {columns} FROM digits a, digits b, digits c, digits e, digits f WHERE f.d < {tens}"""
+
+
+@pytest.fixture
+def connection(proxy, database):
+    with proxy.connect(database=database) as connection:
+        yield connection
+
+
+def listed(connection, database: str) -> dict[str, dict[str, Any]]:
+    """What SHOW QUEUES says of each queue of a database."""
+    with connection.cursor(pymysql.cursors.DictCursor) as cursor:
+        cursor.execute(f"SHOW QUEUES FROM {database}")
+        return {row["Name"]: row for row in cursor.fetchall()}
+
+
+def streams(connection) -> list[dict[str, Any]]:
+    with connection.cursor(pymysql.cursors.DictCursor) as cursor:
+        cursor.execute("SHOW STREAMS")
+        return list(cursor.fetchall())
+
+
+def test_messages_are_counted_by_what_they_wait_for(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT) MAX_ATTEMPTS = 9 DEAD_LETTER = m_dead")
+    enqueue(connection, "m", "abcdefgh")
+    assert len(rows(connection, "STREAM * FROM m LIMIT 3 NOWAIT")) == 3
+    run(connection, "ACK m WHERE id = 1")
+    run(connection, f"UPDATE m SET time_next = {NOW_NS} + 3600000000000, priority = 5 WHERE id = 8")
+    run(connection, f"UPDATE m SET time_next = {NOW_NS} - 90000000000, priority = -5 WHERE id = 7")
+    run(connection, "UPDATE m SET time_next = NULL, priority = 3 WHERE id = 6")
+    run(connection, "INSERT INTO m_dead (epoch) VALUES (9), (9)")
+    row = listed(connection, database)["m"]
+    counts = {
+        name: row[name] for name in ("State", "Ready", "Scheduled", "In_flight", "Dead", "Acknowledged", "Subscribers")
+    }
+    assert counts == {
+        "State": "running", "Ready": 4, "Scheduled": 1, "In_flight": 2, "Dead": 2, "Acknowledged": 1, "Subscribers": 0,
+    }  # fmt: skip
+    assert 90 <= row["Oldest_ready_s"] < 150
+    assert float(row["Acked_per_s"]) == pytest.approx(1 / 60, abs=0.01)
+    assert (row["Estimated"], row["Problem"]) == ("", None)
+
+
+def test_an_empty_queue_and_one_without_dead_letters(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    row = listed(connection, database)["m"]
+    assert [row[name] for name in ("Ready", "Scheduled", "In_flight", "Acknowledged")] == [0, 0, 0, 0]
+    assert [row[name] for name in ("Dead", "Oldest_ready_s")] == [None, None]
+
+
+def test_the_rate_of_enqueueing_is_known_from_the_second_look_on(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    assert listed(connection, database)["m"]["Enqueued_per_s"] is None
+    enqueue(connection, "m", "abc")
+    rate = listed(connection, database)["m"]["Enqueued_per_s"]
+    assert rate is not None
+    assert rate > 0
+
+
+def test_paused_and_broken_queues_say_so(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT) PAUSED = 1")
+    run(connection, "CREATE TABLE broken (id INT) COMMENT 'vitess_message'")
+    create_queue(connection, "slow")
+    run(connection, "ALTER TABLE slow DROP KEY next_idx")
+    eventually(lambda: len(listed(connection, database)) == 3)
+    found = listed(connection, database)
+    assert found["m"]["State"] == "paused"
+    assert found["broken"]["State"] == "broken"
+    assert "column epoch is missing" in found["broken"]["Problem"]
+    assert found["broken"]["Ready"] is None
+    assert "ADD INDEX (time_acked, priority, time_next)" in found["slow"]["Problem"]
+
+
+def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, "INSERT INTO m (priority) " + MANY.format(columns="a.d % 3", tens=2))
+    run(connection, f"UPDATE m SET time_next = {NOW_NS} + 7200000000000 WHERE id % 8 = 0 AND priority = 0")
+    run(connection, "ANALYZE TABLE m")
+    row = listed(connection, database)["m"]
+    assert row["Estimated"] == "ready"
+    assert COUNT_MAX < 20_000
+    assert 10_000 <= row["Ready"] <= 60_000
+    assert row["In_flight"] == 0
+    due = rows(connection, f"SELECT COUNT(*) FROM m WHERE time_next > {NOW_NS}")[0][0]
+    assert row["Scheduled"] == due
+
+
+def test_the_cost_of_a_look_does_not_grow_with_the_queue(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    states = f"""a.d % 3, a.d % 7 = 3, CASE a.d % 4 WHEN 0 THEN {NOW_NS} - 5000000000 WHEN 1 THEN NULL
+        WHEN 2 THEN {NOW_NS} + 60000000000 ELSE {NOW_NS} + 86400000000000 END, IF(a.d % 4 = 1, {NOW_NS} - 5, NULL)"""
+    fill = "INSERT INTO m (priority, epoch, time_next, time_acked) " + MANY.format(columns=states, tens=4)
+
+    def entries_read() -> int:
+        run(connection, "FLUSH STATUS")
+        assert listed(connection, database)["m"]["Ready"] > 0
+        return sum(int(value) for _, value in rows(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'"))
+
+    run(connection, fill)
+    run(connection, "ANALYZE TABLE m")
+    before = entries_read()
+    run(connection, fill)
+    run(connection, fill)
+    assert entries_read() <= before * 1.1
+    assert before < 6 * COUNT_MAX
+
+
+def test_like_and_from_narrow_it_down(connection, database) -> None:
+    for name in ("orders", "orders_dead", "mail"):
+        run(connection, f"CREATE QUEUE {name} (payload TEXT)")
+
+    def names(clauses: str) -> list[str]:
+        return [row[1] for row in rows(connection, f"SHOW QUEUES {clauses}") if row[0] == database]
+
+    assert names("") == ["mail", "orders", "orders_dead"]
+    assert names(f"FROM {database} LIKE 'orders%'") == ["orders", "orders_dead"]
+    assert names("LIKE 'mail'") == ["mail"]
+    assert names("FROM nothing_of_that_name") == []
+
+
+def test_only_tables_that_the_client_may_see_are_listed_and_counted_with_its_rights(
+    server, proxy, connection, database
+) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, "CREATE QUEUE other (payload TEXT)")
+    with connect(server) as root:
+        with user(root, database, "SELECT") as name, proxy.connect(user=name, password="") as client:
+            assert [(row[1], row[3]) for row in rows(client, "SHOW QUEUES")] == [("m", 0)]
+        with user(root, database, "INSERT") as name, proxy.connect(user=name, password="") as client:
+            (row,) = rows(client, "SHOW QUEUES")
+            assert (row[1], row[3]) == ("m", None)
+            assert "SELECT command denied" in row[-1]
+
+
+def test_what_is_not_committed_is_not_in_the_way(proxy, connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    with proxy.connect(database=database) as other:
+        run(other, "BEGIN")
+        enqueue(other, "m", "abc")
+        assert listed(connection, database)["m"]["Ready"] == 0
+        assert listed(other, database)["m"]["Ready"] == 3
+        run(other, "ROLLBACK")
+
+
+def test_streams_are_shown_with_their_clients_and_where_they_stand(proxy, connection, database, consume) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    enqueue(connection, "m", "abc")
+    other = proxy.connect(database=database, program_name="worker 7")
+    consumer = consume(other, "STREAM * FROM m PREFETCH 2")
+    eventually(lambda: len(consumer.received) == 2)
+    (row,) = [each for each in streams(connection) if each["Queue"] == f"{database}.m"]
+    assert row["Id"] == other.thread_id()
+    assert (row["User"], row["Program"], row["Condition"]) == ("root", "worker 7", None)
+    assert row["Host"].startswith("127.0.0.1:")
+    assert (row["Delivered"], row["In_flight"], row["Credit"]) == (2, 2, 0)
+    assert rows(connection, "SELECT TIMESTAMPDIFF(SECOND, %s, NOW()) BETWEEN 0 AND 60", [row["Since"]]) == [(1,)]
+    assert 0 <= row["Idle_s"] < 60
+    assert listed(connection, database)["m"]["Subscribers"] == 1
+    run(connection, f"KILL QUERY {row['Id']}")
+    assert consumer.ended.wait(10)
+    assert [each for each in streams(connection) if each["Queue"] == f"{database}.m"] == []
+
+
+def test_only_ones_own_streams_are_shown_without_the_process_privilege(
+    server, proxy, connection, database, consume
+) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
+    eventually(lambda: streams(connection))
+    with connect(server) as root, user(root, database, "SELECT", "UPDATE") as name:
+        with proxy.connect(user=name, password="", database=database) as client:
+            assert streams(client) == []
+            mine = consume(proxy.connect(user=name, password="", database=database), "STREAM * FROM m")
+            eventually(lambda: [each["User"] for each in streams(client)] == [name])
+            run(root, f"GRANT PROCESS ON *.* TO {name}@localhost")
+        with proxy.connect(user=name, password="", database=database) as client:
+            assert {each["User"] for each in streams(client)} >= {name, "root"}
+        mine.vanish()
+    consumer.vanish()
+
+
+@pytest.mark.parametrize(("charset", "name"), [("latin1", "größe"), ("utf16", "größe"), ("gbk", "订单")])
+def test_results_come_in_the_clients_character_set(proxy, connection, database, charset: str, name: str) -> None:
+    run(connection, f"CREATE QUEUE `{name}` (payload TEXT)")
+    with proxy.connect(database=database, use_unicode=False, conv={}) as client:
+        run(client, f"SET character_set_results = {charset}")
+        codec = {"utf16": "utf-16-be"}.get(charset, charset)
+        assert rows(client, f"SHOW QUEUES FROM {database}")[0][1].decode(codec) == name
+        shown = rows(client, f"SHOW CREATE QUEUE `{name}`")[0][1].decode(codec)
+        assert shown.startswith(f"CREATE QUEUE `{name}` (")
+        assert rows(client, "SELECT @@character_set_results")[0][0].decode(codec) == charset

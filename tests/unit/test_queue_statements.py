@@ -1,0 +1,233 @@
+"""CREATE QUEUE and its family: what they say, what is passed through, and what is refused with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.comment import OPTIONS
+from sqlrewrite.errors import SqlError
+from sqlrewrite.names import TableName
+from sqlrewrite.queues import (
+    AlterQueue,
+    CreateQueue,
+    DropQueue,
+    PauseQueue,
+    PurgeQueue,
+    RedriveQueue,
+    ShowCreateQueue,
+    ShowQueues,
+    ShowStreams,
+    parse_queue_statement,
+)
+from sqlrewrite.tokens import STATEMENT_BYTES_MAX, TextMode
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+T = TableName("t")
+
+OWN = (
+    "id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT",
+    "priority INT NOT NULL DEFAULT 0",
+    "epoch BIGINT NOT NULL DEFAULT 0",
+    "time_next BIGINT DEFAULT (TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)",
+    "time_acked BIGINT DEFAULT NULL",
+)
+KEYS = ("PRIMARY KEY (id)", "KEY (time_acked, priority, time_next, id)")
+
+
+def parse(sql: str | bytes, **mode: Any) -> Any:
+    return parse_queue_statement(sql if isinstance(sql, bytes) else sql.encode(), OPTIONS, TextMode(**mode))
+
+
+def create(sql: str) -> CreateQueue:
+    statement = parse(f"CREATE QUEUE t {sql}")
+    assert isinstance(statement, CreateQueue)
+    return statement
+
+
+def definitions(text: bytes) -> list[str]:
+    """The definitions on lines of their own, as a reader would list them."""
+    return [line.strip(", ") for line in text.decode().splitlines() if line.strip(", ")]
+
+
+@pytest.mark.parametrize("statement", (FIXTURES / "queues.sql").read_text().splitlines())
+def test_every_statement_that_is_classified_as_ours_can_be_read(statement: str) -> None:
+    assert parse(statement, ansi_quotes=True)
+
+
+def test_the_queues_own_columns_and_keys_are_added_around_the_applications() -> None:
+    statement = create("(user_id BIGINT, payload JSON)")
+    assert definitions(statement.definitions_sql()) == [*OWN, "user_id BIGINT, payload JSON", *KEYS]
+
+
+@pytest.mark.parametrize("sql", ["", "()", "( )", "ACK_WAIT = 1"])
+def test_a_queue_needs_no_columns_of_the_applications(sql: str) -> None:
+    assert definitions(create(sql).definitions_sql()) == [*OWN, *KEYS]
+
+
+@pytest.mark.parametrize(
+    ("declared", "added"),
+    [
+        ("id BINARY(16) PRIMARY KEY", [*OWN[1:], KEYS[1]]),
+        ("`ID` BINARY(16) KEY", [*OWN[1:], KEYS[1]]),
+        ("id BINARY(16)", [*OWN[1:], *KEYS]),
+        ("id BINARY(16) COMMENT 'PRIMARY KEY'", [*OWN[1:], *KEYS]),
+        ("id SERIAL, a INT PRIMARY KEY", [*OWN[1:], KEYS[1]]),
+        ("id INT, PRIMARY KEY (id)", [*OWN[1:], KEYS[1]]),
+        ("id INT, CONSTRAINT pk PRIMARY KEY USING BTREE (`id` ASC)", [*OWN[1:], KEYS[1]]),
+        ("a INT, PRIMARY KEY (a)", [*OWN, "UNIQUE KEY (id)", KEYS[1]]),
+        ("a INT, PRIMARY KEY (a), UNIQUE u (id)", [*OWN, KEYS[1]]),
+        ("a INT, PRIMARY KEY (a), UNIQUE u (id(4))", [*OWN, "UNIQUE KEY (id)", KEYS[1]]),
+        ("priority TINYINT, epoch BIGINT", [OWN[0], *OWN[3:], *KEYS]),
+        ("time_next BIGINT DEFAULT 0, `time_acked` BIGINT", [*OWN[:3], *KEYS]),
+        ("KEY mine (time_acked, priority, time_next DESC)", [*OWN, KEYS[0]]),
+        ("INDEX (time_acked, priority)", [*OWN, *KEYS]),
+        ("period INT, vector INT, `key` INT, PERIOD FOR SYSTEM_TIME (a, b)", [*OWN, *KEYS]),
+        ("a INT CHECK (a IN (1, 2)), CHECK (a <> 3), FOREIGN KEY (a) REFERENCES u (id)", [*OWN, *KEYS]),
+    ],
+)
+def test_what_is_declared_is_not_added(declared: str, added: list[str]) -> None:
+    found = definitions(create(f"({declared})").definitions_sql())
+    assert declared in found
+    assert [each for each in found if each != declared] == added
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "rest"),
+    [
+        ("ACK_WAIT = 30", {"ACK_WAIT": "30"}, ""),
+        ("ack_wait .5 Max_Rate=100,CACHE_SIZE 7", {"ACK_WAIT": ".5", "MAX_RATE": "100", "CACHE_SIZE": "7"}, ""),
+        ("DEAD_LETTER orders_dead", {"DEAD_LETTER": "orders_dead"}, ""),
+        ("DEAD_LETTER = app . `dead`", {"DEAD_LETTER": "app.dead"}, ""),
+        ("ON_DISCONNECT = keep", {"ON_DISCONNECT": "keep"}, ""),
+        ("MESSAGE_COLS = (id, `a b`)", {"MESSAGE_COLS": "id|a b"}, ""),
+        ("MESSAGE_COLS 'id|a'", {"MESSAGE_COLS": "id|a"}, ""),
+        ("MAX_RATE = DEFAULT", {"MAX_RATE": None}, ""),
+        ("ENGINE=InnoDB ACK_WAIT=1 CHARSET utf8mb4", {"ACK_WAIT": "1"}, "ENGINE=InnoDB CHARSET utf8mb4"),
+        ("ENGINE = InnoDB, ACK_WAIT = 1, CHECKSUM = 1", {"ACK_WAIT": "1"}, "ENGINE = InnoDB, CHECKSUM = 1"),
+        ("DEFAULT CHARACTER SET = utf8mb4 COLLATE x", {}, "DEFAULT CHARACTER SET = utf8mb4 COLLATE x"),
+        ("DATA DIRECTORY = '/ACK_WAIT=1' UNION = (a, b)", {}, "DATA DIRECTORY = '/ACK_WAIT=1' UNION = (a, b)"),
+        ("PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (9)) ACK_WAIT = 1", {"ACK_WAIT": "1"},
+         "PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (9))"),
+        ("ACK_WAIT = 1 /*!50100 PARTITION BY KEY (id) PARTITIONS 2 */", {"ACK_WAIT": "1"},
+         "/*!50100 PARTITION BY KEY (id) PARTITIONS 2 */"),
+        ("WITH SYSTEM VERSIONING ACK_WAIT = 1", {"ACK_WAIT": "1"}, "WITH SYSTEM VERSIONING"),
+    ],
+)  # fmt: skip
+def test_options_are_cut_out_of_the_tables_own_in_any_order(sql: str, options: dict[str, str], rest: str) -> None:
+    statement = create(f"(a INT) {sql}")
+    assert (dict(statement.options), statement.table_options.decode()) == (options, rest)
+
+
+def test_a_comment_and_a_retention_are_ours_too() -> None:
+    statement = create("COMMENT = 'it''s \\'mine\\'\\n' RETENTION BY PARTITION ENGINE InnoDB")
+    assert (statement.comment, statement.by_partition, statement.table_options) == (
+        "it's 'mine'\n",
+        True,
+        b"ENGINE InnoDB",
+    )
+    assert parse(b"CREATE QUEUE t COMMENT 'a\\n'", no_backslash_escapes=True).comment == "a\\n"
+
+
+def test_what_passes_through_keeps_the_clients_bytes() -> None:
+    sql = "CREATE QUEUE t (`größe` INT DEFAULT 1 /* ) ' */, n VARCHAR(9) DEFAULT ')') COMMENT 'größe'".encode("latin-1")
+    statement = parse(sql, codec="latin-1")
+    assert "`größe` INT DEFAULT 1 /* ) ' */, n VARCHAR(9) DEFAULT ')'".encode("latin-1") in statement.definitions_sql()
+    assert statement.comment == "größe"
+
+
+def test_dead_letters_have_the_same_columns_and_nothing_that_could_refuse_them() -> None:
+    statement = create(
+        "(id CHAR(9) UNIQUE, a INT UNIQUE KEY, b INT CONSTRAINT c1 CHECK (b > 0), CONSTRAINT c2 CHECK (a > 0),"
+        " CONSTRAINT c3 FOREIGN KEY (a) REFERENCES u (id), UNIQUE KEY k (a, b), KEY (b), UNIQUE (id))"
+    )
+    text = statement.dead_letter_sql().decode()
+    assert "id CHAR(9) UNIQUE," in text
+    assert "UNIQUE (id)" in text
+    assert "KEY (b)" in text
+    assert [word for word in ("a INT UNIQUE", "c1", "c2", "c3", "FOREIGN", "(a, b)") if word in text] == []
+    assert text.count("CHECK") == 2
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("ALTER QUEUE t ACK_WAIT = 5, max_rate DEFAULT", AlterQueue(T, (("ACK_WAIT", "5"), ("MAX_RATE", None)), None)),
+        ("ALTER QUEUE a.t COMMENT 'x'", AlterQueue(TableName("t", "a"), (), "x")),
+        ("DROP QUEUE t", DropQueue(T, if_exists=False)),
+        ("DROP QUEUE IF EXISTS `t`", DropQueue(T, if_exists=True)),
+        ("PAUSE QUEUE t", PauseQueue(T, paused=True)),
+        ("RESUME QUEUE t", PauseQueue(T, paused=False)),
+        ("PURGE QUEUE t;", PurgeQueue(T)),
+        ("REDRIVE QUEUE t", RedriveQueue(T, None, None)),
+        ("REDRIVE QUEUE t TO a.u", RedriveQueue(T, TableName("u", "a"), None)),
+        ("REDRIVE QUEUE t WHERE id = ? OR b = '?' ; -- x", RedriveQueue(T, None, b"id = ? OR b = '?'", (5,))),
+        ("SHOW QUEUES", ShowQueues(None, None)),
+        ("SHOW QUEUES FROM a LIKE 'b%'", ShowQueues("a", b"'b%'")),
+        ("SHOW QUEUES LIKE 'b%' IN a", ShowQueues("a", b"'b%'")),
+        ("SHOW STREAMS", ShowStreams()),
+        ("SHOW CREATE QUEUE a.t", ShowCreateQueue(TableName("t", "a"))),
+    ],
+)
+def test_the_others_are_small(sql: str, expected: object) -> None:
+    assert parse(sql) == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "near", "hint"),
+    [
+        ("CREATE QUEUE", "", "the name of a queue"),
+        (
+            "CREATE QUEUE t (a INT) ACK_WIAT = 3",
+            "ACK_WIAT = 3",
+            "there is no option ACK_WIAT; a queue has ACK_WAIT, BATCH",
+        ),
+        ("CREATE QUEUE t ACK_WAIT", "", "a value for ACK_WAIT"),
+        ("CREATE QUEUE t ACK_WAIT = = 3", "= 3", "a value for ACK_WAIT"),
+        ("CREATE QUEUE t ACK_WAIT = 3 ACK_WAIT = 4", "ACK_WAIT = 4", "given twice"),
+        ("CREATE QUEUE t COMMENT = x", "x", "a text in quotes"),
+        ("CREATE QUEUE t (a INT", "", "a parenthesis is not closed"),
+        ("CREATE QUEUE t a INT)", ")", "not opened"),
+        ("CREATE QUEUE t (a INT,, b INT)", ", b INT)", "nothing stands before this comma"),
+        ("CREATE QUEUE t (a INT,)", ")", "nothing stands behind the last comma"),
+        ("CREATE QUEUE t (a INT DEFAULT 'x)", "'x)", "not closed"),
+        ("CREATE QUEUE t LIKE u", "LIKE u", "SHOW CREATE QUEUE"),
+        ("CREATE QUEUE t (a INT) SELECT 1", "SELECT 1", "SHOW CREATE QUEUE"),
+        ("CREATE QUEUE t RETENTION BY DAY", "DAY", "PARTITION was expected"),
+        ("ALTER QUEUE t", "", "an option was expected"),
+        ("ALTER QUEUE t ENGINE = InnoDB", "ENGINE", "ALTER TABLE"),
+        ("DROP QUEUE t, u", ", u", "the end"),
+        ("PAUSE QUEUE 't'", "'t'", "the name of a queue"),
+        ("PURGE QUEUE t WHERE id = 1", "WHERE", "the end"),
+        ("REDRIVE QUEUE t WHERE", "", "a condition"),
+        ("REDRIVE QUEUE t WHERE id = 1 LIMIT 3", "LIMIT 3", "all that follows WHERE"),
+        ("REDRIVE QUEUE t WHERE id = 1) OR (TRUE", ") OR", "not opened"),
+        ("SHOW QUEUES WHERE 1", "WHERE 1", "FROM db, LIKE"),
+        ("SHOW QUEUES LIKE b", "b", "a pattern in quotes"),
+        ("SHOW STREAMS LIKE 'b'", "LIKE", "the end"),
+        ("SHOW CREATE QUEUE", "", "the name of a queue"),
+    ],
+)
+def test_an_error_names_the_place_and_what_was_expected(sql: str, near: str, hint: str) -> None:
+    with pytest.raises(SqlError) as error:
+        parse(sql)
+    assert error.value.code == 1064
+    assert f"near '{near}" in error.value.message
+    assert hint in error.value.message
+
+
+def test_a_very_long_statement_is_refused_before_it_is_cut() -> None:
+    with pytest.raises(SqlError, match="longer than"):
+        parse(b"CREATE QUEUE t (" + b"a INT," * (STATEMENT_BYTES_MAX // 6) + b"b INT)")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "piece",
+    [b"(", b"'", b"/*!", b"a,", b"\0"],
+)
+def test_hostile_text_comes_to_an_end(piece: bytes) -> None:
+    with pytest.raises(SqlError):
+        parse(b"CREATE QUEUE t (" + piece * 200_001)
