@@ -267,6 +267,7 @@ class Dispatcher:
             if lease := self._leases.get(key):
                 self._doubted[key] = None
                 lease.extended |= extended
+                lease.doubted |= keys is not None  # Any: too many to hold them all back.
         self._lookup_pause.reset()
         return self._advance(now_ns)
 
@@ -380,13 +381,15 @@ class Dispatcher:
         return self.claimed(now_ns, claim_id, ())
 
     def fetched(self, now_ns: int, fetch_id: int, result: FetchResult) -> Effects:
-        """Rows came: deliver those whose lease still stands; those in neither part are over."""
+        """Rows came: deliver those whose lease still stands; those in no part are over."""
         self._expire(now_ns)
         parcels: dict[int, list[bytes]] = {}
         stopped: set[int] = set()
         for lease, subscriber in self._end_fetch(fetch_id):
             if lease.key in result.unread or subscriber.spec.id in stopped:
                 stopped.add(subscriber.spec.id)
+            elif lease.doubted or lease.key in result.changed:
+                self._doubt(lease)
             elif (row := result.rows.get(lease.key)) is not None:
                 subscriber.sent(lease)
                 parcels.setdefault(subscriber.spec.id, []).append(row)
@@ -413,6 +416,7 @@ class Dispatcher:
                 continue
             if entry is not None and self._is_still_held(lease, entry):
                 self._leases.postpone(lease, entry.due_ns)
+                lease.doubted &= key in self._doubted  # As above.
                 continue
             over += 1
             self._end_lease(lease)
@@ -426,7 +430,8 @@ class Dispatcher:
         return self._advance(now_ns)
 
     def lookup_failed(self, now_ns: int) -> Effects:
-        """The lookup could not be made; starvation asks for another."""
+        """The lookup could not be made; what was doubted still is."""
+        self._doubted = dict.fromkeys([*self._looking_up, *self._doubted])
         self._looking_up = ()
         self._lookup_pause.lengthen(now_ns)
         return self._advance(now_ns)
@@ -618,16 +623,16 @@ class Dispatcher:
         for each in self._subscribers.values():
             if not each.unsent or each.fetching or each.paused:
                 continue
-            batch = batches.setdefault(each.spec.row_format, [])
-            room = self._limits.fetch_max - len(batch)
-            if room > 0:
-                batch.extend(islice(each.unsent.values(), room))
+            room = self._limits.fetch_max - len(batches.get(each.spec.row_format, ()))
+            wanted = list(islice((lease for lease in each.unsent.values() if not lease.doubted), max(0, room)))
+            if wanted:
+                batches.setdefault(each.spec.row_format, []).extend(wanted)
                 each.fetching = True
         effects: Effects = []
         for row_format, leases in batches.items():
             fetch_id = self._next_id()
             self._fetches[fetch_id] = leases
-            effects.append(Fetch(fetch_id, row_format, {each.key: each.epoch for each in leases}))
+            effects.append(Fetch(fetch_id, row_format, {each.key: each.delivery for each in leases}))
         return effects
 
     def _lookup(self, now_ns: int) -> Effects:
@@ -692,8 +697,13 @@ class Dispatcher:
         """The log shows a message that is out: as we claimed it, as it was before, or changed by somebody else."""
         claimed = (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns)
         if not claimed and entry.epoch >= lease.epoch:
-            self._doubted[entry.key] = None
-            self._lookup_pause.reset()
+            self._doubt(lease)
+
+    def _doubt(self, lease: Lease) -> None:
+        """Somebody may have changed the message."""
+        lease.doubted = True
+        self._doubted[lease.key] = None
+        self._lookup_pause.reset()
 
     def _sight(self, entry: Entry, now_ns: int) -> None:
         """The log shows a message that we did not know so; others may not see it yet."""

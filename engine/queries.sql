@@ -156,9 +156,9 @@ SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: fetch
--- The rows to deliver, behind one value that says which message and which delivery each is. That value is a binary
+-- The rows to deliver, behind one value that says which message each is, which delivery, and until when. That value is a binary
 -- string, so that it comes as the same bytes under every character set and in both protocols.
-SELECT /* ackstream fetch */ CONCAT(COALESCE(epoch, 0), ':', $id), $columns
+SELECT /* ackstream fetch */ CONCAT(COALESCE(epoch, 0), ':', COALESCE(time_next, 0), ':', $id), $columns
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 

@@ -16,6 +16,7 @@ from engine.model import (
     BrokenTable,
     Buried,
     Claimed,
+    Delivery,
     Entry,
     FetchResult,
     Key,
@@ -74,9 +75,9 @@ class Store(Protocol):
         that selection, and not locked by anyone. Committed on return. Missing ones were not claimed by this call."""
 
     def fetch(
-        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
-        """Row payloads of `keys` (key -> epoch of its claim) that are unacknowledged and of that epoch. Stops keeping
+        """Row payloads of `keys` that are unacknowledged and show the delivery that their claims made. Stops keeping
         rows once they hold `budget_bytes` (always at least one)."""
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:

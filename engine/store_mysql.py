@@ -29,6 +29,7 @@ from engine.model import (
     BrokenTable,
     Buried,
     Claimed,
+    Delivery,
     Entry,
     FetchResult,
     Key,
@@ -139,7 +140,7 @@ class MySQLStore:
         return self._winning(partial(self._claim, table, {each.key: each for each in wanted}))
 
     def fetch(
-        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
         """See Store."""
         row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)

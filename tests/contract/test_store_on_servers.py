@@ -16,7 +16,7 @@ import pytest
 from pymysql.constants import COMMAND
 
 from engine.link import BackendAddress, Link
-from engine.model import NS_PER_S, BrokenTable, Key, QueueTable, Return, RowFormat, TableId, Wanted
+from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import StoreError
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
@@ -48,11 +48,11 @@ def insert(subject: ServerSubject, *keys: int, body: str = "x") -> None:
     )
 
 
-def claim_all(subject: ServerSubject, limit: int = 10_000) -> dict[Key, int]:
-    """Claim whatever is due; key -> epoch."""
+def claim_all(subject: ServerSubject, limit: int = 10_000) -> dict[Key, Delivery]:
+    """Claim whatever is due."""
     entries = subject.store.scan(subject.table, limit).value.entries
     wanted = [Wanted(each.key, each.epoch, 30 * S) for each in entries]
-    return {each.key: each.epoch for each in subject.store.claim(subject.table, wanted).value}
+    return {each.key: each.delivery for each in subject.store.claim(subject.table, wanted).value}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
             assert set(fetched.rows) == set(claims), row_format
             assert len(set(fetched.rows.values())) == 1
         found = store.lookup(table, list(claims)).value
-        assert {key: entry.epoch for key, entry in found.items()} == claims
+        assert {key: (entry.epoch, entry.due_ns) for key, entry in found.items()} == claims
         returns = [Return(key, entry.epoch, entry.due_ns, 5, sent=False) for key, entry in found.items()]
         assert store.release(table, returns).value == len(claims)
         assert subject.execute("SELECT DISTINCT epoch, time_next FROM messages") == [(0, 5)]
@@ -342,7 +342,7 @@ class TestOthersAtTheSameTime:
             subject.execute("INSERT INTO messages (id, priority, epoch) VALUES (1, NULL, NULL), (2, -5, 0)")
             entries = subject.store.scan(subject.table, 10).value.entries
             assert [(each.key, each.epoch) for each in entries] == [(1, 0), (2, 0)]
-            assert claim_all(subject) == {1: 1, 2: 1}
+            assert {key: each.epoch for key, each in claim_all(subject).items()} == {1: 1, 2: 1}
 
 
 class TestLargeStatements:
@@ -351,7 +351,7 @@ class TestLargeStatements:
         claims = claim_all(subject)
         assert len(claims) == 3000
         found = subject.store.lookup(subject.table, list(claims)).value
-        assert {key: entry.epoch for key, entry in found.items()} == claims
+        assert {key: (entry.epoch, entry.due_ns) for key, entry in found.items()} == claims
         rows = subject.store.fetch(subject.table, RowFormat(("id",), binary=False), claims, 1 << 20).value.rows
         assert len(rows) == 3000
 
@@ -556,7 +556,9 @@ class TestCatalog:
         store = subject.store
         (entry,) = store.scan(found, 10).value.entries
         claims = store.claim(found, [Wanted(entry.key, 0, S)]).value
-        rows = store.fetch(found, RowFormat(("a`b ü",), binary=False), {claims[0].key: 1}, 1000).value.rows
+        rows = store.fetch(
+            found, RowFormat(("a`b ü",), binary=False), {claims[0].key: claims[0].delivery}, 1000
+        ).value.rows
         assert rows == {1: b"\x015"}
 
     def test_a_name_in_another_case_is_another_table_where_the_server_says_so(self, subject: ServerSubject) -> None:

@@ -32,7 +32,7 @@ from engine.dispatcher import Dispatcher, Effects
 from engine.effects import Claim, Effect, Fetch, Scan
 from engine.lanes import Lane
 from engine.leases import Lease
-from engine.model import ANYTHING, NS_PER_S, Entry, Key, OnDisconnect, Selection
+from engine.model import ANYTHING, NS_PER_S, Entry, FetchResult, Key, OnDisconnect, Selection
 from engine.store_memory import Row
 from engine.subscribers import Subscriber
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
@@ -259,6 +259,21 @@ class Play(RuleBasedStateMachine):
         if fetch in self.stage.asked:
             self.stage.answer(fetch)
 
+    @precondition(lambda self: self._asked_for(Fetch))
+    @rule(pick=PICK, delay_s=st.sampled_from([0, 50]))
+    def giving_back_overtakes_rows(self, pick: int, delay_s: int) -> None:
+        """The rows were read before somebody who had one of them earlier gave it back, and arrive after."""
+        fetch = self._asked_for(Fetch)[0]
+        assert isinstance(fetch.effect, Fetch)
+        if fetch.answer is None:
+            self.stage.do(fetch)
+        key = self._one_of(sorted(fetch.effect.keys), pick)
+        row = self.stage.rows.get(key)
+        if row is not None and row.time_acked_ns is None:
+            self.stage.give_back(key, delay_s * NS_PER_S)
+        if fetch in self.stage.asked:
+            self.stage.answer(fetch)
+
     @rule()
     def all_goes_well_for_a_moment(self) -> None:
         self.stage.settle()
@@ -346,10 +361,10 @@ class Play(RuleBasedStateMachine):
 
 
 class AcknowledgedIsNotHeard(Dispatcher):
-    """An ACK frees credit and nothing else: the row in hand is still sent."""
+    """An ACK frees credit, later, and nothing else: the row in hand is still sent."""
 
     def settled(self, now_ns: int, keys: Iterable[Key]) -> Effects:
-        return self.doubted(now_ns, keys)
+        return self.doubted(now_ns, None)
 
 
 class VanishedClientsKeepTheirMessages(Dispatcher):
@@ -359,6 +374,15 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
         for each in [each for each in self._subscribers.values() if each.spec.holder == holder]:
             self._forget(each)
         return self._advance(now_ns)
+
+
+class WhatIsInDoubtIsSent(Dispatcher):
+    """A row in hand is sent, though somebody has just given its message back."""
+
+    def fetched(self, now_ns: int, fetch_id: int, result: FetchResult) -> Effects:
+        for lease in self._leases:
+            lease.doubted = False
+        return super().fetched(now_ns, fetch_id, result)
 
 
 class ExpiredLeasesAreStillSent(Dispatcher):
@@ -449,6 +473,7 @@ BREAKS = [
     AcknowledgedIsNotHeard,
     VanishedClientsKeepTheirMessages,
     ExpiredLeasesAreStillSent,
+    WhatIsInDoubtIsSent,
     CapacityIsIgnored,
     AFailedScanIsTheLast,
     ALostClaimBlocksThoseBehindIt,
