@@ -237,25 +237,22 @@ class Play(RuleBasedStateMachine):
         self.enqueue(key, priority=0, delay_s=0, wake=True)
         self.stage.answer(scan)
 
-    @precondition(lambda self: self._asked_for(Fetch))
+    @precondition(lambda self: self._asked_for(Fetch) or self._asked_for(Claim))
     @rule(duration_s=st.sampled_from([11, 61]))
     def rows_arrive_late(self, duration_s: int) -> None:
-        fetch = self._asked_for(Fetch)[0]
-        if fetch.answer is None:
-            self.stage.do(fetch)
-        self.stage.pass_time(duration_s * NS_PER_S)
-        if fetch in self.stage.asked:
-            self.stage.answer(fetch)
+        if fetch := self._rows_on_their_way():
+            self.stage.pass_time(duration_s * NS_PER_S)
+            if fetch in self.stage.asked:
+                self.stage.answer(fetch)
 
-    @precondition(lambda self: self._asked_for(Fetch))
+    @precondition(lambda self: self._asked_for(Fetch) or self._asked_for(Claim))
     @rule(pick=PICK, delay_s=st.sampled_from([None, 0, 50]))
     def another_word_overtakes_rows(self, pick: int, delay_s: int | None) -> None:
         """The rows were read before somebody acknowledged one of them, or, having had it earlier, gave it back; they
         arrive after."""
-        fetch = self._asked_for(Fetch)[0]
+        if not (fetch := self._rows_on_their_way()):
+            return
         assert isinstance(fetch.effect, Fetch)
-        if fetch.answer is None:
-            self.stage.do(fetch)
         key = self._one_of(sorted(fetch.effect.keys), pick)
         row = self.stage.rows.get(key)
         if delay_s is None:
@@ -264,6 +261,14 @@ class Play(RuleBasedStateMachine):
             self.stage.give_back(key, delay_s * NS_PER_S)
         if fetch in self.stage.asked:
             self.stage.answer(fetch)
+
+    def _rows_on_their_way(self) -> Asked | None:
+        """A fetch that the database has done, after the claims before it."""
+        while not (fetches := self._asked_for(Fetch)) and (claims := self._asked_for(Claim)):
+            self.one_thing_goes_well(self.stage.asked.index(claims[0]))
+        if fetches and fetches[0].answer is None:
+            self.stage.do(fetches[0])
+        return fetches[0] if fetches else None
 
     @rule()
     def all_goes_well_for_a_moment(self) -> None:
