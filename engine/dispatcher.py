@@ -590,7 +590,7 @@ class Dispatcher:
         if lane.cursor is not None:
             if now_ns >= scanning.full_at_ns + self._policy.poller_interval_ns:
                 lane.cursor.reset()
-            part = Range(lane.cursor.begin(), now_ns + self._limits.ahead_ns)
+            part = Range(lane.cursor.begin(now_ns), now_ns + self._limits.ahead_ns)
         if part is None or not part.after:
             scanning.full_at_ns = now_ns
         scanning.started += 1
