@@ -283,6 +283,18 @@ SELECT /* ackstream catalog */ table_schema, table_name, table_comment
 FROM information_schema.tables
 WHERE table_comment LIKE '%vitess\_message%' AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
 
+-- name: catalog_views
+-- What is written to a view goes to another table. (The servers' own views are of no interest.)
+SELECT /* ackstream catalog */ DISTINCT table_name
+FROM information_schema.tables
+WHERE table_type = 'VIEW' AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
+
+-- name: catalog_triggers
+-- What is written to a table with a trigger may go to others, too. Those are shown that the account has TRIGGER on.
+SELECT /* ackstream catalog */ DISTINCT event_object_table
+FROM information_schema.triggers
+WHERE event_object_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
+
 -- name: catalog_table
 -- One table. MariaDB compares names without regard to case: the caller picks.
 SELECT /* ackstream catalog */

@@ -57,8 +57,9 @@ class StoreError(Exception):
 class Store(Protocol):
     """All that the engine asks of a database."""
 
-    def discover(self) -> Timed[tuple[TableId, ...]]:
-        """Every table whose comment holds the word vitess_message."""
+    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
+        """Every table whose comment holds the word vitess_message; and the bare names, casefolded, of all views and of
+        all tables with triggers, through which a write may reach another table."""
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """The table as a queue; None when it is none (absent, or not marked)."""

@@ -74,6 +74,8 @@ class MemoryStore:
     """What becomes of the next calls that touch rows; all goes well beyond its end."""
     conditions: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
     """What the conditions of selections mean; partitions are not played here."""
+    carriers: frozenset[str] = frozenset()
+    """Views and tables with triggers."""
     closed: bool = False
 
     def add_table(self, table: QueueTable | BrokenTable) -> None:
@@ -95,9 +97,9 @@ class MemoryStore:
 
     # The port.
 
-    def discover(self) -> Timed[tuple[TableId, ...]]:
+    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
         """See Store."""
-        return self._timed(tuple(sorted(self.tables)))
+        return self._timed((tuple(sorted(self.tables)), self.carriers))
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""

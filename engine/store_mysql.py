@@ -108,7 +108,7 @@ class MySQLStore:
             now, _killed = link.run([statement("now"), statement("kill", connection_id=connection_id)])
         return Timed(None, now_ns(now))
 
-    def discover(self) -> Timed[tuple[TableId, ...]]:
+    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
         """See Store."""
         with self._pool.link() as link:
             return marked_tables(link)

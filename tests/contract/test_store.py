@@ -575,7 +575,7 @@ class TestPurge:
 
 class TestCatalog:
     def test_a_marked_table_is_discovered_and_described(self, subject: Subject) -> None:
-        assert subject.table.id in subject.store.discover().value
+        assert subject.table.id in subject.store.discover().value[0]
         assert subject.store.describe(subject.table.id).value == subject.table
 
     def test_an_absent_table_is_no_queue(self, subject: Subject) -> None:

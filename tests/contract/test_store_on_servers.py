@@ -492,7 +492,7 @@ class TestCatalog:
         subject.execute("CREATE TABLE nearly (id INT PRIMARY KEY) COMMENT 'vitess_messages'")
         subject.execute("CREATE TABLE broken (id INT PRIMARY KEY) COMMENT 'see wiki, vitess_message'")
         subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
-        found = [each.name for each in subject.store.discover().value if each.db == subject.database]
+        found = [each.name for each in subject.store.discover().value[0] if each.db == subject.database]
         assert found == ["broken", "messages"]
         assert subject.store.describe(TableId(subject.database, "plain")).value is None
         assert subject.store.describe(TableId(subject.database, "seen")).value is None
@@ -564,3 +564,15 @@ class TestCatalog:
     def test_a_name_in_another_case_is_another_table_where_the_server_says_so(self, subject: ServerSubject) -> None:
         assert subject.execute("SELECT @@lower_case_table_names") == [(0,)]
         assert subject.store.describe(TableId(subject.database, "MESSAGES")).value is None
+
+    def test_views_and_tables_with_triggers_carry_writes_to_others(self, subject: ServerSubject) -> None:
+        names = {"plain", "Süß", "seen"}
+        for name in ("plain", "Süß"):
+            subject.execute(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)")
+        assert not names & subject.store.discover().value[1]
+        subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
+        subject.execute("CREATE TRIGGER t AFTER DELETE ON `Süß` FOR EACH ROW DELETE FROM messages WHERE id = OLD.id")
+        carriers = subject.store.discover().value[1]
+        assert {"seen", "süss"} <= carriers
+        assert "plain" not in carriers
+        assert "processlist" not in carriers
