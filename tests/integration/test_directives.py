@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import urllib.request
 
 import pymysql
 import pytest
@@ -12,13 +11,6 @@ from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.waiting import eventually
 
 NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
-
-
-def metric(proxy, name: str) -> float:
-    """One number of /metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.admin_port}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 @pytest.fixture
@@ -60,7 +52,7 @@ def test_without_its_dead_letter_table_a_dead_message_stays_and_the_others_go_on
         create_queue(connection, "m", vt_ack_wait="0.05", max_attempts="1", dead_letter="graves")
         enqueue(connection, "m", ["poison"])
         assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(1,)]
-        eventually(lambda: metric(private_proxy, "ackstream_unburied_total") >= 1)
+        eventually(lambda: private_proxy.metric("unburied_total") >= 1)
         enqueue(connection, "m", ["fine"])
         assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 5") == [("fine",)]
         assert rows(connection, "SELECT epoch, time_acked FROM m WHERE id = 1") == [(1, None)]
