@@ -327,13 +327,13 @@ class Dispatcher:
         """A scan came back."""
         scan = self._scans.pop(scan_id)
         lane, claiming = scan.lane, self._claiming()
-        lane.scanning.completed = lane.scanning.started
+        lane.scanning.returned(now_ns, self._limits.stale_ns)
         self._expected.met(each.key for each in result.entries)
         self._failure_pause.reset()
 
         def unwanted(entry: Entry) -> bool:
             if entry.key not in claiming:
-                return self._outdated(entry)
+                return self._outdated(entry, scan_id)
             if lane.cursor is not None:
                 lane.cursor.lower(entry)  # The claim may be of an older state of the row, and miss.
             return True
@@ -353,7 +353,7 @@ class Dispatcher:
     def scan_failed(self, now_ns: int, scan_id: int, text: str, *, lasting: bool = False) -> Effects:
         """A scan could not be made; `lasting`: and cannot be before somebody changes the table."""
         lane = self._scans.pop(scan_id).lane
-        lane.scanning.completed = lane.scanning.started
+        lane.scanning.returned(now_ns, self._limits.stale_ns)
         lane.scanning.dirty = True
         self._failure_pause.lengthen(now_ns)
         effects: Effects = []
@@ -536,7 +536,10 @@ class Dispatcher:
         return (nothing_to_give and looked) or subscriber.starved or self._capacity() <= 0
 
     def _claim(self, now_ns: int) -> Effects:
-        wishes = [(lane, max(0, min(lane.credit - lane.reserved, lane.window.ready))) for lane in self._lanes]
+        wishes = [
+            (lane, 0 if lane.scanning.is_stale(now_ns) else max(0, min(lane.credit - lane.reserved, lane.window.ready)))
+            for lane in self._lanes
+        ]
         count = self._claimable(sum(most for _, most in wishes), now_ns)
         if count <= 0 or len(self._attempts) >= self._limits.claims_max or now_ns < self._failure_pause.until_ns:
             return []
@@ -720,10 +723,10 @@ class Dispatcher:
             elif not due:
                 lane.look_again(entry.due_ns)
 
-    def _outdated(self, entry: Entry) -> bool:
-        """Whether a scan shows a row as it was before our own claim of it."""
+    def _outdated(self, entry: Entry, scan_id: int) -> bool:
+        """Whether a scan shows a row as it was before our own claim of it, and not as somebody made it since."""
         lease = self._leases.get(entry.key)
-        return lease is not None and entry.epoch < lease.epoch
+        return lease is not None and entry.epoch < lease.epoch and scan_id < lease.since
 
     def _take_claims(self, now_ns: int, picked: Mapping[Key, tuple[Lane, Entry]], claims: Sequence[Claimed]) -> None:
         """Make leases of committed claims, and deal them out."""
@@ -742,6 +745,7 @@ class Dispatcher:
         for lease in leases:
             if before := self._leases.get(lease.key):
                 self._end_lease(before)
+            lease.since = self._next_id()
             self._leases.add(lease)
             by_lane[picked[lease.key][0]].append(lease)
         for lane, each in by_lane.items():

@@ -26,6 +26,8 @@ class Lease:
     holder: int | None = None
     subscriber: int | None = None
     sent: bool = False
+    since: int = 0
+    """Whatever was asked of the database under a greater number shows its claim, or what was made of it later."""
     extended: bool = False
     """Whether its holder may have asked for more time."""
     doubted: bool = False
