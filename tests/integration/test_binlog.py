@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pymysql.connections import Connection
 
-from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.servers import connect, running_server
 from tests.support.waiting import eventually
@@ -290,14 +290,6 @@ def test_without_a_log_to_read_it_says_so_once_and_polls(
         eventually(lambda: proxy.output.count(polled) == expected)
         assert proxy.output.count("binlog") == expected
         consumer.vanish()
-
-
-@contextlib.contextmanager
-def environment(**changed: str) -> Iterator[None]:
-    os.environ.update(changed)
-    yield
-    for name in changed:
-        del os.environ[name]
 
 
 def test_an_account_needs_two_privileges_for_it(server, database, tmp_path: Path, flavour) -> None:

@@ -7,7 +7,6 @@ arrives was seen in the statements that passed.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from pymysql.connections import Connection
 
-from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
 from tests.support.writing import NOW_NS, WAYS, Way
@@ -25,15 +24,12 @@ HOUR_NS = 3_600_000_000_000
 
 @pytest.fixture(scope="module")
 def proxy(server, flavour, tmp_path_factory) -> Iterator[RunningProxy]:
-    settings = {"ACKSTREAM_BINLOG": "off", "ACKSTREAM_CATALOG_INTERVAL_S": "3600"}
-    os.environ.update(settings)
-    try:
-        running = running_proxy(server, tmp_path_factory.mktemp(f"deaf-{flavour}") / "log")
-        with running as proxy:
-            yield proxy
-    finally:
-        for name in settings:
-            del os.environ[name]
+    log = tmp_path_factory.mktemp(f"deaf-{flavour}") / "log"
+    with (
+        environment(ACKSTREAM_BINLOG="off", ACKSTREAM_CATALOG_INTERVAL_S="3600"),
+        running_proxy(server, log) as proxy,
+    ):
+        yield proxy
 
 
 @pytest.fixture

@@ -26,6 +26,21 @@ READY = re.compile(
 )
 
 
+@contextlib.contextmanager
+def environment(**changed: str) -> Iterator[None]:
+    """With these variables, for what is started meanwhile."""
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 class RunningProxy:
     """A started proxy. `port` is where clients connect, `admin_port` where HTTP is served."""
 

@@ -166,6 +166,12 @@ def test_tests_wait_for_conditions_and_never_for_time(modules: list[Module]) -> 
     assert sleeping == []
 
 
+def test_nobody_reads_the_machines_date_but_who_dates_certificates(library: list[Module]) -> None:
+    wall_clocks = ("time.time", "time.time_ns", "datetime.now", "dt.datetime.now", "datetime.datetime.now")
+    reading = {module.place for module in library for _ in module.calls(*wall_clocks)}
+    assert reading == {"proxy/certificates.py"}
+
+
 def test_only_the_command_line_prints(library: list[Module]) -> None:
     printing = [
         module.at(call) for module in library if module.place != "proxy/__main__.py" for call in module.calls("print")
