@@ -46,7 +46,7 @@ class Limits:
     """Pause between lookups that find nothing: acknowledgements that bypass the proxy are seen within it."""
     rescan_pause_ns: int = 50 * MS
     """Pause between scans while there still are ready keys: bounds how long a more urgent message goes unseen."""
-    stale_ns: int = 200 * MS
+    stale_ns: int = 100 * MS
     """Keys read ahead longer ago than that, while nobody could be given any, are read again before one is claimed, if
     something was committed since: or a message would go before more urgent ones that were there long before."""
     failure_pause_min_ns: int = 100 * MS

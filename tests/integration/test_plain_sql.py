@@ -128,8 +128,8 @@ def test_a_message_whose_priority_was_lowered_goes_before_those_that_wait_with_i
     enqueue(connection, "m", "abcd")
     assert rows(connection, "STREAM payload FROM m LIMIT 1 NOWAIT") == [("a",)]
     run(connection, "UPDATE m SET priority = -1 WHERE payload = 'd'")
-    # What was read ahead may be a fifth of a second old (Limits.stale_ns).
-    ((seen_ns,),) = rows(connection, f"SELECT {NOW_NS} + 250000000")
+    # What was read ahead may be a tenth of a second old (Limits.stale_ns).
+    ((seen_ns,),) = rows(connection, f"SELECT {NOW_NS} + 200000000")
     eventually(lambda: rows(connection, f"SELECT {NOW_NS} >= {seen_ns}") == [(1,)])
     assert rows(connection, "STREAM payload FROM m NOWAIT") == [("d",), ("b",), ("c",)]
 
