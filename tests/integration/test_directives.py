@@ -281,6 +281,15 @@ def test_what_becomes_of_a_vanished_consumers_messages_is_decided_when_it_vanish
     assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(2,)]
 
 
+def test_words_that_nobody_knows_and_spaces_in_the_comment_are_passed_over(queue) -> None:
+    connection = queue()
+    comment = directives(vt_message_type="x", vt_ack_wait=" 7.5 ").replace(",", " , ")
+    run(connection, f"ALTER TABLE m COMMENT 'orders; see the wiki , {comment}'")
+    enqueue(connection, "m", ["a"])
+    assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 5") == [("a",)]
+    assert rows(connection, f"SELECT (time_next - {NOW}) / 1e9 BETWEEN 3 AND 7.5 FROM m") == [(1,)]
+
+
 # Schedules.
 
 
