@@ -3,6 +3,7 @@ sentence."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -182,21 +183,28 @@ def test_a_transaction_of_many_large_messages_costs_the_proxy_no_memory(server, 
         assert peak_bytes() - before < 40 * MIB
 
 
-def test_partitions_of_old_acknowledged_messages_are_dropped_whole(connection, database) -> None:
-    ((now_ns,),) = rows(connection, f"SELECT {NOW_NS}")
-    run(
-        connection,
-        "CREATE TABLE m (id BIGINT NOT NULL AUTO_INCREMENT, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL"
-        " DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT, payload TEXT, UNIQUE KEY (id, time_acked),"
-        f" KEY (time_acked, priority, time_next, id)) COMMENT '{directives(vt_purge_after='3600')}'"
-        f" {partition_clause(now_ns - 20 * S, 2 * S, 12)}",
-    )
-    old = f"p{now_ns - 16 * S}"
-    run(connection, f"INSERT INTO m (time_next, time_acked, payload) VALUES (NULL, {now_ns - 17 * S}, 'old')")
-    enqueue(connection, "m", ["live"])
-    assert rows(connection, f"SELECT payload FROM m PARTITION ({old})") == [("old",)]
-    run(connection, f"ALTER TABLE m COMMENT '{directives(vt_purge_after='5')}'")
-    partitions = "SELECT partition_name FROM information_schema.partitions WHERE table_schema = %s AND table_name = 'm'"
-    eventually(lambda: (old,) not in rows(connection, partitions, [database]), timeout_s=20)
-    assert rows(connection, "SELECT payload FROM m") == [("live",)]
-    assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 10") == [("live",)]
+def test_partitions_of_old_acknowledged_messages_are_dropped_whole(connection, proxy, database) -> None:
+    def dropped(name: str) -> bool:
+        ((now_ns,),) = rows(connection, f"SELECT {NOW_NS}")
+        run(
+            connection,
+            f"CREATE TABLE {name} (id BIGINT NOT NULL AUTO_INCREMENT, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT"
+            " NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT, payload TEXT, UNIQUE KEY (id, time_acked),"
+            f" KEY (time_acked, priority, time_next, id)) COMMENT '{directives(vt_purge_after='3600')}'"
+            f" {partition_clause(now_ns - 20 * S, 2 * S, 12)}",
+        )
+        old = f"p{now_ns - 16 * S}"
+        run(connection, f"INSERT INTO {name} (time_next, time_acked, payload) VALUES (NULL, {now_ns - 17 * S}, 'old')")
+        enqueue(connection, name, ["live"])
+        assert rows(connection, f"SELECT payload FROM {name} PARTITION ({old})") == [("old",)]
+        run(connection, f"ALTER TABLE {name} COMMENT '{directives(vt_purge_after='5')}'")
+        with contextlib.suppress(AssertionError):
+            said = re.compile(rf"queue {database}\.{name}: dropped the partitions .*{old}")
+            eventually(lambda: said.search(proxy.output), timeout_s=6)
+        listed = "SELECT partition_name FROM information_schema.partitions WHERE table_schema = %s AND table_name = %s"
+        return (old,) not in rows(connection, listed, [database, name])
+
+    # An attempt that meets anybody who uses the table, be it somebody who reads the catalog, is put off for a minute.
+    name = next(name for name in ("m", "n", "o", "p", "q") if dropped(name))
+    assert rows(connection, f"SELECT payload FROM {name}") == [("live",)]
+    assert rows(connection, f"STREAM payload FROM {name} LIMIT 1 WAIT 10") == [("live",)]
