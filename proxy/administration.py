@@ -48,11 +48,11 @@ from proxy.questions import (
     text_rows,
 )
 from proxy.results import NAME, TEXT, Column, Result, answer_execute, answer_query
-from proxy.upkeep import Upkeep, bind, refuse_in_transaction
+from proxy.upkeep import Upkeep, refuse_in_transaction
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError
-from proxy.wire.params import parse_execute, query_text
+from proxy.wire.params import parse_execute, python_value, query_text
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 from sqlrewrite.printing import print_queue
@@ -100,7 +100,7 @@ class Administration:
         """A statement as text."""
         was_in_transaction = session.in_transaction
         context, statement = await self._read(session, query_text(payload, attributes=session.attributes))
-        if isinstance(statement, RedriveQueue) and statement.params:
+        if isinstance(statement, RedriveQueue) and statement.param_count:
             raise UNBOUND
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
@@ -115,7 +115,7 @@ class Administration:
         _, statement = await self._read(session, payload[1:])
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         columns = _columns(statement)
-        params = len(statement.params) if isinstance(statement, RedriveQueue) else 0
+        params = statement.param_count if isinstance(statement, RedriveQueue) else 0
         text = Result(columns).select(params) if columns else "DO " + ", ".join(["0", *["?"] * params])
         preparing = Preparing(PreparedQueueStatement(statement))
         session.forward(bytes([COM_STMT_PREPARE]) + text.encode("ascii"), preparing)
@@ -130,13 +130,14 @@ class Administration:
         if isinstance(statement, RedriveQueue):
             execute = parse_execute(
                 payload,
-                len(statement.params),
+                statement.param_count,
                 types=own.types,
                 long_data=own.long_data,
                 attributes=session.attributes,
             )
             own.types = execute.types
-            statement = bind(statement, execute.values, context.codec)
+            values = zip(execute.values, execute.types, strict=False)  # Attributes have types as well.
+            statement = statement.bind([python_value(value, kind, context.codec) for value, kind in values])
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
@@ -147,7 +148,7 @@ class Administration:
     async def _read(self, session: Session, text: bytes) -> tuple[Context, QueueStatement]:
         """The statement, its tables with their databases."""
         context = await read_context(session)
-        statement = parse_queue_statement(text, OPTIONS, context.text_mode(session))
+        statement = parse_queue_statement(text, OPTIONS, context.codec, context.mode)
         named: dict[str, Any] = {
             each.name: _full_name(context, name)
             for each in fields(statement)
@@ -306,8 +307,8 @@ class Administration:
         if not written.startswith(b"CREATE TABLE"):
             raise _no_queue(table, "SHOW CREATE TABLE shows it")
         # Both servers escape backslashes here in any sql_mode.
-        mode = replace(context.text_mode(session), codec="utf-8", no_backslash_escapes=False)
-        statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS, mode)
+        mode = replace(context.mode, no_backslash_escapes=False)
+        statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS, mode=mode)
         assert isinstance(statement, CreateQueue)
         return replace(statement, table=table)
 
@@ -419,7 +420,7 @@ def _create_table(
     session: Session, context: Context, statement: CreateQueue, table: TableName, definitions: bytes, comment: str
 ) -> bytes:
     if_not_exists = "IF NOT EXISTS " if statement.if_not_exists and table == statement.table else ""
-    codec = statement.tokens.mode.codec
+    codec = statement.tokens.codec
     return _encode(
         context,
         f"CREATE TABLE {if_not_exists}{table.quoted()} (\n{definitions.decode(codec)})"

@@ -42,7 +42,7 @@ def print_queue(
     ours = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
     if comment:
         ours.append(f"COMMENT = {_string(comment, no_backslash_escapes=no_backslash_escapes)}")
-    theirs = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.mode.codec)).strip()
+    theirs = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.codec)).strip()
     return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*ours, theirs]).strip()
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
+from sqlrewrite.condition import GRAMMAR, Condition, read_condition
+from sqlrewrite.cursor import PLAIN, Cursor, SqlMode
 from sqlrewrite.definitions import Definition, missing, of_dead_letters, read_definitions
+from sqlrewrite.errors import wrong_argument
 from sqlrewrite.lexicon import bytes_pattern
 from sqlrewrite.names import TableName
-from sqlrewrite.tokens import TextMode, Token, Tokens
+from sqlrewrite.tokens import Token, Tokens
 
 Options = tuple[tuple[str, str | None], ...]
 """Options by their names, in capitals, with their values as text; None for DEFAULT."""
@@ -93,10 +96,19 @@ class RedriveQueue:
 
     dead: TableName
     target: TableName | None
-    condition: bytes | None
-    """As written."""
-    params: tuple[int, ...] = ()
-    """Where in the condition each `?` stands."""
+    condition: Condition | None
+    """Which dead messages; None for all. Its parameters are the statement's."""
+
+    @property
+    def param_count(self) -> int:
+        """The count of its `?`."""
+        return self.condition.param_count if self.condition else 0
+
+    def bind(self, values: Sequence[object]) -> RedriveQueue:
+        """The statement with its parameters replaced by values. Raises SqlError (1210)."""
+        if len(values) != self.param_count:
+            raise wrong_argument(f"this REDRIVE QUEUE has {self.param_count} parameters, and {len(values)} were given")
+        return replace(self, condition=self.condition and self.condition.bind(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +145,15 @@ QueueStatement = (
 )
 
 
-def parse_queue_statement(sql: bytes, options: Collection[str], mode: TextMode | None = None) -> QueueStatement:
+def parse_queue_statement(
+    sql: bytes, options: Collection[str], codec: str = "utf-8", mode: SqlMode = PLAIN
+) -> QueueStatement:
     """Reads a statement that `classify` found to be about queues.
 
-    `options` are the names that an option can have, in capitals. Raises SqlError (1064).
+    `options` are the names that an option can have, in capitals, `codec` is Python's name of the client's character
+    set. Raises SqlError (1064).
     """
-    return _Reader(sql, options, mode or TextMode()).statement()
+    return _Reader(sql, options, codec, mode).statement()
 
 
 # MySQL's and MariaDB's table options: they pass through.
@@ -164,10 +179,10 @@ _CREATE_NO_COPY = "a queue is made from definitions of its own: SHOW CREATE QUEU
 class _Reader:
     """Reads one statement from left to right."""
 
-    def __init__(self, sql: bytes, options: Collection[str], mode: TextMode) -> None:
+    def __init__(self, sql: bytes, options: Collection[str], codec: str, mode: SqlMode) -> None:
         words = re.findall(r"[A-Za-z]+", sql[:200].decode("latin-1"))
         verb = next((each.upper() for each in words if each.upper() in _VERBS), "QUEUE")
-        self._tokens = Tokens(sql, mode, verb if verb == "SHOW" else f"{verb} QUEUE")
+        self._tokens = Tokens(sql, codec, mode, verb if verb == "SHOW" else f"{verb} QUEUE")
         self._all = self._tokens.all
         self._text_end = len(sql)
         self._options = options
@@ -242,18 +257,22 @@ class _Reader:
         target = self._table() if self._take("TO") else None
         if not self._take("WHERE"):
             return RedriveQueue(dead, target, None)
-        rest = self._all[self._next :]
-        if not rest:
-            self._fail("a condition was expected")
-        for each in rest:
-            if each.depth == 0 and self._tokens.word(each) in {"ORDER", "LIMIT"}:
-                self._tokens.fail(each.start, "the condition is all that follows WHERE")
-            if each.depth == 0 and self._tokens.text(each) == ";":
-                self._tokens.fail(each.start, "the statement has to stand alone")
+        return RedriveQueue(dead, target, self._condition(dead))
+
+    def _condition(self, table: TableName) -> Condition:
+        """All that is left, read as STREAM reads its condition."""
+        tokens = self._tokens
+        cursor = Cursor(tokens.decode(0, len(tokens.sql)), tokens.mode, tokens.statement)
+        begin = len(tokens.decode(0, self._position))
+        while cursor.position < begin:
+            cursor.step()
+        condition = read_condition(cursor, table)
+        if cursor.take(";") and cursor.text:
+            cursor.fail("the statement has to stand alone")
+        if cursor.text:
+            cursor.fail(f"the condition is all that follows WHERE; {GRAMMAR}")
         self._next = len(self._all)
-        start, end = rest[0].start, rest[-1].end
-        marks = tuple(each.start - start for each in rest if each.kind == "mark" and self._tokens.text(each) == "?")
-        return RedriveQueue(dead, target, self._tokens.sql[start:end], marks)
+        return condition
 
     def _show(self) -> QueueStatement:
         if self._take("CREATE"):

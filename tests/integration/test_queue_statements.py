@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import mysql.connector
@@ -317,8 +318,7 @@ def test_streams_on_a_dropped_queue_end_with_a_clear_error(proxy, connection, da
     run(connection, "DROP QUEUE m")
     assert consumer.ended.wait(10)
     assert isinstance(consumer.error, pymysql.MySQLError)
-    assert consumer.error.args[0] == 1105
-    assert "is no message table any more" in consumer.error.args[1]
+    assert consumer.error.args == (1105, f"The stream ended: Table '{database}.m' is no message table any more")
 
 
 # PURGE and REDRIVE.
@@ -387,6 +387,18 @@ def test_redrive_where_moves_those_alone(graveyard) -> None:
     assert rows(graveyard, "SELECT id FROM orders ORDER BY id") == [(2,), (3,)]
     assert refused(graveyard, "REDRIVE QUEUE orders_dead WHERE nonsense = 1")[0] == 1054
     assert not rows(graveyard, "SELECT 1 FROM orders WHERE id = 1")
+
+
+def test_a_redrives_condition_means_what_it_means_in_the_clients_session(proxy, connection, database) -> None:
+    run(connection, "CREATE QUEUE m (`größe` VARCHAR(20)) MAX_ATTEMPTS = 4 DEAD_LETTER = m_dead")
+    run(connection, r"INSERT INTO m_dead (`größe`) VALUES ('a\\b'), ('ü'), ('c')")
+    with proxy.connect(database=database, charset="latin1") as client:
+        run(client, "SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE'")
+        assert run(client, r"""REDRIVE QUEUE "m_dead" WHERE "größe" = 'a\b'""") == 1
+        assert run(client, """REDRIVE QUEUE m_dead TO m WHERE NOT ("größe" <> 'ü') -- the one""") == 1
+        number, text = refused(client, "REDRIVE QUEUE m_dead WHERE LENGTH(größe) = 1")
+    assert (number, "functions are not possible" in text) == (1064, True)
+    assert rows(connection, "SELECT id FROM m ORDER BY id") == [(1,), (2,)]
 
 
 def test_redrive_to_another_queue_gives_new_ids(graveyard) -> None:
@@ -552,8 +564,11 @@ def test_each_statement_can_be_prepared(proxy, connection, database) -> None:
         redrive = "REDRIVE QUEUE m_dead WHERE a > %s AND a < %s"
         assert execute(client, redrive, (1, 4))[0] == 2
         assert execute(client, redrive, ("0", 9.5))[0] == 2
+        run(connection, "INSERT INTO m_dead (a) VALUES (5), (6)")
+        assert execute(client, redrive, (Decimal("4.5"), None))[0] == 0
+        assert execute(client, "REDRIVE QUEUE m_dead WHERE a = %s AND time_acked IS NULL", (5,))[0] == 1
         run(connection, "ACK m WHERE TRUE")
-        assert execute(client, "PURGE QUEUE m")[0] == 4
+        assert execute(client, "PURGE QUEUE m")[0] == 5
         assert [row[1] for row in execute(client, "SHOW QUEUES")[1] if row[0] == database] == ["m", "m_dead"]
         assert execute(client, "SHOW STREAMS")[1] == []
         execute(client, "DROP QUEUE IF EXISTS m")
