@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from sqlrewrite.condition import GRAMMAR, Condition, read_condition
 from sqlrewrite.cursor import PLAIN, Cursor, SqlMode
-from sqlrewrite.definitions import Definition, missing, of_dead_letters, read_definitions
+from sqlrewrite.definitions import Definition, missing, nullable_id, of_dead_letters, read_definitions
 from sqlrewrite.errors import wrong_argument
 from sqlrewrite.lexicon import bytes_pattern
 from sqlrewrite.names import TableName
@@ -34,6 +34,8 @@ class CreateQueue:
     comment: str | None
     by_partition: bool
     """Whether RETENTION BY PARTITION was asked for."""
+    by_time: bool
+    """Whether a PARTITION BY of its own has acknowledged rows in partitions by time."""
     definitions: tuple[Definition, ...]
     body: bytes
     """What stood between the parentheses."""
@@ -43,14 +45,18 @@ class CreateQueue:
 
     def definitions_sql(self) -> bytes:
         """The definitions with the queue's own."""
-        return self._with_own(self.body if self.definitions else b"")
+        body = self.body if self.definitions else b""
+        if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
+            at = column.tokens[-1].end - self.definitions[0].start
+            body = body[:at] + b" NOT NULL" + body[at:]
+        return self._with_own(body, by_time=self.by_partition or self.by_time)
 
     def dead_letter_sql(self) -> bytes:
         """The definitions of the table where its dead messages go."""
-        return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)))
+        return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)), by_time=self.by_time)
 
-    def _with_own(self, body: bytes) -> bytes:
-        columns, keys = missing(self.definitions)
+    def _with_own(self, body: bytes, *, by_time: bool) -> bytes:
+        columns, keys = missing(self.definitions, by_time=by_time)
         before = "".join(f"{each},\n" for each in columns).encode()
         after = ",\n".join(keys).encode()
         if not body.strip():
@@ -168,11 +174,13 @@ _TABLE_OPTIONS: Final = frozenset(
      "UNION"}
 )  # fmt: skip
 _SECOND_WORDS: Final[Mapping[str, str]] = {"CHARACTER": "SET", "DATA": "DIRECTORY", "INDEX": "DIRECTORY"}
+_BY_TIME: Final = ["PARTITION", "BY", "RANGE", "(", "TIME_ACKED", ")"]
 _WHOLE_CLAUSES: Final = ("WITH", "SYSTEM", "VERSIONING"), ("START", "TRANSACTION")
 
 _NUMBER = bytes_pattern(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?![0-9A-Za-z_$.\x80-\xff])")
 _VERBS: Final = {"CREATE", "ALTER", "DROP", "PAUSE", "RESUME", "PURGE", "REDRIVE", "SHOW"}
 
+_PARTITIONED_TWICE = "RETENTION BY PARTITION makes partitions of its own: leave out that, or PARTITION BY"
 _CREATE_NO_COPY = "a queue is made from definitions of its own: SHOW CREATE QUEUE prints those of another"
 
 
@@ -219,6 +227,7 @@ class _Reader:
             tuple(clauses.options.items()),
             clauses.comment,
             clauses.by_partition,
+            clauses.by_time,
             definitions,
             self._tokens.sql[start:end],
             self._remaining(tail, clauses.spans),
@@ -321,7 +330,7 @@ class _Reader:
             if word in self._options or word in {"COMMENT", "RETENTION"}:
                 self._own_clause(clauses)
             elif word == "PARTITION":
-                self._partition_clause()
+                self._partition_clause(clauses)
             elif word in {"SELECT", "AS", "IGNORE", "REPLACE", "LIKE"} or self._at("("):
                 self._fail(_CREATE_NO_COPY)
             elif not any(self._take(*clause) for clause in _WHOLE_CLAUSES):
@@ -330,8 +339,11 @@ class _Reader:
     def _own_clause(self, clauses: _Clauses) -> None:
         start = self._position
         word = self._word()
-        if word in clauses.options or (word == "COMMENT" and clauses.comment is not None):
+        again = {"COMMENT": clauses.comment is not None, "RETENTION": clauses.by_partition}
+        if word in clauses.options or again.get(word):
             self._fail(f"{word} is given twice")
+        if word == "RETENTION" and clauses.partitioned:
+            self._fail(_PARTITIONED_TWICE)
         self._next += 1
         if word == "RETENTION":
             self._expect("BY")
@@ -345,8 +357,13 @@ class _Reader:
                 clauses.options[word] = self._value(word)
         clauses.spans.append((start, self._all[self._next - 1].end))
 
-    def _partition_clause(self) -> None:
+    def _partition_clause(self, clauses: _Clauses) -> None:
         """PARTITION BY …, up to the next option of ours."""
+        if clauses.by_partition:
+            self._fail(_PARTITIONED_TWICE)
+        clauses.partitioned = True
+        words = [self._tokens.name(each).upper() or self._tokens.text(each) for each in self._all[self._next :][:7]]
+        clauses.by_time = [each for each in words if each != "COLUMNS"][:6] == _BY_TIME
         self._next += 1
         while self._more():
             top = self._all[self._next].depth == 0
@@ -483,6 +500,8 @@ class _Clauses:
         self.options: dict[str, str | None] = {}
         self.comment: str | None = None
         self.by_partition = False
+        self.partitioned = False
+        self.by_time = False
         self.spans: list[tuple[int, int]] = []
 
 

@@ -188,6 +188,34 @@ def test_a_redrive_has_the_condition_of_a_stream() -> None:
         statement.bind([7, 8])
 
 
+def test_partitions_by_time_have_other_keys() -> None:
+    statement = create("(id BINARY(16) -- mine\n, a INT) RETENTION BY PARTITION")
+    assert statement.definitions_sql().decode().split(",\n")[-2:] == [
+        "UNIQUE KEY (id, time_acked)",
+        "KEY (time_acked, priority, time_next, id)",
+    ]
+    assert b"id BINARY(16) NOT NULL -- mine\n" in statement.definitions_sql()
+    assert b"PRIMARY KEY (id)" in statement.dead_letter_sql()
+    assert b"id BINARY(16) -- mine" in statement.dead_letter_sql()
+    assert b"UNIQUE" not in create("(KEY (id)) RETENTION BY PARTITION").definitions_sql()
+
+
+@pytest.mark.parametrize(
+    ("clause", "by_time"),
+    [
+        ("RANGE (time_acked)", True),
+        ("range /* x */ columns (`Time_Acked`)", True),
+        ("RANGE (time_acked DIV 2)", False),
+        ("RANGE COLUMNS (time_acked, id)", False),
+        ("HASH (time_acked)", False),
+    ],
+)
+def test_an_applications_own_partitions_by_time_are_recognised(clause: str, *, by_time: bool) -> None:
+    statement = create(f"(a INT) ACK_WAIT 5 PARTITION BY {clause} (PARTITION p VALUES LESS THAN (5)) MAX_RATE 3")
+    assert (b"UNIQUE KEY (id, time_acked)" in statement.definitions_sql()) is by_time
+    assert (b"PRIMARY KEY" in statement.dead_letter_sql()) is not by_time
+
+
 @pytest.mark.parametrize(
     ("sql", "near", "hint"),
     [
