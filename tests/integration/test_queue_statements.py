@@ -70,6 +70,16 @@ def test_it_is_a_plain_table_in_the_vitess_format(connection) -> None:
         ("time_acked", "YES", "MUL"),
         ("user_id", "YES", ""),
     ]
+    assert [str(kind).split("(")[0].removesuffix(" unsigned") for _, kind, *_ in columns] == [
+        "bigint",
+        "int",
+        *["bigint"] * 4,
+    ]
+    keys = rows(connection, "SHOW INDEX FROM orders")
+    assert [(key[2], key[4]) for key in keys] == [
+        ("PRIMARY", "id"),
+        *[("time_acked", name) for name in ("time_acked", "priority", "time_next", "id")],
+    ]
 
 
 def test_a_message_is_due_from_its_insertion_on(connection) -> None:
@@ -108,6 +118,22 @@ def test_a_dead_letter_table_is_made_with_it_and_takes_whole_rows(connection) ->
     run(connection, "INSERT INTO orders_dead SELECT * FROM orders")
     run(connection, "INSERT INTO orders_dead (a, n) VALUES (2, 'x')")
     assert len(rows(connection, "STREAM * FROM orders_dead NOWAIT")) == 2
+
+
+def test_a_dead_letter_table_in_another_database(connection, database, server) -> None:
+    with connect(server) as root:
+        run(root, f"CREATE DATABASE {database}_dead")
+        try:
+            run(
+                connection,
+                "CREATE QUEUE orders (user_id BIGINT, payload JSON) ACK_WAIT = 30 MAX_ATTEMPTS = 5"
+                f" DEAD_LETTER = {database}_dead.orders MAX_RATE = 100 ENGINE = InnoDB CHARSET = latin1",
+            )
+            assert rows(connection, f"STREAM * FROM {database}_dead.orders NOWAIT") == []
+            assert f"DEAD_LETTER = '{database}_dead.orders'" in show(connection, "orders")
+            assert "CHARSET=latin1" in show(connection, "orders")
+        finally:
+            run(root, f"DROP DATABASE {database}_dead")
 
 
 def test_a_dead_letter_table_that_is_there_is_used(connection) -> None:
@@ -492,6 +518,10 @@ def stranger(server, database, proxy):
         ("SELECT, DELETE", "REDRIVE QUEUE dead TO m", "INSERT"),
         ("SELECT, INSERT", "REDRIVE QUEUE dead TO m", ""),
         ("SELECT, CREATE", "CREATE QUEUE IF NOT EXISTS n (a INT) DEAD_LETTER dead MAX_ATTEMPTS 1", None),
+        ("CREATE", "CREATE QUEUE n (a INT) RETENTION BY PARTITION MAX_ATTEMPTS 1 DEAD_LETTER n_dead", None),
+        ("CREATE", "SHOW QUEUES", None),
+        ("CREATE", "SHOW STREAMS", None),
+        ("DROP", "DROP QUEUE m", None),
         ("SELECT, DELETE", "PURGE QUEUE m", None),
         ("SELECT, ALTER", "PAUSE QUEUE m", None),
     ],
@@ -573,6 +603,38 @@ def test_each_statement_can_be_prepared(proxy, connection, database) -> None:
         assert execute(client, "SHOW STREAMS")[1] == []
         execute(client, "DROP QUEUE IF EXISTS m")
     assert rows(connection, "SHOW TABLES") == [("m_dead",)]
+
+
+ODDLY = [
+    """/* one */ cReAtE -- two\n QUEUE\t"m"("a" INT)max_attempts 2,dead_letter="m_dead" ;""",
+    """ALTER/**/QUEUE\n`m`ACK_WAIT\t5\u0020;""",
+    """# a line\nPAUSE QUEUE "m";""",
+    """rEsUmE\r\nQUEUE\u0020/* here: */ {database} . "m" """,
+    """/*;*/PURGE\fQUEUE\vm""",
+    """REDRIVE QUEUE/* dead */`m_dead`TO"m"WHERE"a"=1-- so""",
+    """SHOW QUEUES/**/LIKE'm'#""",
+    """\n\nSHOW\nSTREAMS;\n""",
+    """/**/SHOW CREATE QUEUE`m`""",
+    """drop queue IF/**/EXISTS m;""",
+]
+
+
+def test_each_statement_with_comments_odd_spacing_and_quotes(proxy, database) -> None:
+    settings = {"sql_mode": "ANSI_QUOTES", "autocommit": True, "ssl_disabled": True}
+    with (
+        proxy.connect(database=database, sql_mode="ANSI_QUOTES") as connection,
+        mysql.connector.connect(host=proxy.host, port=proxy.port, user="root", database=database, **settings) as client,
+    ):
+        statements = [each.format(database=database) for each in ODDLY]
+        for each in statements:
+            rows(connection, each)
+        for each in statements:
+            cursor = client.cursor(prepared=True)
+            cursor.execute(each)
+            if cursor.description:
+                cursor.fetchall()
+            cursor.close()
+        assert rows(connection, "SHOW TABLES") == [("m_dead",)]
 
 
 def test_with_autocommit_off_nothing_is_left_open(proxy, database) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mysql.connector
 import pymysql
 import pytest
 
@@ -175,6 +176,39 @@ def test_streams_are_shown_with_their_clients_and_where_they_stand(proxy, connec
     run(connection, f"KILL QUERY {row['Id']}")
     assert consumer.ended.wait(10)
     assert [each for each in streams(connection) if each["Queue"] == f"{database}.m"] == []
+
+
+@pytest.mark.parametrize(
+    ("clauses", "condition"),
+    [
+        ("", None),
+        (" WHERE 3 < a AND `größe` = 'x' PREFETCH 5", "3 < a AND `größe` = 'x'"),
+        (" PARTITION (p0)", "PARTITION (`p0`)"),
+        (" PARTITION (p0, `p1`)where a=5 -- five", "PARTITION (`p0`, `p1`) WHERE a=5"),
+        (f" WHERE a IN ({', '.join(['12345'] * 900)})", f"a IN ({'12345, ' * 141}12345,…"),
+    ],
+)
+def test_a_stream_is_shown_with_what_it_wants(
+    proxy, connection, database, consume, clauses: str, condition: str | None
+) -> None:
+    run(connection, "CREATE QUEUE m (a INT, `größe` TEXT) PARTITION BY HASH (id) PARTITIONS 2")
+    consume(proxy.connect(database=database), f"STREAM id FROM m{clauses}")
+    eventually(lambda: [each["Condition"] for each in streams(connection)] == [condition])
+
+
+def test_a_prepared_stream_is_shown_with_its_values(proxy, connection, database) -> None:
+    run(connection, "CREATE QUEUE m (a INT)")
+    run(connection, "INSERT INTO m (a) VALUES (7)")
+    with (
+        mysql.connector.connect(
+            host=proxy.host, port=proxy.port, user="root", database=database, ssl_disabled=True, autocommit=True
+        ) as client,
+        client.cursor(prepared=True) as cursor,
+    ):
+        cursor.execute("STREAM * FROM m WHERE a = %s LIMIT 2", (7,))
+        assert [each["Condition"] for each in streams(connection)] == ["(`a` = 7)"]
+        run(connection, "INSERT INTO m (a) VALUES (8), (7)")
+        assert cursor.fetchall() == [(1, 7), (3, 7)]
 
 
 def test_only_ones_own_streams_are_shown_without_the_process_privilege(
