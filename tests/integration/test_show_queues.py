@@ -100,6 +100,21 @@ def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) 
     assert row["In_flight"] == 0
     due = rows(connection, f"SELECT COUNT(*) FROM m WHERE time_next > {NOW_NS}")[0][0]
     assert row["Scheduled"] == due
+    run(connection, "SET sql_select_limit = 0, sql_mode = 'ANSI_QUOTES'")
+    again = listed(connection, database)["m"]
+    assert (again["Estimated"], again["Ready"], again["Scheduled"]) == ("ready", row["Ready"], due)
+
+
+def test_what_is_in_flight_is_estimated_from_a_part_of_it(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2))
+    run(connection, f"UPDATE m SET epoch = id % 2, time_next = {NOW_NS} + 7000000000 + id * 1000")
+    run(connection, "ANALYZE TABLE m")
+    row = listed(connection, database)["m"]
+    assert row["Estimated"] == "in_flight, scheduled"
+    assert row["In_flight"] == pytest.approx(10_000, rel=0.6)
+    assert row["Scheduled"] == pytest.approx(row["In_flight"], rel=0.01)
+    assert row["Ready"] == 0
 
 
 def test_the_cost_of_a_look_does_not_grow_with_the_queue(connection, database) -> None:
@@ -119,7 +134,7 @@ def test_the_cost_of_a_look_does_not_grow_with_the_queue(connection, database) -
     run(connection, fill)
     run(connection, fill)
     assert entries_read() <= before * 1.1
-    assert before < 6 * COUNT_MAX
+    assert before < 10 * COUNT_MAX  # What is counted lies in a temporary table meanwhile.
 
 
 def test_like_and_from_narrow_it_down(connection, database) -> None:
