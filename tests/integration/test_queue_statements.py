@@ -544,6 +544,25 @@ def test_each_statement_needs_the_clients_own_privileges(
 
 
 @pytest.mark.parametrize(
+    ("grant", "statement"),
+    [
+        ("SELECT, ALTER ON {}.*", "ALTER QUEUE m MAX_ATTEMPTS 1 DEAD_LETTER n_dead"),
+        ("CREATE ON {}.n", "CREATE QUEUE n (a INT) MAX_ATTEMPTS 1 DEAD_LETTER n_dead RETENTION BY PARTITION"),
+    ],
+)
+def test_a_dead_letter_table_is_made_with_the_clients_privileges_too(
+    connection, database, stranger, grant: str, statement: str
+) -> None:
+    run(connection, "CREATE QUEUE m (a INT)")
+    before = comment(connection, "m")
+    user = stranger(grant.format(database))
+    number, text = refused(user, statement)
+    assert (number, "CREATE command denied" in text, "n_dead" in text) == (1142, True, True)
+    assert rows(connection, "SHOW TABLES") == [("m",)]
+    assert comment(connection, "m") == before
+
+
+@pytest.mark.parametrize(
     "statement",
     [
         "SHOW CREATE QUEUE m",
