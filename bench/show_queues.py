@@ -3,7 +3,8 @@
 One queue of each kind, one after the other: all ready; all in flight; all acknowledged and kept; and a mixture of these
 and scheduled ones over three priorities. Loading takes most of the time, some minutes a queue on two cores; the figures
 are those of SHOW QUEUES alone, through the proxy, with what it says of the queue: the first one, which finds the index
-not yet in memory, and the median and the worst of the others.
+not yet in memory, and the median and the worst of the others. A SELECT 1 through the proxy stands beside them, since on a
+machine that does other things as well, both wait for them.
 
     bench/show_queues.py [--rows N] [--kinds mixed,ready,…] [--port PORT]
 
@@ -77,6 +78,14 @@ def look(cursor: Any) -> tuple[float, dict[str, Any]]:
     return 1e3 * took_s, row
 
 
+def idle_question(cursor: Any) -> float:
+    """Milliseconds of a statement that does nothing."""
+    began = time.monotonic()
+    cursor.execute("SELECT 1")
+    cursor.fetchall()
+    return 1e3 * (time.monotonic() - began)
+
+
 def measure(cursor: Any, kind: str, count: int) -> None:
     began = time.monotonic()
     load(cursor, kind, count)
@@ -84,13 +93,14 @@ def measure(cursor: Any, kind: str, count: int) -> None:
     first, _ = look(cursor)
     looks = [look(cursor) for _ in range(LOOKS)]
     times = [each for each, _ in looks]
+    idle = [idle_question(cursor) for _ in range(LOOKS)]
     row = looks[-1][1]
     said = ", ".join(f"{name} {row[name]}" for name in ("Ready", "Scheduled", "In_flight", "Acknowledged"))
     verdict = "" if max(times) < WITHIN_MS else f"   above {WITHIN_MS} ms"
     print(
         f"{kind:<13} {count:,} messages: first {first:.1f} ms, median {statistics.median(times):.1f} ms,"
         f" worst of {LOOKS} {max(times):.1f} ms{verdict}\n{'':<13} {said}; estimated: {row['Estimated'] or 'nothing'}"
-        f" (loaded in {loaded_s:.0f} s)",
+        f" (loaded in {loaded_s:.0f} s; SELECT 1: median {statistics.median(idle):.1f} ms, worst {max(idle):.1f} ms)",
         flush=True,
     )
     cursor.execute("DROP QUEUE m")

@@ -76,7 +76,8 @@ async def measure(session: Session, queue: QueueTable) -> Depth:
     others = [f"SELECT MIN(time_next), 0 FROM {table} WHERE {part.own}" for part in parts]
     if queue.id_grows:
         others.append(f"SELECT MAX(id), 0 FROM {qualified(queue.id)}")
-    oldest = await _count(session, queue, ranges, others)
+    whole = [acknowledged, *(each for part in parts for each in part.whole)] if all_found else ()
+    oldest = await _count(session, queue, ranges, others, whole=whole)
     if queue.id_grows:
         depth.newest_id = int(oldest.pop() or 0)
     for part, due in zip(parts, oldest, strict=True):
@@ -93,10 +94,12 @@ async def count_unacknowledged(session: Session, queue: QueueTable) -> tuple[int
     """The messages of a queue that are not acknowledged, and whether that is exact: how many are dead, for one."""
     unacknowledged = _Range("time_acked IS NULL", COUNT_MAX)
     if queue.scan_index is None:
-        await _estimate(session, qualified(queue.id), [unacknowledged])
         unacknowledged.exact = False
+        await _estimate(session, qualified(queue.id), [unacknowledged])
     else:
-        await _count(session, queue, [unacknowledged])
+        acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
+        both = (unacknowledged, acknowledged)
+        await _count(session, queue, both, whole=both)
     return unacknowledged.count, unacknowledged.exact
 
 
@@ -136,7 +139,8 @@ class _Priority:
         self._due = _Range(f"{self.own} AND (time_next IS NULL OR time_next <= {now_ns})", bound)
         self._later = _Range(later, bound)
         self._near = _Range(f"{later} AND time_next <= {until_ns}", looked_at, looks_up=True)
-        self.ranges = (self._due, self._later, self._near)
+        self.whole = (self._due, self._later)
+        self.ranges = (*self.whole, self._near)
 
     def add_to(self, depth: Depth, oldest: str | None) -> None:
         """Its counts; `oldest` is the earliest time_next."""
@@ -173,9 +177,15 @@ async def _priorities(session: Session, table: str) -> tuple[list[str], bool]:
 
 
 async def _count(
-    session: Session, queue: QueueTable, ranges: Sequence[_Range], others: Sequence[str] = ()
+    session: Session,
+    queue: QueueTable,
+    ranges: Sequence[_Range],
+    others: Sequence[str] = (),
+    *,
+    whole: Sequence[_Range] = (),
 ) -> list[str | None]:
-    """Count all of them in one question, and estimate those that hold more in another; what the others say."""
+    """Count all of them in one question, and estimate those that hold more in another; what the others say. `whole`
+    are those that make up the table."""
     questions = [*(each.question(queue) for each in ranges), *others]
     numbered = (each.replace("SELECT ", f"SELECT {at} AS place, ", 1) for at, each in enumerate(questions))
     # Without a SELECT around them, the LIMIT would be that of the last one.
@@ -184,21 +194,33 @@ async def _count(
     for at, each in enumerate(ranges):
         each.count, each.delivered = (int(float(value or 0)) for value in found[at])
         each.exact = each.count <= each.bound
-    await _estimate(session, _indexed(queue), [each for each in ranges if not each.exact])
+    await _estimate(session, _indexed(queue), ranges, whole=whole)
     return [found[at][0] for at in range(len(ranges), len(questions))]
 
 
-async def _estimate(session: Session, table: str, ranges: Sequence[_Range]) -> None:
-    """Put the optimizer's estimates in the place of counts. For each it looks at both ends of the range."""
-    if not ranges:
+async def _estimate(session: Session, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()) -> None:
+    """Put the optimizer's estimates in the place of what was not counted to its end.
+
+    It looks at both ends of each range. InnoDB makes double of what it finds, or half of the table if that is less; so
+    all are scaled to what it takes the whole table to hold, where that is known.
+    """
+    estimated = [each for each in ranges if not each.exact]
+    if not estimated:
         return
-    questions = " UNION ALL ".join(f"SELECT COUNT(*) FROM {table} WHERE {each.where}" for each in ranges)
-    answer = await ask(session, f"EXPLAIN FORMAT=TRADITIONAL {questions}".encode(session.codec))
+    questions = [f"SELECT COUNT(*) FROM {table} WHERE {each.where}" for each in estimated]
+    questions.append(f"SELECT COUNT(*) FROM {table}")
+    answer = await ask(session, f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(questions)}".encode(session.codec))
     extended = bool(session.capabilities & MARIADB_EXTENDED_METADATA)
     count = Reader(answer.packets[0].payload).lenenc()
     names = [parse_column(each.payload, extended=extended).name for each in answer.packets[1 : 1 + count]]
-    for each, row in zip(ranges, text_rows(session, answer), strict=False):  # A last row is about the union.
-        each.count = max(each.count, int(row[names.index(b"rows")] or 0))
+    found = [int(row[names.index(b"rows")] or 0) for row in text_rows(session, answer)]
+    for each, rows_found in zip(estimated, found, strict=False):
+        each.count = max(each.count, rows_found)
+    scaled = sum(each.count for each in whole if not each.exact)
+    rest = found[len(estimated)] - sum(each.count for each in whole if each.exact)
+    if scaled and rest > 0:
+        for each in estimated:
+            each.count = max(each.bound + 1, each.count * rest // scaled)
 
 
 def _greatest_wait_ns(policy: Policy) -> int:
