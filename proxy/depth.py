@@ -75,7 +75,8 @@ async def measure(session: Session, queue: QueueTable) -> Depth:
     ranges = [acknowledged, recent, *(each for part in parts for each in part.ranges)]
     others = [f"SELECT MIN(time_next), 0 FROM {table} WHERE {part.own}" for part in parts]
     if queue.id_grows:
-        others.append(f"SELECT MAX(id), 0 FROM {qualified(queue.id)}")
+        # With an id of FLOAT, all numbers of the union would be such.
+        others.append(f"SELECT CAST(MAX(id) AS DECIMAL(30)), 0 FROM {qualified(queue.id)}")
     whole = [acknowledged, *(each for part in parts for each in part.whole)] if all_found else ()
     oldest = await _count(session, queue, ranges, others, whole=whole)
     if queue.id_grows:
@@ -146,7 +147,7 @@ class _Priority:
         """Its counts; `oldest` is the earliest time_next."""
         near = self._near
         looked_at = near.count if near.exact else near.bound + 1
-        in_flight = near.count * near.delivered // max(1, looked_at)
+        in_flight = min(near.count, self._later.count) * near.delivered // max(1, looked_at)
         depth.ready += self._due.count
         depth.in_flight += in_flight
         depth.scheduled += max(0, self._later.count - in_flight)

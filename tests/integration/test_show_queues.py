@@ -105,6 +105,23 @@ def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) 
     assert (again["Estimated"], again["Ready"], again["Scheduled"]) == ("ready", row["Ready"], due)
 
 
+def test_of_a_few_thousand_scheduled_ones_not_more_can_be_in_flight(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2) + " LIMIT 3000")
+    run(connection, f"UPDATE m SET epoch = 1, time_next = {NOW_NS} + 70000000000 + id")
+    row = listed(connection, database)["m"]
+    assert (row["Estimated"], row["In_flight"], row["Scheduled"]) == ("in_flight, scheduled", 3_000, 0)
+
+
+def test_an_id_of_another_numeric_type(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (id MEDIUMINT UNSIGNED AUTO_INCREMENT, payload TEXT)")
+    enqueue(connection, "m", "abc")
+    assert listed(connection, database)["m"]["Ready"] == 3
+    run(connection, "CREATE QUEUE f (id DOUBLE, payload TEXT)")
+    run(connection, "INSERT INTO f (id) VALUES (0.5)")
+    assert listed(connection, database)["f"]["Ready"] == 1
+
+
 def test_what_is_in_flight_is_estimated_from_a_part_of_it(connection, database) -> None:
     run(connection, "CREATE QUEUE m (payload TEXT)")
     run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2))
