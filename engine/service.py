@@ -19,7 +19,7 @@ from engine.dispatcher import Dispatcher
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
 from engine.pacing import Limits
-from engine.runner import Sink, TableRunner
+from engine.runner import Sink, TableRunner, gone
 from engine.shell import Counters, EngineSettings, Shell
 from engine.store import Store, StoreError
 from engine.subscribers import Subscription
@@ -163,7 +163,7 @@ class Engine:
         this returns. Raises UnusableQueue when the table ceased to be a queue since it was looked at."""
         runner = self._runners.get(queue.id)
         if runner is None:
-            raise UnusableQueue(f"Table '{queue.id}' is no message table any more")
+            raise UnusableQueue(gone(queue.id))
         subscriber = next(self._ids)
         runner.sinks[subscriber] = sink
         spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns, selection)
@@ -273,7 +273,7 @@ class Engine:
                 if runner is not None:
                     del self._runners[table]
                     self.on_queues()
-                    runner.retire(str(found) if found else f"Table '{table}' is no message table any more")
+                    runner.retire(str(found) if found else gone(table))
 
     async def _look_at_all(self) -> None:
         generation = self._generation

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from pymysql.constants import COMMAND
 
+from engine import catalog_mysql, store_mysql
+from engine.catalog import TableFacts
 from engine.link import BackendAddress, Link
 from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
-from engine.store import StoreError
+from engine.store import StoreError, Timed
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
 from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, interrupted_store
@@ -517,6 +519,19 @@ class TestCatalog:
             "id is not unique",
         ):
             assert part in told
+
+    def test_a_table_that_is_dropped_during_a_look_is_not_taken_for_a_broken_one(
+        self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
+            facts = catalog_mysql.table_facts(link, table)
+            if facts.value is None:
+                return facts
+            subject.execute("DROP TABLE messages")
+            return Timed(replace(facts.value, columns=(), indexes=()), facts.now_ns)
+
+        monkeypatch.setattr(store_mysql, "table_facts", table_facts)
+        assert subject.store.describe(subject.table.id).value is None
 
     def test_indexes_are_seen_as_they_are(self, subject: ServerSubject) -> None:
         found = self.described(
