@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from mysql_mimic.types import Commands
+from pymysqlreplication import BinLogStreamReader
+from pymysqlreplication.row_event import WriteRowsEvent
 
 from proxy.wire.packets import EOF, parse_err
 from tests.support.queues import create_queue, enqueue, rows, run
@@ -79,17 +81,15 @@ def test_a_log_that_is_not_there_is_the_servers_own_error(proxy) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of the library, which calls PyMySQL as of old.
 def test_a_reader_of_changes_follows_a_queue_through_the_proxy(proxy, database, file) -> None:
-    replication = pytest.importorskip("pymysqlreplication", reason="mysql-replication is not installed")
-    row_event = pytest.importorskip("pymysqlreplication.row_event")
     settings = {"host": proxy.host, "port": proxy.port, "user": "root", "password": "", "ssl_disabled": True}
-    reader: Any = replication.BinLogStreamReader(
+    reader: Any = BinLogStreamReader(
         connection_settings=settings,
         server_id=REPLICA,
         log_file=file,
         log_pos=4,
         resume_stream=True,
         blocking=True,
-        only_events=[row_event.WriteRowsEvent],
+        only_events=[WriteRowsEvent],
         only_schemas=[database],
     )
     with proxy.connect(database=database) as producer:

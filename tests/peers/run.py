@@ -20,7 +20,6 @@ from pathlib import Path
 
 from proxy.embedded import EmbeddedServer, Flavour
 from tests.peers import fetching, isolation
-from tests.peers.certificate import make_certificate
 from tests.peers.outcomes import (
     Comparison,
     Outcome,
@@ -30,7 +29,8 @@ from tests.peers.outcomes import (
     read_explanations,
     results_page,
 )
-from tests.peers.suites import BOTH, RUN_LIMIT_S, SUITES, Certificate, Stage, Suite, environment
+from tests.peers.suites import BOTH, RUN_LIMIT_S, SUITES, Stage, Suite, environment
+from tests.support.certificates import Certificates, certificates
 from tests.support.proxies import running_proxy
 from tests.support.servers import ServerMissingError, connect, running_server, server_binary
 
@@ -48,10 +48,10 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def prepared_server(suite: Suite, flavour: Flavour, certificate: Certificate) -> Iterator[EmbeddedServer]:
+def prepared_server(suite: Suite, flavour: Flavour, certificate: Certificates) -> Iterator[EmbeddedServer]:
     """A fresh server with what the suite wants to find on it."""
     tls = (
-        f"--ssl-ca={certificate.authority}",
+        f"--ssl-ca={certificate.ca}",
         f"--ssl-cert={certificate.certificate}",
         f"--ssl-key={certificate.key}",
     )
@@ -68,7 +68,7 @@ def prepared_server(suite: Suite, flavour: Flavour, certificate: Certificate) ->
 
 @contextlib.contextmanager
 def address_of(
-    server: EmbeddedServer, certificate: Certificate, log: Path, *, through_proxy: bool
+    server: EmbeddedServer, certificate: Certificates, log: Path, *, through_proxy: bool
 ) -> Iterator[tuple[str, int]]:
     """Where the suite is to connect."""
     if not through_proxy:
@@ -90,8 +90,7 @@ def run_suite(suite: Suite, flavour: Flavour, folder: Path, *, through_proxy: bo
     python = fetching.environment_of(suite)
     with tempfile.TemporaryDirectory(prefix="ackstream-peers-") as scratch:
         source = fetching.unpacked(fetching.archive(suite.source, python), Path(scratch) / "source")
-        own = suite.certificate and suite.certificate(source)
-        certificate = own or make_certificate(Path(scratch))
+        certificate = suite.certificate(source) if suite.certificate else certificates()
         with (
             prepared_server(suite, flavour, certificate) as server,
             address_of(server, certificate, folder / "proxy-itself.log", through_proxy=through_proxy) as (host, port),

@@ -17,6 +17,7 @@ from textwrap import dedent
 
 from proxy.embedded import Flavour
 from tests.peers.outcomes import Reader, read_connector, read_go, read_junit
+from tests.support.certificates import Certificates
 
 BOTH: tuple[Flavour, ...] = ("mysql", "mariadb")
 PASSWORD = "some password"
@@ -36,15 +37,6 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """The server's certificate, its key, and who signed it, as files."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """One run: a server (or a proxy before it), a fresh copy of the source, and where the report goes."""
 
@@ -53,7 +45,7 @@ class Stage:
     port: int
     source: Path
     python: Path
-    certificate: Certificate
+    certificate: Certificates
     report: Path
 
     def edit(self, place: str, old: str, new: str) -> None:
@@ -101,7 +93,7 @@ class Suite:
     flavours: Sequence[Flavour] = BOTH
     options: Sequence[str] = ()
     """For the server."""
-    certificate: Callable[[Path], Certificate] | None = None
+    certificate: Callable[[Path], Certificates] | None = None
     """Where the suite brings one of its own."""
     python: bool = True
     """Whether it has an environment of Python's, made from its lock."""
@@ -118,7 +110,7 @@ def _pymysql(stage: Stage) -> Command:
     tests = ["pymysql/tests"]
     if stage.flavour == "mysql":
         stage.edit("tests/test_auth.py", "port = 3306", f"port = {stage.port}")
-        stage.edit("tests/test_auth.py", 'os.path.expanduser("~/ca.pem")', repr(str(stage.certificate.authority)))
+        stage.edit("tests/test_auth.py", 'os.path.expanduser("~/ca.pem")', repr(str(stage.certificate.ca)))
         tests.append("tests/test_auth.py")
     return Command(stage.pytest(*tests), stage.source)
 
@@ -141,9 +133,9 @@ def _aiomysql(stage: Stage) -> Command:
     return Command(stage.pytest(address, "tests"), stage.source, {"MYSQL_ROOT_PASSWORD": PASSWORD})
 
 
-def _aiomysql_certificate(source: Path) -> Certificate:
+def _aiomysql_certificate(source: Path) -> Certificates:
     folder = source / "tests/ssl_resources/ssl"
-    return Certificate(folder / "ca.pem", folder / "server-cert.pem", folder / "server-key.pem")
+    return Certificates(folder / "ca.pem", folder / "server-cert.pem", folder / "server-key.pem")
 
 
 def _asyncmy(stage: Stage) -> Command:
