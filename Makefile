@@ -51,9 +51,14 @@ format: .venv/.stamp ## Format the code and fix what can be fixed by itself
 	@.venv/bin/ruff format .
 
 .PHONY: bench
-bench: .venv/.stamp ## Measure: every program of bench/, one after another
+bench: .venv/.stamp ## Measure: the programs of bench/, one after another
 	@scripts/prepare server
-	@for program in bench/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
+	@for program in $(filter-out bench/relays.py bench/wire.py,$(wildcard bench/*.py)); do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
+
+.PHONY: bench-wire
+bench-wire: .venv/.stamp ## Measure direct, proxy, MySQL Router and HAProxy side by side
+	@scripts/prepare mysql relays
+	@.venv/bin/python bench/wire.py
 
 PACKETS := 1000000
 .PHONY: fuzz

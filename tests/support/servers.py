@@ -63,10 +63,11 @@ def _mysql_root() -> Path:
     return cache_dir() / "mysql-sid"
 
 
-def _foreign_command(root: Path, program: str) -> tuple[str, ...]:
-    """The command that runs a program of another Linux system, unpacked at `root`, in place."""
+def foreign_command(root: Path, program: str, *libraries: str) -> tuple[str, ...]:
+    """The command that runs a program of another Linux system, unpacked at `root`, in place. `libraries`: folders."""
     loader = next(root.glob("lib*/ld-linux*.so.*"))
-    return (str(loader), "--library-path", str(loader.resolve().parent), str(root / program))
+    folders = ":".join(map(str, (loader.resolve().parent, *(root / folder for folder in libraries))))
+    return (str(loader), "--library-path", folders, str(root / program))
 
 
 @functools.cache
@@ -82,7 +83,7 @@ def server_binary(flavour: Flavour) -> Binary:
 
 def _mysql_binary() -> Binary:
     if (_mysql_root() / "usr/sbin/mysqld").exists():
-        return Binary.ask(_foreign_command(_mysql_root(), "usr/sbin/mysqld"))
+        return Binary.ask(foreign_command(_mysql_root(), "usr/sbin/mysqld"))
     with contextlib.suppress(EmbeddedServerError):
         if (found := find_server("mysql")).version >= OLDEST_TESTED_MYSQL:
             return found
@@ -97,7 +98,7 @@ def client_program(flavour: Flavour) -> list[str]:
     """The command of the flavour's own command line client, to be followed by its options."""
     root = _mysql_root()
     if flavour == "mysql" and (root / "usr/bin/mysql").exists():
-        return [*_foreign_command(root, "usr/bin/mysql"), "--no-defaults"]
+        return [*foreign_command(root, "usr/bin/mysql"), "--no-defaults"]
     name = "mariadb" if flavour == "mariadb" else "mysql"
     path = shutil.which(name)
     if path is None:

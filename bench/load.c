@@ -1,0 +1,139 @@
+/* The client of bench/wire.py, the same before every relay: connections that are kept, and work for them by order.
+ *
+ *   load HOST PORT USER CONNECTIONS [tls]
+ *
+ * When all are logged in it says so. Each line of its input is an order, answered by a line:
+ *   points N SECONDS   the first N connections, a thread each, look rows up by primary key, as fast as they are answered:
+ *                      statements, seconds, and the median and 99th percentile of one statement in µs
+ *   rows               one of them reads the large table: rows, and seconds from the statement to the last row
+ * It ends with its input. In C, because a client in Python would be what is measured. */
+#include <mysql.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { POINTS = 10000 };
+
+typedef struct {
+    MYSQL *db;
+    pthread_t thread;
+    unsigned seed;
+    float *took_us;
+    size_t count, room;
+} Connection;
+
+static double stop_at_s;
+
+static void fail(const char *text) {
+    fprintf(stderr, "load: %s\n", text);
+    exit(1);
+}
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The rows of a statement's result, each read as it comes and none kept. */
+static size_t read_rows(MYSQL *db, const char *statement) {
+    if (mysql_query(db, statement))
+        fail(mysql_error(db));
+    MYSQL_RES *result = mysql_use_result(db);
+    size_t rows = 0;
+    while (mysql_fetch_row(result))
+        rows++;
+    if (mysql_errno(db))
+        fail(mysql_error(db));
+    mysql_free_result(result);
+    return rows;
+}
+
+static void *look_up(void *argument) {
+    Connection *mine = argument;
+    double before_s = now_s();
+    while (before_s < stop_at_s) {
+        char statement[64];
+        snprintf(statement, sizeof statement, "SELECT c FROM points WHERE id = %d", rand_r(&mine->seed) % POINTS + 1);
+        if (read_rows(mine->db, statement) != 1)
+            fail("a row is missing");
+        double after_s = now_s();
+        if (mine->count == mine->room) {
+            mine->room = mine->room ? 2 * mine->room : 65536;
+            mine->took_us = realloc(mine->took_us, mine->room * sizeof *mine->took_us);
+            if (!mine->took_us)
+                fail("no memory");
+        }
+        mine->took_us[mine->count++] = (float)(1e6 * (after_s - before_s));
+        before_s = after_s;
+    }
+    return NULL;
+}
+
+static int ascending(const void *left, const void *right) {
+    float a = *(const float *)left, b = *(const float *)right;
+    return (a > b) - (a < b);
+}
+
+static void points(Connection *connections, int number, double seconds) {
+    double begin_s = now_s();
+    size_t total = 0;
+    stop_at_s = begin_s + seconds;
+    for (int i = 0; i < number; i++) {
+        connections[i].count = 0;
+        if (pthread_create(&connections[i].thread, NULL, look_up, &connections[i]))
+            fail("no thread");
+    }
+    for (int i = 0; i < number; i++) {
+        pthread_join(connections[i].thread, NULL);
+        total += connections[i].count;
+    }
+    double took_s = now_s() - begin_s;
+    float *all = malloc(total * sizeof *all);
+    if (!all)
+        fail("no memory");
+    for (int i = 0, at = 0; i < number; at += (int)connections[i++].count)
+        memcpy(all + at, connections[i].took_us, connections[i].count * sizeof *all);
+    qsort(all, total, sizeof *all, ascending);
+    printf("%zu %f %f %f\n", total, took_s, all[total / 2], all[total - 1 - total / 100]);
+    free(all);
+}
+
+static void rows(MYSQL *db) {
+    double begin_s = now_s();
+    size_t count = read_rows(db, "SELECT id, c FROM million");
+    printf("%zu %f\n", count, now_s() - begin_s);
+}
+
+int main(int count, char **arguments) {
+    if (count < 5)
+        fail("HOST PORT USER CONNECTIONS [tls]");
+    int number = atoi(arguments[4]), wanted;
+    my_bool tls = count > 5;
+    double seconds;
+    char order[64];
+    Connection *connections = calloc((size_t)number, sizeof *connections);
+    for (int i = 0; i < number; i++) {
+        MYSQL *db = connections[i].db = mysql_init(NULL);
+        connections[i].seed = (unsigned)i;
+        mysql_options(db, MYSQL_OPT_SSL_ENFORCE, &tls);
+        if (!mysql_real_connect(db, arguments[1], arguments[3], "", "bench", (unsigned)atoi(arguments[2]), NULL, 0))
+            fail(mysql_error(db));
+    }
+    puts("ready");
+    fflush(stdout);
+    while (fgets(order, sizeof order, stdin)) {
+        if (sscanf(order, "points %d %lf", &wanted, &seconds) == 2 && wanted > 0 && wanted <= number)
+            points(connections, wanted, seconds);
+        else if (strcmp(order, "rows\n") == 0)
+            rows(connections[0].db);
+        else
+            fail("no such order");
+        fflush(stdout);
+    }
+    for (int i = 0; i < number; i++)
+        mysql_close(connections[i].db);
+    return 0;
+}
