@@ -59,6 +59,7 @@ from proxy.wire.packets import (
 Tag = TypeVar("Tag")
 
 _OK_MIN: Final = 7
+_EOF_LEN: Final = 5
 
 _HEAD_MAX: Final = OK_HEAD_MAX + 1
 """As many bytes of a packet must be at hand before it is judged."""
@@ -186,32 +187,63 @@ class ResponseWalker(Generic[Tag]):
             self._skip = at - end
             return ()
         events: list[Outcome[Tag] | FileRequest] = []
+        if self._step is ResponseWalker._head and not (at or self._continued) and self._whole_result(chunk, end):
+            at = end
         while True:
-            done = self._done
-            if done is not None and not self._continued:
-                self._report(done, events)
             if not self._continued:
-                at = self._pass_over(chunk, at, end)
-            if end - at < HEADER:
+                if self._done is not None:
+                    self._report(self._done, events)
+                if self._step is ResponseWalker._rows:
+                    at = _pass_rows(chunk, at, end)
+                elif self._step is ResponseWalker._columns:
+                    at = self._pass_columns(chunk, at, end)
+            payload = at + HEADER
+            if payload > end:
                 break
             length = _word_at(chunk, at)[0] & PAYLOAD_MAX
-            if not self._packet(chunk, at + HEADER, length, end):
-                break
-            at += HEADER + length
+            if not self._continued:
+                if payload + min(length, _HEAD_MAX) > end:
+                    break
+                self._step(self, chunk, payload, payload + length)
+            self._continued = length == PAYLOAD_MAX
+            at = payload + length
             if at > end:
                 break
         self._skip = max(at - end, 0)
         self._tail = chunk[at:]
         return events
 
-    def _packet(self, chunk: bytes, at: int, length: int, end: int) -> bool:
-        """Judge the packet whose payload begins at `at`; False if too little of it is here."""
-        if not self._continued:
-            head = min(length, _HEAD_MAX)
-            if end - at < head:
+    def _whole_result(self, chunk: bytes, end: int) -> bool:
+        """Take an answer of the usual kind at once: one result, which this chunk is, from end to end.
+
+        False for any other, which the steps take packet by packet. They would say the same of this one.
+        """
+        if end <= HEADER or _word_at(chunk, 0)[0] & PAYLOAD_MAX != 1 or not 0 < chunk[HEADER] < LOCAL_INFILE:
+            return False
+        last = end - HEADER - 1
+        at, left = _pass_definitions(chunk, HEADER + 1, end, chunk[HEADER])
+        if left or at > last:
+            return False
+        if not self.deprecate_eof:
+            word, marker = _packet_at(chunk, at)
+            if word & PAYLOAD_MAX != _EOF_LEN or marker != EOF or at + HEADER + _EOF_LEN > last:
                 return False
-            self._step(self, chunk, at, at + length)
-        self._continued = length == PAYLOAD_MAX
+            if eof_status_at(chunk, at + HEADER, end) & (CURSOR_EXISTS | PS_OUT_PARAMS):
+                return False
+            at += HEADER + _EOF_LEN
+        at = _pass_rows(chunk, at, end)
+        if at > last:
+            return False
+        word, marker = _packet_at(chunk, at)
+        length = word & PAYLOAD_MAX
+        at += HEADER
+        if marker != EOF or at + length != end or length >= (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
+            return False
+        head = _end_head_at(chunk, at, end)
+        if head.status & MORE_RESULTS:
+            return False
+        self._results += 1
+        self._succeed(head)
         return True
 
     def _begin(self, command: int, tag: Tag) -> None:
@@ -231,26 +263,10 @@ class ResponseWalker(Generic[Tag]):
         if self._expected:
             self._begin(*self._expected.popleft())
 
-    def _pass_over(self, chunk: bytes, at: int, end: int) -> int:
-        """Step over column and row packets by their headers; where the first other one begins."""
-        step = self._step
-        if step is ResponseWalker._rows:
-            return _pass_rows(chunk, at, end)
-        if step is ResponseWalker._columns:
-            return self._pass_columns(chunk, at, end)
-        return at
-
     def _pass_columns(self, chunk: bytes, at: int, end: int) -> int:
-        last = end - HEADER - 1
-        left = self._columns_left
-        while left > 1 and at <= last:
-            word, marker = _packet_at(chunk, at)
-            length = word & PAYLOAD_MAX
-            if marker == ERR or length == PAYLOAD_MAX:
-                break
-            at += HEADER + length
-            left -= 1
-        self._columns_left = left
+        """Step over all definitions but the last, which ends them."""
+        at, left = _pass_definitions(chunk, at, end, self._columns_left - 1)
+        self._columns_left = left + 1
         return at
 
     # The steps. Each takes the bounds of a payload whose first `_HEAD_MAX` bytes are at hand.
@@ -403,6 +419,19 @@ class ResponseWalker(Generic[Tag]):
         **dict.fromkeys(DUMPS, _dump),
     }
     """How an answer begins, where that is not `_head`."""
+
+
+def _pass_definitions(chunk: bytes, at: int, end: int, left: int) -> tuple[int, int]:
+    """Step over column definitions by their headers; where it stopped, and how many are left then."""
+    last = end - HEADER - 1
+    while left > 0 and at <= last:
+        word, marker = _packet_at(chunk, at)
+        length = word & PAYLOAD_MAX
+        if marker == ERR or length == PAYLOAD_MAX:
+            break
+        at += HEADER + length
+        left -= 1
+    return at, left
 
 
 def _pass_rows(chunk: bytes, at: int, end: int) -> int:
