@@ -130,14 +130,16 @@ class Hints:
 
     def finished(self, outcome: Outcome[Tag]) -> None:
         """A command ended; tell the engine what can be told now."""
-        tag = outcome.tag
-        if isinstance(tag, Touched) and (outcome.ok or outcome.results):
-            self._touch(tag)
-            if tag.schema:
-                self._engine.schema_changed()
-        elif isinstance(tag, Settled) and outcome.ok and outcome.affected_rows:
-            self._remember(tag, outcome)
-        if not outcome.in_transaction and (self._touched or self._settled):
+        match outcome.tag:
+            case None:
+                pass
+            case Touched() as tag if outcome.ok or outcome.results:
+                self._touch(tag)
+                if tag.schema:
+                    self._engine.schema_changed()
+            case Settled() as tag if outcome.ok and outcome.affected_rows:
+                self._remember(tag, outcome)
+        if (self._touched or self._settled) and not outcome.in_transaction:
             self._committed()
 
     def _touch(self, tag: Touched) -> None:

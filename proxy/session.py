@@ -261,6 +261,8 @@ class Session:
             if self.login is not None:
                 self._server_said_in_login(self.login, data)
                 return
+            if not (self._closed or self._change_user or self._question or self.stream):
+                self.client.write(data)  # First of all: the client need not wait for what is thought about it.
             events = self._walker.feed(data)
             if self._closed:
                 pass  # The client is gone, and there is nobody to tell.
@@ -268,8 +270,6 @@ class Session:
                 self._server_said_in_change_of_user(self._change_user, data)
             elif self._question is not None:
                 self._question.feed(data)
-            elif self.stream is None:
-                self.client.write(data)
             for event in events:
                 if isinstance(event, FileRequest):
                     self._framer.enter_infile()
@@ -450,10 +450,10 @@ class Session:
             return self._begin_change_of_user(event, self.info)
         if self._preparing and event.byte in _STATEMENT_COMMANDS:
             return False  # It may be about the statement whose number we are waiting for.
-        if len(event.data) - HEADER < SILENT.get(event.byte, 0):
+        if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
             raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
         verb, tag = self._look(event)
-        if verb in OWN_VERBS or isinstance(tag, CarriedOutHere):
+        if (verb is not Verb.OTHER and verb in OWN_VERBS) or (tag is not None and isinstance(tag, CarriedOutHere)):
             return self._begin(verb, event)
         self._walker.expect(event.byte, tag)
         self._write_server(self._renumbered(event))
@@ -607,14 +607,17 @@ class Session:
             return
         if outcome.command in _FORGETTING and outcome.ok:
             self.prepared.clear()
-        if isinstance(outcome.tag, Preparing):
-            self._preparing = False
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id
-            if isinstance(outcome.tag, Preparing):
-                self.prepared[outcome.prepared.statement_id] = OwnStatement(outcome.tag.statement)
-        if isinstance(outcome.tag, Killed) and outcome.ok:
-            self.proxy.killed(outcome.tag.kill)
+        match outcome.tag:
+            case None:
+                pass
+            case Preparing(statement):
+                self._preparing = False
+                if outcome.prepared is not None:
+                    self.prepared[outcome.prepared.statement_id] = OwnStatement(statement)
+            case Killed(kill) if outcome.ok:
+                self.proxy.killed(kill)
         self.hints.finished(outcome)
 
     # Ours.

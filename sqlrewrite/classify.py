@@ -98,7 +98,7 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
     CLIENT_MULTI_STATEMENTS, and this is not a PREPARE. Where it cannot, no semicolon is looked for.
     """
     head = _first_statement(text)
-    if head.verb in OWN_VERBS:
+    if head is not OTHER and head.verb in OWN_VERBS:
         return head if _stands_alone(text) else OTHER
     if not multi_statements or _stands_alone(text, LEXED_BYTES_MAX):
         return head
