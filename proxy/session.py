@@ -43,7 +43,7 @@ from proxy.wire.framing import HEADER, Command, CommandFramer, Event, Packet, Pa
 from proxy.wire.packets import ServerError, make_err, parse_err
 from proxy.wire.params import ParamType, execute_id, make_query, parse_execute, query_text
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
-from sqlrewrite.classify import OWN_VERBS, Head, Kill, Verb, begins_like_ours, classify, parse_kill
+from sqlrewrite.classify import OTHER, OWN_VERBS, Head, Kill, Verb, begins_like_ours, classify, parse_kill
 
 if TYPE_CHECKING:
     from proxy.listener import Proxy
@@ -60,6 +60,7 @@ MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF = b"\0\0", b"\1\0"
 LAST_PREPARED = 0xFFFFFFFF
 """MariaDB's drivers may execute "the statement prepared last" before they know its number."""
 
+COM_STMT_SEND_LONG_DATA = int(Commands.COM_STMT_SEND_LONG_DATA)
 LONG_DATA_INDEX_AT = 5
 """In COM_STMT_SEND_LONG_DATA, behind the command byte and the statement's number."""
 
@@ -456,7 +457,7 @@ class Session:
         if (verb is not Verb.OTHER and verb in OWN_VERBS) or (tag is not None and isinstance(tag, CarriedOutHere)):
             return self._begin(verb, event)
         self._walker.expect(event.byte, tag)
-        self._write_server(self._renumbered(event))
+        self._write_server(event.data if event.byte != COM_STMT_SEND_LONG_DATA else self._renumbered(event))
         if self._walker.outstanding > self.proxy.settings.pipelined_max:
             self._hold_client()
         return True
@@ -483,7 +484,7 @@ class Session:
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self._attributes)
             head = classify(text, multi_statements=self._multi_statements)
-            return head.verb, self._tag(head, text)
+            return (Verb.OTHER, None) if head is OTHER else (head.verb, self._tag(head, text))
         if byte == COM_STMT_PREPARE:
             head = classify(command.payload[1:], multi_statements=False)
             tag = self._tag(head, command.payload[1:])
@@ -513,7 +514,7 @@ class Session:
         own = self.prepared_statement(number)
         if command.byte == Commands.COM_STMT_CLOSE:
             self.prepared.pop(self._last_prepared if number == LAST_PREPARED else number, None)
-        elif own is not None and command.byte == Commands.COM_STMT_SEND_LONG_DATA:
+        elif own is not None and command.byte == COM_STMT_SEND_LONG_DATA:
             own.long_data |= {int.from_bytes(command.payload[5:7], "little")}
         elif own is not None and command.byte == Commands.COM_STMT_RESET:
             own.long_data = frozenset()
@@ -530,9 +531,7 @@ class Session:
         return None
 
     def _renumbered(self, command: Command) -> bytes:
-        """A command's bytes. Of a statement whose last parameter the server has first, long data goes there too."""
-        if command.byte != Commands.COM_STMT_SEND_LONG_DATA:
-            return command.data
+        """Long data as the server wants it: of a statement whose last parameter it has first, it goes there too."""
         own = self.prepared_statement(execute_id(command.payload))
         if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.delay_is_param:
             return command.data
@@ -698,7 +697,7 @@ _STATEMENT_COMMANDS = frozenset(
         COM_STMT_BULK_EXECUTE,
         int(Commands.COM_STMT_CLOSE),
         int(Commands.COM_STMT_RESET),
-        int(Commands.COM_STMT_SEND_LONG_DATA),
+        COM_STMT_SEND_LONG_DATA,
     )
 )
 _SESSION_COMMANDS = frozenset(
