@@ -99,6 +99,40 @@ def test_a_chunk_inside_a_large_row_keeps_nothing() -> None:
     assert isinstance(outcome, Outcome)
 
 
+ALIKE = [b"\x04" + number.to_bytes(4, "little") + bytes([1]) * 5 for number in range(3000)]
+OTHERS = [b"\x01" * (1 + number % 7) for number in range(3000)]
+
+
+@BOTH_ENDINGS
+@pytest.mark.parametrize(
+    "rows",
+    [ALIKE, ALIKE + OTHERS, OTHERS + ALIKE, [b"\x00"] * 9000, [*ALIKE[:700], b"\x01" * 300_000, *ALIKE]],
+    ids=["alike", "then others", "after others", "short", "around a long one"],
+)
+@pytest.mark.parametrize("piece", [1 << 20, 65_536, 10_000, 4_097])
+def test_rows_of_one_length_are_taken_together_and_end_where_they_end(
+    capabilities: int, rows: list[bytes], piece: int
+) -> None:
+    answer = wire.result(rows, capabilities, status=IN_TRANS) + wire.ok(affected_rows=7)
+    machine = walker(capabilities)
+    machine.expect(wire.QUERY, "rows")
+    machine.expect(wire.QUERY, "ok")
+    outcomes = [each for at in range(0, len(answer), piece) for each in machine.feed(answer[at : at + piece])]
+    assert [(each.tag, each.affected_rows) for each in outcomes if isinstance(each, Outcome)] == [
+        ("rows", 0),
+        ("ok", 7),
+    ]
+    assert machine.idle
+
+
+@BOTH_ENDINGS
+def test_an_error_as_long_as_the_rows_before_it_ends_them(capabilities: int) -> None:
+    packets = [b"\x01", *wire.column_packets(1, capabilities), *ALIKE, make_err(1317, "70100", "x")]
+    assert len(packets[-1]) == len(ALIKE[0])
+    outcome = only(walker(capabilities), wire.QUERY, frame_rows(packets, 1)[0])
+    assert outcome.error_code == 1317
+
+
 @BOTH_ENDINGS
 def test_an_error_among_rows_ends_the_answer(capabilities: int) -> None:
     packets = [b"\x01", *wire.column_packets(1, capabilities), b"\x01x", make_err(1317, "70100", "")]
