@@ -1,11 +1,12 @@
 /* The client of bench/wire.py, the same before every relay: connections that are kept, and work for them by order.
  *
- *   load HOST PORT USER CONNECTIONS [tls]
+ *   load HOST PORT USER CONNECTIONS
  *
  * When all are logged in it says so. Each line of its input is an order, answered by a line:
  *   points N SECONDS   the first N connections, a thread each, look rows up by primary key, as fast as they are answered:
  *                      statements, seconds, and the median and 99th percentile of one statement in µs
- *   rows               one of them reads the large table: rows, and seconds from the statement to the last row
+ *   inserts N SECONDS  the same with a row inserted and committed
+ *   rows TABLE         one of them reads a table: rows, and seconds from the statement to the last row
  * It ends with its input. In C, because a client in Python would be what is measured. */
 #include <mysql.h>
 #include <pthread.h>
@@ -25,6 +26,7 @@ typedef struct {
 } Connection;
 
 static double stop_at_s;
+static int inserting;
 
 static void fail(const char *text) {
     fprintf(stderr, "load: %s\n", text);
@@ -37,12 +39,14 @@ static double now_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The rows of a statement's result, each read as it comes and none kept. */
-static size_t read_rows(MYSQL *db, const char *statement) {
+/* Rows of a statement's result, each read as it comes and none kept, or those it has changed. */
+static size_t run(MYSQL *db, const char *statement) {
     if (mysql_query(db, statement))
         fail(mysql_error(db));
     MYSQL_RES *result = mysql_use_result(db);
     size_t rows = 0;
+    if (!result)
+        return mysql_affected_rows(db);
     while (mysql_fetch_row(result))
         rows++;
     if (mysql_errno(db))
@@ -51,13 +55,14 @@ static size_t read_rows(MYSQL *db, const char *statement) {
     return rows;
 }
 
-static void *look_up(void *argument) {
+static void *work(void *argument) {
     Connection *mine = argument;
     double before_s = now_s();
     while (before_s < stop_at_s) {
         char statement[64];
-        snprintf(statement, sizeof statement, "SELECT c FROM points WHERE id = %d", rand_r(&mine->seed) % POINTS + 1);
-        if (read_rows(mine->db, statement) != 1)
+        const char *form = inserting ? "INSERT INTO sink (n) VALUES (%d)" : "SELECT c FROM points WHERE id = %d";
+        snprintf(statement, sizeof statement, form, rand_r(&mine->seed) % POINTS + 1);
+        if (run(mine->db, statement) != 1)
             fail("a row is missing");
         double after_s = now_s();
         if (mine->count == mine->room) {
@@ -77,13 +82,13 @@ static int ascending(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-static void points(Connection *connections, int number, double seconds) {
+static void all_work(Connection *connections, int number, double seconds) {
     double begin_s = now_s();
     size_t total = 0;
     stop_at_s = begin_s + seconds;
     for (int i = 0; i < number; i++) {
         connections[i].count = 0;
-        if (pthread_create(&connections[i].thread, NULL, look_up, &connections[i]))
+        if (pthread_create(&connections[i].thread, NULL, work, &connections[i]))
             fail("no thread");
     }
     for (int i = 0; i < number; i++) {
@@ -101,34 +106,35 @@ static void points(Connection *connections, int number, double seconds) {
     free(all);
 }
 
-static void rows(MYSQL *db) {
+static void rows(MYSQL *db, const char *table) {
+    char statement[64];
+    snprintf(statement, sizeof statement, "SELECT id, c FROM %s", table);
     double begin_s = now_s();
-    size_t count = read_rows(db, "SELECT id, c FROM million");
+    size_t count = run(db, statement);
     printf("%zu %f\n", count, now_s() - begin_s);
 }
 
 int main(int count, char **arguments) {
     if (count < 5)
-        fail("HOST PORT USER CONNECTIONS [tls]");
+        fail("HOST PORT USER CONNECTIONS");
     int number = atoi(arguments[4]), wanted;
-    my_bool tls = count > 5;
     double seconds;
-    char order[64];
+    char order[64], name[17];
     Connection *connections = calloc((size_t)number, sizeof *connections);
     for (int i = 0; i < number; i++) {
         MYSQL *db = connections[i].db = mysql_init(NULL);
         connections[i].seed = (unsigned)i;
-        mysql_options(db, MYSQL_OPT_SSL_ENFORCE, &tls);
         if (!mysql_real_connect(db, arguments[1], arguments[3], "", "bench", (unsigned)atoi(arguments[2]), NULL, 0))
             fail(mysql_error(db));
     }
     puts("ready");
     fflush(stdout);
     while (fgets(order, sizeof order, stdin)) {
-        if (sscanf(order, "points %d %lf", &wanted, &seconds) == 2 && wanted > 0 && wanted <= number)
-            points(connections, wanted, seconds);
-        else if (strcmp(order, "rows\n") == 0)
-            rows(connections[0].db);
+        inserting = strncmp(order, "inserts", 7) == 0;
+        if (sscanf(order, "%*s %d %lf", &wanted, &seconds) == 2 && wanted > 0 && wanted <= number)
+            all_work(connections, wanted, seconds);
+        else if (sscanf(order, "rows %16s", name) == 1)
+            rows(connections[0].db, name);
         else
             fail("no such order");
         fflush(stdout);

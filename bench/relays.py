@@ -68,9 +68,10 @@ class Way:
         """User and system time that its processes have taken so far."""
         return sum(_cpu_s(pid) for pid in self._processes())
 
-    def resident_bytes(self) -> int:
-        """Memory of its processes, all of it, shared libraries too."""
-        return sum(_resident_bytes(pid) for pid in self._processes())
+    def resident_bytes(self) -> tuple[int, int]:
+        """Memory of the process that has the connections, all of it, shared libraries too; and of those beside it."""
+        first, *others = map(_resident_bytes, self._processes())
+        return first, sum(others)
 
     def _processes(self) -> Iterator[int]:
         if self.pid is not None:
