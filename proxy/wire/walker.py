@@ -465,7 +465,7 @@ def _pass_alike(chunk: bytes, at: int, end: int) -> int:
         length = _word_at(chunk, at)[0] & PAYLOAD_MAX if at + HEADER <= end else 0
         step = HEADER + length
         ahead = chunk[at : at + _ALIKE_MIN * step : step]
-        if length in (0, PAYLOAD_MAX) or ahead != ahead[:1] * _ALIKE_MIN:
+        if ahead != ahead[:1] * _ALIKE_MIN:  # As it is for packets of the greatest length: no chunk has so many.
             return at
         stop = min(end, at + _ALIKE_MAX * step)
         markers = chunk[at + HEADER : stop : step]

@@ -125,6 +125,18 @@ def test_rows_of_one_length_are_taken_together_and_end_where_they_end(
     assert machine.idle
 
 
+@pytest.mark.parametrize("longer", [1, 1 << 8, 1 << 16], ids=["a little", "more", "much"])
+def test_a_row_that_looks_like_many_is_one(longer: int) -> None:
+    row = b"\x01" * 50
+    # Where the next rows would begin if this one were as long, its content has their headers, up to an end and an OK.
+    trap = frame_rows([row] * 20, 0)[0] + wire.result([]) + wire.ok()
+    length = len(row) + longer
+    long_row = (row + trap * (1 + length // len(trap)))[:length]
+    assert len(long_row) & 0xFF == len(row) or longer == 1
+    answer = wire.result([*[row] * 200, long_row, *[row] * 200])
+    assert only(walker(), wire.QUERY, answer).results == 1
+
+
 @BOTH_ENDINGS
 def test_an_error_as_long_as_the_rows_before_it_ends_them(capabilities: int) -> None:
     packets = [b"\x01", *wire.column_packets(1, capabilities), *ALIKE, make_err(1317, "70100", "x")]
@@ -158,12 +170,26 @@ def test_many_results_are_one_answer(capabilities: int) -> None:
     assert (outcome.results, outcome.affected_rows) == (3, 2)
 
 
+@BOTH_ENDINGS
+def test_more_results_may_come_one_chunk_each(capabilities: int) -> None:
+    machine = walker(capabilities)
+    machine.expect(wire.QUERY, "it")
+    assert machine.feed(wire.result([b"\x01x"], capabilities, status=MORE_RESULTS)) == []
+    assert machine.feed(wire.result([b"\x01y"], capabilities, status=MORE_RESULTS)) == []
+    (outcome,) = machine.feed(wire.result([b"\x01z"], capabilities))
+    assert isinstance(outcome, Outcome)
+    assert outcome.results == 3
+
+
 def test_a_result_always_follows_out_parameters() -> None:
     # MySQL sets MORE_RESULTS before the rows of the OUT parameters and not after them.
     columns = wire.column_packets(1, 0, status=MORE_RESULTS | PS_OUT_PARAMS)
     parameters = frame_rows([b"\x01", *columns, b"\0\0\x05\0\0\0", make_eof()], 1)[0]
     machine = walker()
     assert only(machine, wire.EXECUTE, parameters + wire.ok(affected_rows=1)).results == 2
+    machine.expect(wire.EXECUTE, "it")
+    assert machine.feed(parameters) == []
+    assert len(machine.feed(wire.ok(affected_rows=1))) == 1
     assert only(machine, wire.EXECUTE, wire.result([b"\0\0x"])).results == 1
 
 
@@ -226,6 +252,9 @@ def test_an_execute_that_opens_a_cursor_has_no_rows_and_a_fetch_has_no_columns()
     assert only(machine, wire.EXECUTE, opened).status & CURSOR_EXISTS
     fetched = frame_rows([b"\0\0x", b"\0\0y", make_eof(0x80)], 1)[0]
     assert only(machine, int(Commands.COM_STMT_FETCH), fetched).status == 0x80
+    machine.expect(wire.EXECUTE, "execute")
+    machine.expect(int(Commands.COM_STMT_FETCH), "fetch")
+    assert len(machine.feed(opened + fetched)) == 2
 
 
 def test_a_cursor_opens_with_a_single_ending_under_deprecate_eof() -> None:
