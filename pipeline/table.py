@@ -17,7 +17,6 @@ from pyspark.sql import types as t
 from pipeline.endpoint import quoted
 from pipeline.errors import PipelineError
 
-QUEUE_WORD: Final = "vitess_message"
 OWN_COLUMNS: Final = ("priority", "epoch", "time_next", "time_acked")
 """The queue's own, which every message table has besides `id`."""
 
@@ -48,7 +47,9 @@ _OTHERS: Final[dict[str, t.DataType]] = {
 }
 """All else (spatial, vectors) is bytes."""
 
-_NAME: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^`.\s]+))\s*")
+_NAME: Final = r"(`(?>(?:[^`]|``)+)`|[^`.\s]+)"
+_QUALIFIED: Final = re.compile(rf"\s*(?:{_NAME}\.)?{_NAME}\s*")
+_MARK: Final = re.compile(r"(?<![0-9A-Za-z_$])vitess_message(?![0-9A-Za-z_$])")
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,7 @@ class Table:
     @property
     def is_queue(self) -> bool:
         """Whether it is meant to be a message table and has a queue's columns."""
-        words = re.split(r"[,\s]+", self.comment)
-        return QUEUE_WORD in words and self.by_name.keys() >= {"id", *OWN_COLUMNS}
+        return _MARK.search(self.comment) is not None and self.by_name.keys() >= {"id", *OWN_COLUMNS}
 
     def schema(self, names: Iterable[str] | None = None) -> t.StructType:
         """The Spark schema of these columns, or of all."""
@@ -149,16 +149,10 @@ class Table:
 
 def split_name(text: str, default_database: str | None = None) -> tuple[str, str]:
     """Database and table out of `db.t`, `t`, or the same in backquotes. Raises PipelineError."""
-    names: list[str] = []
-    at = 0
-    while (match := _NAME.match(text, at)) is not None:
-        names.append(match[1].replace("``", "`") if match[1] else match[2])
-        at = match.end()
-        if at == len(text) or text[at] != ".":
-            break
-        at += 1
-    if at != len(text) or not 1 <= len(names) <= 2:
+    match = _QUALIFIED.fullmatch(text)
+    if match is None:
         raise PipelineError(f"{text!r} names no table: write database.table, with backquotes where a name needs them")
+    names = [each[1:-1].replace("``", "`") if each[0] == "`" else each for each in match.groups() if each]
     database = names[0] if len(names) == 2 else default_database
     if not database:
         raise PipelineError(f"{text!r} has no database: write database.table, or name the database in the URL")
