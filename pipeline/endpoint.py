@@ -91,8 +91,9 @@ class Driver(Enum):
 class Patience:
     """How long to try again after a deadlock, a lost connection or a failover."""
 
-    total_s: float = 120.0
-    """A server that takes over has done so by then."""
+    attempts: int = 40
+    """With the waits between them a minute or two, by which a server that takes over has done so. Not a time, since
+    the work itself may take long."""
     longest_wait_s: float = 5.0
 
 
@@ -277,7 +278,7 @@ def again(attempt: Callable[[], T], patience: Patience | None = None) -> T:
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_transient),
         wait=tenacity.wait_random_exponential(multiplier=0.1, max=patience.longest_wait_s),
-        stop=tenacity.stop_after_delay(patience.total_s),
+        stop=tenacity.stop_after_attempt(patience.attempts),
         reraise=True,
     )
     return retrying(attempt)
