@@ -1,4 +1,4 @@
-"""One reading of the data before anything is written: does every value fit, and what is the data as a whole?
+"""One reading of the data before anything is written: whether every value fits, and what the data is as a whole.
 
 The values are looked at by aggregates, so nothing of the data comes to the driver but, for each of a fixed number of
 *buckets*, how many rows it has, a checksum of them, and the extremes of each column. A row's bucket comes from the hash
@@ -8,7 +8,6 @@ of its values and of nothing else: the same data has the same buckets however it
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,7 +39,19 @@ class Bucket:
     """The exclusive or of their hashes, as the server computes it, too."""
     octets: int
     first: tuple[int, Any, int | None] | None = None
-    """The row with the least hash and id: hash, id, time_next. Only where the data has ids."""
+    """Of the row with the least hash and id: hash, id and time_next, as far as the data has them."""
+
+    @property
+    def first_id(self) -> Any:
+        """Its id, None without one."""
+        return None if self.first is None else self.first[1]
+
+    @property
+    def first_time(self) -> int:
+        """Its time_next, which the data has."""
+        assert self.first is not None
+        assert self.first[2] is not None
+        return int(self.first[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +89,13 @@ def bucket_of(value: Expression) -> Expression:
 def checked(mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
     """Read it all: the facts, and every value that does not fit."""
     frame = hashed(mapped)
-    aggregates = [f.count(f.lit(1)).alias("rows"), f.bit_xor(HASH).alias("checksum"), _octets(mapped).alias("octets")]
-    if mapped.has("id"):
-        time_next = _col("time_next") if mapped.has("time_next") else f.lit(None).cast("bigint")
-        first = f.struct(f.col(HASH).alias("hash"), _col("id").alias("id"), time_next.alias("time_next"))
-        aggregates.append(f.min(first).alias("first"))
+    first = [_col(name) if mapped.has(name) else f.lit(None).cast("bigint") for name in ("id", "time_next")]
+    aggregates = [
+        f.count(f.lit(1)).alias("rows"),
+        f.bit_xor(HASH).alias("checksum"),
+        _octets(mapped).alias("octets"),
+        f.min(f.struct(f.col(HASH), *first)).alias("first"),
+    ]
     for number, column in enumerate(mapped.columns):
         value = _col(column.name)
         aggregates.append(f.count(f.when(value.isNull(), 1)).alias(f"nulls{number}"))
@@ -119,18 +132,11 @@ def _octets(mapped: Mapped) -> Expression:
 def _buckets(found: Sequence[Row]) -> tuple[Bucket, ...]:
     by_number = {row["bucket"]: row for row in found}
     return tuple(
-        Bucket(row["rows"], row["checksum"] & U64, row["octets"], _first(row))
+        Bucket(row["rows"], row["checksum"] & U64, row["octets"], tuple(row["first"]))
         if (row := by_number.get(number)) is not None
         else Bucket(0, 0, 0)
         for number in range(BUCKETS)
     )
-
-
-def _first(row: Row) -> tuple[int, Any, int | None] | None:
-    if "first" not in row:
-        return None
-    first = row["first"]
-    return first["hash"], first["id"], first["time_next"]
 
 
 # --- what does not fit ---
@@ -231,11 +237,8 @@ def slice_of(value: Expression, count: int) -> Expression:
 def starts(counts: Sequence[int], partitions: int) -> list[int]:
     """How many rows stand before each slice in its partition, where slice s is in partition s modulo `partitions`."""
     found: list[int] = []
-    for partition in range(partitions):
-        inside = counts[partition::partitions]
-        found += [0, *itertools.accumulate(inside[:-1])] if inside else []
-    ordered = [0] * len(counts)
-    places = [number for partition in range(partitions) for number in range(partition, len(counts), partitions)]
-    for place, start in zip(places, found, strict=True):
-        ordered[place] = start
-    return ordered
+    totals = [0] * partitions
+    for number, count in enumerate(counts):
+        found.append(totals[number % partitions])
+        totals[number % partitions] += count
+    return found

@@ -212,8 +212,8 @@ class Endpoint:
         }
 
 
-SESSION: Final = "sql_mode='STRICT_ALL_TABLES',time_zone='+00:00'"
-"""What does not fit is an error, and instants are in UTC whatever the machines' zones are."""
+SESSION: Final = "sql_mode='STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO',time_zone='+00:00'"
+"""What does not fit is an error, an id of 0 is one, and instants are in UTC whatever the machines' zones are."""
 
 
 def _mysql_tls(endpoint: Endpoint) -> dict[str, str]:

@@ -127,7 +127,8 @@ def _first_line(error: Exception) -> str:
 
 Travelling = Callable[[Expression], Expression]
 
-_TEXT: Final = frozenset("char varchar tinytext text mediumtext longtext enum set json time uuid inet4 inet6".split())
+_LETTERS: Final = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
+_TEXT: Final = _LETTERS | {"enum", "set", "json", "time", "uuid", "inet4", "inet6"}
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year", "bit"})
 _NESTED: Final = (t.ArrayType, t.MapType, t.StructType, t.VariantType)
 
