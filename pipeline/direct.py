@@ -27,7 +27,7 @@ import pymysql
 from pyspark.sql import functions as f
 
 from pipeline.checking import starts
-from pipeline.endpoint import quoted
+from pipeline.endpoint import is_transient, quoted
 from pipeline.errors import JobError, PipelineError
 from pipeline.load import ROW, SLICE, Load, Progress, looked_up
 
@@ -72,7 +72,7 @@ class Direct:
         load, ledger = self._load, self._load.ledger
         filled = [number for number, each in enumerate(load.slices) if each.rows]
         with_ids = load.mapped.has("id")
-        drawn = [None] * len(filled) if with_ids else self._draw(connection, len(filled))
+        drawn = [None] * len(filled) if with_ids else load.endpoint.run(lambda own: self._draw(own, len(filled)))
         connection.begin()
         with connection.cursor() as cursor:
             ledger.lock(cursor, load.batch.name)
@@ -91,21 +91,20 @@ class Direct:
         drawn: list[int | None] = []
         with connection.cursor() as cursor:
             # The row never comes to be, so that it lacks the application's values is of no matter.
-            cursor.execute("SET SESSION sql_mode = '', foreign_key_checks = 0")
+            cursor.execute("SET SESSION sql_mode = '', foreign_key_checks = 0 /*M!, check_constraint_checks = 0 */")
             try:
                 for _ in range(count):
                     connection.begin()
                     cursor.execute(f"INSERT INTO {self._load.table.quoted} (time_next) VALUES ({WITHHELD_NS})")
                     drawn.append(cursor.lastrowid)
                     connection.rollback()
-            except (pymysql.err.IntegrityError, pymysql.err.DataError) as error:
+            except pymysql.MySQLError as error:
+                if is_transient(error):
+                    raise
                 raise PipelineError(
                     f"id: none could be drawn from the table's counter ({error.args[1]}): give the messages ids"
                     " of their own, or use the atomic mode"
                 ) from None
-            finally:
-                connection.rollback()
-            cursor.execute("SET SESSION sql_mode = DEFAULT, foreign_key_checks = DEFAULT")
         return drawn
 
     def look(self) -> tuple[int, ...]:
