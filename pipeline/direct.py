@@ -55,7 +55,9 @@ class Direct:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._marks: dict[int, Any] = {}
-        """Of the slices that are not published."""
+        """The ids, as settled at the beginning. Tasks are given them while others of their slices are published."""
+        self._missing: set[int] = set()
+        """Slices that are not published."""
 
     def prepare(self) -> None:
         """Write down the slices, with ids for their marks where the data has none."""
@@ -64,9 +66,10 @@ class Direct:
         if not known:
             known = load.endpoint.run(self._write_down)
         with_ids = load.mapped.has("id")
-        for number, (mark, published) in known.items():
-            if not published:
-                self._marks[number] = load.slices[number].first_id if with_ids else mark
+        self._marks = {
+            number: load.slices[number].first_id if with_ids else mark for number, (mark, _) in known.items()
+        }
+        self._missing = {number for number, (_, published) in known.items() if not published}
 
     def _write_down(self, connection: Any) -> dict[int, tuple[int | None, bool]]:
         load, ledger = self._load, self._load.ledger
@@ -109,14 +112,13 @@ class Direct:
 
     def look(self) -> tuple[int, ...]:
         """Publish the slices whose marks are there."""
-        if self._marks:
-            for number in self._load.endpoint.run(self._publish):
-                del self._marks[number]
-        return tuple(sorted(self._marks))
+        if self._missing:
+            self._missing -= self._load.endpoint.run(self._publish)
+        return tuple(sorted(self._missing))
 
-    def _publish(self, connection: Any) -> list[int]:
+    def _publish(self, connection: Any) -> set[int]:
         load = self._load
-        found = self._find(connection, self._marks)
+        found = self._find(connection, {number: self._marks[number] for number in self._missing})
         for number, time_next in found.items():
             with connection.cursor() as cursor:
                 connection.begin()
@@ -124,7 +126,7 @@ class Direct:
                 if load.ledger.publish(cursor, load.batch.name, [number]):
                     self._release(cursor, number, time_next)
                 connection.commit()
-        return list(found)
+        return set(found)
 
     def _release(self, cursor: Any, number: int, time_next: int | None) -> None:
         mark = self._marks[number]
@@ -164,7 +166,8 @@ class Direct:
         """Run the tasks."""
         load = self._load
         frame, partitions = load.sliced(wanted)
-        counts = [each.rows if number in set(wanted) else 0 for number, each in enumerate(load.slices)]
+        chosen = set(wanted)
+        counts = [each.rows if number in chosen else 0 for number, each in enumerate(load.slices)]
         place = f.col(ROW) - looked_up(starts(counts, partitions), f.col(SLICE))
         is_mark = place == 0
         columns = {name: f.col(_quoted(name)) for name in load.mapped.names}
