@@ -12,7 +12,7 @@ TEST_PROCESSES := 2
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed
@@ -59,6 +59,11 @@ format: .venv/.stamp ## Format the code and fix what can be fixed by itself
 bench: .venv/.stamp ## Measure: every program of bench/, one after another
 	@scripts/prepare server
 	@for program in bench/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
+
+.PHONY: bench-pipeline
+bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every program of bench/spark
+	@scripts/prepare server pipeline
+	@for program in bench/spark/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
 PACKETS := 1000000
 .PHONY: fuzz

@@ -144,6 +144,7 @@ def _run(
     endpoint = Endpoint.from_url(url, password_file=password_file)
     if len(dict(mapping)) < len(mapping):
         raise PipelineError("--mapping names a column twice")
+    before = SparkSession.getActiveSession()
     spark = _session(master, jar, dict(conf))
     try:
         frame = _data(spark, source, format_, dict(options), query)
@@ -160,7 +161,8 @@ def _run(
                 report=report,
             )
     finally:
-        spark.stop()
+        if before is None:  # else it is somebody else's
+            spark.stop()
 
 
 def _session(master: str | None, jar: str | None, conf: dict[str, str]) -> SparkSession:
