@@ -77,7 +77,8 @@ class Duration(click.ParamType[float]):
 @click.option("--jar", help=f"the JDBC driver's, unless Spark was given it or it is {DEBIANS_JAR}")
 @click.option("--master", help="of Spark, where spark-submit does not say; local[*] without")
 @click.option("--conf", multiple=True, type=Assignment(), help="a setting of Spark")
-def cli(**given: Any) -> None:
+@click.pass_obj
+def cli(session: SparkSession | None, /, **given: Any) -> None:
     """Put the rows of any data that Spark can read into a queue, each batch once.
 
     \b
@@ -88,7 +89,7 @@ def cli(**given: Any) -> None:
     written; 1: it failed on the way.
     """  # noqa: D301 (click's own mark)
     try:
-        outcome = _run(**given)
+        outcome = _run(session, **given)
     except JobError as error:
         _end(str(error), FAILED)
     except PipelineError as error:
@@ -123,6 +124,7 @@ def _end(text: str, status: int) -> None:
 
 
 def _run(
+    session: SparkSession | None,
     *,
     url: str,
     password_file: str | None,
@@ -144,8 +146,7 @@ def _run(
     endpoint = Endpoint.from_url(url, password_file=password_file)
     if len(dict(mapping)) < len(mapping):
         raise PipelineError("--mapping names a column twice")
-    before = SparkSession.getActiveSession()
-    spark = _session(master, jar, dict(conf))
+    spark = session or _session(master, jar, dict(conf))
     try:
         frame = _data(spark, source, format_, dict(options), query)
         with _reporting() as report:
@@ -161,7 +162,7 @@ def _run(
                 report=report,
             )
     finally:
-        if before is None:  # else it is somebody else's
+        if session is None:
             spark.stop()
 
 

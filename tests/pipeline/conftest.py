@@ -18,10 +18,11 @@ ZONE = "America/St_Johns"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of this folder is run by `make test-pipeline` alone."""
+    """All of this folder is run by `make test-pipeline` alone, and a JVM takes its time on a busy machine."""
     for item in items:
         if "tests/pipeline/" in item.path.as_posix():
             item.add_marker(pytest.mark.pipeline)
+            item.add_marker(pytest.mark.timeout(180))
 
 
 def session(master: str, **options: str) -> SparkSession:

@@ -25,7 +25,7 @@ def command(endpoint: Endpoint, spark: SparkSession) -> Command:
 
     def call(*arguments: str, url: str = "") -> Result:
         url = url or f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
-        return CliRunner().invoke(cli, ["--url", url, "--table", "m", *arguments])
+        return CliRunner().invoke(cli, ["--url", url, "--table", "m", *arguments], obj=spark)
 
     return call
 
