@@ -27,6 +27,7 @@ EXAMPLES: Final = 5
 """Of duplicate keys are shown."""
 
 HASH: Final = "ackstream_hash"
+FIRST_OF: Final = {"first_id": "id", "first_time": "time_next"}
 U64: Final = 2**64 - 1
 
 
@@ -38,20 +39,10 @@ class Bucket:
     checksum: int
     """The exclusive or of their hashes, as the server computes it, too."""
     octets: int
-    first: tuple[int, Any, int | None] | None = None
-    """Of the row with the least hash and id: hash, id and time_next, as far as the data has them."""
-
-    @property
-    def first_id(self) -> Any:
-        """Its id, None without one."""
-        return None if self.first is None else self.first[1]
-
-    @property
-    def first_time(self) -> int:
-        """Its time_next, which the data has."""
-        assert self.first is not None
-        assert self.first[2] is not None
-        return int(self.first[2])
+    first_id: Any = None
+    """Of the row with the least hash, if the data has ids."""
+    first_time: int | None = None
+    """The same row's time_next, if the data has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +73,16 @@ def hashed(mapped: Mapped) -> DataFrame:
 
 
 def bucket_of(value: Expression) -> Expression:
-    """The bucket of a hash."""
-    return value.bitwiseAND(f.lit(BUCKETS - 1)).cast("int")
+    """The bucket of a hash: its highest bits, so that the order of hashes is that of buckets, too."""
+    return f.shiftright(value, 64 - BUCKETS.bit_length() + 1).cast("int") + f.lit(BUCKETS // 2)
 
 
 def checked(mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
     """Read it all: the facts, and every value that does not fit."""
     frame = hashed(mapped)
-    first = [_col(name) if mapped.has(name) else f.lit(None).cast("bigint") for name in ("id", "time_next")]
-    aggregates = [
-        f.count(f.lit(1)).alias("rows"),
-        f.bit_xor(HASH).alias("checksum"),
-        _octets(mapped).alias("octets"),
-        f.min(f.struct(f.col(HASH), *first)).alias("first"),
-    ]
+    aggregates = [f.count(f.lit(1)).alias("rows"), f.bit_xor(HASH).alias("checksum"), _octets(mapped).alias("octets")]
+    # All of them have buffers of fixed length (but for ids that are text), so that Spark hashes and does not sort.
+    aggregates += [f.min_by(_col(name), HASH).alias(first) for first, name in FIRST_OF.items() if mapped.has(name)]
     for number, column in enumerate(mapped.columns):
         value = _col(column.name)
         aggregates.append(f.count(f.when(value.isNull(), 1)).alias(f"nulls{number}"))
@@ -132,7 +119,7 @@ def _octets(mapped: Mapped) -> Expression:
 def _buckets(found: Sequence[Row]) -> tuple[Bucket, ...]:
     by_number = {row["bucket"]: row for row in found}
     return tuple(
-        Bucket(row["rows"], row["checksum"] & U64, row["octets"], tuple(row["first"]))
+        Bucket(row["rows"], row["checksum"] & U64, row["octets"], *map(row.asDict().get, FIRST_OF))
         if (row := by_number.get(number)) is not None
         else Bucket(0, 0, 0)
         for number in range(BUCKETS)
@@ -220,12 +207,13 @@ def _together(buckets: Sequence[Bucket]) -> Bucket:
     checksum = 0
     for each in buckets:
         checksum ^= each.checksum
-    firsts = [each.first for each in buckets if each.first is not None]
+    first = next((each for each in buckets if each.rows), Bucket(0, 0, 0))
     return Bucket(
         sum(each.rows for each in buckets),
         checksum,
         sum(each.octets for each in buckets),
-        min(firsts, key=lambda first: first[0]) if firsts else None,
+        first.first_id,
+        first.first_time,
     )
 
 

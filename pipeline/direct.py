@@ -2,7 +2,7 @@
 
 What must not happen is that a slice comes in twice: by a task that was begun again because its executor died after the
 commit, or by a rerun of the whole batch after the driver died. Spark's JDBC writer can put nothing beside the rows
-into its transaction, so one of the rows themselves is the proof. The *mark* of a slice is its first row:
+into its transaction, so one of the rows themselves is the proof. The *mark* of a slice is the row with the least hash:
 
 - Its `id` is settled before the slice is written. Where the data has ids, it is one of them; where the server
   gives ids, one is drawn from its counter for each slice (an INSERT that is rolled back) and kept in the ledger.
@@ -119,13 +119,13 @@ class Direct:
     def _publish(self, connection: Any) -> set[int]:
         load = self._load
         found = self._find(connection, {number: self._marks[number] for number in self._missing})
-        for number, time_next in found.items():
-            with connection.cursor() as cursor:
-                connection.begin()
+        connection.begin()
+        with connection.cursor() as cursor:
+            for number, time_next in sorted(found.items()):
                 # The ledger's row first: whoever else publishes this slice waits for it, and then finds it done.
-                if load.ledger.publish(cursor, load.batch.name, [number]):
+                if load.ledger.publish(cursor, load.batch.name, number):
                     self._release(cursor, number, time_next)
-                connection.commit()
+        connection.commit()
         return set(found)
 
     def _release(self, cursor: Any, number: int, time_next: int | None) -> None:
@@ -156,7 +156,7 @@ class Direct:
     def _time_of_mark(self, number: int) -> int:
         load = self._load
         if load.mapped.has("time_next"):
-            return load.slices[number].first_time
+            return load.slices[number].first_time or 0
         if load.spread_ns is None:
             return load.batch.begun
         count = len(load.slices)

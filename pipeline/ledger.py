@@ -8,7 +8,7 @@ its end. All of this module's changes are transactions that can be done again: e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -130,13 +130,13 @@ class Ledger:
             [(self._table.name, batch, number, mark) for number, mark in marks],
         )
 
-    def publish(self, cursor: Any, batch: str, slices: Sequence[int]) -> int:
-        """Write down that these are published; how many of them were not yet."""
-        return int(
+    def publish(self, cursor: Any, batch: str, number: int) -> bool:
+        """Write down that a slice is published; whether it was not yet."""
+        return bool(
             cursor.execute(
                 f"UPDATE {self._slices} SET published = {NOW_NS}"
-                " WHERE queue = %s AND batch = %s AND slice IN %s AND published IS NULL",
-                [self._table.name, batch, tuple(slices)],
+                " WHERE queue = %s AND batch = %s AND slice = %s AND published IS NULL",
+                [self._table.name, batch, number],
             )
         )
 

@@ -89,8 +89,7 @@ class Load:
         if len(wanted) < sum(each.rows > 0 for each in self.slices):
             frame = frame.where(f.col(SLICE).isin(list(wanted)))
         partitions = self._partitions(frame)
-        order = [SLICE, HASH, *(["id"] if self.mapped.has("id") else [])]
-        frame = frame.repartitionById(partitions, f.col(SLICE) % partitions).sortWithinPartitions(*order)
+        frame = frame.repartitionById(partitions, f.col(SLICE) % partitions).sortWithinPartitions(HASH)
         row = f.monotonically_increasing_id().bitwiseAND(f.lit(ROWS_OF_A_PARTITION - 1))
         return frame.withColumn(ROW, row), partitions
 
