@@ -21,7 +21,7 @@ demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of the
 
 .PHONY: test
 test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB
-	@scripts/prepare mariadb mysql
+	@scripts/prepare mariadb mysql compiler
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: test-drivers

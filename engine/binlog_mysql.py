@@ -205,7 +205,7 @@ class LogReader:
         """Where the log ends, if it can be followed at all."""
         with closing(Link(self._address, self._link_limits)) as link:
             now, variables = link.run([statement("now"), statement("binlog_settings")])
-            self._ahead_s = time.time() - now_ns(now) / 1e9
+            self._ahead_s = time.monotonic() - now_ns(now) / 1e9
             values = dict(_texts(row)[:2] for row in variables.rows)
             if values.get("log_bin", "ON") != "ON":
                 raise UnreadableLogError("the server keeps no binary log (log_bin is off)")
@@ -262,7 +262,7 @@ class LogReader:
                 pass
 
     def _committed(self, event: Any) -> None:
-        behind_s = time.time() - self._ahead_s - event.timestamp
+        behind_s = time.monotonic() - self._ahead_s - event.timestamp
         self._lag_s = max(0.0, behind_s - 1)  # The log tells the second in which it happened.
         self._outbox.count(self._rows, round(self._lag_s, 1))
         self._rows = 0

@@ -22,11 +22,13 @@ from engine.store import Timed
 Row = tuple[str, ...]
 
 
-def marked_tables(link: Link) -> Timed[tuple[TableId, ...]]:
-    """Every table whose comment holds the word."""
-    now, marked = link.run([statement("now"), statement("catalog_marked")])
+def marked_tables(link: Link) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
+    """Every table whose comment holds the word; the bare names of what carries a write to other tables."""
+    names = ("now", "catalog_marked", "catalog_views", "catalog_triggers")
+    now, marked, *carriers = link.run([statement(name) for name in names])
     found = (TableId(db, name) for db, name, comment in _rows(marked) if is_marked(comment))
-    return Timed(tuple(sorted(found)), now_ns(now))
+    carrying = frozenset(name.casefold() for result in carriers for (name,) in _rows(result))
+    return Timed((tuple(sorted(found)), carrying), now_ns(now))
 
 
 def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:

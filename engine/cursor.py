@@ -36,6 +36,8 @@ class Cursor:
 
     def __init__(self) -> None:
         self._after: dict[int, Position] = {}
+        self._begun_ns = 0
+        """When the look under way began: what it shows may be as old."""
         self._lowered: dict[int, Position] = {}
         """What was lowered since the look under way began: it may not have seen that."""
         self._reset_meanwhile = False
@@ -47,8 +49,9 @@ class Cursor:
         """Whether the next look is a full one."""
         return not self._after
 
-    def begin(self) -> Mapping[int, Position]:
+    def begin(self, now_ns: int) -> Mapping[int, Position]:
         """A look begins; returns where."""
+        self._begun_ns = now_ns
         self._lowered.clear()
         self._reset_meanwhile = False
         return dict(self._after)
@@ -58,8 +61,9 @@ class Cursor:
         self._sample(greatest_id, now_ns)
         if self._reset_meanwhile:
             return
+        settled_ns = self._begun_ns - SETTLING_NS
         for priority, position in reached.items():
-            settled = Position(self._settled_id(position.zero_id), min(position.time_ns, now_ns - SETTLING_NS))
+            settled = Position(self._settled_id(position.zero_id), min(position.time_ns, settled_ns))
             if (lowered := self._lowered.get(priority)) is not None:
                 settled = _lower(settled, lowered)
             self._after[priority] = settled
@@ -87,7 +91,7 @@ class Cursor:
     def _sample(self, greatest_id: int | None, now_ns: int) -> None:
         if greatest_id is None:
             self._newer = self._older = None
-        elif self._newer is None or now_ns >= self._newer.at_ns + SETTLING_NS:
+        elif self._newer is None or self._begun_ns >= self._newer.at_ns + SETTLING_NS:
             self._older, self._newer = self._newer, _Sample(greatest_id, now_ns)
 
     def _settled_id(self, reached: int | None) -> int | None:

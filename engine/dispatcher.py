@@ -267,6 +267,7 @@ class Dispatcher:
             if lease := self._leases.get(key):
                 self._doubted[key] = None
                 lease.extended |= extended
+                lease.doubted |= keys is not None  # Any: too many to hold them all back.
         self._lookup_pause.reset()
         return self._advance(now_ns)
 
@@ -326,13 +327,13 @@ class Dispatcher:
         """A scan came back."""
         scan = self._scans.pop(scan_id)
         lane, claiming = scan.lane, self._claiming()
-        lane.scanning.completed = lane.scanning.started
+        lane.scanning.returned(now_ns, self._limits.stale_ns)
         self._expected.met(each.key for each in result.entries)
         self._failure_pause.reset()
 
         def unwanted(entry: Entry) -> bool:
             if entry.key not in claiming:
-                return self._outdated(entry)
+                return self._outdated(entry, scan_id)
             if lane.cursor is not None:
                 lane.cursor.lower(entry)  # The claim may be of an older state of the row, and miss.
             return True
@@ -352,7 +353,7 @@ class Dispatcher:
     def scan_failed(self, now_ns: int, scan_id: int, text: str, *, lasting: bool = False) -> Effects:
         """A scan could not be made; `lasting`: and cannot be before somebody changes the table."""
         lane = self._scans.pop(scan_id).lane
-        lane.scanning.completed = lane.scanning.started
+        lane.scanning.returned(now_ns, self._limits.stale_ns)
         lane.scanning.dirty = True
         self._failure_pause.lengthen(now_ns)
         effects: Effects = []
@@ -380,13 +381,15 @@ class Dispatcher:
         return self.claimed(now_ns, claim_id, ())
 
     def fetched(self, now_ns: int, fetch_id: int, result: FetchResult) -> Effects:
-        """Rows came: deliver those whose lease still stands; those in neither part are over."""
+        """Rows came: deliver those whose lease still stands; those in no part are over."""
         self._expire(now_ns)
         parcels: dict[int, list[bytes]] = {}
         stopped: set[int] = set()
         for lease, subscriber in self._end_fetch(fetch_id):
             if lease.key in result.unread or subscriber.spec.id in stopped:
                 stopped.add(subscriber.spec.id)
+            elif lease.doubted or lease.key in result.changed:
+                self._doubt(lease)
             elif (row := result.rows.get(lease.key)) is not None:
                 subscriber.sent(lease)
                 parcels.setdefault(subscriber.spec.id, []).append(row)
@@ -413,6 +416,7 @@ class Dispatcher:
                 continue
             if entry is not None and self._is_still_held(lease, entry):
                 self._leases.postpone(lease, entry.due_ns)
+                lease.doubted &= key in self._doubted  # As above.
                 continue
             over += 1
             self._end_lease(lease)
@@ -426,7 +430,8 @@ class Dispatcher:
         return self._advance(now_ns)
 
     def lookup_failed(self, now_ns: int) -> Effects:
-        """The lookup could not be made; starvation asks for another."""
+        """The lookup could not be made; what was doubted still is."""
+        self._doubted = dict.fromkeys([*self._looking_up, *self._doubted])
         self._looking_up = ()
         self._lookup_pause.lengthen(now_ns)
         return self._advance(now_ns)
@@ -531,7 +536,10 @@ class Dispatcher:
         return (nothing_to_give and looked) or subscriber.starved or self._capacity() <= 0
 
     def _claim(self, now_ns: int) -> Effects:
-        wishes = [(lane, max(0, min(lane.credit - lane.reserved, lane.window.ready))) for lane in self._lanes]
+        wishes = [
+            (lane, 0 if lane.scanning.is_stale(now_ns) else max(0, min(lane.credit - lane.reserved, lane.window.ready)))
+            for lane in self._lanes
+        ]
         count = self._claimable(sum(most for _, most in wishes), now_ns)
         if count <= 0 or len(self._attempts) >= self._limits.claims_max or now_ns < self._failure_pause.until_ns:
             return []
@@ -585,7 +593,7 @@ class Dispatcher:
         if lane.cursor is not None:
             if now_ns >= scanning.full_at_ns + self._policy.poller_interval_ns:
                 lane.cursor.reset()
-            part = Range(lane.cursor.begin(), now_ns + self._limits.ahead_ns)
+            part = Range(lane.cursor.begin(now_ns), now_ns + self._limits.ahead_ns)
         if part is None or not part.after:
             scanning.full_at_ns = now_ns
         scanning.started += 1
@@ -618,16 +626,16 @@ class Dispatcher:
         for each in self._subscribers.values():
             if not each.unsent or each.fetching or each.paused:
                 continue
-            batch = batches.setdefault(each.spec.row_format, [])
-            room = self._limits.fetch_max - len(batch)
-            if room > 0:
-                batch.extend(islice(each.unsent.values(), room))
+            room = self._limits.fetch_max - len(batches.get(each.spec.row_format, ()))
+            wanted = list(islice((lease for lease in each.unsent.values() if not lease.doubted), max(0, room)))
+            if wanted:
+                batches.setdefault(each.spec.row_format, []).extend(wanted)
                 each.fetching = True
         effects: Effects = []
         for row_format, leases in batches.items():
             fetch_id = self._next_id()
             self._fetches[fetch_id] = leases
-            effects.append(Fetch(fetch_id, row_format, {each.key: each.epoch for each in leases}))
+            effects.append(Fetch(fetch_id, row_format, {each.key: each.delivery for each in leases}))
         return effects
 
     def _lookup(self, now_ns: int) -> Effects:
@@ -692,8 +700,13 @@ class Dispatcher:
         """The log shows a message that is out: as we claimed it, as it was before, or changed by somebody else."""
         claimed = (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns)
         if not claimed and entry.epoch >= lease.epoch:
-            self._doubted[entry.key] = None
-            self._lookup_pause.reset()
+            self._doubt(lease)
+
+    def _doubt(self, lease: Lease) -> None:
+        """Somebody may have changed the message."""
+        lease.doubted = True
+        self._doubted[lease.key] = None
+        self._lookup_pause.reset()
 
     def _sight(self, entry: Entry, now_ns: int) -> None:
         """The log shows a message that we did not know so; others may not see it yet."""
@@ -710,10 +723,10 @@ class Dispatcher:
             elif not due:
                 lane.look_again(entry.due_ns)
 
-    def _outdated(self, entry: Entry) -> bool:
-        """Whether a scan shows a row as it was before our own claim of it."""
+    def _outdated(self, entry: Entry, scan_id: int) -> bool:
+        """Whether a scan shows a row as it was before our own claim of it, and not as somebody made it since."""
         lease = self._leases.get(entry.key)
-        return lease is not None and entry.epoch < lease.epoch
+        return lease is not None and entry.epoch < lease.epoch and scan_id < lease.since
 
     def _take_claims(self, now_ns: int, picked: Mapping[Key, tuple[Lane, Entry]], claims: Sequence[Claimed]) -> None:
         """Make leases of committed claims, and deal them out."""
@@ -732,6 +745,7 @@ class Dispatcher:
         for lease in leases:
             if before := self._leases.get(lease.key):
                 self._end_lease(before)
+            lease.since = self._next_id()
             self._leases.add(lease)
             by_lane[picked[lease.key][0]].append(lease)
         for lane, each in by_lane.items():

@@ -19,7 +19,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.model import Key, Range, Return, RowFormat, Selection, Wanted
+from engine.model import Delivery, Key, Range, Return, RowFormat, Selection, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read the row packets of these claims (key -> epoch) in one format."""
+    """Read the row packets of these claims (by key) in one format."""
 
     fetch_id: int
     row_format: RowFormat
-    keys: Mapping[Key, int]
+    keys: Mapping[Key, Delivery]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pymysql.constants import COMMAND
 
 from engine.catalog_mysql import now_ns
 from engine.link import Link, Result, SessionContext
-from engine.model import FetchResult, Key, QueueTable, RowFormat
+from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
 from engine.queries import TableStatements, quoted, statement
 from engine.rawrows import split_binary_row, split_text_row
 from engine.store import Timed
@@ -24,7 +24,7 @@ class Fetch:
     """One fetch: slices of its keys, as large as the budget allows by what is known of the rows' size."""
 
     def __init__(
-        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int, row_bytes: int
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int, row_bytes: int
     ) -> None:
         sql_mode = "PAD_CHAR_TO_FULL_LENGTH" if row_format.pad_char else ""
         self.context = SessionContext(row_format.charset, row_format.time_zone, sql_mode)
@@ -38,6 +38,7 @@ class Fetch:
         self._budget_bytes = budget_bytes
         self._rows: dict[Key, bytes] = {}
         self._unread: set[Key] = set()
+        self._changed: set[Key] = set()
         self._bytes = 0
 
     def run(self, link: Link) -> Timed[FetchResult]:
@@ -52,7 +53,7 @@ class Fetch:
                 self.row_bytes = self._bytes // len(self._rows)
         if now is None:
             (now,) = link.run([statement("now")])
-        return Timed(FetchResult(self._rows, frozenset([*self._unread, *left])), now_ns(now))
+        return Timed(FetchResult(self._rows, frozenset([*self._unread, *left]), frozenset(self._changed)), now_ns(now))
 
     @property
     def _full(self) -> bool:
@@ -82,11 +83,14 @@ class Fetch:
 
     def _keep(self, packet: bytes) -> None:
         tag, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)
-        epoch, _, raw = tag.partition(b":")
+        epoch, until_ns, raw = tag.split(b":", 2)
         key = self._sql.key(raw.rstrip(b" ") if self._pad_chars else raw)
-        if self._keys.get(key) != int(epoch):
+        delivery = self._keys.get(key)
+        if delivery is None or delivery.epoch != int(epoch):
             return
-        if self._full:
+        if delivery.until_ns != int(until_ns):
+            self._changed.add(key)
+        elif self._full:
             self._unread.add(key)
         else:
             self._rows[key] = row

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.model import Claimed, Key, Return
+from engine.model import Claimed, Delivery, Key, Return
 
 
 @dataclass(slots=True, eq=False)
@@ -26,13 +26,22 @@ class Lease:
     holder: int | None = None
     subscriber: int | None = None
     sent: bool = False
+    since: int = 0
+    """Whatever was asked of the database under a greater number shows its claim, or what was made of it later."""
     extended: bool = False
     """Whether its holder may have asked for more time."""
+    doubted: bool = False
+    """Whether somebody may have changed the message: it is not sent before a lookup has shown that it was not."""
 
     @classmethod
     def of(cls, claim: Claimed) -> Lease:
         """The lease that a claim begins."""
         return cls(claim.key, claim.epoch, claim.deadline_ns, claim.priority, claim.due_ns)
+
+    @property
+    def delivery(self) -> Delivery:
+        """What its row shows while the lease stands."""
+        return Delivery(self.epoch, self.deadline_ns)
 
     def returned(self) -> Return:
         """What giving it back takes."""

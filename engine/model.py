@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import NamedTuple
 
 NS_PER_S = 1_000_000_000
 
@@ -213,6 +214,13 @@ class Wanted:
     selection: Selection = ANYTHING
 
 
+class Delivery(NamedTuple):
+    """A delivery as its row shows it: the epoch, and in time_next the end of its wait."""
+
+    epoch: int
+    until_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """A committed claim: `epoch` as the row now has it, `deadline_ns` = its time_next, `due_ns` the one before."""
@@ -222,6 +230,11 @@ class Claimed:
     deadline_ns: int
     priority: int
     due_ns: int
+
+    @property
+    def delivery(self) -> Delivery:
+        """What the row shows."""
+        return Delivery(self.epoch, self.deadline_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +267,10 @@ class Buried:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Row payloads by key. `unread` keys did not fit the byte budget and are to be asked for again; a key
-    in neither is not ours to deliver any more (acknowledged, deleted, or claimed anew meanwhile)."""
+    """Row payloads by key. `unread` keys did not fit the byte budget and are to be asked for again; those in `changed`
+    show this delivery with another end; a key in none of the three is not ours to deliver any more (acknowledged,
+    deleted, or claimed anew meanwhile)."""
 
     rows: Mapping[Key, bytes]
     unread: frozenset[Key] = field(default_factory=frozenset)
+    changed: frozenset[Key] = field(default_factory=frozenset)

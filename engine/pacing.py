@@ -46,6 +46,9 @@ class Limits:
     """Pause between lookups that find nothing: acknowledgements that bypass the proxy are seen within it."""
     rescan_pause_ns: int = 50 * MS
     """Pause between scans while there still are ready keys: bounds how long a more urgent message goes unseen."""
+    stale_ns: int = 100 * MS
+    """Keys read ahead longer ago than that, while nobody could be given any, are read again before one is claimed, if
+    something was committed since: or a message would go before more urgent ones that were there long before."""
     failure_pause_min_ns: int = 100 * MS
     failure_pause_max_ns: int = 5_000 * MS
     """Pause after a failure of the database, doubling: soon enough for a restart, no storm on a sick server."""
@@ -135,8 +138,23 @@ class Scanning:
     """Something may have become due since the last scan began."""
     again_ns: int | None = None
     """When rows that a claim missed are worth another look."""
+    trusted_until_ns: int = 0
+    """Until when what was read ahead may be claimed, whatever was committed since."""
+    stale: bool = False
+    """Nothing is claimed before the next scan has come back."""
 
     @property
     def running(self) -> bool:
         """Whether a scan has not come back yet."""
         return self.started > self.completed
+
+    def returned(self, now_ns: int, stale_ns: int) -> None:
+        """The scan came back. One that took long is trusted for long, or a slow table would be scanned all the time."""
+        self.completed = self.started
+        self.stale = False
+        self.trusted_until_ns = now_ns + max(stale_ns, now_ns - self.at_ns)
+
+    def is_stale(self, now_ns: int) -> bool:
+        """Whether what was read ahead has to be read again before any of it is claimed."""
+        self.stale |= self.dirty and not self.running and now_ns >= self.trusted_until_ns
+        return self.stale

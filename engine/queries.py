@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.model import ANYTHING, IdKind, Key, QueueTable, Selection, TableId
-from engine.retention import Partition, first_partitions
+from engine.retention import AHEAD, Partition, first_partitions, fitting_width_ns
 
 LOWEST_PRIORITY = -(2**63)
 """What a NULL priority counts as."""
@@ -87,6 +87,12 @@ def partition_clause(start_ns: int, width_ns: int, count: int) -> str:
     key, and KEY (time_acked, priority, time_next, id).
     """
     return f"PARTITION BY RANGE (time_acked) ({partition_definitions(first_partitions(start_ns, width_ns, count))})"
+
+
+def first_partition_clause(now_ns: int, age_ns: int) -> str:
+    """The same for a table from which rows go when they are so old."""
+    width_ns = fitting_width_ns(age_ns)
+    return partition_clause(now_ns - now_ns % width_ns, width_ns, AHEAD + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,9 +156,9 @@ SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: fetch
--- The rows to deliver, behind one value that says which message and which delivery each is. That value is a binary
+-- The rows to deliver, behind one value that says which message each is, which delivery, and until when. That value is a binary
 -- string, so that it comes as the same bytes under every character set and in both protocols.
-SELECT /* ackstream fetch */ CONCAT(COALESCE(epoch, 0), ':', $id), $columns
+SELECT /* ackstream fetch */ CONCAT(COALESCE(epoch, 0), ':', COALESCE(time_next, 0), ':', $id), $columns
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
@@ -282,6 +282,18 @@ REORGANIZE PARTITION $names INTO ($definitions)
 SELECT /* ackstream catalog */ table_schema, table_name, table_comment
 FROM information_schema.tables
 WHERE table_comment LIKE '%vitess\_message%' AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
+
+-- name: catalog_views
+-- What is written to a view goes to another table. (The servers' own views are of no interest.)
+SELECT /* ackstream catalog */ DISTINCT table_name
+FROM information_schema.tables
+WHERE table_type = 'VIEW' AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
+
+-- name: catalog_triggers
+-- What is written to a table with a trigger may go to others, too. Those are shown that the account has TRIGGER on.
+SELECT /* ackstream catalog */ DISTINCT event_object_table
+FROM information_schema.triggers
+WHERE event_object_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
 
 -- name: catalog_table
 -- One table. MariaDB compares names without regard to case: the caller picks.

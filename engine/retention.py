@@ -9,9 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+from engine.model import NS_PER_S
 
 AHEAD = 3
 """Partitions that begin in the future: a week's end without a proxy for daily ones, and each is an open file or two."""
+
+SHARE = 10
+"""A partition's part of the age at which rows go: so much longer they are kept at most, for the sake of those behind
+them in their partition; and so many partitions there are, beside those ahead."""
+
+SHARE_MOST = 1_000
+"""With more partitions than this, the next ones are made wider. A server has 8,192 at most, each a file."""
+
+WIDTH_LEAST_NS = 60 * NS_PER_S
+"""Each partition is an ALTER TABLE to make it and one to drop it: rows that go sooner are better deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +56,7 @@ def upkeep(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> Upkeep:
     """What to do with partitions (in their order), so that rows go some time after they are `age_ns` old."""
     before_ns = now_ns - age_ns
     bounds_ns = [each.below_ns for each in partitions if each.below_ns is not None]
-    width_ns = bounds_ns[-1] - bounds_ns[-2] if len(bounds_ns) > 2 else None
-    wide = width_ns is None or width_ns > age_ns  # Then the first rows of a partition would be kept twice as long.
+    widths_ns = [end - begin for begin, end in pairwise(bounds_ns)]
     drop: list[str] = []
     sweep: list[str] = []
     for at, each in enumerate(partitions):
@@ -53,10 +65,11 @@ def upkeep(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> Upkeep:
             sweep.append(each.name)
         elif each.below_ns <= before_ns:
             (drop if at < len(bounds_ns) - 2 else sweep).append(each.name)
-        elif wide:
-            sweep.append(each.name)
+        # The first behind the lowest has taken over the range of those that were dropped.
+        elif len(widths_ns) < 2 or widths_ns[max(at - 1, 1)] > age_ns:
+            sweep.append(each.name)  # Its first rows would be kept twice as long.
     rest = next((each for each in partitions if each.below_ns is None), None)
-    add = () if width_ns is None else tuple(_next_ones(bounds_ns[-1], width_ns, now_ns))
+    add = () if len(widths_ns) < 2 else tuple(_next_ones(bounds_ns[-1], _next_width_ns(widths_ns[-1], age_ns), now_ns))
     return Upkeep(tuple(drop), add, rest, tuple(sweep))
 
 
@@ -66,6 +79,17 @@ def first_partitions(start_ns: int, width_ns: int, count: int) -> tuple[Partitio
     """
     ends = (start_ns + width_ns * number for number in range(1, count + 1))
     return (Partition("live", start_ns), *map(_ending, ends), Partition("later", None))
+
+
+def fitting_width_ns(age_ns: int) -> int:
+    """How wide the partitions of a table are best, from which rows go when they are so old."""
+    return max(WIDTH_LEAST_NS, age_ns // SHARE)
+
+
+def _next_width_ns(last_ns: int, age_ns: int) -> int:
+    """As wide as the last one, unless somebody has changed the age meanwhile to what does not fit that at all."""
+    fits = last_ns <= age_ns <= last_ns * SHARE_MOST
+    return last_ns if fits or age_ns < WIDTH_LEAST_NS else fitting_width_ns(age_ns)
 
 
 def _next_ones(last_ns: int, width_ns: int, now_ns: int) -> Iterable[Partition]:

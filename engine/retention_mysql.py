@@ -65,6 +65,8 @@ class Retention:
                     self._busy_rounds[table.id] += 1
                     return
             else:
+                if step is _add and plan.add:
+                    log.info("queue %s: made the partitions %s", table.id, ", ".join(each.name for each in plan.add))
                 if step is _drop and plan.drop:
                     self._undroppable.discard(table.id)
                     log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))

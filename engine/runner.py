@@ -23,6 +23,9 @@ from engine.store import StoreError
 
 log = logging.getLogger(__name__)
 
+NO_TABLE = frozenset({1049, 1146})
+"""What the server says of a table, or of its database, that was dropped."""
+
 Asked = Scan | Claim | Fetch | Lookup | Release | Purge | Bury
 """The effects that the store carries out."""
 
@@ -35,6 +38,11 @@ class Sink(Protocol):
 
     def end(self, cause: Cause, text: str) -> None:
         """Nothing comes after this."""
+
+
+def gone(table: TableId) -> str:
+    """Why the streams of a table end that was dropped, or is a queue no longer: the same whoever notices first."""
+    return f"Table '{table}' is no message table any more"
 
 
 class TableRunner:
@@ -126,7 +134,8 @@ class TableRunner:
             log.warning("%s of %s failed: %s", type(effect).__name__.lower(), self.queue.id, error)
             if error.lasting:
                 self._on_doubt()
-            self._failed(effect, str(error), lasting=error.lasting)
+            text = gone(self.queue.id) if error.code in NO_TABLE else str(error)
+            self._failed(effect, text, lasting=error.lasting)
         except Exception as error:  # A fault of ours: it must not leave the dispatcher waiting for ever.
             log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
             self._failed(effect, str(error), lasting=False)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from engine.carriers import Carriers, WakeAll
 from engine.dispatcher import Dispatcher
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
 from engine.pacing import Limits
-from engine.runner import Sink, TableRunner
+from engine.runner import Sink, TableRunner, gone
 from engine.shell import Counters, EngineSettings, Shell
 from engine.store import Store, StoreError
 from engine.subscribers import Subscription
@@ -87,6 +88,8 @@ class Engine:
         self._runners: dict[TableId, TableRunner] = {}
         self._known: dict[TableId, _Known] = {}
         self._generation = 0
+        self._carriers = Carriers()
+        self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
         self._look_again = asyncio.Event()
         self._ids = itertools.count(1)
         self._draining = False
@@ -115,6 +118,7 @@ class Engine:
     async def close(self) -> None:
         """Stop at once; what was handed out and not released comes due again by itself."""
         self._draining = True
+        self._wake_all.cancel()
         for runner in self._runners.values():
             runner.disarm()
         await self._shell.close()
@@ -159,7 +163,7 @@ class Engine:
         this returns. Raises UnusableQueue when the table ceased to be a queue since it was looked at."""
         runner = self._runners.get(queue.id)
         if runner is None:
-            raise UnusableQueue(f"Table '{queue.id}' is no message table any more")
+            raise UnusableQueue(gone(queue.id))
         subscriber = next(self._ids)
         runner.sinks[subscriber] = sink
         spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns, selection)
@@ -183,6 +187,7 @@ class Engine:
                 runner.happen(runner.dispatcher.settled, keys)
             else:
                 runner.happen(runner.dispatcher.doubted, keys)
+            self._written_through(table.name.casefold())
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """Messages with these ids (None: unknown ones) may have been given back."""
@@ -192,13 +197,28 @@ class Engine:
         """The holders of messages with these ids (None: of unknown ones) may have been given more time."""
         if runner := self._runners.get(table):
             runner.happen(partial(runner.dispatcher.doubted, extended=True), _keys(runner, values))
+            self._written_through(table.name.casefold())
 
     def written(self, name: str | None, *, inserted: bool = False) -> None:
         """Something was committed that touched a table of this bare name (None: any table); `inserted`: rows that are
         new, by a transaction that was not open for long, and nothing else."""
+        if name is None:
+            self._wake_all.ask()
+            return
         for runner in list(self._runners.values()):
-            if name is None or runner.queue.id.name.casefold() == name:
+            if runner.queue.id.name.casefold() == name:
                 runner.happen(partial(runner.dispatcher.woken, anywhere=not inserted))
+        self._written_through(name)
+
+    def _written_through(self, name: str) -> None:
+        if self._carriers.carry(name):
+            self._wake_all.ask()
+
+    def _wake_every_table(self) -> int:
+        runners = list(self._runners.values())
+        for runner in runners:
+            runner.happen(partial(runner.dispatcher.woken, anywhere=True))
+        return sum(bool(runner.dispatcher.subscribers) for runner in runners)
 
     def noticed(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
         """The server's log tells what messages of a table became; none named: any of it (None: of any table) may have
@@ -213,6 +233,7 @@ class Engine:
     def schema_changed(self) -> None:
         """Some table may have been created, altered or dropped."""
         self._generation += 1
+        self._carriers.schema_changed()
         self._look_again.set()
 
     def runners(self) -> Iterable[tuple[QueueTable, Dispatcher]]:
@@ -252,10 +273,13 @@ class Engine:
                 if runner is not None:
                     del self._runners[table]
                     self.on_queues()
-                    runner.retire(str(found) if found else f"Table '{table}' is no message table any more")
+                    runner.retire(str(found) if found else gone(table))
 
     async def _look_at_all(self) -> None:
-        tables = await self._shell.call(self._shell.store.discover)
+        generation = self._generation
+        tables, carriers = await self._shell.call(self._shell.store.discover)
+        if self._carriers.told(carriers, outdated=generation != self._generation):
+            self._wake_all.ask()
         for table in {*tables, *self._runners}:
             try:
                 await self._look_at(table)

@@ -32,6 +32,9 @@ class EngineSettings:
     """Row data held for one fetch; one row may exceed it."""
     catalog_interval_s: float = 10.0
     """How soon a table that was created or altered behind the proxy's back is noticed."""
+    blind_scans_per_s: float = 100.0
+    """Scans for commits of which it is not known what they touched (a procedure, a trigger, a view), over all tables
+    that somebody waits for: one such table is looked at 10 ms after the last time at the latest."""
     catalog_tables_max: int = 10_000
     """Tables remembered as not being queues; beyond that they are forgotten and asked for again."""
 

@@ -16,6 +16,7 @@ from engine.model import (
     BrokenTable,
     Buried,
     Claimed,
+    Delivery,
     Entry,
     FetchResult,
     Key,
@@ -56,8 +57,9 @@ class StoreError(Exception):
 class Store(Protocol):
     """All that the engine asks of a database."""
 
-    def discover(self) -> Timed[tuple[TableId, ...]]:
-        """Every table whose comment holds the word vitess_message."""
+    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
+        """Every table whose comment holds the word vitess_message; and the bare names, casefolded, of all views and of
+        all tables with triggers, through which a write may reach another table."""
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """The table as a queue; None when it is none (absent, or not marked)."""
@@ -74,9 +76,9 @@ class Store(Protocol):
         that selection, and not locked by anyone. Committed on return. Missing ones were not claimed by this call."""
 
     def fetch(
-        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
-        """Row payloads of `keys` (key -> epoch of its claim) that are unacknowledged and of that epoch. Stops keeping
+        """Row payloads of `keys` that are unacknowledged and show the delivery that their claims made. Stops keeping
         rows once they hold `budget_bytes` (always at least one)."""
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:

@@ -17,6 +17,7 @@ from engine.model import (
     BrokenTable,
     Buried,
     Claimed,
+    Delivery,
     Entry,
     FetchResult,
     Key,
@@ -73,6 +74,8 @@ class MemoryStore:
     """What becomes of the next calls that touch rows; all goes well beyond its end."""
     conditions: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
     """What the conditions of selections mean; partitions are not played here."""
+    carriers: frozenset[str] = frozenset()
+    """Views and tables with triggers."""
     closed: bool = False
 
     def add_table(self, table: QueueTable | BrokenTable) -> None:
@@ -94,9 +97,9 @@ class MemoryStore:
 
     # The port.
 
-    def discover(self) -> Timed[tuple[TableId, ...]]:
+    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
         """See Store."""
-        return self._timed(tuple(sorted(self.tables)))
+        return self._timed((tuple(sorted(self.tables)), self.carriers))
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""
@@ -137,21 +140,24 @@ class MemoryStore:
         return self._timed(tuple(claims))
 
     def fetch(
-        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
         """See Store."""
         rows = self._rows(table)
         found: dict[Key, bytes] = {}
         unread: set[Key] = set()
-        for key, epoch in keys.items():
+        changed: set[Key] = set()
+        for key, delivery in keys.items():
             row = rows.get(key)
-            if row is None or row.time_acked_ns is not None or row.epoch != epoch:
+            if row is None or row.time_acked_ns is not None or row.epoch != delivery.epoch:
                 continue
-            if found and sum(map(len, found.values())) >= budget_bytes:
+            if row.entry.due_ns != delivery.until_ns:
+                changed.add(key)
+            elif found and sum(map(len, found.values())) >= budget_bytes:
                 unread.add(key)
             else:
                 found[key] = row.payload
-        return self._timed(FetchResult(found, frozenset(unread)))
+        return self._timed(FetchResult(found, frozenset(unread), frozenset(changed)))
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
         """See Store."""

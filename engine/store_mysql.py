@@ -29,6 +29,7 @@ from engine.model import (
     BrokenTable,
     Buried,
     Claimed,
+    Delivery,
     Entry,
     FetchResult,
     Key,
@@ -75,6 +76,9 @@ class StoreLimits:
     statements for a second."""
     partition_refused_pause_s: float = 3600.0
     """Before they are tried again after a refusal: somebody has to change a privilege, or the table."""
+    second_looks: int = 4
+    """At a table that seems broken, until two looks in a row are the same: each is several questions, and a DROP or an
+    ALTER between two of them shows a table that never was."""
     rows_unknown: int = 32
     """Rows asked for first while it is not known how large a table's rows are."""
 
@@ -107,13 +111,21 @@ class MySQLStore:
             now, _killed = link.run([statement("now"), statement("kill", connection_id=connection_id)])
         return Timed(None, now_ns(now))
 
-    def discover(self) -> Timed[tuple[TableId, ...]]:
+    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
         """See Store."""
         with self._pool.link() as link:
             return marked_tables(link)
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""
+        found = self._look_at(table)
+        for _ in range(self._limits.second_looks):
+            before = found.value
+            if not isinstance(before, BrokenTable) or (found := self._look_at(table)).value == before:
+                break
+        return found
+
+    def _look_at(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         with self._pool.link() as link:
             facts = table_facts(link, table)
         return Timed(None if facts.value is None else judge(facts.value), facts.now_ns)
@@ -139,7 +151,7 @@ class MySQLStore:
         return self._winning(partial(self._claim, table, {each.key: each for each in wanted}))
 
     def fetch(
-        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, int], budget_bytes: int
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
         """See Store."""
         row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)

@@ -23,11 +23,14 @@ from engine.comment import (
     make_comment,
     option_name,
     option_problem,
+    parse_comment,
     queue_values,
     split_comment,
     text_problem,
 )
-from engine.model import BrokenTable, QueueTable, TableId
+from engine.model import NS_PER_S, BrokenTable, Policy, QueueTable, TableId
+from engine.queries import first_partition_clause
+from engine.retention import WIDTH_LEAST_NS
 from engine.service import Engine
 from proxy.hints import PreparedQueueStatement, Preparing
 from proxy.inspection import QUEUE_COLUMNS, STREAM_COLUMNS, Inspection
@@ -48,14 +51,15 @@ from proxy.questions import (
     text_rows,
 )
 from proxy.results import NAME, TEXT, Column, Result, answer_execute, answer_query
-from proxy.upkeep import Upkeep, bind, refuse_in_transaction
+from proxy.upkeep import Upkeep, refuse_in_transaction
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError
-from proxy.wire.params import parse_execute, query_text
+from proxy.wire.params import parse_execute, python_value, query_text
+from sqlrewrite.definitions import NOW_NS, TIME_KEY, not_by_time
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
-from sqlrewrite.printing import print_queue
+from sqlrewrite.printing import print_queue, retention_read
 from sqlrewrite.queues import (
     AlterQueue,
     CreateQueue,
@@ -100,7 +104,7 @@ class Administration:
         """A statement as text."""
         was_in_transaction = session.in_transaction
         context, statement = await self._read(session, query_text(payload, attributes=session.attributes))
-        if isinstance(statement, RedriveQueue) and statement.params:
+        if isinstance(statement, RedriveQueue) and statement.param_count:
             raise UNBOUND
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
@@ -115,7 +119,7 @@ class Administration:
         _, statement = await self._read(session, payload[1:])
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         columns = _columns(statement)
-        params = len(statement.params) if isinstance(statement, RedriveQueue) else 0
+        params = statement.param_count if isinstance(statement, RedriveQueue) else 0
         text = Result(columns).select(params) if columns else "DO " + ", ".join(["0", *["?"] * params])
         preparing = Preparing(PreparedQueueStatement(statement))
         session.forward(bytes([COM_STMT_PREPARE]) + text.encode("ascii"), preparing)
@@ -130,13 +134,14 @@ class Administration:
         if isinstance(statement, RedriveQueue):
             execute = parse_execute(
                 payload,
-                len(statement.params),
+                statement.param_count,
                 types=own.types,
                 long_data=own.long_data,
                 attributes=session.attributes,
             )
             own.types = execute.types
-            statement = bind(statement, execute.values, context.codec)
+            values = zip(execute.values, execute.types, strict=False)  # Attributes have types as well.
+            statement = statement.bind([python_value(value, kind, context.codec) for value, kind in values])
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
@@ -147,7 +152,7 @@ class Administration:
     async def _read(self, session: Session, text: bytes) -> tuple[Context, QueueStatement]:
         """The statement, its tables with their databases."""
         context = await read_context(session)
-        statement = parse_queue_statement(text, OPTIONS, context.text_mode(session))
+        statement = parse_queue_statement(text, OPTIONS, context.codec, context.mode)
         named: dict[str, Any] = {
             each.name: _full_name(context, name)
             for each in fields(statement)
@@ -185,14 +190,13 @@ class Administration:
     # CREATE QUEUE.
 
     async def _create(self, session: Session, context: Context, statement: CreateQueue) -> bytes:
-        if statement.by_partition:
-            raise ServerError(1235, "42000", "RETENTION BY PARTITION is not supported yet: leave it out")
         given, without = _checked(statement.options)
         values = queue_values(given, without)
         _check(values, statement.comment)
         comment = make_comment(values, statement.comment or "")
         table = statement.table
-        text = _create_table(session, context, statement, table, statement.definitions_sql(), comment)
+        partitions = await _partitions(session, statement, values) if statement.by_partition else ""
+        text = _create_table(session, context, statement, table, statement.definitions_sql(), comment, partitions)
         if statement.if_not_exists and await _comment(session, context, table) is not None:
             return (await self._schema(session, text)).packets[0].payload
         made = await self._make_dead_letter(session, context, statement, values)
@@ -306,10 +310,10 @@ class Administration:
         if not written.startswith(b"CREATE TABLE"):
             raise _no_queue(table, "SHOW CREATE TABLE shows it")
         # Both servers escape backslashes here in any sql_mode.
-        mode = replace(context.text_mode(session), codec="utf-8", no_backslash_escapes=False)
-        statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS, mode)
+        mode = replace(context.mode, no_backslash_escapes=False)
+        statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS, mode=mode)
         assert isinstance(statement, CreateQueue)
-        return replace(statement, table=table)
+        return retention_read(replace(statement, table=table))
 
     async def _redrive(self, session: Session, context: Context, statement: RedriveQueue) -> bytes:
         dead = await self._usable(session, context, statement.dead)
@@ -416,15 +420,45 @@ def _no_queue(table: TableName, hint: str) -> ServerError:
 
 
 def _create_table(
-    session: Session, context: Context, statement: CreateQueue, table: TableName, definitions: bytes, comment: str
+    session: Session,
+    context: Context,
+    statement: CreateQueue,
+    table: TableName,
+    definitions: bytes,
+    comment: str,
+    partitions: str = "",
 ) -> bytes:
     if_not_exists = "IF NOT EXISTS " if statement.if_not_exists and table == statement.table else ""
-    codec = statement.tokens.mode.codec
+    codec = statement.tokens.codec
     return _encode(
         context,
         f"CREATE TABLE {if_not_exists}{table.quoted()} (\n{definitions.decode(codec)})"
-        f" COMMENT = {_string_literal(session, comment)} {statement.table_options.decode(codec)}",
+        f" COMMENT = {_string_literal(session, comment)} {statement.table_options.decode(codec)}"
+        f" {partitions}",
     )
+
+
+async def _partitions(session: Session, statement: CreateQueue, values: Mapping[str, str]) -> str:
+    """The clause for RETENTION BY PARTITION."""
+    if key := not_by_time(statement.definitions):
+        text = statement.tokens.decode(key.start, key.end).strip()
+        raise ServerError(
+            1503,
+            "HY000",
+            f"RETENTION BY PARTITION cannot have {text!r}: where a table is partitioned, each unique key holds"
+            f" time_acked, which is NULL while a message lives. Leave it out; {TIME_KEY} is added",
+        )
+    policy = parse_comment(make_comment(values))
+    assert isinstance(policy, Policy)
+    age_ns = policy.purge_after_ns
+    if age_ns < WIDTH_LEAST_NS:
+        least = WIDTH_LEAST_NS // NS_PER_S
+        problem = f"a partition is {least} s wide at least: take that or more, or leave out RETENTION"
+        raise ServerError(
+            1105, "HY000", f"RETENTION BY PARTITION with PURGE_AFTER = {values['vt_purge_after']}: {problem}"
+        )
+    ((now,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
+    return first_partition_clause(int(now or 0), age_ns)
 
 
 def _encode(context: Context, text: str) -> bytes:

@@ -12,6 +12,7 @@ lies within the greatest wait after a delivery (it may also have been given back
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,25 +62,105 @@ class Depth:
 async def measure(session: Session, queue: QueueTable) -> Depth:
     """Count a queue that has an index to count by, on the client's session. Raises what the server objects to."""
     assert queue.scan_index is not None
-    table = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index)})"
+    table = _indexed(queue)
     ((now,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
     depth = Depth(now_ns=int(now or 0))
     priorities, all_found = await _priorities(session, table)
     if not all_found:
         depth.estimated |= {"ready", "scheduled", "in_flight"}
     bound = max(1, COUNT_MAX // max(1, len(priorities)))
-    for priority in priorities:
-        await _measure_priority(session, table, queue.policy, depth, priority, bound)
-    await _measure_acknowledged(session, table, queue, depth)
+    parts = [_Priority(each, depth.now_ns, queue.policy, bound) for each in priorities]
+    acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
+    recent = _Range(f"time_acked > {depth.now_ns - RATE_WINDOW_S * NS_PER_S}", COUNT_MAX)
+    ranges = [acknowledged, recent, *(each for part in parts for each in part.ranges)]
+    others = [f"SELECT MIN(time_next), 0 FROM {table} WHERE {part.own}" for part in parts]
+    if queue.id_grows:
+        # With an id of FLOAT, all numbers of the union would be such.
+        others.append(f"SELECT CAST(MAX(id) AS DECIMAL(30)), 0 FROM {qualified(queue.id)}")
+    whole = [acknowledged, *(each for part in parts for each in part.whole)] if all_found else ()
+    oldest = await _count(session, queue, ranges, others, whole=whole)
+    if queue.id_grows:
+        depth.newest_id = int(oldest.pop() or 0)
+    for part, due in zip(parts, oldest, strict=True):
+        part.add_to(depth, due)
+    depth.acknowledged = acknowledged.count
+    depth.estimated |= set() if acknowledged.exact else {"acknowledged"}
+    depth.estimated |= set() if recent.exact else {"acked_per_s"}
+    kept_s = min(RATE_WINDOW_S, queue.policy.purge_after_ns / NS_PER_S)
+    depth.acked_per_s = recent.count / kept_s if kept_s else None
     return depth
 
 
 async def count_unacknowledged(session: Session, queue: QueueTable) -> tuple[int, bool]:
     """The messages of a queue that are not acknowledged, and whether that is exact: how many are dead, for one."""
+    unacknowledged = _Range("time_acked IS NULL", COUNT_MAX)
     if queue.scan_index is None:
-        return await _estimate(session, qualified(queue.id), "time_acked IS NULL"), False
-    table = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index)})"
-    return await _count(session, table, "time_acked IS NULL", COUNT_MAX)
+        unacknowledged.exact = False
+        await _estimate(session, qualified(queue.id), [unacknowledged])
+    else:
+        acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
+        both = (unacknowledged, acknowledged)
+        await _count(session, queue, both, whole=both)
+    return unacknowledged.count, unacknowledged.exact
+
+
+@dataclass(slots=True)
+class _Range:
+    """A range of the index, of which so many entries are counted, and of their rows those that were delivered."""
+
+    where: str
+    bound: int
+    looks_up: bool = False
+    """Whether `epoch` is looked up, which is in the rows alone."""
+    count: int = 0
+    """Exact, or the server's estimate."""
+    delivered: int = 0
+    """Of as many of them as were looked up."""
+    exact: bool = True
+
+    def question(self, queue: QueueTable) -> str:
+        """Counts one entry more than the bound, where there are more."""
+        found = f"FROM {_indexed(queue)} WHERE {self.where} LIMIT {self.bound + 1}"
+        if not self.looks_up:
+            return f"SELECT COUNT(*), 0 FROM (SELECT 1 {found}) AS q"
+        # Of what the inner SELECT has to read, MySQL reads thousands ahead, in spite of the LIMIT: not of rows, then.
+        row = f"{qualified(queue.id)} AS r FORCE INDEX ({quoted(queue.id_index)})"
+        rows_of = f"(SELECT id {found}) AS q STRAIGHT_JOIN {row} ON r.id = q.id AND r.time_acked IS NULL"
+        return f"SELECT COUNT(*), COALESCE(SUM(r.epoch > 0), 0) FROM {rows_of}"
+
+
+class _Priority:
+    """The unacknowledged messages of one priority."""
+
+    def __init__(self, priority: str, now_ns: int, policy: Policy, bound: int) -> None:
+        self.own = f"time_acked IS NULL AND priority = {priority}"
+        self._now_ns = now_ns
+        later, until_ns = f"{self.own} AND time_next > {now_ns}", now_ns + _greatest_wait_ns(policy)
+        looked_at = max(1, bound * LOOKUPS_MAX // COUNT_MAX)
+        self._due = _Range(f"{self.own} AND (time_next IS NULL OR time_next <= {now_ns})", bound)
+        self._later = _Range(later, bound)
+        self._near = _Range(f"{later} AND time_next <= {until_ns}", looked_at, looks_up=True)
+        self.whole = (self._due, self._later)
+        self.ranges = (*self.whole, self._near)
+
+    def add_to(self, depth: Depth, oldest: str | None) -> None:
+        """Its counts; `oldest` is the earliest time_next."""
+        near = self._near
+        looked_at = near.count if near.exact else near.bound + 1
+        in_flight = min(near.count, self._later.count) * near.delivered // max(1, looked_at)
+        depth.ready += self._due.count
+        depth.in_flight += in_flight
+        depth.scheduled += max(0, self._later.count - in_flight)
+        depth.estimated |= set() if self._due.exact else {"ready"}
+        depth.estimated |= set() if near.exact else {"in_flight", "scheduled"}
+        depth.estimated |= set() if self._later.exact else {"scheduled"}
+        if self._due.count and int(oldest or 0) > 0:  # 0 is a default of old that says nothing about age.
+            age_s = (self._now_ns - int(oldest or 0)) / NS_PER_S
+            depth.oldest_ready_s = max(age_s, depth.oldest_ready_s or 0.0)
+
+
+def _indexed(queue: QueueTable) -> str:
+    return f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index or '')})"
 
 
 async def _priorities(session: Session, table: str) -> tuple[list[str], bool]:
@@ -96,77 +177,51 @@ async def _priorities(session: Session, table: str) -> tuple[list[str], bool]:
     return found[:-1], False
 
 
-async def _measure_priority(
-    session: Session, table: str, policy: Policy, depth: Depth, priority: str, bound: int
-) -> None:
-    own = f"time_acked IS NULL AND priority = {priority}"
-    due = f"{own} AND (time_next IS NULL OR time_next <= {depth.now_ns})"
-    later = f"{own} AND time_next > {depth.now_ns}"
-    ready, ready_exact = await _count(session, table, due, bound)
-    waiting, waiting_exact = await _count(session, table, later, bound)
-    in_flight, flight_exact = await _in_flight(session, table, later, depth.now_ns + _greatest_wait_ns(policy), bound)
-    depth.ready += ready
-    depth.in_flight += in_flight
-    depth.scheduled += max(0, waiting - in_flight)
-    depth.estimated |= set() if ready_exact else {"ready"}
-    depth.estimated |= set() if flight_exact else {"in_flight", "scheduled"}
-    depth.estimated |= set() if waiting_exact else {"scheduled"}
-    if ready:
-        ((oldest,),) = await rows(
-            session, f"SELECT MIN(time_next) FROM {table} WHERE {own} LIMIT 1".encode(session.codec)
-        )
-        if oldest is not None and int(oldest) > 0:  # 0 is a default of old that says nothing about age.
-            age_s = (depth.now_ns - int(oldest)) / NS_PER_S
-            depth.oldest_ready_s = max(age_s, depth.oldest_ready_s or 0.0)
+async def _count(
+    session: Session,
+    queue: QueueTable,
+    ranges: Sequence[_Range],
+    others: Sequence[str] = (),
+    *,
+    whole: Sequence[_Range] = (),
+) -> list[str | None]:
+    """Count all of them in one question, and estimate those that hold more in another; what the others say. `whole`
+    are those that make up the table."""
+    questions = [*(each.question(queue) for each in ranges), *others]
+    numbered = (each.replace("SELECT ", f"SELECT {at} AS place, ", 1) for at, each in enumerate(questions))
+    # Without a SELECT around them, the LIMIT would be that of the last one.
+    text = f"SELECT * FROM ({' UNION ALL '.join(numbered)}) AS every_one LIMIT {len(questions)}"
+    found = {int(at or 0): answer for at, *answer in await rows(session, text.encode(session.codec))}
+    for at, each in enumerate(ranges):
+        each.count, each.delivered = (int(float(value or 0)) for value in found[at])
+        each.exact = each.count <= each.bound
+    await _estimate(session, _indexed(queue), ranges, whole=whole)
+    return [found[at][0] for at in range(len(ranges), len(questions))]
 
 
-async def _in_flight(session: Session, table: str, later: str, until_ns: int, bound: int) -> tuple[int, bool]:
-    """How many of the messages to come were delivered before and wait to be so again."""
-    looked_at = max(1, bound * LOOKUPS_MAX // COUNT_MAX)
-    near = f"{later} AND time_next <= {until_ns}"
-    question = (
-        f"SELECT COUNT(*), COALESCE(SUM(epoch > 0), 0) FROM (SELECT epoch FROM {table} WHERE {near}"
-        f" LIMIT {looked_at + 1}) AS q LIMIT 1"
-    )
-    ((seen, delivered),) = await rows(session, question.encode(session.codec))
-    seen_count, delivered_count = int(seen or 0), int(delivered or 0)
-    if seen_count <= looked_at:
-        return delivered_count, True
-    return await _estimate(session, table, near) * delivered_count // seen_count, False
+async def _estimate(session: Session, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()) -> None:
+    """Put the optimizer's estimates in the place of what was not counted to its end.
 
-
-async def _measure_acknowledged(session: Session, table: str, queue: QueueTable, depth: Depth) -> None:
-    depth.acknowledged, exact = await _count(session, table, "time_acked IS NOT NULL", COUNT_MAX)
-    since_ns = depth.now_ns - RATE_WINDOW_S * NS_PER_S
-    recent, recent_exact = await _count(session, table, f"time_acked > {since_ns}", COUNT_MAX)
-    depth.estimated |= set() if exact else {"acknowledged"}
-    depth.estimated |= set() if recent_exact else {"acked_per_s"}
-    kept_s = min(RATE_WINDOW_S, queue.policy.purge_after_ns / NS_PER_S)
-    depth.acked_per_s = recent / kept_s if kept_s else None
-    if queue.id_grows:
-        question = f"SELECT MAX(id) FROM {qualified(queue.id)} LIMIT 1"
-        ((newest,),) = await rows(session, question.encode(session.codec))
-        depth.newest_id = int(newest or 0)
-
-
-async def _count(session: Session, table: str, where: str, bound: int) -> tuple[int, bool]:
-    """The entries of a range, and whether they were counted to the end."""
-    beyond = await rows(session, f"SELECT 1 FROM {table} WHERE {where} LIMIT {bound}, 1".encode(session.codec))
-    if beyond:
-        return max(bound, await _estimate(session, table, where)), False
-    ((counted,),) = await rows(session, f"SELECT COUNT(*) FROM {table} WHERE {where} LIMIT 1".encode(session.codec))
-    return int(counted or 0), True
-
-
-async def _estimate(session: Session, table: str, where: str) -> int:
-    """The optimizer's estimate of a range, for which it looks at both of its ends."""
-    question = f"EXPLAIN FORMAT=TRADITIONAL SELECT COUNT(*) FROM {table} WHERE {where}"
-    answer = await ask(session, question.encode(session.codec))
+    It looks at both ends of each range. InnoDB makes double of what it finds, or half of the table if that is less; so
+    all are scaled to what it takes the whole table to hold, where that is known.
+    """
+    estimated = [each for each in ranges if not each.exact]
+    if not estimated:
+        return
+    questions = [f"SELECT COUNT(*) FROM {table} WHERE {each.where}" for each in estimated]
+    questions.append(f"SELECT COUNT(*) FROM {table}")
+    answer = await ask(session, f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(questions)}".encode(session.codec))
     extended = bool(session.capabilities & MARIADB_EXTENDED_METADATA)
     count = Reader(answer.packets[0].payload).lenenc()
     names = [parse_column(each.payload, extended=extended).name for each in answer.packets[1 : 1 + count]]
-    (row, *_) = text_rows(session, answer)
-    return int(row[names.index(b"rows")] or 0)
+    found = [int(row[names.index(b"rows")] or 0) for row in text_rows(session, answer)]
+    for each, rows_found in zip(estimated, found, strict=False):
+        each.count = max(each.count, rows_found)
+    scaled = sum(each.count for each in whole if not each.exact)
+    rest = found[len(estimated)] - sum(each.count for each in whole if each.exact)
+    if scaled and rest > 0:
+        for each in estimated:
+            each.count = max(each.bound + 1, each.count * rest // scaled)
 
 
 def _greatest_wait_ns(policy: Policy) -> int:

@@ -17,7 +17,6 @@ from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err
 from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
-from sqlrewrite.tokens import TextMode
 
 if TYPE_CHECKING:
     from proxy.session import Answer, Session
@@ -65,10 +64,6 @@ class Context:
             high_not_precedence="HIGH_NOT_PRECEDENCE" in self.sql_mode,
             like_escapes=self.like_escapes,
         )
-
-    def text_mode(self, session: Session) -> TextMode:
-        """How the session's statements are to be read."""
-        return TextMode(self.codec, self.mode.no_backslash_escapes, self.mode.ansi_quotes)
 
     def full_name(self, table: TableName) -> TableName:
         """The table's name with its database."""

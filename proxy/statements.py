@@ -42,7 +42,7 @@ from sqlrewrite.ack import SettleStatement, parse_settle
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName, quote
-from sqlrewrite.stream import Star, StreamStatement, parse_stream
+from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 
 if TYPE_CHECKING:
     from proxy.session import Answer, OwnStatement, Session
@@ -198,7 +198,7 @@ class Statements:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         *columns, last = header.packets
-        stream = Stream(session.send, last.seq)
+        stream = Stream(session.send, last.seq, _wanted(statement))
         handle = self._engine.subscribe(
             queue,
             stream,
@@ -335,6 +335,16 @@ def _selection(statement: StreamStatement, time_zone: str) -> Selection:
     if statement.condition is None:
         return replace(ANYTHING, partitions=partitions)
     return Selection(statement.condition.sql(), partitions, time_zone)
+
+
+def _wanted(statement: StreamStatement) -> str | None:
+    """The same for people: as written, but with the values of parameters."""
+    condition = statement.condition
+    written = shortened(condition.sql()) if condition and "?" in (statement.written or "") else statement.written
+    if not statement.partitions:
+        return written
+    partitions = f"PARTITION ({', '.join(map(quote, statement.partitions))})"
+    return f"{partitions} WHERE {written}" if written else partitions
 
 
 def _patience_ns(statement: StreamStatement) -> int | None:

@@ -26,14 +26,14 @@ SERVER_LOST = ServerError(
 class Stream:
     """The engine's sink for one client's STREAM statement."""
 
-    def __init__(self, write: Callable[[bytes], None], seq: int) -> None:
+    def __init__(self, write: Callable[[bytes], None], seq: int, condition: str | None = None) -> None:
+        """`seq` is that of the last column packet, `condition` what it wants, for people, if not all."""
         self._write = write
         self._seq = seq
         self._handle: StreamHandle | None = None
         self._ended: asyncio.Future[ServerError | None] = asyncio.get_running_loop().create_future()
         self.rows = 0
-        self.condition: str | None = None
-        """Which messages it wants, as the client wrote it, if not all."""
+        self.condition = condition
         self.since_s = self.last_row_s = time.monotonic()
 
     @property

@@ -8,8 +8,8 @@ table.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from string import Template
 from typing import TYPE_CHECKING
@@ -19,9 +19,8 @@ from engine.queries import FORMS, qualified, quoted
 from engine.service import Engine
 from proxy.questions import Refused, ask, end_what_we_began, from_hex, raw_rows, rows, text_literal
 from proxy.wire.packets import ServerError, make_ok, parse_err
-from proxy.wire.params import Value
+from sqlrewrite.condition import Condition
 from sqlrewrite.definitions import NOW_NS
-from sqlrewrite.errors import wrong_argument
 from sqlrewrite.queues import PurgeQueue, RedriveQueue
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Upkeep:
         return await _in_batches(session, batch)
 
     async def redrive(
-        self, session: Session, codec: str, dead: QueueTable, target: QueueTable, condition: bytes | None
+        self, session: Session, codec: str, dead: QueueTable, target: QueueTable, condition: Condition | None
     ) -> bytes:
         """Move dead messages to another queue as new ones; the OK packet."""
         columns = await _common_columns(session, codec, dead, target)
@@ -86,22 +85,21 @@ class Upkeep:
 
         async def batch(last: Key | None) -> _Batch:
             behind = "" if last is None else f" AND id > {form.literal(last)}"
-            find = f"SELECT {_id(dead)} FROM {source} FORCE INDEX ({quoted(dead.id_index)}) WHERE time_acked IS NULL"
-            wanted = b"" if condition is None else b" AND (" + condition + b"\n)"
-            rest = f" ORDER BY id LIMIT {BATCH_ROWS} FOR UPDATE SKIP LOCKED"
-            text = (find + behind).encode(codec) + wanted + rest.encode()
-            keys = await _keys(session, dead, text)
+            wanted = "" if condition is None else f" AND {condition.sql()}"
+            find = (
+                f"SELECT {_id(dead)} FROM {source} FORCE INDEX ({quoted(dead.id_index)})"
+                f" WHERE time_acked IS NULL{behind}{wanted} ORDER BY id LIMIT {BATCH_ROWS} FOR UPDATE SKIP LOCKED"
+            )
+            keys = await _keys(session, dead, find)
             if not keys:
                 return _Batch(0)
             ids = ", ".join(map(form.literal, keys))
-            move = f"INSERT INTO {into} ({names}) SELECT {values} FROM {source} WHERE id IN ({ids}) ORDER BY id"
+            dead_ones = f"FROM {source} WHERE id IN ({ids}) AND time_acked IS NULL ORDER BY id"
+            move = f"INSERT INTO {into} ({names}) SELECT {values} {dead_ones}"
             moved = await ask(session, move.encode(codec))
-            deleted = await ask(session, f"DELETE FROM {source} WHERE id IN ({ids}) ORDER BY id".encode(codec))
+            deleted = await ask(session, f"DELETE {dead_ones}".encode(codec))
             counts = moved.outcome.affected_rows, deleted.outcome.affected_rows
-            if counts != (
-                len(keys),
-                len(keys),
-            ):  # A trigger, a strange collation: rather no message moved than one lost.
+            if set(counts) != {len(keys)}:  # A trigger, a strange collation: rather no message moved than one lost.
                 problem = f"Of {len(keys)} dead messages {counts[0]} were copied and {counts[1]} deleted: rolled back"
                 raise ServerError(1105, "HY000", problem)
             return _Batch(len(keys), keys[-1])
@@ -115,31 +113,6 @@ def refuse_in_transaction(statement: PurgeQueue | RedriveQueue, *, in_transactio
         name = "PURGE QUEUE" if isinstance(statement, PurgeQueue) else "REDRIVE QUEUE"
         text = f"{name} commits batch by batch, so it cannot run inside a transaction: COMMIT or ROLLBACK first"
         raise ServerError(1179, "25000", text)
-
-
-def bind(statement: RedriveQueue, values: Sequence[Value], codec: str) -> RedriveQueue:
-    """The statement with its parameters in their places."""
-    condition = statement.condition
-    if condition is None:
-        return statement
-    pieces: list[bytes] = []
-    at = 0
-    for place, value in zip(statement.params, values, strict=True):
-        pieces += [condition[at:place], _literal(value, codec).encode("ascii")]
-        at = place + 1
-    return replace(statement, condition=b"".join([*pieces, condition[at:]]), params=())
-
-
-def _literal(value: Value, codec: str) -> str:
-    match value:
-        case None:
-            return "NULL"
-        case int() | float():
-            return repr(value)
-        case bytes():
-            return text_literal(value.decode(codec, "replace"))
-        case _:
-            raise wrong_argument(f"a parameter of REDRIVE QUEUE is a number or a text, and {value!r} is neither"[:200])
 
 
 _AS_NEW = {"epoch": "0", "time_next": NOW_NS, "time_acked": "NULL"}

@@ -120,6 +120,10 @@ class Cursor:
         at = self._next + count
         return self._cut(self._tokens[at]) if at < len(self._tokens) else ""
 
+    def since(self, begin: int) -> str:
+        """What is written from there to the end of the last token that was gone over."""
+        return self._sql[begin : self._tokens[self._next - 1].end + 1]
+
     def step(self) -> str:
         """Go over the next token."""
         text = self.text

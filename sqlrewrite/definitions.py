@@ -27,6 +27,9 @@ OWN_COLUMNS: Final = {
 """The columns that every queue has, as they are added where they are not declared. A message is due from the moment
 when it was inserted, so that messages of one priority go in that order, and their age can be told."""
 
+TIME_KEY: Final = "UNIQUE KEY (id, time_acked)"
+"""In the place of a primary key, for each unique key of a table that is partitioned by time_acked has to hold it."""
+
 SCAN_COLUMNS: Final = ("time_acked", "priority", "time_next")
 SCAN_KEY: Final = "KEY (time_acked, priority, time_next, id)"
 """Without a name, so that it clashes with none: the server gives it one."""
@@ -76,19 +79,40 @@ def read_definitions(tokens: Tokens, inner: Sequence[Token], start: int, end: in
     return tuple(definitions)
 
 
-def missing(definitions: Sequence[Definition]) -> tuple[list[str], list[str]]:
-    """The columns and keys that have to be added to make a queue of it."""
+def missing(definitions: Sequence[Definition], *, by_time: bool) -> tuple[list[str], list[str]]:
+    """The columns and keys that have to be added to make a queue of it, `by_time`: one partitioned by time_acked."""
     columns = {each.name: each for each in definitions if each.kind is Kind.COLUMN}
     added = [text for name, text in OWN_COLUMNS.items() if name not in columns]
     keys: list[str] = []
     has_primary = any(each.kind is Kind.PRIMARY or each.primary for each in definitions)
-    if not has_primary:
+    if by_time:
+        if not has_primary and not any(each.columns[:1] == ("id",) for each in definitions):
+            keys.append(TIME_KEY)
+    elif not has_primary:
         keys.append("PRIMARY KEY (id)")
     elif not _id_is_unique(definitions):
         keys.append("UNIQUE KEY (id)")
     if not any(each.columns[:3] == SCAN_COLUMNS for each in definitions):
         keys.append(SCAN_KEY)
     return added, keys
+
+
+def not_by_time(definitions: Sequence[Definition]) -> Definition | None:
+    """The first definition of a key that a table partitioned by time_acked cannot have."""
+    for each in definitions:
+        primary = each.kind is Kind.PRIMARY or each.primary  # Its columns cannot be NULL, and time_acked has to be.
+        if primary or each.unique or (each.kind is Kind.UNIQUE and "time_acked" not in each.columns):
+            return each
+    return None
+
+
+def nullable_id(tokens: Tokens, definitions: Sequence[Definition]) -> Definition | None:
+    """The column id if it is declared without a word on NULL, so that only a primary key makes it NOT NULL."""
+    for each in definitions:
+        words = [tokens.word(token) for token in each.tokens if token.depth == each.tokens[0].depth]
+        if each.name == "id" and "NULL" not in words:
+            return each
+    return None
 
 
 def of_dead_letters(tokens: Tokens, definitions: Sequence[Definition]) -> list[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind
@@ -23,8 +24,25 @@ _PRINTED: Final = {
     "time_acked": re.compile(r"`time_acked` bigint(?:\(20\))? DEFAULT NULL"),
 }
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
+_PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
 _PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|NONE")
+_RETENTION: Final = re.compile(
+    r"(?:/\*!\d+ )?PARTITION BY RANGE \([`\"]?time_acked[`\"]?\)\s*"
+    r"\(PARTITION [`\"]?live[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*"
+    r"(?>(?:PARTITION [`\"]?p\d+[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*)*)"
+    r"PARTITION [`\"]?later[`\"]? VALUES LESS THAN \(?MAXVALUE\)? ENGINE = \w+\)(?: \*/)?\s*$"
+)
+"""The partitions that RETENTION BY PARTITION makes, whatever became of them since."""
 _NEXT_ID = re.compile(r"\bAUTO_INCREMENT=[0-9]+ ?")
+
+
+def retention_read(statement: CreateQueue) -> CreateQueue:
+    """The table as the server printed it, with RETENTION BY PARTITION in the place of the partitions that it makes."""
+    codec = statement.tokens.codec
+    options, found = _RETENTION.subn("", statement.table_options.decode(codec))
+    if not found:
+        return statement
+    return replace(statement, by_partition=True, by_time=False, table_options=options.encode(codec))
 
 
 def print_queue(
@@ -37,12 +55,16 @@ def print_queue(
 ) -> str:
     """`statement` is the table as the server printed it, read with CREATE QUEUE in the place of CREATE TABLE."""
     texts = [(each, _text(statement, each)) for each in statement.definitions]
-    kept = [text for each, text in _without_columns(texts) if text.replace('"', "`") not in _PRINTED_KEYS]
+    by_time = statement.by_partition or statement.by_time
+    added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
+    kept = [text for each, text in _without_columns(texts) if text.replace('"', "`") not in added]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
     ours = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
     if comment:
         ours.append(f"COMMENT = {_string(comment, no_backslash_escapes=no_backslash_escapes)}")
-    theirs = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.mode.codec)).strip()
+    if statement.by_partition:
+        ours.append("RETENTION BY PARTITION")
+    theirs = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.codec)).strip()
     return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*ours, theirs]).strip()
 
 

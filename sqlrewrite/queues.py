@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
-from sqlrewrite.definitions import Definition, missing, of_dead_letters, read_definitions
+from sqlrewrite.condition import GRAMMAR, Condition, read_condition
+from sqlrewrite.cursor import PLAIN, Cursor, SqlMode
+from sqlrewrite.definitions import Definition, missing, nullable_id, of_dead_letters, read_definitions
+from sqlrewrite.errors import wrong_argument
 from sqlrewrite.lexicon import bytes_pattern
 from sqlrewrite.names import TableName
-from sqlrewrite.tokens import TextMode, Token, Tokens
+from sqlrewrite.tokens import Token, Tokens
 
 Options = tuple[tuple[str, str | None], ...]
 """Options by their names, in capitals, with their values as text; None for DEFAULT."""
@@ -31,6 +34,8 @@ class CreateQueue:
     comment: str | None
     by_partition: bool
     """Whether RETENTION BY PARTITION was asked for."""
+    by_time: bool
+    """Whether a PARTITION BY of its own has acknowledged rows in partitions by time."""
     definitions: tuple[Definition, ...]
     body: bytes
     """What stood between the parentheses."""
@@ -40,14 +45,18 @@ class CreateQueue:
 
     def definitions_sql(self) -> bytes:
         """The definitions with the queue's own."""
-        return self._with_own(self.body if self.definitions else b"")
+        body = self.body if self.definitions else b""
+        if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
+            at = column.tokens[-1].end - self.definitions[0].start
+            body = body[:at] + b" NOT NULL" + body[at:]
+        return self._with_own(body, by_time=self.by_partition or self.by_time)
 
     def dead_letter_sql(self) -> bytes:
         """The definitions of the table where its dead messages go."""
-        return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)))
+        return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)), by_time=self.by_time)
 
-    def _with_own(self, body: bytes) -> bytes:
-        columns, keys = missing(self.definitions)
+    def _with_own(self, body: bytes, *, by_time: bool) -> bytes:
+        columns, keys = missing(self.definitions, by_time=by_time)
         before = "".join(f"{each},\n" for each in columns).encode()
         after = ",\n".join(keys).encode()
         if not body.strip():
@@ -93,10 +102,19 @@ class RedriveQueue:
 
     dead: TableName
     target: TableName | None
-    condition: bytes | None
-    """As written."""
-    params: tuple[int, ...] = ()
-    """Where in the condition each `?` stands."""
+    condition: Condition | None
+    """Which dead messages; None for all. Its parameters are the statement's."""
+
+    @property
+    def param_count(self) -> int:
+        """The count of its `?`."""
+        return self.condition.param_count if self.condition else 0
+
+    def bind(self, values: Sequence[object]) -> RedriveQueue:
+        """The statement with its parameters replaced by values. Raises SqlError (1210)."""
+        if len(values) != self.param_count:
+            raise wrong_argument(f"this REDRIVE QUEUE has {self.param_count} parameters, and {len(values)} were given")
+        return replace(self, condition=self.condition and self.condition.bind(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +151,15 @@ QueueStatement = (
 )
 
 
-def parse_queue_statement(sql: bytes, options: Collection[str], mode: TextMode | None = None) -> QueueStatement:
+def parse_queue_statement(
+    sql: bytes, options: Collection[str], codec: str = "utf-8", mode: SqlMode = PLAIN
+) -> QueueStatement:
     """Reads a statement that `classify` found to be about queues.
 
-    `options` are the names that an option can have, in capitals. Raises SqlError (1064).
+    `options` are the names that an option can have, in capitals, `codec` is Python's name of the client's character
+    set. Raises SqlError (1064).
     """
-    return _Reader(sql, options, mode or TextMode()).statement()
+    return _Reader(sql, options, codec, mode).statement()
 
 
 # MySQL's and MariaDB's table options: they pass through.
@@ -153,21 +174,23 @@ _TABLE_OPTIONS: Final = frozenset(
      "UNION"}
 )  # fmt: skip
 _SECOND_WORDS: Final[Mapping[str, str]] = {"CHARACTER": "SET", "DATA": "DIRECTORY", "INDEX": "DIRECTORY"}
+_BY_TIME: Final = ["PARTITION", "BY", "RANGE", "(", "TIME_ACKED", ")"]
 _WHOLE_CLAUSES: Final = ("WITH", "SYSTEM", "VERSIONING"), ("START", "TRANSACTION")
 
 _NUMBER = bytes_pattern(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?![0-9A-Za-z_$.\x80-\xff])")
 _VERBS: Final = {"CREATE", "ALTER", "DROP", "PAUSE", "RESUME", "PURGE", "REDRIVE", "SHOW"}
 
+_PARTITIONED_TWICE = "RETENTION BY PARTITION makes partitions of its own: leave out that, or PARTITION BY"
 _CREATE_NO_COPY = "a queue is made from definitions of its own: SHOW CREATE QUEUE prints those of another"
 
 
 class _Reader:
     """Reads one statement from left to right."""
 
-    def __init__(self, sql: bytes, options: Collection[str], mode: TextMode) -> None:
+    def __init__(self, sql: bytes, options: Collection[str], codec: str, mode: SqlMode) -> None:
         words = re.findall(r"[A-Za-z]+", sql[:200].decode("latin-1"))
         verb = next((each.upper() for each in words if each.upper() in _VERBS), "QUEUE")
-        self._tokens = Tokens(sql, mode, verb if verb == "SHOW" else f"{verb} QUEUE")
+        self._tokens = Tokens(sql, codec, mode, verb if verb == "SHOW" else f"{verb} QUEUE")
         self._all = self._tokens.all
         self._text_end = len(sql)
         self._options = options
@@ -204,6 +227,7 @@ class _Reader:
             tuple(clauses.options.items()),
             clauses.comment,
             clauses.by_partition,
+            clauses.by_time,
             definitions,
             self._tokens.sql[start:end],
             self._remaining(tail, clauses.spans),
@@ -242,18 +266,22 @@ class _Reader:
         target = self._table() if self._take("TO") else None
         if not self._take("WHERE"):
             return RedriveQueue(dead, target, None)
-        rest = self._all[self._next :]
-        if not rest:
-            self._fail("a condition was expected")
-        for each in rest:
-            if each.depth == 0 and self._tokens.word(each) in {"ORDER", "LIMIT"}:
-                self._tokens.fail(each.start, "the condition is all that follows WHERE")
-            if each.depth == 0 and self._tokens.text(each) == ";":
-                self._tokens.fail(each.start, "the statement has to stand alone")
+        return RedriveQueue(dead, target, self._condition(dead))
+
+    def _condition(self, table: TableName) -> Condition:
+        """All that is left, read as STREAM reads its condition."""
+        tokens = self._tokens
+        cursor = Cursor(tokens.decode(0, len(tokens.sql)), tokens.mode, tokens.statement)
+        begin = len(tokens.decode(0, self._position))
+        while cursor.position < begin:
+            cursor.step()
+        condition = read_condition(cursor, table)
+        if cursor.take(";") and cursor.text:
+            cursor.fail("the statement has to stand alone")
+        if cursor.text:
+            cursor.fail(f"the condition is all that follows WHERE; {GRAMMAR}")
         self._next = len(self._all)
-        start, end = rest[0].start, rest[-1].end
-        marks = tuple(each.start - start for each in rest if each.kind == "mark" and self._tokens.text(each) == "?")
-        return RedriveQueue(dead, target, self._tokens.sql[start:end], marks)
+        return condition
 
     def _show(self) -> QueueStatement:
         if self._take("CREATE"):
@@ -302,7 +330,7 @@ class _Reader:
             if word in self._options or word in {"COMMENT", "RETENTION"}:
                 self._own_clause(clauses)
             elif word == "PARTITION":
-                self._partition_clause()
+                self._partition_clause(clauses)
             elif word in {"SELECT", "AS", "IGNORE", "REPLACE", "LIKE"} or self._at("("):
                 self._fail(_CREATE_NO_COPY)
             elif not any(self._take(*clause) for clause in _WHOLE_CLAUSES):
@@ -311,8 +339,11 @@ class _Reader:
     def _own_clause(self, clauses: _Clauses) -> None:
         start = self._position
         word = self._word()
-        if word in clauses.options or (word == "COMMENT" and clauses.comment is not None):
+        again = {"COMMENT": clauses.comment is not None, "RETENTION": clauses.by_partition}
+        if word in clauses.options or again.get(word):
             self._fail(f"{word} is given twice")
+        if word == "RETENTION" and clauses.partitioned:
+            self._fail(_PARTITIONED_TWICE)
         self._next += 1
         if word == "RETENTION":
             self._expect("BY")
@@ -326,8 +357,13 @@ class _Reader:
                 clauses.options[word] = self._value(word)
         clauses.spans.append((start, self._all[self._next - 1].end))
 
-    def _partition_clause(self) -> None:
+    def _partition_clause(self, clauses: _Clauses) -> None:
         """PARTITION BY …, up to the next option of ours."""
+        if clauses.by_partition:
+            self._fail(_PARTITIONED_TWICE)
+        clauses.partitioned = True
+        words = [self._tokens.name(each).upper() or self._tokens.text(each) for each in self._all[self._next :][:7]]
+        clauses.by_time = [each for each in words if each != "COLUMNS"][:6] == _BY_TIME
         self._next += 1
         while self._more():
             top = self._all[self._next].depth == 0
@@ -464,6 +500,8 @@ class _Clauses:
         self.options: dict[str, str | None] = {}
         self.comment: str | None = None
         self.by_partition = False
+        self.partitioned = False
+        self.by_time = False
         self.spans: list[tuple[int, int]] = []
 
 

@@ -11,7 +11,7 @@ strict where sqlglot's parser is lenient (it reads `a, FROM t`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from typing import Final, Generic, NoReturn, TypeVar
@@ -27,6 +27,10 @@ WHOLE_NUMBER_MAX: Final = 2**63 - 1
 
 WAIT_MAX_S: Final = 86_400
 """A longer poll is better asked again: few networks keep a silent connection for a day."""
+
+
+WRITTEN_MAX: Final = 1_000
+"""Characters of a condition that are kept for SHOW STREAMS, as long as the stream runs."""
 
 
 class Star(Enum):
@@ -58,6 +62,8 @@ class StreamStatement:
     nowait: bool = False
     """Whether it ends as soon as nothing is due. Never together with `wait`."""
     param_count: int = 0
+    written: str | None = field(default=None, compare=False)
+    """The condition as the client wrote it, for people."""
 
     def bind(self, values: Sequence[object]) -> StreamStatement:
         """The statement with its parameters replaced by values as drivers send them.
@@ -76,6 +82,11 @@ class StreamStatement:
             wait=_WAIT.bound(self.wait, values),
             param_count=0,
         )
+
+
+def shortened(condition: str) -> str:
+    """As much of it as SHOW STREAMS shows."""
+    return condition if len(condition) <= WRITTEN_MAX else condition[: WRITTEN_MAX - 1] + "…"
 
 
 def parse_stream(sql: str, mode: SqlMode = PLAIN) -> StreamStatement:
@@ -178,8 +189,12 @@ class _Reader:
             self._refuse(f"a comma or FROM was expected; {_NO_ALIAS}")
         table = self._table()
         partitions = self._partitions() if cursor.take("PARTITION") else ()
-        condition = read_condition(cursor, table) if cursor.take("WHERE") else None
-        statement = self._options(StreamStatement(table, columns, partitions, condition))
+        condition = written = None
+        if cursor.take("WHERE"):
+            begin = cursor.position
+            condition = read_condition(cursor, table)
+            written = shortened(cursor.since(begin))
+        statement = self._options(StreamStatement(table, columns, partitions, condition, written=written))
         if cursor.take(";") and cursor.text:
             cursor.fail(_ALONE)
         if cursor.word in {"WHERE", "PARTITION"}:

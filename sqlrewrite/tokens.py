@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, NoReturn
 
+from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import syntax_error
 from sqlrewrite.lexicon import (
     BACKQUOTED,
@@ -49,15 +50,6 @@ class Token:
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class TextMode:
-    """How the session has text read: Python's name of its character set, and what its sql_mode says."""
-
-    codec: str = "utf-8"
-    no_backslash_escapes: bool = False
-    ansi_quotes: bool = False
-
-
 @cache
 def _pieces(*, no_backslash_escapes: bool, ansi_quotes: bool) -> re.Pattern[bytes]:
     single = SINGLE_QUOTED if no_backslash_escapes else SINGLE_QUOTED_ESCAPED
@@ -73,9 +65,10 @@ def _pieces(*, no_backslash_escapes: bool, ansi_quotes: bool) -> re.Pattern[byte
 class Tokens:
     """The tokens of one statement, and what they say."""
 
-    def __init__(self, sql: bytes, mode: TextMode, statement: str) -> None:
-        """`statement` is what errors call it. Raises SqlError (1064)."""
+    def __init__(self, sql: bytes, codec: str, mode: SqlMode, statement: str) -> None:
+        """`codec` is Python's name of the text's character set, `statement` what errors call it. Raises SqlError."""
         self.sql = sql
+        self.codec = codec
         self.mode = mode
         self.statement = statement
         if len(sql) > STATEMENT_BYTES_MAX:
@@ -88,7 +81,7 @@ class Tokens:
 
     def decode(self, start: int, end: int) -> str:
         """A stretch of the statement as text."""
-        return self.sql[start:end].decode(self.mode.codec, "replace")
+        return self.sql[start:end].decode(self.codec, "replace")
 
     def word(self, token: Token) -> str:
         """A bare word in capitals; empty for all that is none."""
@@ -133,7 +126,7 @@ class Tokens:
         raise syntax_error(self.statement, before, near, position, expected)
 
     def _cut(self) -> Iterator[Token]:
-        text = shadow(self.sql, self.mode.codec)
+        text = shadow(self.sql, self.codec)
         pattern = _pieces(no_backslash_escapes=self.mode.no_backslash_escapes, ansi_quotes=self.mode.ansi_quotes)
         position = depth = executed = 0
         while position < len(text):

@@ -13,6 +13,7 @@ from engine.model import (
     NS_PER_S,
     Buried,
     Claimed,
+    Delivery,
     Key,
     Position,
     QueueTable,
@@ -318,7 +319,12 @@ class TestClaim:
 
 class TestFetch:
     def fetch(self, subject: Subject, keys: dict[Key, int], budget_bytes: int = 1 << 20) -> tuple[set[Key], set[Key]]:
-        result = subject.store.fetch(subject.table, TEXT, keys, budget_bytes).value
+        """The rows of these keys and epochs that are read and left unread, whatever their time is now."""
+        found = subject.store.lookup(subject.table, list(keys)).value
+        times = {key: found[key].due_ns if key in found else 0 for key in keys}
+        deliveries = {key: Delivery(epoch, times[key]) for key, epoch in keys.items()}
+        result = subject.store.fetch(subject.table, TEXT, deliveries, budget_bytes).value
+        assert not result.changed
         return set(result.rows), set(result.unread)
 
     def test_rows_come_by_key(self, subject: Subject) -> None:
@@ -331,6 +337,13 @@ class TestFetch:
         subject.acknowledge(1)
         claim(subject, 2)
         assert self.fetch(subject, {1: 0, 2: 0, 3: 0}) == (set(), set())
+
+    def test_a_row_whose_wait_was_changed_is_told_apart(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        claims = {each.key: each.delivery for each in claim(subject, 1, 2)}
+        later = claims[2]._replace(until_ns=claims[2].until_ns - 1)
+        result = subject.store.fetch(subject.table, TEXT, {1: claims[1], 2: later}, 1 << 20).value
+        assert (set(result.rows), set(result.unread), set(result.changed)) == ({1}, set(), {2})
 
     def test_what_exceeds_the_budget_is_unread(self, subject: Subject) -> None:
         subject.put(*(Row(key, 0, 1, 0, payload=b"x" * 1000) for key in range(1, 101)))
@@ -562,7 +575,7 @@ class TestPurge:
 
 class TestCatalog:
     def test_a_marked_table_is_discovered_and_described(self, subject: Subject) -> None:
-        assert subject.table.id in subject.store.discover().value
+        assert subject.table.id in subject.store.discover().value[0]
         assert subject.store.describe(subject.table.id).value == subject.table
 
     def test_an_absent_table_is_no_queue(self, subject: Subject) -> None:
@@ -578,7 +591,7 @@ class TestClock:
             store.describe(table.id),
             store.scan(table, 10),
             store.claim(table, []),
-            store.fetch(table, TEXT, {1: 0}, 1000),
+            store.fetch(table, TEXT, {1: Delivery(0, 0)}, 1000),
             store.lookup(table, [1]),
             store.release(table, []),
             store.bury(table, [], table.id),

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from pymysql.constants import COMMAND
 
+from engine import catalog_mysql, store_mysql
+from engine.catalog import TableFacts
 from engine.link import BackendAddress, Link
-from engine.model import NS_PER_S, BrokenTable, Key, QueueTable, Return, RowFormat, TableId, Wanted
-from engine.store import StoreError
+from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
+from engine.store import StoreError, Timed
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
 from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, interrupted_store
@@ -48,11 +50,11 @@ def insert(subject: ServerSubject, *keys: int, body: str = "x") -> None:
     )
 
 
-def claim_all(subject: ServerSubject, limit: int = 10_000) -> dict[Key, int]:
-    """Claim whatever is due; key -> epoch."""
+def claim_all(subject: ServerSubject, limit: int = 10_000) -> dict[Key, Delivery]:
+    """Claim whatever is due."""
     entries = subject.store.scan(subject.table, limit).value.entries
     wanted = [Wanted(each.key, each.epoch, 30 * S) for each in entries]
-    return {each.key: each.epoch for each in subject.store.claim(subject.table, wanted).value}
+    return {each.key: each.delivery for each in subject.store.claim(subject.table, wanted).value}
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
             assert set(fetched.rows) == set(claims), row_format
             assert len(set(fetched.rows.values())) == 1
         found = store.lookup(table, list(claims)).value
-        assert {key: entry.epoch for key, entry in found.items()} == claims
+        assert {key: (entry.epoch, entry.due_ns) for key, entry in found.items()} == claims
         returns = [Return(key, entry.epoch, entry.due_ns, 5, sent=False) for key, entry in found.items()]
         assert store.release(table, returns).value == len(claims)
         assert subject.execute("SELECT DISTINCT epoch, time_next FROM messages") == [(0, 5)]
@@ -342,7 +344,7 @@ class TestOthersAtTheSameTime:
             subject.execute("INSERT INTO messages (id, priority, epoch) VALUES (1, NULL, NULL), (2, -5, 0)")
             entries = subject.store.scan(subject.table, 10).value.entries
             assert [(each.key, each.epoch) for each in entries] == [(1, 0), (2, 0)]
-            assert claim_all(subject) == {1: 1, 2: 1}
+            assert {key: each.epoch for key, each in claim_all(subject).items()} == {1: 1, 2: 1}
 
 
 class TestLargeStatements:
@@ -351,7 +353,7 @@ class TestLargeStatements:
         claims = claim_all(subject)
         assert len(claims) == 3000
         found = subject.store.lookup(subject.table, list(claims)).value
-        assert {key: entry.epoch for key, entry in found.items()} == claims
+        assert {key: (entry.epoch, entry.due_ns) for key, entry in found.items()} == claims
         rows = subject.store.fetch(subject.table, RowFormat(("id",), binary=False), claims, 1 << 20).value.rows
         assert len(rows) == 3000
 
@@ -492,7 +494,7 @@ class TestCatalog:
         subject.execute("CREATE TABLE nearly (id INT PRIMARY KEY) COMMENT 'vitess_messages'")
         subject.execute("CREATE TABLE broken (id INT PRIMARY KEY) COMMENT 'see wiki, vitess_message'")
         subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
-        found = [each.name for each in subject.store.discover().value if each.db == subject.database]
+        found = [each.name for each in subject.store.discover().value[0] if each.db == subject.database]
         assert found == ["broken", "messages"]
         assert subject.store.describe(TableId(subject.database, "plain")).value is None
         assert subject.store.describe(TableId(subject.database, "seen")).value is None
@@ -517,6 +519,19 @@ class TestCatalog:
             "id is not unique",
         ):
             assert part in told
+
+    def test_a_table_that_is_dropped_during_a_look_is_not_taken_for_a_broken_one(
+        self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
+            facts = catalog_mysql.table_facts(link, table)
+            if facts.value is None:
+                return facts
+            subject.execute("DROP TABLE messages")
+            return Timed(replace(facts.value, columns=(), indexes=()), facts.now_ns)
+
+        monkeypatch.setattr(store_mysql, "table_facts", table_facts)
+        assert subject.store.describe(subject.table.id).value is None
 
     def test_indexes_are_seen_as_they_are(self, subject: ServerSubject) -> None:
         found = self.described(
@@ -556,9 +571,23 @@ class TestCatalog:
         store = subject.store
         (entry,) = store.scan(found, 10).value.entries
         claims = store.claim(found, [Wanted(entry.key, 0, S)]).value
-        rows = store.fetch(found, RowFormat(("a`b ü",), binary=False), {claims[0].key: 1}, 1000).value.rows
+        rows = store.fetch(
+            found, RowFormat(("a`b ü",), binary=False), {claims[0].key: claims[0].delivery}, 1000
+        ).value.rows
         assert rows == {1: b"\x015"}
 
     def test_a_name_in_another_case_is_another_table_where_the_server_says_so(self, subject: ServerSubject) -> None:
         assert subject.execute("SELECT @@lower_case_table_names") == [(0,)]
         assert subject.store.describe(TableId(subject.database, "MESSAGES")).value is None
+
+    def test_views_and_tables_with_triggers_carry_writes_to_others(self, subject: ServerSubject) -> None:
+        names = {"plain", "Süß", "seen"}
+        for name in ("plain", "Süß"):
+            subject.execute(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)")
+        assert not names & subject.store.discover().value[1]
+        subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
+        subject.execute("CREATE TRIGGER t AFTER DELETE ON `Süß` FOR EACH ROW DELETE FROM messages WHERE id = OLD.id")
+        carriers = subject.store.discover().value[1]
+        assert {"seen", "süss"} <= carriers
+        assert "plain" not in carriers
+        assert "processlist" not in carriers

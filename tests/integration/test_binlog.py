@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,22 +15,15 @@ from typing import Any
 import pytest
 from pymysql.connections import Connection
 
-from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.servers import connect, running_server
 from tests.support.waiting import eventually
-
-NOW_NS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
-
-
-def metric(proxy: RunningProxy, name: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.admin_port}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(f"ackstream_{name} ")))
+from tests.support.writing import NOW_NS, WAYS
 
 
 def following(proxy: RunningProxy) -> bool:
-    return metric(proxy, "binlog_following") == 1
+    return proxy.metric("binlog_following") == 1
 
 
 def reader_pid(proxy: RunningProxy) -> int:
@@ -87,50 +79,7 @@ def test_a_transaction_is_delivered_when_it_commits(direct, consumer) -> None:
     eventually(lambda: payloads(consumer) == ["b", "c"])
 
 
-def insert_select(direct, folder: Path) -> None:
-    run(direct, "CREATE TABLE source (p TEXT)")
-    run(direct, "INSERT INTO source VALUES ('x')")
-    run(direct, "INSERT INTO m (payload) SELECT p FROM source")
-
-
-def replace(direct, folder: Path) -> None:
-    run(direct, "REPLACE INTO m (id, payload) VALUES (5, 'x')")
-
-
-def upsert(direct, folder: Path) -> None:
-    run(direct, f"INSERT INTO m (id, payload, time_next) VALUES (5, 'x', {NOW_NS} + 3600000000000)")
-    run(direct, "INSERT INTO m (id, payload) VALUES (5, 'y') ON DUPLICATE KEY UPDATE time_next = 0")
-
-
-def load_data(direct, folder: Path) -> None:
-    file = folder / "rows"
-    file.write_text("x\n")
-    run(direct, f"LOAD DATA LOCAL INFILE '{file}' INTO TABLE m (payload)")
-
-
-def procedure(direct, folder: Path) -> None:
-    run(direct, "CREATE PROCEDURE put() INSERT INTO m (payload) VALUES ('x')")
-    run(direct, "CALL put()")
-
-
-def trigger(direct, folder: Path) -> None:
-    run(direct, "CREATE TABLE orders (p TEXT)")
-    run(direct, "CREATE TRIGGER t AFTER INSERT ON orders FOR EACH ROW INSERT INTO m (payload) VALUES (NEW.p)")
-    run(direct, "INSERT INTO orders VALUES ('x')")
-
-
-def prepared_by_xa(direct, folder: Path) -> None:
-    for each in (
-        "XA START 'x'",
-        "INSERT INTO m (payload) VALUES ('x')",
-        "XA END 'x'",
-        "XA PREPARE 'x'",
-        "XA COMMIT 'x'",
-    ):
-        run(direct, each)
-
-
-@pytest.mark.parametrize("write", [insert_select, replace, upsert, load_data, procedure, trigger, prepared_by_xa])
+@pytest.mark.parametrize("write", WAYS)
 def test_every_way_to_write_is_noticed(direct, consumer, tmp_path: Path, write) -> None:
     write(direct, tmp_path)
     eventually(lambda: payloads(consumer) == ["x"])
@@ -213,13 +162,13 @@ def test_a_queue_made_on_the_server_is_followed(direct, proxy, database, consume
 
 def test_rows_of_other_tables_are_passed_over(direct, consumer, proxy) -> None:
     run(direct, "CREATE TABLE other (id BIGINT PRIMARY KEY, v INT)")
-    before = metric(proxy, "binlog_rows_total")
+    before = proxy.metric("binlog_rows_total")
     run(direct, "INSERT INTO other VALUES " + ", ".join(f"({each}, 0)" for each in range(1_000)))
     run(direct, "UPDATE other SET v = 1")
     enqueue(direct, "m", "a")
     eventually(lambda: payloads(consumer) == ["a"])
-    eventually(lambda: metric(proxy, "binlog_rows_total") >= before + 2)
-    assert metric(proxy, "binlog_rows_total") <= before + 3  # The insert and our claim, and perhaps an older claim.
+    eventually(lambda: proxy.metric("binlog_rows_total") >= before + 2)
+    assert proxy.metric("binlog_rows_total") < before + 100  # Ours, and what other queues of this server do meanwhile.
 
 
 def test_our_own_claims_and_acknowledgements_cause_no_work(direct, proxy, database) -> None:
@@ -232,12 +181,12 @@ def test_our_own_claims_and_acknowledgements_cause_no_work(direct, proxy, databa
             ids = [each for (each,) in rows(client, "STREAM id FROM m LIMIT 100 WAIT 10")]
             assert run(client, f"ACK FROM m WHERE id IN ({', '.join(map(str, ids))})") == 100
 
-        rows_before, scans_before = metric(proxy, "binlog_rows_total"), metric(proxy, "scans_total")
+        rows_before, scans_before = proxy.metric("binlog_rows_total"), proxy.metric("scans_total")
         batch()
         batch()
-        eventually(lambda: metric(proxy, "binlog_rows_total") >= rows_before + 400)
+        eventually(lambda: proxy.metric("binlog_rows_total") >= rows_before + 400)
         # Each bounded stream may look once by itself.
-        assert metric(proxy, "scans_total") <= scans_before + 4
+        assert proxy.metric("scans_total") <= scans_before + 4
 
 
 def test_a_burst_beyond_what_is_told_row_by_row_is_delivered(direct, consumer) -> None:
@@ -276,12 +225,12 @@ def test_a_compressed_transaction_wakes_all_the_same(direct, consumer, flavour) 
 
 
 def test_a_killed_dump_is_taken_up_again_and_what_was_missed_is_found(direct, consumer, proxy, server) -> None:
-    starts = metric(proxy, "binlog_starts_total")
+    starts = proxy.metric("binlog_starts_total")
     listed = rows(direct, "SELECT id FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'")
     assert listed
     for (dump,) in listed:
         run(direct, f"KILL {dump}")
-    eventually(lambda: metric(proxy, "binlog_starts_total") > starts and following(proxy))
+    eventually(lambda: proxy.metric("binlog_starts_total") > starts and following(proxy))
     run(direct, "INSERT INTO m (payload) VALUES ('a')")
     eventually(lambda: payloads(consumer) == ["a"])
 
@@ -343,14 +292,6 @@ def test_without_a_log_to_read_it_says_so_once_and_polls(
         consumer.vanish()
 
 
-@contextlib.contextmanager
-def environment(**changed: str) -> Iterator[None]:
-    os.environ.update(changed)
-    yield
-    for name in changed:
-        del os.environ[name]
-
-
 def test_an_account_needs_two_privileges_for_it(server, database, tmp_path: Path, flavour) -> None:
     user = f"b_{database}"
     with connect(server) as root:
@@ -380,4 +321,4 @@ def test_a_killed_reader_is_replaced(server, database, tmp_path: Path) -> None:
     with running_proxy(server, tmp_path / "log") as proxy:
         eventually(lambda: following(proxy))
         os.kill(reader_pid(proxy), 9)
-        eventually(lambda: metric(proxy, "binlog_starts_total") == 2 and following(proxy))
+        eventually(lambda: proxy.metric("binlog_starts_total") == 2 and following(proxy))

@@ -21,6 +21,7 @@ from sqlrewrite.stream import parse_stream
 from tests.support.conditions import CHARACTERS, conditions
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.servers import connect
+from tests.support.waiting import eventually
 
 MODES = {
     "plain": SqlMode(),
@@ -246,3 +247,64 @@ def test_a_prepared_condition_takes_values_of_every_type_in_the_clients_characte
         cursor.close()
     finally:
         driver.close()
+
+
+def test_each_message_goes_to_exactly_one_of_those_that_want_it(connection, proxy, database, consume) -> None:
+    create_queue(connection, "m")
+    wanted = {
+        "id BETWEEN 1 AND 60": lambda number: number <= 60,
+        "payload LIKE 'a%'": lambda number: number % 3 == 0,
+        "id > 30 AND NOT payload = 'b'": lambda number: number > 30 and number % 3 == 0,
+    }
+    consumers = {
+        condition: consume(proxy.connect(database=database), f"STREAM id FROM m WHERE {condition}")
+        for condition in wanted
+    }
+    enqueue(connection, "m", ["a" if number % 3 == 0 else "b" for number in range(1, 101)])
+    anybodys = [number for number in range(1, 101) if any(wants(number) for wants in wanted.values())]
+    eventually(lambda: sum(len(each.received) for each in consumers.values()) == len(anybodys))
+    for condition, consumer in consumers.items():
+        assert all(wanted[condition](number) for (number,) in consumer.received), condition
+    assert sorted(number for each in consumers.values() for (number,) in each.received) == anybodys
+    left = [(number,) for number in range(1, 101) if number not in anybodys]
+    assert rows(connection, "STREAM id FROM m NOWAIT") == left
+
+
+def test_messages_that_nobody_wants_cost_nothing_once_they_were_passed_over(
+    connection, proxy, database, consume
+) -> None:
+    def rows_read() -> int:
+        return sum(int(count) for _, count in rows(connection, "SHOW GLOBAL STATUS LIKE 'Handler_read_%'"))
+
+    def cost_of_another() -> int:
+        before, received = rows_read(), len(consumer.received)
+        enqueue(connection, "m", ["yes"])
+        eventually(lambda: len(consumer.received) == received + 1)
+        return rows_read() - before
+
+    create_queue(connection, "m")
+    for _ in range(5):
+        enqueue(connection, "m", ["no"] * 1_000)
+    consumer = consume(proxy.connect(database=database), "STREAM id FROM m WHERE payload = 'yes'")
+    eventually(lambda: cost_of_another() < 500, timeout_s=30)
+    assert sum(cost_of_another() for _ in range(10)) < 5_000
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "id = (SELECT 1)",
+        "payload = CURRENT_USER()",
+        "LENGTH(payload) > 3",
+        "id = @x",
+        "EXISTS (SELECT 1)",
+        "id + 1 = 2",
+        "MATCH (payload) AGAINST ('a')",
+    ],
+)
+def test_what_is_no_comparison_of_the_tables_own_columns_is_refused_with_what_is_allowed(connection, condition) -> None:
+    create_queue(connection, "m")
+    number, text = error_of(connection, f"STREAM id FROM m WHERE {condition} NOWAIT")
+    assert number == 1064
+    assert "compare" in text
+    assert rows(connection, "STREAM id FROM m NOWAIT") == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import urllib.request
 
 import pymysql
 import pytest
@@ -14,13 +13,6 @@ from tests.support.waiting import eventually
 NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 
 
-def metric(proxy, name: str) -> float:
-    """One number of /metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.admin_port}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-
 @pytest.fixture
 def queue(proxy, database):
     """Makes the queue `m` with these directives; gives a connection through the proxy."""
@@ -29,6 +21,7 @@ def queue(proxy, database):
     def make(**changed: str):
         connection = proxy.connect(database=database)
         create_queue(connection, "m", **changed)
+        assert rows(connection, "STREAM id FROM m NOWAIT") == []
         connections.append(connection)
         return connection
 
@@ -60,7 +53,7 @@ def test_without_its_dead_letter_table_a_dead_message_stays_and_the_others_go_on
         create_queue(connection, "m", vt_ack_wait="0.05", max_attempts="1", dead_letter="graves")
         enqueue(connection, "m", ["poison"])
         assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(1,)]
-        eventually(lambda: metric(private_proxy, "ackstream_unburied_total") >= 1)
+        eventually(lambda: private_proxy.metric("unburied_total") >= 1)
         enqueue(connection, "m", ["fine"])
         assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 5") == [("fine",)]
         assert rows(connection, "SELECT epoch, time_acked FROM m WHERE id = 1") == [(1, None)]
@@ -172,6 +165,129 @@ def test_a_broken_table_says_all_that_is_wrong_and_harms_no_other(queue) -> None
         assert problem in text
     enqueue(connection, "m", ["fine"])
     assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 5") == [("fine",)]
+
+
+@pytest.fixture
+def change(proxy, database):
+    """Gives the queue `m` other directives; returns when the proxy has said that it knows."""
+    said = f"queue {database}.m: its policy changed"
+
+    def alter(connection, **changed: str) -> None:
+        before = proxy.output.count(said)
+        run(connection, f"ALTER TABLE m COMMENT '{directives(**changed)}'")
+        eventually(lambda: proxy.output.count(said) > before)
+
+    return alter
+
+
+def claims(connection) -> list[int]:
+    """How many messages each claim took: those of one claim end at the same time."""
+    return [int(count) for (count,) in rows(connection, "SELECT COUNT(*) FROM m WHERE epoch = 1 GROUP BY time_next")]
+
+
+def test_a_batch_holds_no_more_than_the_batch_size_also_when_that_changes(
+    queue, change, proxy, database, consume
+) -> None:
+    connection = queue(vt_batch_size="2")
+    stream = consume(proxy.connect(database=database), "STREAM id FROM m")
+    enqueue(connection, "m", "abcdefghij")
+    eventually(lambda: len(stream.received) == 10)
+    assert max(claims(connection)) == 2
+    change(connection, vt_batch_size="5")
+    enqueue(connection, "m", "klmnopqrst")
+    eventually(lambda: len(stream.received) == 20)
+    assert max(claims(connection)) == 5
+
+
+def test_no_more_than_the_cache_size_are_out_also_when_that_changes(queue, change, proxy, database, consume) -> None:
+    connection = queue(vt_cache_size="3")
+    streams = [consume(proxy.connect(database=database), "STREAM id FROM m") for _ in range(2)]
+    enqueue(connection, "m", "abcdefgh")
+
+    def out() -> int:
+        return sum(len(each.received) for each in streams)
+
+    eventually(lambda: out() == 3)
+    assert rows(connection, "SELECT COUNT(*) FROM m WHERE epoch = 1") == [(3,)]
+    change(connection, vt_cache_size="5")
+    eventually(lambda: out() == 5)
+    assert rows(connection, "SELECT COUNT(*) FROM m WHERE epoch = 1") == [(5,)]
+
+
+def test_the_age_of_what_is_purged_can_be_part_of_a_second_and_change(queue, change) -> None:
+    connection = queue(vt_purge_after="3600")
+    enqueue(connection, "m", "ab")
+    assert run(connection, "ACK FROM m WHERE id = 1") == 1
+    change(connection, vt_purge_after="0.5")
+    eventually(lambda: rows(connection, "SELECT id FROM m") == [(2,)])
+
+
+def test_the_table_is_polled_as_often_as_it_says_also_when_that_changes(
+    queue, change, proxy, database, consume
+) -> None:
+    connection = queue(vt_poller_interval="3600")
+    consume(proxy.connect(database=database), "STREAM id FROM m")
+    change(connection, vt_poller_interval="0.02")
+    before = proxy.metric("scans_total")
+    eventually(lambda: proxy.metric("scans_total") > before + 20)
+
+
+def test_the_bounds_of_the_wait_hold_for_the_next_delivery_after_they_changed(queue, change) -> None:
+    connection = queue(vt_ack_wait="0.05", vt_max_backoff="0.05")
+    enqueue(connection, "m", "a")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(1,)]
+    change(connection, vt_ack_wait="0.05", vt_min_backoff="100.5")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(1,)]
+    ((wait_ns,),) = rows(connection, f"SELECT time_next - {NOW} FROM m")
+    assert 100 * 1e9 < wait_ns < 100.5 * 1.34e9
+
+
+def test_a_rate_that_is_lifted_lets_the_rest_go(queue, change, proxy, database, consume) -> None:
+    connection = queue(max_rate="0.5")
+    stream = consume(proxy.connect(database=database), "STREAM id FROM m")
+    enqueue(connection, "m", [str(number) for number in range(50)])
+    eventually(lambda: stream.received)
+    assert len(stream.received) <= 3
+    change(connection)
+    eventually(lambda: len(stream.received) == 50)
+
+
+def test_attempts_that_are_limited_later_count_from_the_beginning(queue, change, proxy, database, consume) -> None:
+    connection = queue(vt_ack_wait="0.05", vt_max_backoff="0.05")
+    create_queue(connection, "graves")
+    stream = consume(proxy.connect(database=database), "STREAM epoch FROM m")
+    enqueue(connection, "m", ["poison"])
+    eventually(lambda: (3,) in stream.received)
+    change(connection, vt_ack_wait="0.05", vt_max_backoff="0.05", max_attempts="2", dead_letter="graves")
+    eventually(lambda: rows(connection, "SELECT payload FROM graves") == [("poison",)])
+    assert rows(connection, "SELECT id FROM m") == []
+
+
+def test_what_becomes_of_a_vanished_consumers_messages_is_decided_when_it_vanishes(
+    queue, change, proxy, database, consume
+) -> None:
+    connection = queue()
+    consumer = consume(proxy.connect(database=database), "STREAM id FROM m")
+    enqueue(connection, "m", ["a"])
+    eventually(lambda: consumer.received)
+    change(connection, on_disconnect="keep")
+    consumer.vanish()
+    assert rows(connection, "STREAM id FROM m WAIT 0.5") == []
+    second = consume(proxy.connect(database=database), "STREAM id FROM m")
+    enqueue(connection, "m", ["b"])
+    eventually(lambda: second.received == [(2,)])
+    change(connection)
+    second.vanish()
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(2,)]
+
+
+def test_words_that_nobody_knows_and_spaces_in_the_comment_are_passed_over(queue) -> None:
+    connection = queue()
+    comment = directives(vt_message_type="x", vt_ack_wait=" 7.5 ").replace(",", " , ")
+    run(connection, f"ALTER TABLE m COMMENT 'orders; see the wiki , {comment}'")
+    enqueue(connection, "m", ["a"])
+    assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 5") == [("a",)]
+    assert rows(connection, f"SELECT (time_next - {NOW}) / 1e9 BETWEEN 3 AND 7.5 FROM m") == [(1,)]
 
 
 # Schedules.

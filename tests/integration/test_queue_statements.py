@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import mysql.connector
@@ -69,6 +70,16 @@ def test_it_is_a_plain_table_in_the_vitess_format(connection) -> None:
         ("time_acked", "YES", "MUL"),
         ("user_id", "YES", ""),
     ]
+    assert [str(kind).split("(")[0].removesuffix(" unsigned") for _, kind, *_ in columns] == [
+        "bigint",
+        "int",
+        *["bigint"] * 4,
+    ]
+    keys = rows(connection, "SHOW INDEX FROM orders")
+    assert [(key[2], key[4]) for key in keys] == [
+        ("PRIMARY", "id"),
+        *[("time_acked", name) for name in ("time_acked", "priority", "time_next", "id")],
+    ]
 
 
 def test_a_message_is_due_from_its_insertion_on(connection) -> None:
@@ -107,6 +118,22 @@ def test_a_dead_letter_table_is_made_with_it_and_takes_whole_rows(connection) ->
     run(connection, "INSERT INTO orders_dead SELECT * FROM orders")
     run(connection, "INSERT INTO orders_dead (a, n) VALUES (2, 'x')")
     assert len(rows(connection, "STREAM * FROM orders_dead NOWAIT")) == 2
+
+
+def test_a_dead_letter_table_in_another_database(connection, database, server) -> None:
+    with connect(server) as root:
+        run(root, f"CREATE DATABASE {database}_dead")
+        try:
+            run(
+                connection,
+                "CREATE QUEUE orders (user_id BIGINT, payload JSON) ACK_WAIT = 30 MAX_ATTEMPTS = 5"
+                f" DEAD_LETTER = {database}_dead.orders MAX_RATE = 100 ENGINE = InnoDB CHARSET = latin1",
+            )
+            assert rows(connection, f"STREAM * FROM {database}_dead.orders NOWAIT") == []
+            assert f"DEAD_LETTER = '{database}_dead.orders'" in show(connection, "orders")
+            assert "CHARSET=latin1" in show(connection, "orders")
+        finally:
+            run(root, f"DROP DATABASE {database}_dead")
 
 
 def test_a_dead_letter_table_that_is_there_is_used(connection) -> None:
@@ -317,8 +344,7 @@ def test_streams_on_a_dropped_queue_end_with_a_clear_error(proxy, connection, da
     run(connection, "DROP QUEUE m")
     assert consumer.ended.wait(10)
     assert isinstance(consumer.error, pymysql.MySQLError)
-    assert consumer.error.args[0] == 1105
-    assert "is no message table any more" in consumer.error.args[1]
+    assert consumer.error.args == (1105, f"The stream ended: Table '{database}.m' is no message table any more")
 
 
 # PURGE and REDRIVE.
@@ -387,6 +413,18 @@ def test_redrive_where_moves_those_alone(graveyard) -> None:
     assert rows(graveyard, "SELECT id FROM orders ORDER BY id") == [(2,), (3,)]
     assert refused(graveyard, "REDRIVE QUEUE orders_dead WHERE nonsense = 1")[0] == 1054
     assert not rows(graveyard, "SELECT 1 FROM orders WHERE id = 1")
+
+
+def test_a_redrives_condition_means_what_it_means_in_the_clients_session(proxy, connection, database) -> None:
+    run(connection, "CREATE QUEUE m (`größe` VARCHAR(20)) MAX_ATTEMPTS = 4 DEAD_LETTER = m_dead")
+    run(connection, r"INSERT INTO m_dead (`größe`) VALUES ('a\\b'), ('ü'), ('c')")
+    with proxy.connect(database=database, charset="latin1") as client:
+        run(client, "SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE'")
+        assert run(client, r"""REDRIVE QUEUE "m_dead" WHERE "größe" = 'a\b'""") == 1
+        assert run(client, """REDRIVE QUEUE m_dead TO m WHERE NOT ("größe" <> 'ü') -- the one""") == 1
+        number, text = refused(client, "REDRIVE QUEUE m_dead WHERE LENGTH(größe) = 1")
+    assert (number, "functions are not possible" in text) == (1064, True)
+    assert rows(connection, "SELECT id FROM m ORDER BY id") == [(1,), (2,)]
 
 
 def test_redrive_to_another_queue_gives_new_ids(graveyard) -> None:
@@ -480,6 +518,10 @@ def stranger(server, database, proxy):
         ("SELECT, DELETE", "REDRIVE QUEUE dead TO m", "INSERT"),
         ("SELECT, INSERT", "REDRIVE QUEUE dead TO m", ""),
         ("SELECT, CREATE", "CREATE QUEUE IF NOT EXISTS n (a INT) DEAD_LETTER dead MAX_ATTEMPTS 1", None),
+        ("CREATE", "CREATE QUEUE n (a INT) RETENTION BY PARTITION MAX_ATTEMPTS 1 DEAD_LETTER n_dead", None),
+        ("CREATE", "SHOW QUEUES", None),
+        ("CREATE", "SHOW STREAMS", None),
+        ("DROP", "DROP QUEUE m", None),
         ("SELECT, DELETE", "PURGE QUEUE m", None),
         ("SELECT, ALTER", "PAUSE QUEUE m", None),
     ],
@@ -499,6 +541,25 @@ def test_each_statement_needs_the_clients_own_privileges(
     number, text = refused(user, statement)
     assert number in (1142, 1143)
     assert f"{denied} command denied" in text or (not denied and "command denied" in text)
+
+
+@pytest.mark.parametrize(
+    ("grant", "statement"),
+    [
+        ("SELECT, ALTER ON {}.*", "ALTER QUEUE m MAX_ATTEMPTS 1 DEAD_LETTER n_dead"),
+        ("CREATE ON {}.n", "CREATE QUEUE n (a INT) MAX_ATTEMPTS 1 DEAD_LETTER n_dead RETENTION BY PARTITION"),
+    ],
+)
+def test_a_dead_letter_table_is_made_with_the_clients_privileges_too(
+    connection, database, stranger, grant: str, statement: str
+) -> None:
+    run(connection, "CREATE QUEUE m (a INT)")
+    before = comment(connection, "m")
+    user = stranger(grant.format(database))
+    number, text = refused(user, statement)
+    assert (number, "CREATE command denied" in text, "n_dead" in text) == (1142, True, True)
+    assert rows(connection, "SHOW TABLES") == [("m",)]
+    assert comment(connection, "m") == before
 
 
 @pytest.mark.parametrize(
@@ -552,12 +613,47 @@ def test_each_statement_can_be_prepared(proxy, connection, database) -> None:
         redrive = "REDRIVE QUEUE m_dead WHERE a > %s AND a < %s"
         assert execute(client, redrive, (1, 4))[0] == 2
         assert execute(client, redrive, ("0", 9.5))[0] == 2
+        run(connection, "INSERT INTO m_dead (a) VALUES (5), (6)")
+        assert execute(client, redrive, (Decimal("4.5"), None))[0] == 0
+        assert execute(client, "REDRIVE QUEUE m_dead WHERE a = %s AND time_acked IS NULL", (5,))[0] == 1
         run(connection, "ACK m WHERE TRUE")
-        assert execute(client, "PURGE QUEUE m")[0] == 4
+        assert execute(client, "PURGE QUEUE m")[0] == 5
         assert [row[1] for row in execute(client, "SHOW QUEUES")[1] if row[0] == database] == ["m", "m_dead"]
         assert execute(client, "SHOW STREAMS")[1] == []
         execute(client, "DROP QUEUE IF EXISTS m")
     assert rows(connection, "SHOW TABLES") == [("m_dead",)]
+
+
+ODDLY = [
+    """/* one */ cReAtE -- two\n QUEUE\t"m"("a" INT)max_attempts 2,dead_letter="m_dead" ;""",
+    """ALTER/**/QUEUE\n`m`ACK_WAIT\t5\u0020;""",
+    """# a line\nPAUSE QUEUE "m";""",
+    """rEsUmE\r\nQUEUE\u0020/* here: */ {database} . "m" """,
+    """/*;*/PURGE\fQUEUE\vm""",
+    """REDRIVE QUEUE/* dead */`m_dead`TO"m"WHERE"a"=1-- so""",
+    """SHOW QUEUES/**/LIKE'm'#""",
+    """\n\nSHOW\nSTREAMS;\n""",
+    """/**/SHOW CREATE QUEUE`m`""",
+    """drop queue IF/**/EXISTS m;""",
+]
+
+
+def test_each_statement_with_comments_odd_spacing_and_quotes(proxy, database) -> None:
+    settings = {"sql_mode": "ANSI_QUOTES", "autocommit": True, "ssl_disabled": True}
+    with (
+        proxy.connect(database=database, sql_mode="ANSI_QUOTES") as connection,
+        mysql.connector.connect(host=proxy.host, port=proxy.port, user="root", database=database, **settings) as client,
+    ):
+        statements = [each.format(database=database) for each in ODDLY]
+        for each in statements:
+            rows(connection, each)
+        for each in statements:
+            cursor = client.cursor(prepared=True)
+            cursor.execute(each)
+            if cursor.description:
+                cursor.fetchall()
+            cursor.close()
+        assert rows(connection, "SHOW TABLES") == [("m_dead",)]
 
 
 def test_with_autocommit_off_nothing_is_left_open(proxy, database) -> None:

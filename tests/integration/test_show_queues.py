@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mysql.connector
 import pymysql
 import pytest
 
@@ -95,10 +96,42 @@ def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) 
     row = listed(connection, database)["m"]
     assert row["Estimated"] == "ready"
     assert COUNT_MAX < 20_000
-    assert 10_000 <= row["Ready"] <= 60_000
+    assert row["Ready"] == pytest.approx(rows(connection, "SELECT COUNT(*) FROM m")[0][0] - row["Scheduled"], rel=0.2)
     assert row["In_flight"] == 0
     due = rows(connection, f"SELECT COUNT(*) FROM m WHERE time_next > {NOW_NS}")[0][0]
     assert row["Scheduled"] == due
+    run(connection, "SET sql_select_limit = 0, sql_mode = 'ANSI_QUOTES'")
+    again = listed(connection, database)["m"]
+    assert (again["Estimated"], again["Ready"], again["Scheduled"]) == ("ready", row["Ready"], due)
+
+
+def test_of_a_few_thousand_scheduled_ones_not_more_can_be_in_flight(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2) + " LIMIT 3000")
+    run(connection, f"UPDATE m SET epoch = 1, time_next = {NOW_NS} + 70000000000 + id")
+    row = listed(connection, database)["m"]
+    assert (row["Estimated"], row["In_flight"], row["Scheduled"]) == ("in_flight, scheduled", 3_000, 0)
+
+
+def test_an_id_of_another_numeric_type(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (id MEDIUMINT UNSIGNED AUTO_INCREMENT, payload TEXT)")
+    enqueue(connection, "m", "abc")
+    assert listed(connection, database)["m"]["Ready"] == 3
+    run(connection, "CREATE QUEUE f (id DOUBLE, payload TEXT)")
+    run(connection, "INSERT INTO f (id) VALUES (0.5)")
+    assert listed(connection, database)["f"]["Ready"] == 1
+
+
+def test_what_is_in_flight_is_estimated_from_a_part_of_it(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2))
+    run(connection, f"UPDATE m SET epoch = id % 2, time_next = {NOW_NS} + 7000000000 + id * 1000")
+    run(connection, "ANALYZE TABLE m")
+    row = listed(connection, database)["m"]
+    assert row["Estimated"] == "in_flight, scheduled"
+    assert row["In_flight"] == pytest.approx(10_000, rel=0.2)
+    assert row["Scheduled"] == pytest.approx(row["In_flight"], rel=0.01)
+    assert row["Ready"] == 0
 
 
 def test_the_cost_of_a_look_does_not_grow_with_the_queue(connection, database) -> None:
@@ -118,7 +151,7 @@ def test_the_cost_of_a_look_does_not_grow_with_the_queue(connection, database) -
     run(connection, fill)
     run(connection, fill)
     assert entries_read() <= before * 1.1
-    assert before < 6 * COUNT_MAX
+    assert before < 10 * COUNT_MAX  # What is counted lies in a temporary table meanwhile.
 
 
 def test_like_and_from_narrow_it_down(connection, database) -> None:
@@ -175,6 +208,39 @@ def test_streams_are_shown_with_their_clients_and_where_they_stand(proxy, connec
     run(connection, f"KILL QUERY {row['Id']}")
     assert consumer.ended.wait(10)
     assert [each for each in streams(connection) if each["Queue"] == f"{database}.m"] == []
+
+
+@pytest.mark.parametrize(
+    ("clauses", "condition"),
+    [
+        ("", None),
+        (" WHERE 3 < a AND `größe` = 'x' PREFETCH 5", "3 < a AND `größe` = 'x'"),
+        (" PARTITION (p0)", "PARTITION (`p0`)"),
+        (" PARTITION (p0, `p1`)where a=5 -- five", "PARTITION (`p0`, `p1`) WHERE a=5"),
+        (f" WHERE a IN ({', '.join(['12345'] * 900)})", f"a IN ({'12345, ' * 141}12345,…"),
+    ],
+)
+def test_a_stream_is_shown_with_what_it_wants(
+    proxy, connection, database, consume, clauses: str, condition: str | None
+) -> None:
+    run(connection, "CREATE QUEUE m (a INT, `größe` TEXT) PARTITION BY HASH (id) PARTITIONS 2")
+    consume(proxy.connect(database=database), f"STREAM id FROM m{clauses}")
+    eventually(lambda: [each["Condition"] for each in streams(connection)] == [condition])
+
+
+def test_a_prepared_stream_is_shown_with_its_values(proxy, connection, database) -> None:
+    run(connection, "CREATE QUEUE m (a INT)")
+    run(connection, "INSERT INTO m (a) VALUES (7)")
+    with (
+        mysql.connector.connect(
+            host=proxy.host, port=proxy.port, user="root", database=database, ssl_disabled=True, autocommit=True
+        ) as client,
+        client.cursor(prepared=True) as cursor,
+    ):
+        cursor.execute("STREAM * FROM m WHERE a = %s LIMIT 2", (7,))
+        assert [each["Condition"] for each in streams(connection)] == ["(`a` = 7)"]
+        run(connection, "INSERT INTO m (a) VALUES (8), (7)")
+        assert cursor.fetchall() == [(1, 7), (3, 7)]
 
 
 def test_only_ones_own_streams_are_shown_without_the_process_privilege(

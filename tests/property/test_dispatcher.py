@@ -32,7 +32,7 @@ from engine.dispatcher import Dispatcher, Effects
 from engine.effects import Claim, Effect, Fetch, Scan
 from engine.lanes import Lane
 from engine.leases import Lease
-from engine.model import ANYTHING, NS_PER_S, Entry, Key, OnDisconnect, Selection
+from engine.model import ANYTHING, NS_PER_S, Entry, FetchResult, Key, OnDisconnect, Selection
 from engine.store_memory import Row
 from engine.subscribers import Subscriber
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
@@ -237,27 +237,38 @@ class Play(RuleBasedStateMachine):
         self.enqueue(key, priority=0, delay_s=0, wake=True)
         self.stage.answer(scan)
 
-    @precondition(lambda self: self._asked_for(Fetch))
+    @precondition(lambda self: self._asked_for(Fetch) or self._asked_for(Claim))
     @rule(duration_s=st.sampled_from([11, 61]))
     def rows_arrive_late(self, duration_s: int) -> None:
-        fetch = self._asked_for(Fetch)[0]
-        if fetch.answer is None:
-            self.stage.do(fetch)
-        self.stage.pass_time(duration_s * NS_PER_S)
+        if fetch := self._rows_on_their_way():
+            self.stage.pass_time(duration_s * NS_PER_S)
+            if fetch in self.stage.asked:
+                self.stage.answer(fetch)
+
+    @precondition(lambda self: self._asked_for(Fetch) or self._asked_for(Claim))
+    @rule(pick=PICK, delay_s=st.sampled_from([None, 0, 50]))
+    def another_word_overtakes_rows(self, pick: int, delay_s: int | None) -> None:
+        """The rows were read before somebody acknowledged one of them, or, having had it earlier, gave it back; they
+        arrive after."""
+        if not (fetch := self._rows_on_their_way()):
+            return
+        assert isinstance(fetch.effect, Fetch)
+        key = self._one_of(sorted(fetch.effect.keys), pick)
+        row = self.stage.rows.get(key)
+        if delay_s is None:
+            self.stage.acknowledge(key, seen=True)
+        elif row is not None and row.time_acked_ns is None:
+            self.stage.give_back(key, delay_s * NS_PER_S)
         if fetch in self.stage.asked:
             self.stage.answer(fetch)
 
-    @precondition(lambda self: self._asked_for(Fetch))
-    @rule(pick=PICK)
-    def an_acknowledgement_overtakes_rows(self, pick: int) -> None:
-        """The rows were read before somebody acknowledged one of them, and arrive after."""
-        fetch = self._asked_for(Fetch)[0]
-        assert isinstance(fetch.effect, Fetch)
-        if fetch.answer is None:
-            self.stage.do(fetch)
-        self.stage.acknowledge(self._one_of(sorted(fetch.effect.keys), pick), seen=True)
-        if fetch in self.stage.asked:
-            self.stage.answer(fetch)
+    def _rows_on_their_way(self) -> Asked | None:
+        """A fetch that the database has done, after the claims before it."""
+        while not (fetches := self._asked_for(Fetch)) and (claims := self._asked_for(Claim)):
+            self.one_thing_goes_well(self.stage.asked.index(claims[0]))
+        if fetches and fetches[0].answer is None:
+            self.stage.do(fetches[0])
+        return fetches[0] if fetches else None
 
     @rule()
     def all_goes_well_for_a_moment(self) -> None:
@@ -284,7 +295,7 @@ class Play(RuleBasedStateMachine):
     def _is_due_again(self, keys: set[Key]) -> None:
         """What a vanished client held is anybody's, and does not keep until its wait ends; unless it was given more
         time so late that its lease was over before that was seen."""
-        for key in keys - self.extended:
+        for key in keys - self.extended - self.stage.store.rows[DEAD_LETTERS].keys():
             row = self.stage.rows[key]
             assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, f"{key!r} was not released"
 
@@ -346,10 +357,10 @@ class Play(RuleBasedStateMachine):
 
 
 class AcknowledgedIsNotHeard(Dispatcher):
-    """An ACK frees credit and nothing else: the row in hand is still sent."""
+    """An ACK frees credit, later, and nothing else: the row in hand is still sent."""
 
     def settled(self, now_ns: int, keys: Iterable[Key]) -> Effects:
-        return self.doubted(now_ns, keys)
+        return self.doubted(now_ns, None)
 
 
 class VanishedClientsKeepTheirMessages(Dispatcher):
@@ -359,6 +370,15 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
         for each in [each for each in self._subscribers.values() if each.spec.holder == holder]:
             self._forget(each)
         return self._advance(now_ns)
+
+
+class WhatIsInDoubtIsSent(Dispatcher):
+    """A row in hand is sent, though somebody has just given its message back."""
+
+    def fetched(self, now_ns: int, fetch_id: int, result: FetchResult) -> Effects:
+        for lease in self._leases:
+            lease.doubted = False
+        return super().fetched(now_ns, fetch_id, result)
 
 
 class ExpiredLeasesAreStillSent(Dispatcher):
@@ -449,6 +469,7 @@ BREAKS = [
     AcknowledgedIsNotHeard,
     VanishedClientsKeepTheirMessages,
     ExpiredLeasesAreStillSent,
+    WhatIsInDoubtIsSent,
     CapacityIsIgnored,
     AFailedScanIsTheLast,
     ALostClaimBlocksThoseBehindIt,

@@ -32,8 +32,8 @@ class PlayWithLog(Play):
 
     @rule(key=KEYS, delay_s=st.sampled_from([0, 5]))
     def enqueue_and_only_the_log_tells(self, key: int, delay_s: int) -> None:
-        if key not in self.stage.rows and key not in self.stage.acked_seen:
-            self.stage.enqueue(key, 0, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=False)
+        if (new := self._new(key)) is not None:
+            self.stage.enqueue(new, 0, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=False)
             self.the_log_grows()
 
     @precondition(lambda self: self._never_claimed())
@@ -67,14 +67,15 @@ class PlayWithLog(Play):
 
     @rule(key=KEYS, detailed=st.booleans())
     def the_log_tells_before_it_can_be_seen(self, key: int, detailed: bool) -> None:
-        if key in self.stage.rows or key in self.stage.acked_seen:
+        new = self._new(key)
+        if new is None:
             return
-        row = Row(key, payload=str(key).encode())
+        row = Row(new, payload=str(new).encode())
         self.stage.happen(self.stage.dispatcher.noticed, [row.entry] if detailed else [])
         for scan in self._asked_for(Scan):
             self.one_thing_goes_well(self.stage.asked.index(scan))
         self.stage.store.put(TABLE, row)
-        self.logged[key] = row
+        self.logged[new] = row
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):

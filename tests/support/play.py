@@ -143,7 +143,8 @@ class Stage:
         """The holder asks for more time, through the proxy."""
         row, until_ns = self.rows[key], self.now_ns + duration_ns
         self.store.put(TABLE, replace(row, time_next_ns=until_ns))
-        if holding := self.holdings.get(key):
+        holding = self.holdings.get(key)
+        if holding and holding.epoch == row.epoch:  # Who had it earlier extends the delivery of whoever has it now.
             holding.deadline_ns = until_ns
         self.happen(partial(self.dispatcher.doubted, extended=True), [key])
 

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,21 @@ from tests.support.waiting import eventually
 READY = re.compile(
     r"^ackstream ready listen=(\S+):(\d+) admin=(\S+):(\d+) backend=(\S+)(?: socket=(\S+))?$", re.MULTILINE
 )
+
+
+@contextlib.contextmanager
+def environment(**changed: str) -> Iterator[None]:
+    """With these variables, for what is started meanwhile."""
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class RunningProxy:
@@ -73,6 +89,12 @@ class RunningProxy:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def metric(self, name: str) -> float:
+        """One number of /metrics, without `ackstream_` before its name."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"ackstream_{name} ")))
 
     def kill(self) -> None:
         """End it as kill -9 does."""

@@ -24,9 +24,10 @@ from proxy.embedded import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
-# A proxy that other tests run on the same server sees these tables too: it must never find anything to purge in them.
+# A proxy that other tests run on the same server sees these tables too: it must never find anything to purge in them,
+# and some of their rows were acknowledged in 1970.
 COMMENT = (
-    "vitess_message,vt_ack_wait=30,vt_purge_after=315360000,vt_batch_size=100,vt_cache_size=10000,vt_poller_interval=30"
+    "vitess_message,vt_ack_wait=30,vt_purge_after=3153600000,vt_batch_size=100,vt_cache_size=1000,vt_poller_interval=30"
 )
 COLUMNS = """
     id BIGINT NOT NULL PRIMARY KEY, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0,

@@ -312,3 +312,63 @@ def test_a_paused_queue_delivers_nothing_and_its_bounded_streams_end_in_time() -
     stage.happen(stage.dispatcher.reconfigure, POLICY)
     stage.settle()
     assert stage.delivered[1] == [7]
+
+
+# Plain SQL.
+
+
+def test_a_message_in_hand_whose_epoch_is_set_back_comes_again() -> None:
+    stage = subscribed(Stage(), 7)
+    stage.run_until(lambda: stage.delivered[1] == [7, 7, 7])
+    stage.store.put(TABLE, Row(7, epoch=0, time_next_ns=0, payload=b"7"))
+    stage.holdings.pop(7)
+    stage.happen(partial(stage.dispatcher.woken, anywhere=True))
+    stage.settle()
+    assert stage.delivered[1] == [7, 7, 7, 7]
+    assert stage.rows[7].epoch == 1
+
+
+def test_a_scan_that_began_before_the_claim_it_does_not_show_is_no_news() -> None:
+    stage = subscribed(Stage())
+    stage.enqueue(7)
+    (first,) = stage.asked
+    stage.do(first)
+    stage.answer(first)
+    (claim,) = stage.asked
+    stage.enqueue(8)
+    scan = stage.asked[-1]
+    assert isinstance(scan.effect, Scan)
+    stage.do(scan)  # It shows message 7 as it was before the claim.
+    stage.do(claim)
+    stage.answer(claim)
+    stage.answer(scan)
+    stage.settle()
+    assert sorted(stage.delivered[1]) == [7, 8]
+
+
+def test_what_was_read_ahead_long_ago_is_not_given_before_what_became_more_urgent_since() -> None:
+    stage = Stage()
+    for key in (1, 2, 3):
+        stage.enqueue(key)
+    stage.subscribe(1, holder=1, limit=1)
+    stage.settle()
+    stage.pass_time(Limits().stale_ns)
+    stage.enqueue(9, priority=-1)
+    stage.subscribe(2, holder=1, limit=1)
+    stage.settle()
+    assert stage.delivered == {1: [1], 2: [9]}
+
+
+def test_a_scan_that_takes_long_is_trusted_for_as_long() -> None:
+    stage = Stage()
+    for key in range(1, 9):
+        stage.enqueue(key)
+    stage.subscribe(1, holder=1, prefetch=1)
+    scan = stage.asked[-1]
+    assert isinstance(scan.effect, Scan)
+    stage.do(scan)
+    stage.pass_time(60 * NS_PER_S)
+    stage.enqueue(9)
+    stage.answer(scan)
+    assert isinstance(stage.asked[-1].effect, Scan | Claim)
+    assert any(isinstance(each.effect, Claim) for each in stage.asked), "it waits for the next slow scan"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.comment import OPTIONS
+from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import (
@@ -22,7 +23,7 @@ from sqlrewrite.queues import (
     ShowStreams,
     parse_queue_statement,
 )
-from sqlrewrite.tokens import STATEMENT_BYTES_MAX, TextMode
+from sqlrewrite.tokens import STATEMENT_BYTES_MAX
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 T = TableName("t")
@@ -37,8 +38,8 @@ OWN = (
 KEYS = ("PRIMARY KEY (id)", "KEY (time_acked, priority, time_next, id)")
 
 
-def parse(sql: str | bytes, **mode: Any) -> Any:
-    return parse_queue_statement(sql if isinstance(sql, bytes) else sql.encode(), OPTIONS, TextMode(**mode))
+def parse(sql: str | bytes, codec: str = "utf-8", **mode: bool) -> Any:
+    return parse_queue_statement(sql if isinstance(sql, bytes) else sql.encode(), OPTIONS, codec, SqlMode(**mode))
 
 
 def create(sql: str) -> CreateQueue:
@@ -163,7 +164,6 @@ def test_dead_letters_have_the_same_columns_and_nothing_that_could_refuse_them()
         ("PURGE QUEUE t;", PurgeQueue(T)),
         ("REDRIVE QUEUE t", RedriveQueue(T, None, None)),
         ("REDRIVE QUEUE t TO a.u", RedriveQueue(T, TableName("u", "a"), None)),
-        ("REDRIVE QUEUE t WHERE id = ? OR b = '?' ; -- x", RedriveQueue(T, None, b"id = ? OR b = '?'", (5,))),
         ("SHOW QUEUES", ShowQueues(None, None)),
         ("SHOW QUEUES FROM a LIKE 'b%'", ShowQueues("a", b"'b%'")),
         ("SHOW QUEUES LIKE 'b%' IN a", ShowQueues("a", b"'b%'")),
@@ -173,6 +173,47 @@ def test_dead_letters_have_the_same_columns_and_nothing_that_could_refuse_them()
 )
 def test_the_others_are_small(sql: str, expected: object) -> None:
     assert parse(sql) == expected
+
+
+def test_a_redrive_has_the_condition_of_a_stream() -> None:
+    statement = parse("REDRIVE QUEUE t TO u WHERE `größe` = ? AND b <> '?' ; -- x")
+    assert isinstance(statement, RedriveQueue)
+    assert statement.condition is not None
+    assert statement.condition.columns == {"größe", "b"}
+    assert statement.param_count == 1
+    bound = statement.bind([7]).condition
+    assert bound is not None
+    assert "`größe` = 7" in bound.sql()
+    with pytest.raises(SqlError, match="1 parameters, and 2 were given"):
+        statement.bind([7, 8])
+
+
+def test_partitions_by_time_have_other_keys() -> None:
+    statement = create("(id BINARY(16) -- mine\n, a INT) RETENTION BY PARTITION")
+    assert statement.definitions_sql().decode().split(",\n")[-2:] == [
+        "UNIQUE KEY (id, time_acked)",
+        "KEY (time_acked, priority, time_next, id)",
+    ]
+    assert b"id BINARY(16) NOT NULL -- mine\n" in statement.definitions_sql()
+    assert b"PRIMARY KEY (id)" in statement.dead_letter_sql()
+    assert b"id BINARY(16) -- mine" in statement.dead_letter_sql()
+    assert b"UNIQUE" not in create("(KEY (id)) RETENTION BY PARTITION").definitions_sql()
+
+
+@pytest.mark.parametrize(
+    ("clause", "by_time"),
+    [
+        ("RANGE (time_acked)", True),
+        ("range /* x */ columns (`Time_Acked`)", True),
+        ("RANGE (time_acked DIV 2)", False),
+        ("RANGE COLUMNS (time_acked, id)", False),
+        ("HASH (time_acked)", False),
+    ],
+)
+def test_an_applications_own_partitions_by_time_are_recognised(clause: str, *, by_time: bool) -> None:
+    statement = create(f"(a INT) ACK_WAIT 5 PARTITION BY {clause} (PARTITION p VALUES LESS THAN (5)) MAX_RATE 3")
+    assert (b"UNIQUE KEY (id, time_acked)" in statement.definitions_sql()) is by_time
+    assert (b"PRIMARY KEY" in statement.dead_letter_sql()) is not by_time
 
 
 @pytest.mark.parametrize(
@@ -201,7 +242,7 @@ def test_the_others_are_small(sql: str, expected: object) -> None:
         ("DROP QUEUE t, u", ", u", "the end"),
         ("PAUSE QUEUE 't'", "'t'", "the name of a queue"),
         ("PURGE QUEUE t WHERE id = 1", "WHERE", "the end"),
-        ("REDRIVE QUEUE t WHERE", "", "a condition"),
+        ("REDRIVE QUEUE t WHERE", "", "a condition compares"),
         ("REDRIVE QUEUE t WHERE id = 1 LIMIT 3", "LIMIT 3", "all that follows WHERE"),
         ("REDRIVE QUEUE t WHERE id = 1) OR (TRUE", ") OR", "not opened"),
         ("SHOW QUEUES WHERE 1", "WHERE 1", "FROM db, LIKE"),

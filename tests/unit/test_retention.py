@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from engine.model import NS_PER_S
 from engine.queries import partition_clause, partition_definitions
-from engine.retention import AHEAD, Partition, Upkeep, first_partitions, is_by_time, upkeep
+from engine.retention import AHEAD, SHARE, SHARE_MOST, Partition, Upkeep, first_partitions, is_by_time, upkeep
+
+MINUTE = 60 * NS_PER_S
+HOUR = 60 * MINUTE
 
 
-def partitions(*bounds: int, rest: bool = True) -> list[Partition]:
-    made = [Partition(f"p{bound}", bound) for bound in bounds]
+def partitions(*bounds: float, rest: bool = True) -> list[Partition]:
+    made = [Partition(f"p{bound:.0f}", int(bound)) for bound in bounds]
     return [*made, Partition("rest", None)] if rest else made
 
 
 def names(found: Upkeep) -> list[str]:
     return [each.name for each in found.add]
+
+
+def bounds(found: Upkeep) -> list[int]:
+    return [each.below_ns for each in found.add if each.below_ns is not None]
+
+
+def hours(*bounds: float) -> list[Partition]:
+    return partitions(*(bound * HOUR for bound in bounds))
 
 
 class TestDropping:
@@ -49,6 +63,32 @@ class TestSweeping:
     def test_everything_is_swept_that_is_to_go_at_once(self) -> None:
         found = upkeep(partitions(0, 10, 20, 30, 40, 50), now_ns=25, age_ns=0)
         assert {*found.drop, *found.sweep} == {"p0", "p10", "p20", "p30", "p40", "p50", "rest"}
+
+
+class TestAnotherAge:
+    """What ALTER QUEUE … PURGE_AFTER does to a table with partitions of an hour."""
+
+    @pytest.mark.parametrize("age_ns", [HOUR, 10 * HOUR, SHARE_MOST * HOUR, MINUTE - 1, 0])
+    def test_partitions_stay_as_wide_as_they_are(self, age_ns: int) -> None:
+        assert names(upkeep(hours(0, 1, 2), now_ns=0, age_ns=age_ns)) == [f"p{3 * HOUR}", f"p{4 * HOUR}"]
+
+    def test_the_next_ones_are_narrower_where_rows_are_to_go_sooner(self) -> None:
+        found = upkeep(hours(0, 1, 2), now_ns=2 * HOUR - 1, age_ns=HOUR // 2)
+        assert names(found) == [f"p{2 * HOUR + count * HOUR // 20}" for count in (1, 2, 3)]
+        assert found.sweep == ("p0", f"p{HOUR}", f"p{2 * HOUR}", "rest")
+
+    def test_only_those_that_are_too_wide_are_swept(self) -> None:
+        found = upkeep(hours(0, 1, 2, 2.05, 2.1), now_ns=2 * HOUR, age_ns=HOUR // 2)
+        assert (found.drop, found.sweep) == ((f"p{HOUR}",), ("p0", f"p{2 * HOUR}", "rest"))
+
+    def test_the_next_ones_are_wider_before_there_are_too_many(self) -> None:
+        age_ns = SHARE_MOST * HOUR + 1
+        found = upkeep(hours(0, 1, 2), now_ns=0, age_ns=age_ns)
+        assert {after - before for before, after in pairwise(bounds(found))} == {age_ns // SHARE}
+
+    def test_none_is_narrower_than_a_minute(self) -> None:
+        found = upkeep(hours(0, 1, 2), now_ns=2 * HOUR, age_ns=2 * MINUTE)
+        assert {after - before for before, after in pairwise(bounds(found))} == {MINUTE}
 
 
 class TestAhead:

@@ -1,0 +1,73 @@
+"""How late scheduled messages come: from their time, by the server's clock, to the row in a waiting consumer's hand.
+
+One message every 10 ms, once with nothing else going on, and once while the same queue takes in and works off others of
+less priority as fast as two workers can.
+
+`make bench` runs it; trust the ratio.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pymysql
+from pymysql.cursors import SSCursor
+
+from bench.queues import CREATE, connect, percentiles
+from demo.ackstream import ackstream
+
+SAMPLES = 300
+APART_NS = 10_000_000
+AHEAD_NS = 500_000_000
+BATCH = 10
+
+
+def lateness(port: int) -> list[float]:
+    """Seconds from each message's time to its arrival; the server runs on this machine, with the same clock."""
+    consumer = connect(port)
+    begin_ns = time.time_ns() + AHEAD_NS
+    due_ns = [begin_ns + number * APART_NS for number in range(SAMPLES)]
+    with connect(port) as producer, producer.cursor() as cursor:
+        cursor.execute("DELETE FROM m")
+        cursor.executemany("INSERT INTO m (time_next, payload) VALUES (%s, %s)", [(each, each) for each in due_ns])
+    late: list[float] = []
+    cursor = SSCursor(consumer)
+    cursor.execute(f"STREAM payload FROM m WHERE payload <> 'other' LIMIT {SAMPLES}")
+    while (row := cursor.fetchone()) is not None:
+        late.append((time.time_ns() - int(row[0])) / 1e9)
+    consumer.close()
+    return late
+
+
+def work(port: int, over: threading.Event) -> None:
+    """Put messages in and take them out."""
+    with connect(port) as connection, connection.cursor() as cursor:
+        while not over.is_set():
+            cursor.executemany("INSERT INTO m (priority, payload) VALUES (1, %s)", ["other"] * BATCH)
+            cursor.execute(f"STREAM id FROM m WHERE payload = 'other' LIMIT {BATCH} WAIT 0.1")
+            if found := cursor.fetchall():
+                cursor.execute(f"ACK FROM m WHERE id IN ({', '.join(str(number) for (number,) in found)})")
+
+
+def main() -> None:
+    with ackstream() as running:
+        anywhere = pymysql.connect(host="127.0.0.1", port=running.port, user="root")
+        with anywhere, anywhere.cursor() as cursor:
+            cursor.execute("CREATE DATABASE bench")
+            cursor.execute("USE bench")
+            cursor.execute(CREATE)
+        print(f"a scheduled message, idle   {percentiles(lateness(running.port))} late")
+        over = threading.Event()
+        workers = [threading.Thread(target=work, args=(running.port, over)) for _ in range(2)]
+        for each in workers:
+            each.start()
+        busy = lateness(running.port)
+        over.set()
+        for each in workers:
+            each.join()
+        print(f"a scheduled message, busy   {percentiles(busy)} late")
+
+
+if __name__ == "__main__":
+    main()
