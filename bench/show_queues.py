@@ -1,6 +1,6 @@
 """How long SHOW QUEUES takes on a queue of ten million messages, which nobody could count in that time.
 
-A mixture of ready ones, scheduled ones, those in flight and acknowledged ones that are kept, over three priorities; with
+A mixture of ready ones, scheduled ones, those in flight and acknowledged ones that are kept, of three priorities; with
 `--kinds`, one queue of each of these as well, one after the other. Loading takes most of the time, some minutes a queue
 on two cores; the figures are those of SHOW QUEUES alone, through the proxy, with what it says of the queue: the first
 one, which finds the index not yet in memory, and the best, median and worst of the others. A SELECT 1 through the proxy
