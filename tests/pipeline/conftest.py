@@ -5,6 +5,8 @@ The JVM is in a zone far from UTC, whose clock was turned within the year: no ti
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def session(master: str, **options: str) -> SparkSession:
     """A small Spark. It logs nothing: what fails is in the exception, and many tests have tasks that fail."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # Data sources run in processes of their own.
     builder = (
         SparkSession.builder.master(master)
         .appName("tests")
