@@ -10,14 +10,22 @@ Spark calls it in processes of its own beside the driver and the executors, all 
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from pipeline.consume import BatchReader, StreamReader
 from pipeline.endpoint import again
+from pipeline.errors import PipelineError
 from pipeline.messages import Statements
-from pipeline.options import Common, read_options, schema_options, stream_options
+from pipeline.options import Common, read_options, schema_options, sink_options, stream_options
 from pipeline.rows import schema_of
+from pipeline.sink import BatchWriter, Sink, StreamWriter
 from pipeline.table import Table, describe
 
 
@@ -45,6 +53,20 @@ class AckstreamDataSource(DataSource):
         """For `spark.readStream`."""
         options = stream_options(self.options)
         return StreamReader(options, _describe(options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802  # Spark's
+        """For `df.writeStream`."""
+        return StreamWriter(self._sink(schema, overwrite))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's
+        """For `df.write`."""
+        return BatchWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> Sink:  # noqa: FBT001  # as it came
+        if overwrite:
+            raise PipelineError('a queue is only added to: mode("append"), outputMode("append")')
+        options = sink_options(self.options)
+        return Sink.of(options, _describe(options), schema)
 
 
 def register(spark: SparkSession) -> None:

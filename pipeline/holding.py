@@ -36,10 +36,11 @@ T = TypeVar("T")
 
 
 class Link:
-    """A connection that is made when it is needed, and again after an error. Values come as text."""
+    """A connection that is made when it is needed, and again after an error; values come as text if wanted so."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, as_text: bool = True) -> None:
         self._endpoint = endpoint
+        self._options: dict[str, Any] = {"conv": {}} if as_text else {}
         self._connection: Any = None
         self._lock = threading.Lock()
 
@@ -56,7 +57,7 @@ class Link:
 
     def _attempt(self, work: Callable[[Any], T]) -> T:
         if self._connection is None:
-            self._connection = self._endpoint.connect(conv={}, read_timeout=ANSWER_S)
+            self._connection = self._endpoint.connect(**self._options, read_timeout=ANSWER_S)
             # Statements by primary key need no gap locks, which would be in the way of other consumers'.
             do("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", self._connection)
         try:
@@ -143,7 +144,7 @@ class Holder:
         while (claims := self._next_to_extend()) is not None:
             every_s = self._hold_s / 3
             try:
-                self._extend(claims, Patience(total_s=every_s))
+                self._extend(claims, Patience(attempts=3))
             except pymysql.MySQLError as error:
                 _log.warning("messages of a running batch could not be kept, and may be delivered again: %s", error)
             with self._changed:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from pipeline.endpoint import Endpoint
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, ProblemsError
 from pipeline.table import split_name
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
@@ -79,22 +79,22 @@ _STREAM: Final = (*_READ, "connections", "maxMessagesPerBatch", "maxMessagesPerS
 
 
 def stream_options(given: Mapping[str, str]) -> SourceOptions:
-    """For `spark.readStream`. Raises PipelineError with all that is wrong."""
+    """For `spark.readStream`. Raises ProblemsError."""
     return _source(_Reader(given, _STREAM))
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
-    """For `spark.read`. Raises PipelineError with all that is wrong."""
+    """For `spark.read`. Raises ProblemsError."""
     return _source(_Reader(given, (*_READ, "messages")))
 
 
 def schema_options(given: Mapping[str, str]) -> SourceOptions:
-    """For either, where Spark does not say which. Raises PipelineError with all that is wrong."""
+    """For either, where Spark does not say which. Raises ProblemsError."""
     return _source(_Reader(given, (*_STREAM, "messages")))
 
 
 def sink_options(given: Mapping[str, str]) -> Common:
-    """For `df.writeStream` and `df.write`. Raises PipelineError with all that is wrong."""
+    """For `df.writeStream` and `df.write`. Raises ProblemsError."""
     reader = _Reader(given, _COMMON)
     endpoint, database, table = _place(reader)
     reader.finish()
@@ -189,6 +189,4 @@ class _Reader:
     def finish(self) -> None:
         """Raise what was gathered."""
         if self._problems:
-            raise PipelineError(
-                "; ".join(["these options of ackstream are wrong", *self._problems]).replace(";", ":", 1)
-            )
+            raise ProblemsError("these options of ackstream are wrong", self._problems)

@@ -102,8 +102,8 @@ def test_every_type_arrives_exactly(
         received = same_in_utc(frame).collect()
     kinds = [("id", t.LongType()), *((f"c{number}", kind) for number, (_, kind, _) in enumerate(cases))]
     assert [(each.name, each.dataType) for each in schema.fields] == [*kinds, ("epoch", t.LongType())]
-    for row, values in zip(sorted(received, key=lambda row: row["id"]), expected, strict=True):
-        for name, value in values.items():
+    for row, wanted in zip(sorted(received, key=lambda row: row["id"]), expected, strict=True):
+        for name, value in wanted.items():
             got = bytes(row[name]) if isinstance(value, bytes) else row[name]
             assert (got, type(got)) == (value, type(value)), (name, cases[int(name[1:])][0])
 
