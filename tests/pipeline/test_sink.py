@@ -107,7 +107,7 @@ def test_tasks_that_are_killed_in_the_middle_stage_again(
 ) -> None:
     create_queue(connection, "m", "n BIGINT")
 
-    @f.udf("bigint")
+    @f.udf("bigint", useArrow=False)
     def die_once(number: int) -> int:
         context = TaskContext.get()
         assert context is not None
