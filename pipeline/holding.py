@@ -71,6 +71,7 @@ class Holder:
     """What one query holds of a queue."""
 
     def __init__(self, endpoint: Endpoint, statements: Statements, connections: int, hold_s: int) -> None:
+        self._endpoint = endpoint
         self._statements = statements
         self._hold_s = hold_s
         self._claiming = [Link(endpoint) for _ in range(connections)]
@@ -113,7 +114,8 @@ class Holder:
 
     def count_ready(self) -> int:
         """How many messages are due."""
-        ((count,),) = self._control.run(partial(ask, self._statements.count_ready()))
+        # Of a billion it takes minutes, which is no reason to believe that the connection is dead.
+        ((count,),) = self._endpoint.run(partial(ask, self._statements.count_ready()))
         return int(count)
 
     def close(self) -> None:

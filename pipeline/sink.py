@@ -118,8 +118,7 @@ class Sink:
             return
         query = filled[0].query
         link = Link(self.where.endpoint, as_text=False)
-        link.run(lambda connection: do(_LEDGER.format(self.ledger), connection))
-        link.run(lambda connection: self._publish(connection, filled))
+        link.run(partial(self._publish, filled))
         if forget:
             link.run(lambda connection: do(f"DROP TABLE IF EXISTS {self.staging(query)}", connection))
             link.run(lambda connection: self._forget(connection, query))
@@ -146,15 +145,19 @@ class Sink:
                 )
                 cursor.executemany(insert, rows)
 
-    def _publish(self, connection: Any, written: Sequence[Written]) -> None:
+    def _publish(self, written: Sequence[Written], connection: Any) -> None:
         query, batch = written[0].query, written[0].batch
+        begin = f"INSERT INTO {self.ledger} VALUES (%s, %s, -1) ON DUPLICATE KEY UPDATE batch = batch"
         connection.begin()
         with connection.cursor() as cursor:
-            cursor.execute(
-                f"INSERT INTO {self.ledger} (queue, query, batch) VALUES (%s, %s, -1)"
-                " ON DUPLICATE KEY UPDATE batch = batch",
-                [self.table.name, query],
-            )
+            try:
+                cursor.execute(begin, [self.table.name, query])
+            except pymysql.ProgrammingError as error:
+                if error.args[0] != ER.NO_SUCH_TABLE:
+                    raise
+                cursor.execute(_LEDGER.format(self.ledger))  # ends the transaction
+                connection.begin()
+                cursor.execute(begin, [self.table.name, query])
             this = "WHERE queue = %s AND query = %s"
             cursor.execute(f"SELECT batch FROM {self.ledger} {this} FOR UPDATE", [self.table.name, query])
             (last,) = cursor.fetchone()

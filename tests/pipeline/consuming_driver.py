@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -46,7 +47,8 @@ def main(url: str, directory: Path, life: str, point: str, fatal: int) -> None:
         if number == fatal and point == "before":
             die()
         if number == fatal and point == "jvm":
-            os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+            gateway: Any = spark.sparkContext._gateway
+            os.kill(gateway.proc.pid, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         batch = directory / "batches" / f"{number}.{life}"
         batch.with_suffix(".part").write_text("\n".join(map(str, received)))
