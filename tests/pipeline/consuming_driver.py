@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from pyspark.sql import DataFrame
 
 from pipeline.datasource import register
 from tests.pipeline.conftest import session
+from tests.support.waiting import eventually
 
 
 def die() -> None:
@@ -31,8 +31,7 @@ def die_when_there(file: Path) -> None:
     """Watch as closely as can be."""
 
     def watch() -> None:
-        while not file.exists():
-            time.sleep(0.0005)
+        eventually(file.exists, timeout_s=600)
         die()
 
     threading.Thread(target=watch, daemon=True).start()
