@@ -128,7 +128,13 @@ def test_a_failed_batch_runs_again_without_what_somebody_else_has_and_without_an
         eventually(lambda: rows(other, "STREAM payload FROM m WHERE payload = 'b' NOWAIT"), timeout_s=20)
         enqueue(connection, "m", ["d"])
         batches: dict[int, list[str]] = {}
-        begin(source(), lambda batch, number: batches.update({number: sorted(row.payload for row in batch.collect())}))
+
+        def take(batch: DataFrame, number: int) -> None:
+            # They were released, and are held again.
+            assert rows(other, "STREAM payload FROM m WHERE payload IN ('a', 'c') NOWAIT") == []
+            batches[number] = sorted(row.payload for row in batch.collect())
+
+        begin(source(), take)
         eventually(lambda: acknowledged(connection) == 3, timeout_s=100)
         assert batches == {0: ["a", "c"], 1: ["d"]}
         assert run(other, "ACK FROM m WHERE payload = 'b' AND epoch = 2") == 1
