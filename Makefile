@@ -12,7 +12,7 @@ TEST_PROCESSES := 2
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed
@@ -34,12 +34,17 @@ test-peers: .venv/.stamp ## Run the test suites that drivers' authors wrote, dir
 	@scripts/prepare mariadb mysql peers
 	@.venv/bin/python -m tests.peers.run $(SUITES)
 
+.PHONY: test-pipeline
+test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, killed executors and drivers included
+	@scripts/prepare mariadb mysql pipeline
+	@.venv/bin/python -m pytest -m pipeline tests/pipeline
+
 .PHONY: setup
 setup: .venv/.stamp ## Make the environment in .venv
 	@echo "ready: .venv/bin/ackstream"
 
 .PHONY: check
-check: .venv/.stamp ## Check format, lint, types and import contracts
+check: .venv/.pipeline ## Check format, lint, types and import contracts
 	@.venv/bin/ruff format --check . || { echo "run 'make format'"; exit 1; }
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/mypy $(PYTHON_CODE)
@@ -59,6 +64,11 @@ bench: .venv/.stamp ## Measure: the programs of bench/, one after another
 bench-wire: .venv/.stamp ## Measure direct, proxy, MySQL Router and HAProxy side by side
 	@scripts/prepare mysql relays
 	@.venv/bin/python bench/wire.py
+
+.PHONY: bench-pipeline
+bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every program of bench/spark
+	@scripts/prepare server pipeline
+	@for program in bench/spark/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
 PACKETS := 1000000
 .PHONY: fuzz
@@ -92,6 +102,11 @@ clean: ## Remove what was made here (the cache of servers stays)
 .venv/.drivers: .venv/.stamp locks/drivers.txt
 	@scripts/prepare drivers
 	@$(PIP) install --require-hashes --use-pep517 --no-build-isolation --requirement locks/drivers.txt
+	@touch $@
+
+# Spark, 450 MB. The type checker reads it, too.
+.venv/.pipeline: .venv/.stamp locks/pipeline.txt
+	@$(PIP) install --require-hashes --use-pep517 --no-build-isolation --requirement locks/pipeline.txt
 	@touch $@
 
 examples/node/node_modules/.installed: examples/node/package-lock.json .venv/.drivers

@@ -7,6 +7,7 @@ pytest process (each xdist worker has its own) and end with it, however it ends.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 from collections import Counter
@@ -30,6 +31,9 @@ from tests.support.servers import (
     server_binary,
     server_or_skip,
 )
+
+# Without Spark those tests cannot even be imported; make test-pipeline brings it.
+collect_ignore = [] if importlib.util.find_spec("pyspark") else ["pipeline"]
 
 DATABASE_NUMBERS = itertools.count(1)
 

@@ -282,7 +282,7 @@ class TestClaim:
 
     def test_a_claimed_row_is_not_claimed_again_before_its_wait_ends(self, subject: Subject) -> None:
         put_due(subject, 1)
-        (first,) = claim(subject, 1, wait_ns=50_000_000)
+        (first,) = claim(subject, 1, wait_ns=500_000_000)
         assert claim(subject, 1, epoch=1) == ()
         subject.wait_until(first.deadline_ns)
         (second,) = claim(subject, 1, epoch=1)

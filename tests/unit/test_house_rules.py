@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("proxy", "sqlrewrite", "engine")
-PYTHON_FOLDERS = (*PACKAGES, "pipeline", "tests", "demo", "bench")
+PACKAGES = ("proxy", "sqlrewrite", "engine", "pipeline")
+PYTHON_FOLDERS = (*PACKAGES, "tests", "demo", "bench")
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml"}
 
 FUNCTION_LINES_MAX = 70

@@ -1,0 +1,92 @@
+"""Enqueueing from Spark: both modes through the proxy, beside Spark's own JDBC writer straight to the server.
+
+The same files, the same table, the same driver and its best option (`rewriteBatchedStatements`) for all three; each
+round does them one after another. Ours reads the data once more than Spark's writer, to check it, and each batch can be
+run again without harm. `make bench-pipeline` runs it; `ROWS` is its argument (a million). Trust the ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from demo.ackstream import ackstream
+from pipeline.endpoint import Driver, Endpoint, find_jar
+from pipeline.enqueue import Mode, enqueue
+
+ROWS = 1_000_000
+ROUNDS = 3
+WARM_UP = 50_000
+
+CREATE = "CREATE QUEUE {} (user_id INT NOT NULL, payload VARCHAR(200) NOT NULL)"
+
+
+def data(spark: SparkSession, path: str, rows: int) -> DataFrame:
+    """Messages of about 100 bytes, in files."""
+    payload = f.concat(
+        f.lit('{"item": "'), f.sha2(f.col("id").cast("string"), 256), f.lit('", "n": '), "id", f.lit("}")
+    )
+    spark.range(rows).select((f.col("id") % 1000).cast("int").alias("user_id"), payload.alias("payload")).write.parquet(
+        path
+    )
+    return spark.read.parquet(path)
+
+
+def timed(endpoint: Endpoint, rows: int, work: Callable[[], object]) -> float:
+    """Rows a second into an empty queue."""
+    with endpoint.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS m")
+        cursor.execute(CREATE.format("m"))
+    began = time.monotonic()
+    work()
+    took = time.monotonic() - began
+    with endpoint.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*) FROM m")
+        assert cursor.fetchone() == (rows,)
+    return rows / took
+
+
+def main() -> None:
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
+    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
+    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    with ackstream() as running, tempfile.TemporaryDirectory(prefix="ackstream-bench-") as directory:
+        proxy = Endpoint("127.0.0.1", running.port, "root", database="bench")
+        server = Endpoint("127.0.0.1", running.server_port, "root", database="bench")
+        with proxy.connect(database=None) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE bench")
+        rates: dict[str, list[float]] = {"Spark's writer, straight": [], "streaming": [], "atomic": []}
+        for turn in range(ROUNDS + 1):
+            count = rows if turn else min(rows, WARM_UP)
+            frame = data(spark, f"{directory}/{turn}", count)
+            for name, measured in rates.items():
+                rate = timed(proxy, count, way(name, frame, proxy, server, f"{turn}"))
+                if turn:
+                    measured.append(rate)
+                    print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
+    straight = rates["Spark's writer, straight"]
+    for name in ("streaming", "atomic"):
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(rates[name], straight, strict=True))
+        print(f"{name}: {ratio:.2f} of Spark's own writer straight to the server")
+    spark.stop()
+
+
+def way(name: str, frame: DataFrame, proxy: Endpoint, server: Endpoint, turn: str) -> Callable[[], object]:
+    """One of the three."""
+    modes: dict[str, Mode] = {"streaming": "streaming", "atomic": "atomic"}
+    if name in modes:
+        return lambda: enqueue(frame, proxy, "m", batch=f"{name} {turn}", mode=modes[name])
+    jdbc = server.jdbc(Driver.MARIADB)
+    return lambda: frame.write.format("jdbc").options(**jdbc).option("dbtable", "m").mode("append").save()
+
+
+if __name__ == "__main__":
+    main()

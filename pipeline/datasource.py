@@ -1,0 +1,82 @@
+"""`format("ackstream")` for Spark: a queue to read as a stream or as it stands, and to write to.
+
+    from pipeline.datasource import register
+    register(spark)
+    spark.readStream.format("ackstream").options(url="mysql://USER@HOST:PORT/DATABASE", table="orders").load()
+
+Spark calls it in processes of its own beside the driver and the executors, all of which need this package.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from pipeline.consume import BatchReader, StreamReader
+from pipeline.endpoint import again
+from pipeline.errors import PipelineError
+from pipeline.messages import Statements
+from pipeline.options import Common, read_options, schema_options, sink_options, stream_options
+from pipeline.rows import schema_of
+from pipeline.sink import BatchWriter, Sink, StreamWriter
+from pipeline.table import Table, describe
+
+
+class AckstreamDataSource(DataSource):
+    """Spark's way in."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format(…)`."""
+        return "ackstream"
+
+    def schema(self) -> StructType:
+        """The table's application columns and `epoch`, or those named in `columns`."""
+        options = schema_options(self.options)
+        table = _describe(options)
+        Statements(table)  # complains about a table that is no queue
+        return schema_of(table, options.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For `spark.read`."""
+        options = read_options(self.options)
+        return BatchReader(options, _describe(options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """For `spark.readStream`."""
+        options = stream_options(self.options)
+        return StreamReader(options, _describe(options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802  # Spark's
+        """For `df.writeStream`."""
+        return StreamWriter(self._sink(schema, overwrite))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's
+        """For `df.write`."""
+        return BatchWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> Sink:  # noqa: FBT001  # as it came
+        if overwrite:
+            raise PipelineError('a queue is only added to: mode("append"), outputMode("append")')
+        options = sink_options(self.options)
+        return Sink.of(options, _describe(options), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("ackstream")` known to a session."""
+    spark.dataSource.register(AckstreamDataSource)
+
+
+def _describe(where: Common) -> Table:
+    def ask() -> Table:
+        with where.endpoint.connect() as connection:
+            return describe(connection, where.database, where.table)
+
+    return again(ask)

@@ -1,0 +1,202 @@
+"""Streaming mode: tasks write straight into the queue, a slice a transaction, and messages go out as they come in.
+
+What must not happen is that a slice comes in twice: by a task that was begun again because its executor died after the
+commit, or by a rerun of the whole batch after the driver died. Spark's JDBC writer can put nothing beside the rows
+into its transaction, so one of the rows themselves is the proof. The *mark* of a slice is the row with the least hash:
+
+- Its `id` is settled before the slice is written. Where the data has ids, it is one of them; where the server
+  gives ids, one is drawn from its counter for each slice (an INSERT that is rolled back) and kept in the ledger.
+  `id` is unique, so of several transactions with the same slice one alone can commit.
+- It is withheld: its `time_next` lies in the year 2200. So it is not delivered, acknowledged and purged, and
+  whoever looks for it finds it if the slice was committed, however much later.
+- The driver, or a rerun, that finds it gives it its real time and writes the slice down as published, in one
+  transaction. From then on the ledger is the proof, and no run writes that slice again.
+
+A row with the mark's id and another time is no proof of anything (somebody changed it by hand, or took the id) and
+ends the job with an error. What is left: a task that was given up by Spark but lives, had not sent its first row, and
+wakes after its slice was published by another one, consumed *and* purged (`vt_purge_after` later), would write it
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pymysql
+from pyspark.sql import functions as f
+
+from pipeline.checking import starts
+from pipeline.endpoint import is_transient, quoted
+from pipeline.errors import JobError, PipelineError
+from pipeline.load import ROW, SLICE, Load, Progress, looked_up
+
+WITHHELD_NS: Final = 7_258_118_400_000_000_000
+"""The first of January 2200."""
+
+MARKS_AT_ONCE: Final = 200
+"""Looked for in one statement."""
+
+
+def unfit(load_has_ids: bool, id_is_unique: bool, id_is_counted: bool) -> list[str]:  # noqa: FBT001
+    """Why a table cannot be filled in this mode."""
+    if not id_is_unique:
+        return ["id: has no unique key of its own, which streaming mode goes by: use the atomic mode"]
+    if not load_has_ids and not id_is_counted:
+        return ["id: is neither in the data nor AUTO_INCREMENT, and streaming mode goes by it: use the atomic mode"]
+    return []
+
+
+class Direct:
+    """The slices of a batch on their way straight into the queue."""
+
+    phase = "enqueueing"
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._marks: dict[int, Any] = {}
+        """The ids, as settled at the beginning. Tasks are given them while others of their slices are published."""
+        self._missing: set[int] = set()
+        """Slices that are not published."""
+
+    def prepare(self) -> None:
+        """Write down the slices, with ids for their marks where the data has none."""
+        load, ledger = self._load, self._load.ledger
+        known = load.endpoint.run(lambda connection: ledger.slices(connection, load.batch.name))
+        if not known:
+            known = load.endpoint.run(self._write_down)
+        with_ids = load.mapped.has("id")
+        self._marks = {
+            number: load.slices[number].first_id if with_ids else mark for number, (mark, _) in known.items()
+        }
+        self._missing = {number for number, (_, published) in known.items() if not published}
+
+    def _write_down(self, connection: Any) -> dict[int, tuple[int | None, bool]]:
+        load, ledger = self._load, self._load.ledger
+        filled = [number for number, each in enumerate(load.slices) if each.rows]
+        with_ids = load.mapped.has("id")
+        drawn = [None] * len(filled) if with_ids else load.endpoint.run(lambda own: self._draw(own, len(filled)))
+        connection.begin()
+        with connection.cursor() as cursor:
+            ledger.lock(cursor, load.batch.name)
+            if known := ledger.slices(connection, load.batch.name):  # another driver was faster
+                connection.rollback()
+                return known
+            marks = {number: load.slices[number].first_id for number in filled}
+            if with_ids and (there := self._find(connection, marks)):
+                raise PipelineError(f"id: {marks[min(there)]!r} is in the queue already")
+            ledger.add_slices(cursor, load.batch.name, zip(filled, drawn, strict=True))
+        connection.commit()
+        return {number: (mark, False) for number, mark in zip(filled, drawn, strict=True)}
+
+    def _draw(self, connection: Any, count: int) -> list[int | None]:
+        """Numbers of the table's counter, which nobody else gets."""
+        drawn: list[int | None] = []
+        with connection.cursor() as cursor:
+            # The row never comes to be, so that it lacks the application's values is of no matter.
+            cursor.execute("SET SESSION sql_mode = '', foreign_key_checks = 0 /*M!, check_constraint_checks = 0 */")
+            try:
+                for _ in range(count):
+                    connection.begin()
+                    cursor.execute(f"INSERT INTO {self._load.table.quoted} (time_next) VALUES ({WITHHELD_NS})")
+                    drawn.append(cursor.lastrowid)
+                    connection.rollback()
+            except pymysql.MySQLError as error:
+                if is_transient(error):
+                    raise
+                raise PipelineError(
+                    f"id: none could be drawn from the table's counter ({error.args[1]}): give the messages ids"
+                    " of their own, or use the atomic mode"
+                ) from None
+        return drawn
+
+    def look(self) -> tuple[int, ...]:
+        """Publish the slices whose marks are there."""
+        if self._missing:
+            self._missing -= self._load.endpoint.run(self._publish)
+        return tuple(sorted(self._missing))
+
+    def _publish(self, connection: Any) -> set[int]:
+        load = self._load
+        found = self._find(connection, {number: self._marks[number] for number in self._missing})
+        connection.begin()
+        with connection.cursor() as cursor:
+            for number, time_next in sorted(found.items()):
+                # The ledger's row first: whoever else publishes this slice waits for it, and then finds it done.
+                if load.ledger.publish(cursor, load.batch.name, number):
+                    self._release(cursor, number, time_next)
+        connection.commit()
+        return set(found)
+
+    def _release(self, cursor: Any, number: int, time_next: int | None) -> None:
+        mark = self._marks[number]
+        if time_next == WITHHELD_NS:
+            statement = f"UPDATE {self._load.table.quoted} SET time_next = %s WHERE id = %s AND time_next = %s"
+            if cursor.execute(statement, [self._time_of_mark(number), mark, WITHHELD_NS]):
+                return
+        raise JobError(
+            f"message {mark!r} is not as the job wrote it: somebody changed it, or took its id, so it cannot be told"
+            f" whether slice {number} is in the queue. If it is, set its time_next to {WITHHELD_NS} and run this again;"
+            " if not, delete that message"
+        )
+
+    def _find(self, connection: Any, marks: dict[int, Any]) -> dict[int, int | None]:
+        """The slices whose marks are there, and their times."""
+        found: dict[int, int | None] = {}
+        numbers = sorted(marks)
+        with connection.cursor() as cursor:
+            for start in range(0, len(numbers), MARKS_AT_ONCE):
+                some = numbers[start : start + MARKS_AT_ONCE]
+                # The server compares, as it does for uniqueness: by the column's type and collation.
+                question = f"SELECT {{}}, time_next FROM {self._load.table.quoted} WHERE id = %s"
+                cursor.execute(" UNION ALL ".join(map(question.format, some)), [marks[each] for each in some])
+                found.update(cursor.fetchall())
+        return found
+
+    def _time_of_mark(self, number: int) -> int:
+        load = self._load
+        if load.mapped.has("time_next"):
+            return load.slices[number].first_time or 0
+        if load.spread_ns is None:
+            return load.batch.begun
+        count = len(load.slices)
+        return load.batch.begun + int(number / count * load.spread_ns / load.slices[number].rows)
+
+    def write(self, wanted: Sequence[int]) -> None:
+        """Run the tasks."""
+        load = self._load
+        frame, partitions = load.sliced(wanted)
+        chosen = set(wanted)
+        counts = [each.rows if number in chosen else 0 for number, each in enumerate(load.slices)]
+        place = f.col(ROW) - looked_up(starts(counts, partitions), f.col(SLICE))
+        is_mark = place == 0
+        columns = {name: f.col(_quoted(name)) for name in load.mapped.names}
+        columns |= {name: f.lit(value) for name, value in load.fillers.items() if name.casefold() != "time_next"}
+        time_name = load.table.by_name["time_next"].name
+        time = columns.get(time_name, f.lit(load.batch.begun))
+        if load.spread_ns is not None:
+            rows = looked_up([max(1, each.rows) for each in load.slices], f.col(SLICE))
+            offset = (place + f.col(SLICE) / len(load.slices)) * load.spread_ns / rows
+            time = f.lit(load.batch.begun) + offset.cast("bigint")
+        columns[time_name] = f.when(is_mark, f.lit(WITHHELD_NS)).otherwise(time)
+        if not load.mapped.has("id"):
+            ids = looked_up([self._marks.get(number, 0) for number in range(len(load.slices))], f.col(SLICE))
+            columns[load.table.by_name["id"].name] = f.when(is_mark, ids)
+        load.write(frame.select([value.alias(name) for name, value in columns.items()]), load.table.quoted)
+
+    def finish(self, report: Callable[[Progress], None]) -> None:
+        """Write down that all of it is in."""
+        load = self._load
+
+        def done(connection: Any) -> None:
+            connection.begin()
+            with connection.cursor() as cursor:
+                if load.ledger.lock(cursor, load.batch.name).finished is None:
+                    load.ledger.finish(cursor, load.batch.name)
+            connection.commit()
+
+        load.endpoint.run(done)
+
+
+def _quoted(name: str) -> str:
+    return quoted(name)

@@ -1,0 +1,322 @@
+"""Where the proxy is, and how to reach it: from Python (PyMySQL) and from Spark's executors (JDBC).
+
+Two things about JDBC cost everybody a day, so they are settled here:
+
+- *The URL's scheme.* Spark picks the SQL dialect by it, and only for `jdbc:mysql:` does it quote names with backquotes;
+  for `jdbc:mariadb:` it sends `"name"`, which is a string to the server. So the URL says mysql for either driver, the
+  driver's class is named besides, and MariaDB's from 3.0 on is told by `permitMysqlScheme` that it is meant.
+- *The server's RSA key.* Without TLS, the first login to a `caching_sha2_password` account sends the password encrypted
+  with a key that the server shows, and both drivers refuse to ask for it unless `allowPublicKeyRetrieval` is set.
+  It is, exactly where TLS is off: nobody vouches for that key, so TLS should be off only on networks that are trusted.
+
+The password comes from a file or the environment, never from the command line or a URL, which process lists show. Spark
+keeps it out of its logs and plans by its option's name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+import tenacity
+from pymysql.constants import CR, ER
+from pymysql.cursors import Cursor, SSCursor
+from pyspark.sql import SparkSession
+
+from pipeline.errors import PipelineError
+
+PASSWORD_VARIABLE: Final = "ACKSTREAM_PASSWORD"  # noqa: S105 (the name of a variable)
+DEFAULT_PORT: Final = 3307
+URL_SHAPE: Final = "mysql://USER@HOST:PORT/DATABASE[?tls=off|on|verify&ca=FILE]"
+
+CONNECT_S: Final = 10
+"""A proxy on a reachable network answers in less."""
+
+DEBIANS_JAR: Final = Path("/usr/share/java/mariadb-java-client.jar")
+
+TRANSIENT: Final = frozenset(
+    {
+        ER.LOCK_DEADLOCK,
+        ER.LOCK_WAIT_TIMEOUT,
+        ER.SERVER_SHUTDOWN,
+        ER.CON_COUNT_ERROR,
+        ER.TOO_MANY_USER_CONNECTIONS,
+        ER.OPTION_PREVENTS_STATEMENT,  # the server became read-only: a failover is under way
+        1836,  # the same
+        1927,  # MariaDB: connection was killed
+        3101,  # a group of servers rolled it back
+        CR.CR_CONNECTION_ERROR,
+        CR.CR_CONN_HOST_ERROR,
+        CR.CR_SERVER_GONE_ERROR,
+        CR.CR_SERVER_LOST,
+    }
+)
+"""Errors after which the same work, begun anew on a new connection, may well succeed."""
+
+T = TypeVar("T")
+
+
+class Tls(Enum):
+    """How the connection to the proxy is protected."""
+
+    OFF = "off"
+    ON = "on"
+    """Encrypted; the proxy's certificate may be anyone's, such as the one it makes for itself."""
+    VERIFY = "verify"
+    """Encrypted, with a certificate for this host name that an authority signed: the system's, or the one in `ca`."""
+
+
+class Driver(Enum):
+    """The two JDBC drivers, by their classes."""
+
+    MYSQL = "com.mysql.cj.jdbc.Driver"
+    MARIADB = "org.mariadb.jdbc.Driver"
+
+    @property
+    def file(self) -> str:
+        """The class inside a jar."""
+        return f"{self.value.replace('.', '/')}.class"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to try again after a deadlock, a lost connection or a failover."""
+
+    attempts: int = 40
+    """With the waits between them a minute or two, by which a server that takes over has done so. Not a time, since
+    the work itself may take long."""
+    longest_wait_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A proxy, an account on its server, and the database where unqualified names are looked for."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(default="", repr=False)
+    database: str | None = None
+    tls: Tls = Tls.OFF
+    ca: str | None = None
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        password_file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Endpoint:
+        """Read `URL_SHAPE`. Without `tls` it is off on this very machine, where it protects nothing, and on elsewhere.
+
+        The password is the first line of the file, or else in the environment, or else there is none.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port or DEFAULT_PORT
+            options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+            tls = Tls(options.pop("tls")) if "tls" in options else None
+            ca = options.pop("ca", None)
+        except ValueError as error:
+            raise PipelineError(f"the URL must look like {URL_SHAPE}: {error}") from None
+        if parts.password is not None:
+            raise PipelineError(f"a password does not belong in the URL: use ${PASSWORD_VARIABLE} or a password file")
+        if parts.scheme != "mysql" or not parts.hostname or not parts.username or options or parts.fragment:
+            raise PipelineError(f"the URL must look like {URL_SHAPE}")
+        if ca and tls is not Tls.VERIFY:
+            raise PipelineError("the URL's `ca` is of use with tls=verify only")
+        return cls(
+            parts.hostname,
+            port,
+            unquote(parts.username),
+            _password(password_file, environ),
+            unquote(parts.path.strip("/")) or None,
+            tls or (Tls.OFF if _is_this_machine(parts.hostname) else Tls.ON),
+            ca,
+        )
+
+    def connect(self, cursor: type[Cursor | SSCursor] = Cursor, **options: Any) -> Any:
+        """A PyMySQL connection: autocommit, utf8mb4, UTC, strict. Of no type, since the cursor's decides much of it.
+
+        Raises pymysql.MySQLError.
+        """
+        given: dict[str, Any] = {
+            "host": self.host,
+            "port": self.port,
+            "user": self.user,
+            "password": self.password,
+            "database": self.database,
+            "autocommit": True,
+            "charset": "utf8mb4",
+            "connect_timeout": CONNECT_S,
+            "cursorclass": cursor,
+            "init_command": f"SET {SESSION}",
+            **({"ssl_disabled": True} if self.tls is Tls.OFF else {"ssl": self._context()}),
+        }
+        return pymysql.connect(**{**given, **options})
+
+    def run(self, work: Callable[[Any], T], patience: Patience | None = None) -> T:
+        """Do `work` on a connection of its own, and again on another one after each transient error.
+
+        `work` must be safe to repeat although its last commit may have happened: a commit's answer can get lost.
+        """
+
+        def attempt() -> T:
+            connection = self.connect()
+            try:
+                return work(connection)
+            finally:
+                connection.close() if connection.open else None
+
+        return again(attempt, patience)
+
+    def in_database(self, database: str) -> Endpoint:
+        """The same in another database."""
+        return replace(self, database=database)
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.tls is Tls.ON:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    # --- JDBC ---
+
+    def jdbc(self, driver: Driver) -> dict[str, str]:
+        """Options for Spark's `format("jdbc")`: all but `dbtable` and how to write or read."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        url = f"jdbc:mysql://{host}:{self.port}/{self.database or ''}"
+        tls = _mysql_tls(self) if driver is Driver.MYSQL else _mariadb_tls(self)
+        return {
+            "url": url if driver is Driver.MYSQL else f"{url}?permitMysqlScheme",
+            "driver": driver.value,
+            "user": self.user,
+            "password": self.password,
+            "connectTimeout": str(CONNECT_S * 1000),
+            "tcpKeepAlive": "true",
+            "sessionVariables": SESSION,
+            # A batch is one INSERT with many rows: without it each row is a round trip.
+            "rewriteBatchedStatements": "true",
+            **({"allowPublicKeyRetrieval": "true"} if self.tls is Tls.OFF else tls),
+        }
+
+
+SESSION: Final = "sql_mode='STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO',time_zone='+00:00'"
+"""What does not fit is an error, an id of 0 is one, and instants are in UTC whatever the machines' zones are."""
+
+
+def _mysql_tls(endpoint: Endpoint) -> dict[str, str]:
+    if endpoint.ca:
+        raise PipelineError(
+            "MySQL Connector/J reads no PEM file: put the authority into Java's own trust store and leave out `ca`"
+        )
+    return {"sslMode": "REQUIRED" if endpoint.tls is Tls.ON else "VERIFY_IDENTITY"}
+
+
+def _mariadb_tls(endpoint: Endpoint) -> dict[str, str]:
+    # Named once for 2.x (useSsl …) and once for 3.x (sslMode); each passes over the other's.
+    if endpoint.tls is Tls.ON:
+        return {"useSsl": "true", "trustServerCertificate": "true", "sslMode": "trust"}
+    return {"useSsl": "true", "sslMode": "verify-full", **({"serverSslCert": endpoint.ca} if endpoint.ca else {})}
+
+
+def find_jar(told: str | os.PathLike[str] | None = None) -> Path:
+    """The JDBC driver's jar: the one that was named, or Debian's. Raises PipelineError."""
+    jar = Path(told) if told else DEBIANS_JAR
+    if not jar.is_file():
+        raise PipelineError(
+            f"no JDBC driver at {jar}: name the jar of MySQL Connector/J or MariaDB Connector/J"
+            " (on Debian, `apt install libmariadb-java` puts one where it is found)"
+        )
+    driver_in(jar)
+    return jar
+
+
+def driver_in(jar: Path) -> Driver:
+    """Which driver a jar holds. Raises PipelineError."""
+    try:
+        with zipfile.ZipFile(jar) as archive:
+            names = set(archive.namelist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise PipelineError(f"{jar} cannot be read: {error}") from None
+    for driver in Driver:
+        if driver.file in names:
+            return driver
+    raise PipelineError(f"{jar} is neither MySQL Connector/J nor MariaDB Connector/J")
+
+
+def driver_of(spark: SparkSession) -> Driver:
+    """The driver that a session can load (`spark.jars`, `--packages`, its class path). Raises PipelineError."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 (there is no other way to ask)
+    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+    for driver in Driver:
+        if loader.getResource(driver.file) is not None:
+            return driver
+    raise PipelineError(
+        "this Spark session has no JDBC driver for MySQL: start it with --jars (spark.jars) and the jar of MySQL"
+        " Connector/J or MariaDB Connector/J"
+    )
+
+
+# --- trying again ---
+
+
+def again(attempt: Callable[[], T], patience: Patience | None = None) -> T:
+    """What `attempt` returns, tried again with growing random waits after transient errors, the last one raised."""
+    patience = patience or Patience()
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_transient),
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=patience.longest_wait_s),
+        stop=tenacity.stop_after_attempt(patience.attempts),
+        reraise=True,
+    )
+    return retrying(attempt)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again on a new connection can help."""
+    if isinstance(error, pymysql.err.InterfaceError):
+        return True  # PyMySQL's word for a connection that it has given up already
+    return isinstance(error, pymysql.MySQLError) and bool(error.args) and error.args[0] in TRANSIENT
+
+
+# --- names ---
+
+
+def quoted(*names: str) -> str:
+    """Names as SQL has them: `db`.`t`."""
+    return ".".join(f"`{name.replace('`', '``')}`" for name in names)
+
+
+def quoted_list(names: Sequence[str]) -> str:
+    """Names of columns, with commas."""
+    return ", ".join(map(quoted, names))
+
+
+def _password(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str:
+    if file is None:
+        return environ.get(PASSWORD_VARIABLE, "")
+    try:
+        return Path(file).read_text().split("\n", 1)[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineError(f"the password file {file} cannot be read: {error}") from None
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

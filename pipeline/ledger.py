@@ -1,0 +1,150 @@
+"""What is known of each batch, kept beside the queue: two small tables in its database.
+
+`ackstream_batches` has a row for each batch that was begun, and when it was finished; it stays, so that the same batch
+adds nothing again. `ackstream_slices` has a row for each slice of a batch under way in streaming mode, and goes with
+its end. All of this module's changes are transactions that can be done again: each looks first at what is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pymysql
+from pymysql.constants import ER
+
+from pipeline.endpoint import quoted
+from pipeline.errors import PipelineError
+from pipeline.table import Table
+
+BATCH_CHARACTERS: Final = 190
+"""So that the key fits into an index on every server."""
+
+NOW_NS: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
+"""The server's clock, as `time_next` counts."""
+
+_TABLES: Final = (
+    """
+    CREATE TABLE IF NOT EXISTS {database}.ackstream_batches (
+      queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, mode VARCHAR(16) NOT NULL,
+      fingerprint CHAR(32) NOT NULL, slices INT NOT NULL, messages BIGINT NOT NULL,
+      begun BIGINT NOT NULL, finished BIGINT NULL, PRIMARY KEY (queue, batch)
+    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS {database}.ackstream_slices (
+      queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, slice INT NOT NULL,
+      mark BIGINT UNSIGNED NULL, published BIGINT NULL, PRIMARY KEY (queue, batch, slice)
+    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+    """,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as the ledger has it. Times are the server's, in nanoseconds."""
+
+    name: str
+    mode: str
+    fingerprint: str
+    slices: int
+    messages: int
+    begun: int
+    finished: int | None
+
+
+class Ledger:
+    """The ledger of one queue. Each method takes the connection that it works on."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._batches = quoted(table.database, "ackstream_batches")
+        self._slices = quoted(table.database, "ackstream_slices")
+
+    def staging(self, batch: str) -> str:
+        """The name of the table where a batch waits to be published."""
+        digest = hashlib.sha256(f"{self._table.name}\0{batch}".encode()).hexdigest()[:20]
+        return quoted(self._table.database, f"ackstream_staging_{digest}")
+
+    def begin(self, connection: Any, new: Batch) -> Batch:
+        """Write down that it begins, unless it is there; the batch as it is there."""
+        with connection.cursor() as cursor:
+            try:
+                self._insert(cursor, new)
+            except pymysql.ProgrammingError as error:
+                if error.args[0] != ER.NO_SUCH_TABLE:
+                    raise
+                for table in _TABLES:
+                    cursor.execute(table.format(database=quoted(self._table.database)))
+                self._insert(cursor, new)
+            found = self._read(cursor, new.name)
+        assert found is not None
+        for what, theirs, ours in (
+            ("mode", found.mode, new.mode),
+            ("data", found.fingerprint, new.fingerprint),
+        ):
+            if theirs != ours:
+                said = f"in mode {theirs}" if what == "mode" else f"with other data ({found.messages:,} messages)"
+                raise PipelineError(
+                    f"batch {new.name!r} was begun {said}: give this one another name, or the same {what} as then"
+                )
+        return found
+
+    def _insert(self, cursor: Any, new: Batch) -> None:
+        cursor.execute(
+            f"INSERT INTO {self._batches} (queue, batch, mode, fingerprint, slices, messages, begun)"
+            f" VALUES (%s, %s, %s, %s, %s, %s, {NOW_NS}) ON DUPLICATE KEY UPDATE batch = batch",
+            [self._table.name, new.name, new.mode, new.fingerprint, new.slices, new.messages],
+        )
+
+    def lock(self, cursor: Any, batch: str) -> Batch:
+        """The batch, which nobody else publishes until this transaction ends."""
+        found = self._read(cursor, batch, " FOR UPDATE")
+        if found is None:
+            raise PipelineError(f"batch {batch!r} has vanished from the ledger meanwhile")
+        return found
+
+    def finish(self, cursor: Any, batch: str) -> None:
+        """Write down that all of it is published. Its slices are of no more interest."""
+        cursor.execute(
+            f"UPDATE {self._batches} SET finished = {NOW_NS} WHERE queue = %s AND batch = %s AND finished IS NULL",
+            [self._table.name, batch],
+        )
+        cursor.execute(f"DELETE FROM {self._slices} WHERE queue = %s AND batch = %s", [self._table.name, batch])
+
+    def slices(self, connection: Any, batch: str) -> dict[int, tuple[int | None, bool]]:
+        """Of each slice that is written down: the id kept for its mark, and whether it is published."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT slice, mark, published IS NOT NULL FROM {self._slices} WHERE queue = %s AND batch = %s",
+                [self._table.name, batch],
+            )
+            return {number: (mark, bool(published)) for number, mark, published in cursor.fetchall()}
+
+    def add_slices(self, cursor: Any, batch: str, marks: Iterable[tuple[int, int | None]]) -> None:
+        """Write down slices, with the ids kept for their marks."""
+        cursor.executemany(
+            f"INSERT INTO {self._slices} (queue, batch, slice, mark) VALUES (%s, %s, %s, %s)",
+            [(self._table.name, batch, number, mark) for number, mark in marks],
+        )
+
+    def publish(self, cursor: Any, batch: str, number: int) -> bool:
+        """Write down that a slice is published; whether it was not yet."""
+        return bool(
+            cursor.execute(
+                f"UPDATE {self._slices} SET published = {NOW_NS}"
+                " WHERE queue = %s AND batch = %s AND slice = %s AND published IS NULL",
+                [self._table.name, batch, number],
+            )
+        )
+
+    def _read(self, cursor: Any, batch: str, suffix: str = "") -> Batch | None:
+        cursor.execute(
+            f"SELECT batch, mode, fingerprint, slices, messages, begun, finished FROM {self._batches}"
+            f" WHERE queue = %s AND batch = %s{suffix}",
+            [self._table.name, batch],
+        )
+        found = cursor.fetchone()
+        return None if found is None else Batch(*found)

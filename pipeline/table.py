@@ -1,0 +1,233 @@
+"""What a message table looks like: asked of the server's information_schema, and said again as a Spark schema.
+
+The schema is the one that values have when they are read as text over the wire and converted: exact (an unsigned BIGINT
+is a DECIMAL(20), since Spark has no such integer), and UTC for TIMESTAMP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from pyspark.sql import types as t
+
+from pipeline.endpoint import quoted
+from pipeline.errors import PipelineError
+
+OWN_COLUMNS: Final = ("priority", "epoch", "time_next", "time_acked")
+"""The queue's own, which every message table has besides `id`."""
+
+DECIMAL_DIGITS_MAX: Final = 38
+"""Spark's. A wider DECIMAL travels as text."""
+
+_INTEGERS: Final = {
+    "tinyint": (8, t.ByteType(), t.ShortType()),
+    "smallint": (16, t.ShortType(), t.IntegerType()),
+    "mediumint": (24, t.IntegerType(), t.IntegerType()),
+    "int": (32, t.IntegerType(), t.LongType()),
+    "bigint": (64, t.LongType(), t.DecimalType(20, 0)),
+}
+"""Bits, and what holds them signed and unsigned."""
+
+_OTHERS: Final[dict[str, t.DataType]] = {
+    "float": t.FloatType(),
+    "double": t.DoubleType(),
+    "date": t.DateType(),
+    "datetime": t.TimestampNTZType(),
+    "timestamp": t.TimestampType(),
+    "year": t.IntegerType(),
+    "bit": t.LongType(),
+    **dict.fromkeys(("char", "varchar", "tinytext", "text", "mediumtext", "longtext"), t.StringType()),
+    **dict.fromkeys(("enum", "set", "json", "uuid", "inet4", "inet6"), t.StringType()),
+    "time": t.StringType(),  # up to 838 hours, and negative: no time of day
+    **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), t.BinaryType()),
+}
+"""All else (spatial, vectors) is bytes."""
+
+_NAME: Final = r"(`(?>(?:[^`]|``)+)`|[^`.\s]+)"
+_QUALIFIED: Final = re.compile(rf"\s*(?:{_NAME}\.)?{_NAME}\s*")
+_MARK: Final = re.compile(r"(?<![0-9A-Za-z_$])vitess_message(?![0-9A-Za-z_$])")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, as information_schema has it."""
+
+    name: str
+    data_type: str
+    column_type: str
+    nullable: bool
+    has_default: bool
+    generated: bool
+    auto_increment: bool
+    characters: int | None
+    octets: int | None
+    precision: int | None
+    scale: int | None
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether a number may not be negative."""
+        return "unsigned" in self.column_type
+
+    @property
+    def required(self) -> bool:
+        """Whether an INSERT must give it a value."""
+        return not (self.nullable or self.has_default or self.generated or self.auto_increment)
+
+    @property
+    def integer_range(self) -> tuple[int, int] | None:
+        """The least and the greatest value of an integer column."""
+        if self.data_type not in _INTEGERS:
+            return None
+        bits = _INTEGERS[self.data_type][0]
+        return (0, 2**bits - 1) if self.unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+    @property
+    def spark_type(self) -> t.DataType:
+        """The Spark type that holds all of its values."""
+        if self.data_type in _INTEGERS:
+            _, signed, unsigned = _INTEGERS[self.data_type]
+            return unsigned if self.unsigned else signed
+        if self.data_type == "decimal":
+            precision, scale = self.precision or 10, self.scale or 0
+            return t.DecimalType(precision, scale) if precision <= DECIMAL_DIGITS_MAX else t.StringType()
+        return _OTHERS.get(self.data_type, t.BinaryType())
+
+
+@dataclass(frozen=True)
+class Key:
+    """A primary or unique key over whole columns, in their order; one over prefixes or expressions is left out."""
+
+    name: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that exists."""
+
+    database: str
+    name: str
+    comment: str
+    columns: tuple[Column, ...]
+    unique_keys: tuple[Key, ...]
+
+    @property
+    def quoted(self) -> str:
+        """Its name as SQL has it."""
+        return quoted(self.database, self.name)
+
+    @cached_property
+    def by_name(self) -> dict[str, Column]:
+        """Columns by their casefolded names, for that is how the server compares them."""
+        return {column.name.casefold(): column for column in self.columns}
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        """Its columns; none if there is none."""
+        return next((key.columns for key in self.unique_keys if key.name == "PRIMARY"), ())
+
+    @property
+    def is_queue(self) -> bool:
+        """Whether it is meant to be a message table and has a queue's columns."""
+        return _MARK.search(self.comment) is not None and self.by_name.keys() >= {"id", *OWN_COLUMNS}
+
+    def schema(self, names: Iterable[str] | None = None) -> t.StructType:
+        """The Spark schema of these columns, or of all."""
+        chosen = self.columns if names is None else [self.by_name[name.casefold()] for name in names]
+        return t.StructType([t.StructField(each.name, each.spark_type, each.nullable) for each in chosen])
+
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """All but the queue's own: what `*` means where the comment does not say else."""
+        return tuple(each.name for each in self.columns if each.name.casefold() not in OWN_COLUMNS)
+
+
+def split_name(text: str, default_database: str | None = None) -> tuple[str, str]:
+    """Database and table out of `db.t`, `t`, or the same in backquotes. Raises PipelineError."""
+    match = _QUALIFIED.fullmatch(text)
+    if match is None:
+        raise PipelineError(f"{text!r} names no table: write database.table, with backquotes where a name needs them")
+    names = [each[1:-1].replace("``", "`") if each[0] == "`" else each for each in match.groups() if each]
+    database = names[0] if len(names) == 2 else default_database
+    if not database:
+        raise PipelineError(f"{text!r} has no database: write database.table, or name the database in the URL")
+    return database, names[-1]
+
+
+def describe(connection: Any, database: str, name: str) -> Table:
+    """Ask for a table's columns and keys. Raises PipelineError where there is none that this account may see."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TABLE, [database, name])
+        found = cursor.fetchone()
+        if found is None:
+            raise PipelineError(
+                f"there is no table {quoted(database, name)}, or this account has no privilege on it"
+                " (CREATE QUEUE makes a message table)"
+            )
+        cursor.execute(_COLUMNS, [database, name])
+        columns = tuple(_column(*map(_text, row)) for row in cursor.fetchall())
+        cursor.execute(_KEYS, [database, name])
+        keys: dict[str, list[str | None]] = {}
+        for key, column, whole in cursor.fetchall():
+            keys.setdefault(key, []).append(column if whole else None)
+    unique = tuple(
+        Key(key, tuple(each for each in parts if each is not None)) for key, parts in keys.items() if None not in parts
+    )
+    return Table(database, name, _text(found[0]) or "", columns, unique)
+
+
+_TABLE: Final = """
+SELECT table_comment FROM information_schema.tables
+WHERE table_schema = %s AND table_name = %s AND table_type = 'BASE TABLE'
+"""
+
+_COLUMNS: Final = """
+SELECT column_name, data_type, column_type, is_nullable, column_default, extra, generation_expression,
+  character_maximum_length, character_octet_length, numeric_precision, numeric_scale
+FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
+"""
+
+_KEYS: Final = """
+SELECT index_name, column_name, sub_part IS NULL AND column_name IS NOT NULL
+FROM information_schema.statistics
+WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index
+"""
+
+
+def _text(value: Any) -> Any:
+    """MySQL's information_schema has some of its texts as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _column(
+    name: str,
+    data_type: str,
+    column_type: str,
+    nullable: str,
+    default: str | None,
+    extra: str,
+    expression: str | None,
+    characters: int | None,
+    octets: int | None,
+    precision: int | None,
+    scale: int | None,
+) -> Column:
+    # MySQL marks NULL as a default by nothing, MariaDB by the text 'NULL'; a nullable column needs no value either way.
+    return Column(
+        name=name,
+        data_type=data_type.lower(),
+        column_type=column_type.lower(),
+        nullable=nullable == "YES",
+        has_default=default is not None,
+        generated=bool(expression),
+        auto_increment="auto_increment" in extra.lower(),
+        characters=characters,
+        octets=octets,
+        precision=precision,
+        scale=scale,
+    )

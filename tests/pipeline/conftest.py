@@ -1,0 +1,71 @@
+"""What the tests of the pipeline share: one Spark for all of them, and an endpoint on each kind of server.
+
+The JVM is in a zone far from UTC, whose clock was turned within the year: no time may depend on the zone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.endpoint import Endpoint, find_jar
+from tests.support.proxies import RunningProxy
+
+ZONE = "America/St_Johns"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder is run by `make test-pipeline` alone, and a JVM takes its time on a busy machine."""
+    for item in items:
+        if "tests/pipeline/" in item.path.as_posix():
+            item.add_marker(pytest.mark.pipeline)
+            item.add_marker(pytest.mark.timeout(180))
+
+
+def session(master: str, **options: str) -> SparkSession:
+    """A small Spark. It logs nothing: what fails is in the exception, and many tests have tasks that fail."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # Data sources run in processes of their own.
+    builder = (
+        SparkSession.builder.master(master)
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", ZONE)
+        .config("spark.driver.extraJavaOptions", f"-Duser.timezone={ZONE}")
+        .config("spark.executor.extraJavaOptions", f"-Duser.timezone={ZONE}")
+        .config("spark.jars", str(find_jar()))
+    )
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Two tasks at a time in one JVM, each tried three times."""
+    spark = session("local[2,3]")
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture
+def endpoint(proxy: RunningProxy, database: str) -> Endpoint:
+    """The shared proxy, in an empty database."""
+    return Endpoint(proxy.host, proxy.port, "root", database=database)
+
+
+@pytest.fixture
+def connection(endpoint: Endpoint) -> Iterator[Any]:
+    """A connection through the proxy to that database."""
+    with endpoint.connect() as connection:
+        yield connection

@@ -1,0 +1,136 @@
+"""Where the proxy is: URLs, passwords, and both ways in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.endpoint import Driver, Endpoint, Patience, Tls, again, driver_in, driver_of, find_jar, quoted
+from pipeline.errors import PipelineError
+from tests.support.queues import rows, run
+
+
+def test_a_url_says_all_but_the_password() -> None:
+    endpoint = Endpoint.from_url("mysql://o%27hara@db.example:3310/a%20b", environ={"ACKSTREAM_PASSWORD": "s3cret"})
+    assert (endpoint.host, endpoint.port, endpoint.user, endpoint.database) == ("db.example", 3310, "o'hara", "a b")
+    assert endpoint.password == "s3cret"
+    assert "s3cret" not in repr(endpoint)
+
+
+def test_tls_is_on_by_default_except_on_this_machine() -> None:
+    assert Endpoint.from_url("mysql://u@db.example/d").tls is Tls.ON
+    assert Endpoint.from_url("mysql://u@127.0.0.1/d").tls is Tls.OFF
+    assert Endpoint.from_url("mysql://u@[::1]:3307/d").tls is Tls.OFF
+    verified = Endpoint.from_url("mysql://u@db.example/d?tls=verify&ca=ca.pem")
+    assert (verified.tls, verified.ca) == (Tls.VERIFY, "ca.pem")
+
+
+def test_a_password_file_goes_before_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("from the file\n")
+    endpoint = Endpoint.from_url("mysql://u@h/d", password_file=file, environ={"ACKSTREAM_PASSWORD": "other"})
+    assert endpoint.password == "from the file"
+    with pytest.raises(PipelineError, match="cannot be read"):
+        Endpoint.from_url("mysql://u@h/d", password_file=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("mysql://u:p@h/d", "a password does not belong in the URL"),
+        ("postgres://u@h/d", "must look like mysql://"),
+        ("mysql://h/d", "must look like"),
+        ("mysql://u@h:port/d", "must look like"),
+        ("mysql://u@h/d?tls=maybe", "'maybe' is not a valid Tls"),
+        ("mysql://u@h/d?color=red", "must look like"),
+        ("mysql://u@h/d?tls=on&ca=x", "with tls=verify only"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_with_its_shape(url: str, complaint: str) -> None:
+    with pytest.raises(PipelineError, match=complaint.replace("?", r"\?")) as caught:
+        Endpoint.from_url(url)
+    assert "u:p" not in str(caught.value)
+
+
+def test_python_and_spark_arrive_in_the_same_session(endpoint: Endpoint, spark: SparkSession) -> None:
+    question = "SELECT DATABASE() AS d, @@time_zone AS z, @@sql_mode AS m, @@character_set_client AS c"
+    with endpoint.connect() as connection:
+        (by_python,) = rows(connection, question)
+    options = endpoint.jdbc(driver_of(spark))
+    (by_spark,) = spark.read.format("jdbc").options(**options).option("query", question).load().collect()
+    assert by_python == (endpoint.database, "+00:00", "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO", "utf8mb4")
+    assert tuple(by_spark)[:3] == by_python[:3]
+
+
+def test_spark_writes_names_and_text_that_need_quoting(
+    endpoint: Endpoint, connection: Any, spark: SparkSession
+) -> None:
+    run(connection, "CREATE TABLE `o d d` (`from` INT, `sélect` VARCHAR(20)) CHARACTER SET utf8mb4")
+    frame = spark.createDataFrame([(1, "naïve 🚀 'x' \\")], "`from` INT, `sélect` STRING")
+    options = endpoint.jdbc(driver_of(spark))
+    frame.write.format("jdbc").options(**options).option("dbtable", quoted("o d d")).mode("append").save()
+    assert rows(connection, "SELECT * FROM `o d d`") == [(1, "naïve 🚀 'x' \\")]
+
+
+def test_a_first_login_by_the_servers_rsa_key(endpoint: Endpoint, connection: Any, spark: SparkSession) -> None:
+    user = f"rsa_{endpoint.database}"
+    run(connection, f"CREATE USER {user}@localhost IDENTIFIED BY 'p w'")  # caching_sha2_password on MySQL
+    try:
+        options = Endpoint(endpoint.host, endpoint.port, user, "p w").jdbc(driver_of(spark))
+        answer = spark.read.format("jdbc").options(**options).option("query", "SELECT 1 AS one").load().collect()
+        assert [row[0] for row in answer] == [1]
+    finally:
+        run(connection, f"DROP USER {user}@localhost")
+
+
+def test_tls_with_the_certificate_that_the_proxy_made_for_itself(endpoint: Endpoint, spark: SparkSession) -> None:
+    secure = Endpoint(endpoint.host, endpoint.port, "root", tls=Tls.ON)
+    with secure.connect() as connection:
+        assert rows(connection, "SHOW STATUS LIKE 'Ssl_cipher'")[0][1] is not None
+    options = secure.jdbc(driver_of(spark))
+    (answer,) = spark.read.format("jdbc").options(**options).option("query", "SELECT 1 AS one").load().collect()
+    assert answer[0] == 1
+
+
+def test_the_jar_is_looked_into(tmp_path: Path) -> None:
+    assert driver_in(find_jar()) is Driver.MARIADB
+    with pytest.raises(PipelineError, match="no JDBC driver at"):
+        find_jar(tmp_path / "none.jar")
+    (tmp_path / "text.jar").write_text("text")
+    with pytest.raises(PipelineError, match="cannot be read"):
+        find_jar(tmp_path / "text.jar")
+
+
+def test_either_driver_gets_a_url_that_makes_spark_quote_with_backquotes() -> None:
+    endpoint = Endpoint("h", 3307, "u", "p", "d", Tls.ON)
+    for driver in Driver:
+        options = endpoint.jdbc(driver)
+        assert options["url"].startswith("jdbc:mysql://h:3307/d")
+        assert options["driver"] == driver.value
+        assert "allowPublicKeyRetrieval" not in options
+    assert "p" not in endpoint.jdbc(Driver.MYSQL)["url"].split("/d")[0].removeprefix("jdbc:")
+
+
+def test_transient_errors_are_tried_again_and_others_are_not() -> None:
+    def failing(*errors: Exception) -> Any:
+        left = list(errors)
+
+        def attempt() -> int:
+            if left:
+                raise left.pop(0)
+            return 7
+
+        return attempt
+
+    patience = Patience(longest_wait_s=0.01)
+    lost = pymysql.OperationalError(2013, "Lost connection")
+    deadlock = pymysql.OperationalError(1213, "Deadlock")
+    assert again(failing(lost, deadlock, pymysql.err.InterfaceError(0, "")), patience) == 7
+    with pytest.raises(pymysql.IntegrityError):
+        again(failing(pymysql.IntegrityError(1062, "Duplicate")), patience)
+    with pytest.raises(pymysql.OperationalError, match="2013"):
+        again(failing(lost), Patience(attempts=1))

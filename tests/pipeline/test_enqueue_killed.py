@@ -1,0 +1,260 @@
+"""Killed drivers, executors and proxies: run again, the queue has each row exactly once.
+
+The command runs as its users run it, a process with a JVM of its own, and is ended by SIGKILL at a moment that is seen
+in the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipeline.direct import Direct
+from pipeline.endpoint import Endpoint
+from pipeline.enqueue import Mode, Outcome, enqueue
+from pipeline.load import Settings
+from pipeline.staged import Staged
+from tests.support.proxies import RunningProxy
+from tests.support.queues import rows, run
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+MESSAGES = 20_000
+SLICE_ROWS = 700
+SETTINGS = Settings(slice_rows=SLICE_ROWS, look_s=0.05)
+
+CREATE = "CREATE QUEUE m (payload VARCHAR(100) NOT NULL)"
+
+
+@pytest.fixture(scope="module")
+def source(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Files with as many messages, all of them different."""
+    path = str(tmp_path_factory.mktemp("source") / "messages.parquet")
+    frame = spark.range(MESSAGES).select(f.format_string("message %d", "id").alias("payload"))
+    frame.repartition(5).write.parquet(path)
+    return path
+
+
+@pytest.fixture(params=["streaming", "atomic"])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    chosen: Mode = request.param
+    return chosen
+
+
+@pytest.fixture
+def data(spark: SparkSession, source: str) -> DataFrame:
+    return spark.read.parquet(source)
+
+
+def again(data: DataFrame, endpoint: Endpoint, mode: Mode) -> Outcome:
+    """The same batch once more, by another driver."""
+    return enqueue(data, endpoint, "m", batch="b", mode=mode, settings=SETTINGS)
+
+
+def assert_each_is_there_once(connection: Any) -> None:
+    assert rows(connection, "SELECT COUNT(*), COUNT(DISTINCT payload) FROM m") == [(MESSAGES, MESSAGES)]
+    assert rows(
+        connection, "SELECT COUNT(*) FROM m WHERE time_next > UNIX_TIMESTAMP(NOW() + INTERVAL 1 DAY) * 1e9"
+    ) == [(0,)]
+
+
+@contextlib.contextmanager
+def running(
+    endpoint: Endpoint, source: str, mode: Mode, options: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a process group of its own, gone afterwards."""
+    command = [
+        *(sys.executable, "-m", "pipeline.command", "--table", "m", "--batch", "b", "--source", source),
+        *("--url", f"mysql://{endpoint.user}@{endpoint.host}:{endpoint.port}/{endpoint.database}", "--mode", mode),
+        *("--slice-rows", str(SLICE_ROWS), "--master", "local[2]", "--conf", "spark.ui.enabled=false"),
+        *("--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1", *options),
+    ]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def until(process: subprocess.Popen[str], reached: Callable[[], int], count: int) -> None:
+    """Wait until so many rows are there, and the process at work."""
+    eventually(lambda: reached() > count or process.poll() is not None, timeout_s=120, what=f"{count} rows")
+    assert process.poll() is None, process.communicate()
+
+
+def enqueued(connection: Any) -> int:
+    """How many rows are in the queue, those of open transactions included."""
+    return int(rows(connection, "SELECT COUNT(*) FROM m")[0][0])
+
+
+def staged(connection: Any) -> int:
+    """How many rows are in the staging table."""
+    (database,) = rows(connection, "SELECT DATABASE()")[0]
+    tables = rows(
+        connection,
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name LIKE %s",
+        [database, "ackstream\\_staging%"],
+    )
+    with contextlib.suppress(pymysql.ProgrammingError):  # it can be dropped meanwhile
+        return sum(int(rows(connection, f"SELECT COUNT(*) FROM {name}")[0][0]) for (name,) in tables)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "reached"),
+    [
+        pytest.param("streaming", enqueued, id="streaming-half-enqueued"),
+        pytest.param("atomic", staged, id="atomic-half-staged"),
+        pytest.param("atomic", enqueued, id="atomic-half-published"),
+    ],
+)
+def test_a_killed_driver(
+    endpoint: Endpoint, connection: Any, data: DataFrame, source: str, mode: Mode, reached: Callable[[Any], int]
+) -> None:
+    run(connection, CREATE)
+    run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    with running(endpoint, source, mode) as process:
+        until(process, lambda: reached(connection), MESSAGES // 3)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    if mode == "atomic":
+        assert eventually(lambda: enqueued(connection) in {0, MESSAGES})
+    else:
+        assert enqueued(connection) < MESSAGES
+    assert again(data, endpoint, mode).messages == MESSAGES
+    assert_each_is_there_once(connection)
+    assert not again(data, endpoint, mode).added
+    assert_each_is_there_once(connection)
+
+
+def test_a_killed_driver_whose_tasks_live_on(
+    endpoint: Endpoint, connection: Any, data: DataFrame, source: str, mode: Mode
+) -> None:
+    """Python is killed, and its JVM writes on for as long as it likes, beside the rerun."""
+    run(connection, CREATE)
+    reached = enqueued if mode == "streaming" else staged
+    with running(endpoint, source, mode) as process:
+        until(process, lambda: reached(connection), MESSAGES // 10)
+        process.kill()
+        assert again(data, endpoint, mode).messages == MESSAGES
+    assert_each_is_there_once(connection)
+
+
+def executors(group: int) -> set[int]:
+    """The processes of a group that are Spark's executors."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (
+                os.getpgid(int(path.name)) == group
+                and b"CoarseGrainedExecutorBackend" in (path / "cmdline").read_bytes()
+            ):
+                found.add(int(path.name))
+    return found
+
+
+def test_killed_executors(endpoint: Endpoint, connection: Any, source: str, mode: Mode) -> None:
+    """A cluster of two, one of which is killed while it writes; another takes its place."""
+    run(connection, CREATE)
+    reached = enqueued if mode == "streaming" else staged
+    cluster = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.executor.memory=512m")
+    with running(endpoint, source, mode, cluster) as process:
+        until(process, lambda: reached(connection), MESSAGES // 5)
+        os.kill(min(executors(process.pid)), signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        assert re.search(r"batch b: 20,000 messages in \S+\.m", output), output
+    assert_each_is_there_once(connection)
+
+
+def test_a_proxy_that_is_killed_and_comes_back(private_proxy: RunningProxy, data: DataFrame, mode: Mode) -> None:
+    with private_proxy.connect() as connection:
+        run(connection, "CREATE DATABASE d")
+    endpoint = Endpoint(private_proxy.host, private_proxy.port, "root", database="d")
+    with endpoint.connect() as connection:
+        run(connection, CREATE)
+    with connect(private_proxy.server, database="d") as direct:
+        outcomes: list[Outcome] = []
+        job = threading.Thread(target=lambda: outcomes.append(again(data, endpoint, mode)))
+        job.start()
+        reached = enqueued if mode == "streaming" else staged
+        eventually(lambda: reached(direct) > MESSAGES // 4, timeout_s=60, what="a quarter")
+        private_proxy.kill()
+        private_proxy.start()
+        job.join()
+        assert [outcome.messages for outcome in outcomes] == [MESSAGES]
+        assert_each_is_there_once(direct)
+
+
+def test_tasks_that_are_carried_out_twice(
+    endpoint: Endpoint, connection: Any, data: DataFrame, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an executor that died between its commit and its report: everything is written twice."""
+    run(connection, CREATE)
+    way = Direct if mode == "streaming" else Staged
+    write = way.write
+    failures: list[Exception] = []
+
+    def twice(self: Any, wanted: Sequence[int]) -> None:
+        write(self, wanted)
+        try:
+            write(self, wanted)
+        except Py4JJavaError as failure:
+            failures.append(failure)
+
+    monkeypatch.setattr(way, "write", twice)
+    again(data, endpoint, mode)
+    if mode == "streaming":  # the marks are unique
+        assert "Duplicate entry" in str(failures[0])
+    else:
+        assert failures == []
+    assert_each_is_there_once(connection)
+
+
+def test_commits_whose_answers_are_lost(
+    endpoint: Endpoint, connection: Any, data: DataFrame, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(connection, CREATE)
+    lost: list[Any] = []
+    connect_well = Endpoint.connect
+
+    def connect_badly(self: Endpoint, *arguments: Any, **options: Any) -> Any:
+        opened = connect_well(self, *arguments, **options)
+        commit = opened.commit
+
+        def commit_and_lose() -> None:
+            commit()
+            if len(lost) % 2 == 0:
+                lost.append(opened)
+                opened.close()
+                raise pymysql.OperationalError(2013, "Lost connection to MySQL server during query")
+            lost.append(None)
+
+        opened.commit = commit_and_lose
+        return opened
+
+    monkeypatch.setattr(Endpoint, "connect", connect_badly)
+    assert enqueue(data, endpoint, "m", batch="b", mode=mode, settings=SETTINGS).added
+    assert lost
+    assert_each_is_there_once(connection)

@@ -1,0 +1,202 @@
+"""Every type of MySQL's as a column of Spark's, by a batch read and by a stream alike."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyspark.errors
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from pipeline.datasource import register
+from pipeline.endpoint import Endpoint
+from proxy.embedded import Flavour
+from tests.support.queues import create_queue, run
+
+TYPES: list[tuple[str, t.DataType, list[tuple[str, Any]]]] = [
+    ("TINYINT", t.ByteType(), [("-128", -128), ("127", 127)]),
+    ("TINYINT UNSIGNED", t.ShortType(), [("255", 255)]),
+    ("BOOLEAN", t.ByteType(), [("TRUE", 1)]),
+    ("SMALLINT", t.ShortType(), [("-32768", -32768)]),
+    ("SMALLINT UNSIGNED", t.IntegerType(), [("65535", 65535)]),
+    ("MEDIUMINT", t.IntegerType(), [("-8388608", -8388608)]),
+    ("INT", t.IntegerType(), [("-2147483648", -(2**31))]),
+    ("INT UNSIGNED", t.LongType(), [("4294967295", 2**32 - 1)]),
+    ("BIGINT", t.LongType(), [("-9223372036854775808", -(2**63))]),
+    ("BIGINT UNSIGNED", t.DecimalType(20, 0), [("18446744073709551615", Decimal(2**64 - 1))]),
+    ("DECIMAL(38,10)", t.DecimalType(38, 10), [("-1234567890123456789012345678.0123456789", ...)]),
+    ("DECIMAL(50,2)", t.StringType(), [("123456789012345678901234567890123456789012.50", ...)]),
+    ("FLOAT", t.FloatType(), [("16777213", 16777213.0), ("0.1", 0.10000000149011612)]),
+    ("DOUBLE", t.DoubleType(), [("0.1", 0.1), ("-1.7976931348623157e308", -1.7976931348623157e308)]),
+    ("BIT(1)", t.LongType(), [("1", 1)]),
+    ("BIT(64)", t.LongType(), [("5", 5), ("18446744073709551615", -1)]),
+    ("DATE", t.DateType(), [("'9999-12-31'", dt.date(9999, 12, 31)), ("'0000-00-00'", None)]),
+    ("DATETIME(6)", t.TimestampNTZType(), [("'1000-01-01 02:03:04.000005'", dt.datetime(1000, 1, 1, 2, 3, 4, 5))]),  # noqa: DTZ001
+    ("DATETIME", t.TimestampNTZType(), [("'2024-00-10 00:00:00'", None), ("'0000-00-00'", None)]),
+    ("TIMESTAMP(3) NULL", t.TimestampType(), [("'2026-03-08 06:31:00.123'", "2026-03-08T06:31:00.123000Z")]),
+    ("TIME(3)", t.StringType(), [("'-838:59:58.5'", "-838:59:58.500")]),
+    ("YEAR", t.IntegerType(), [("1901", 1901)]),
+    ("CHAR(3)", t.StringType(), [("'x'", "x")]),
+    ("VARCHAR(20) CHARACTER SET latin1", t.StringType(), [("'naïve'", "naïve")]),
+    ("TEXT CHARACTER SET utf8mb4", t.StringType(), [("'🚀 '", "🚀 "), ("''", "")]),
+    ("BINARY(3)", t.BinaryType(), [("x'0061ff'", b"\0a\xff")]),
+    ("LONGBLOB", t.BinaryType(), [("x'ff00'", b"\xff\0")]),
+    ("ENUM('a','b')", t.StringType(), [("'b'", "b")]),
+    ("SET('a','b')", t.StringType(), [("'a,b'", "a,b")]),
+    ("JSON", t.StringType(), [("'{\"a\": [1, null]}'", '{"a": [1, null]}')]),
+    ("POINT", t.BinaryType(), [("POINT(1, 2)", bytes.fromhex("000000000101000000000000000000f03f0000000000000040"))]),
+]
+"""A column's type, the type it has in Spark, and literals of SQL with their values there (... is the literal)."""
+
+ONLY: dict[Flavour, list[tuple[str, t.DataType, list[tuple[str, Any]]]]] = {
+    "mysql": [("VECTOR(2)", t.BinaryType(), [("STRING_TO_VECTOR('[1,2]')", bytes.fromhex("0000803f00000040"))])],
+    "mariadb": [
+        ("UUID", t.StringType(), [("'6ccd780c-baba-1026-9564-5b8c656024db'", "6ccd780c-baba-1026-9564-5b8c656024db")]),
+        ("INET6", t.StringType(), [("'::1'", "::1")]),
+    ],
+}
+
+
+def same_in_utc(frame: DataFrame) -> DataFrame:
+    """Instants as text, for the zone of this process is nobody's business."""
+    instants = [each.name for each in frame.schema.fields if each.dataType == t.TimestampType()]
+    return frame.withColumns(
+        {name: f.date_format(f.to_utc_timestamp(name, f.current_timezone()), UTC) for name in instants}
+    )
+
+
+UTC = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["read", "readStream"])
+def test_every_type_arrives_exactly(
+    spark: SparkSession, endpoint: Endpoint, connection: Any, flavour: Flavour, tmp_path: Path, streamed: bool
+) -> None:
+    cases = TYPES + ONLY[flavour]
+    create_queue(connection, "m", ", ".join(f"c{number} {kind}" for number, (kind, _, _) in enumerate(cases)))
+    run(connection, "SET sql_mode = 'ALLOW_INVALID_DATES'")
+    run(connection, "INSERT INTO m () VALUES ()")
+    expected: list[dict[str, Any]] = [dict.fromkeys(f"c{number}" for number in range(len(cases)))]
+    for number, (kind, _, values) in enumerate(cases):
+        for sql, value in values:
+            run(connection, f"INSERT INTO m (c{number}) VALUES ({sql})")
+            exact = value if value is not ... else Decimal(sql) if kind == "DECIMAL(38,10)" else sql
+            expected.append({**expected[0], f"c{number}": exact})
+    register(spark)
+    options = {"url": f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "table": "m"}
+    if streamed:
+        received: list[Any] = []
+        stream = spark.readStream.format("ackstream").options(**options).load()
+        schema = stream.schema
+        query = stream.writeStream.foreachBatch(lambda batch, _: received.extend(same_in_utc(batch).collect()))
+        query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(50)
+    else:
+        frame = spark.read.format("ackstream").options(**options).load()
+        schema = frame.schema
+        received = same_in_utc(frame).collect()
+    kinds = [("id", t.LongType()), *((f"c{number}", kind) for number, (_, kind, _) in enumerate(cases))]
+    assert [(each.name, each.dataType) for each in schema.fields] == [*kinds, ("epoch", t.LongType())]
+    for row, wanted in zip(sorted(received, key=lambda row: row["id"]), expected, strict=True):
+        for name, value in wanted.items():
+            got = bytes(row[name]) if isinstance(value, bytes) else row[name]
+            assert (got, type(got)) == (value, type(value)), (name, cases[int(name[1:])][0])
+
+
+@pytest.fixture
+def reading(spark: SparkSession, endpoint: Endpoint) -> Callable[..., DataFrame]:
+    """A batch read of the queue m with these options."""
+    register(spark)
+    url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
+    return lambda **options: spark.read.format("ackstream").options(**{"url": url, "table": "m", **options}).load()
+
+
+def test_a_batch_read_looks_and_changes_nothing(reading: Callable[..., DataFrame], connection: Any) -> None:
+    create_queue(connection, "m")
+    run(connection, "INSERT INTO m (payload, time_next) VALUES ('due', 0), ('done', 0), ('far', 9000000000000000000)")
+    run(connection, "ACK FROM m WHERE id = 2")
+    assert [row.payload for row in reading().collect()] == ["due"]
+    assert sorted(row.payload for row in reading(messages="unacknowledged").collect()) == ["due", "far"]
+    everything = reading(messages="all", columns="id,payload,time_acked", where="payload <> 'far'")
+    assert [(row.payload, row.time_acked is not None) for row in everything.collect()] == [
+        ("due", False),
+        ("done", True),
+    ]
+    assert [row.epoch for row in reading(messages="all").collect()] == [0, 0, 0]
+
+
+def test_a_batch_read_is_shared_out_by_ranges_of_ids(reading: Callable[..., DataFrame], connection: Any) -> None:
+    create_queue(connection, "m")
+    values = ", ".join(f"({number * 7}, 'p{number}')" for number in range(-1_500, 1_500))
+    run(connection, f"INSERT INTO m (id, payload) VALUES {values}")
+    frame = reading(numPartitions=5)
+    assert frame.rdd.getNumPartitions() == 5
+    assert sorted(row.payload for row in frame.collect()) == sorted(f"p{number}" for number in range(-1_500, 1_500))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("VARCHAR(40) COLLATE utf8mb4_bin", ["'a'", "'it''s'", "'\\\\'", "'ünï'", "''"]),
+        ("BINARY(2)", ["x'0000'", "x'27ff'", "x'5c27'"]),
+        ("DECIMAL(30,5)", ["1.5", "1234567890123456789012345.00001", "1234567890123456789012345.00002"]),
+        ("BIGINT UNSIGNED", ["18446744073709551615", "1"]),
+        ("DATETIME(6)", ["'2026-01-01 00:00:00.000001'", "'2026-01-01 00:00:00.000002'"]),
+    ],
+)
+def test_ids_of_any_exact_type(
+    spark: SparkSession, endpoint: Endpoint, connection: Any, tmp_path: Path, kind: str, values: list[str]
+) -> None:
+    create_queue(connection, "m")
+    run(connection, f"ALTER TABLE m MODIFY id {kind} NOT NULL")
+    for value in values:
+        run(connection, f"INSERT INTO m (id, payload) VALUES ({value}, 'x')")
+    register(spark)
+    options = {"url": f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "table": "m"}
+    looked_at = spark.read.format("ackstream").options(**options).load().collect()
+    taken: list[Any] = []
+    stream = spark.readStream.format("ackstream").options(**options).load()
+    query = stream.writeStream.foreachBatch(lambda batch, _: taken.extend(batch.collect()))
+    query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(50)
+    assert len(taken) == len(looked_at) == len(values)
+    assert {row.id if not isinstance(row.id, bytearray) else bytes(row.id) for row in taken} == {
+        row.id if not isinstance(row.id, bytearray) else bytes(row.id) for row in looked_at
+    }
+    assert run(connection, "SELECT 1 FROM m WHERE time_acked IS NULL") == 0
+
+
+def test_long_values_are_read_a_few_at_a_time(reading: Callable[..., DataFrame], connection: Any) -> None:
+    create_queue(connection, "m", "payload LONGTEXT")
+    for _ in range(3):
+        run(connection, "INSERT INTO m (payload) SELECT REPEAT('x', 100000 + n) FROM (SELECT 1 n UNION SELECT 2) t")
+        for _ in range(6):
+            run(connection, "INSERT INTO m (payload) SELECT payload FROM m LIMIT 30")
+    count = run(connection, "SELECT id FROM m")
+    assert count > 200
+    lengths = [row.n for row in reading().selectExpr("length(payload) AS n").collect()]
+    assert len(lengths) == count
+    assert set(lengths) == {100_001, 100_002}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"table": "nowhere"}, "there is no table"),
+        ({"table": "plain"}, "is no message table: its comment lacks vitess_message"),
+        ({"columns": "id,payment,payload,x"}, "has no column payment, x; it has id, priority, epoch"),
+        ({"numPartitions": "0", "colums": "x"}, "numPartitions: must be a whole number from 1"),
+    ],
+)
+def test_a_read_that_cannot_work_says_so_at_once(
+    reading: Callable[..., DataFrame], connection: Any, options: dict[str, str], complaint: str
+) -> None:
+    create_queue(connection, "m")
+    run(connection, "CREATE TABLE plain (id INT PRIMARY KEY)")
+    with pytest.raises(pyspark.errors.AnalysisException) as caught:
+        reading(**options)
+    assert complaint in str(caught.value)
