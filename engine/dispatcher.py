@@ -254,6 +254,7 @@ class Dispatcher:
         """These were acknowledged, or are gone, for certain."""
         keys = tuple(keys)
         for key in keys:
+            self._doubted.pop(key, None)
             if lease := self._leases.get(key):
                 self._end_lease(lease)
         self._lanes.forget(keys)
@@ -268,6 +269,11 @@ class Dispatcher:
                 self._doubted[key] = None
                 lease.extended |= extended
                 lease.doubted |= keys is not None  # Any: too many to hold them all back.
+            elif self._subscribers and len(self._doubted) < self._limits.doubted_max:
+                self._doubted[key] = None  # Another proxy's, perhaps.
+            else:
+                self._lanes.stir()
+                self._lanes.reset()
         self._lookup_pause.reset()
         return self._advance(now_ns)
 
@@ -298,6 +304,15 @@ class Dispatcher:
             elif not lane.selection.partitions and self._covers(lane, entry):
                 lane.window.put(entry, now_ns)
                 continue
+            if entry.due_ns <= now_ns:
+                lane.scanning.dirty = True
+            else:
+                lane.look_again(entry.due_ns)
+
+    def _look_for(self, entry: Entry, now_ns: int) -> None:
+        """A row was so when it was looked up, and may have become anything since."""
+        self._lanes.lower(entry)
+        for lane in self._lanes:
             if entry.due_ns <= now_ns:
                 lane.scanning.dirty = True
             else:
@@ -409,10 +424,12 @@ class Dispatcher:
 
     def looked_up(self, now_ns: int, found: Mapping[Key, Entry]) -> Effects:
         """What became of the leases that were looked up."""
-        over = 0
+        over, claiming = 0, self._claiming()
         for key in self._looking_up:
             lease, entry = self._leases.get(key), found.get(key)
             if lease is None:
+                if entry is not None and key not in claiming:
+                    self._look_for(entry, now_ns)
                 continue
             if entry is not None and self._is_still_held(lease, entry):
                 self._leases.postpone(lease, entry.due_ns)
@@ -647,8 +664,8 @@ class Dispatcher:
         keys = tuple(islice(self._doubted, self._limits.lookup_max))
         for key in keys:
             del self._doubted[key]
-        self._looking_up = tuple(key for key in keys if self._leases.get(key))
-        return [Lookup(self._looking_up)] if self._looking_up else []
+        self._looking_up = keys
+        return [Lookup(keys)] if keys else []
 
     def _purge(self, now_ns: int) -> Effects:
         if self._purging or now_ns < self._purge_at_ns:

@@ -40,6 +40,8 @@ class Limits:
     fetch_max: int = 1_000
     """Rows one fetch asks for at most, to keep the statement small."""
     lookup_max: int = 1_000
+    doubted_max: int = 10_000
+    """Messages of other proxies that wait for a lookup: with more, the whole table is looked at instead."""
     """Leases looked up in one statement."""
     lookup_pause_min_ns: int = 20 * MS
     lookup_pause_max_ns: int = 1_000 * MS

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from engine.effects import Bury, Cause, Claim, Scan
-from engine.model import NS_PER_S, Entry
+from engine.model import ANYTHING, NS_PER_S, Entry, Selection
 from engine.pacing import Limits
 from engine.store_memory import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Stage
@@ -31,6 +33,29 @@ def test_a_message_given_back_goes_to_another_stream_at_once() -> None:
     stage.give_back(7, 0)
     stage.settle()
     assert stage.delivered[1] + stage.delivered.get(2, []) == [7, 7]
+
+
+@pytest.mark.parametrize("selection", [ANYTHING, EVEN])
+@pytest.mark.parametrize("delay_s", [0, 5])
+def test_a_message_that_another_proxy_has_and_that_is_given_back_here_comes(selection: Selection, delay_s: int) -> None:
+    stage = Stage()
+    stage.subscribe(1, holder=1, selection=selection)
+    stage.settle()
+    stage.store.put(TABLE, Row(8, epoch=1, time_next_ns=stage.now_ns + 3600 * NS_PER_S, payload=b"8"))
+    stage.happen(stage.dispatcher.tick)
+    stage.give_back(8, delay_s * NS_PER_S)
+    stage.run_until(lambda: stage.delivered == {1: [8]}, within_ns=delay_s * NS_PER_S)
+
+
+def test_what_is_given_back_while_nobody_streams_is_looked_for_by_who_comes_next() -> None:
+    stage = Stage()
+    stage.subscribe(1, holder=1, patience_ns=0)
+    stage.settle()
+    stage.store.put(TABLE, Row(8, epoch=1, time_next_ns=stage.now_ns + 3600 * NS_PER_S, payload=b"8"))
+    stage.give_back(8, 0)
+    stage.subscribe(2, holder=1)
+    stage.settle()
+    assert stage.delivered == {2: [8]}
 
 
 def test_a_message_given_back_with_a_delay_comes_when_that_is_over() -> None:
