@@ -74,7 +74,9 @@ class Retention:
 
     def _give_up(self, table: TableId, error: StoreError, *, dropping: bool) -> None:
         busy = error.code == ER.LOCK_WAIT_TIMEOUT
-        self._not_before_s[table] = time.monotonic() + (self._busy_pause_s if busy else self._refused_pause_s)
+        soon_s = 4.0 ** self._busy_rounds[table]  # At first it may have been our own look at the table.
+        pause_s = min(soon_s, self._busy_pause_s) if busy else self._refused_pause_s
+        self._not_before_s[table] = time.monotonic() + pause_s
         if busy:
             return
         if dropping:

@@ -72,8 +72,8 @@ class StoreLimits:
     cases: int = 64
     """Rows with a value each in one UPDATE: the server compares every row with every case."""
     partition_busy_pause_s: float = 60.0
-    """Before partitions are tried again that somebody's transaction kept: on MySQL each attempt holds up the table's
-    statements for a second."""
+    """Before partitions are tried again that somebody's transaction keeps, after shorter pauses: on MySQL each attempt
+    holds up the table's statements for a second."""
     partition_refused_pause_s: float = 3600.0
     """Before they are tried again after a refusal: somebody has to change a privilege, or the table."""
     second_looks: int = 4

@@ -280,14 +280,17 @@ class Session:
             self.hang_up(refused.error)
             return
         except WireError as error:
-            log.warning("%r: the server's answer cannot be followed: %s", self, error)
-            self.hang_up(None)
+            self._cannot_follow(error)
             return
         if self._closed:
             if self._walker.idle or self._framer.infile:
                 self.server.close()
         elif (self._withheld or self._client_is_held) and self._task is None:
             self._resume()
+
+    def _cannot_follow(self, error: WireError) -> None:
+        log.warning("%r: the server's answer cannot be followed: %s", self, error)
+        self.hang_up(None)
 
     def server_lost(self) -> None:
         """The server closed the connection: so does the proxy, having said why where it can."""
@@ -343,7 +346,8 @@ class Session:
     async def ask_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
         assert self._question is None
-        assert self._walker.idle, self
+        if not self._walker.idle:
+            raise WireError("the server speaks out of turn")
         if not self._server_ready:
             raise ConnectionResetError("the server closed the connection")
         self._question = _Question()
@@ -640,6 +644,9 @@ class Session:
         if task.cancelled() or self._closed:
             return
         if (error := task.exception()) is not None:
+            if isinstance(error, WireError):
+                self._cannot_follow(error)
+                return
             if not isinstance(error, ConnectionError):
                 log.error("%r: a statement failed", self, exc_info=error)
             self.client.close()

@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     metadata = f"ackstream-{proxy.__version__}.dist-info"
-    assert {name.split("/")[0] for name in names} == {"proxy", "sqlrewrite", "engine", metadata}
+    assert {name.split("/")[0] for name in names} == {"proxy", "sqlrewrite", "engine", "pipeline", metadata}
     suffixes = {Path(name).suffix for name in names if not name.startswith(metadata)}
     assert suffixes == {".py", ".typed", ".sql"}
 
