@@ -62,7 +62,7 @@ def test_python_and_spark_arrive_in_the_same_session(endpoint: Endpoint, spark: 
         (by_python,) = rows(connection, question)
     options = endpoint.jdbc(driver_of(spark))
     (by_spark,) = spark.read.format("jdbc").options(**options).option("query", question).load().collect()
-    assert by_python == (endpoint.database, "+00:00", "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO", "utf8mb4")
+    assert by_python == (endpoint.database, "+00:00", "NO_AUTO_VALUE_ON_ZERO,STRICT_ALL_TABLES", "utf8mb4")
     assert tuple(by_spark)[:3] == by_python[:3]
 
 
