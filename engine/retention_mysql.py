@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from pymysql.constants import ER
 
@@ -27,6 +28,9 @@ NOWAIT_ROUNDS = 3
 """After so many in vain, somebody always has the table, and an ALTER TABLE has to queue for it: for a second at most,
 in which others queue behind it. MySQL knows no other way."""
 
+WAITED_S = 0.5
+"""Who asked for so long for a busy table kept others waiting; NOWAIT says it at once, and may be asked again soon."""
+
 DONE_BY_ANOTHER = frozenset({1481, 1493, 1507, 1508, 1517})
 """What an ALTER TABLE says that comes second: MAXVALUE is not last, values do not increase, no such partition, the last
 one, such a partition exists. PyMySQL has no names for them."""
@@ -35,7 +39,8 @@ one, such a partition exists. PyMySQL has no names for them."""
 class Retention:
     """The care of one server's partitions, for any number of threads: what one does not know yet, it tries in vain."""
 
-    def __init__(self, busy_pause_s: float, refused_pause_s: float) -> None:
+    def __init__(self, locked_pauses_s: Sequence[float], busy_pause_s: float, refused_pause_s: float) -> None:
+        self._locked_pauses_s = locked_pauses_s
         self._busy_pause_s, self._refused_pause_s = busy_pause_s, refused_pause_s
         self._not_before_s: dict[TableId, float] = {}
         self._undroppable: set[TableId] = set()
@@ -55,7 +60,7 @@ class Retention:
         nowait = "/*M! NOWAIT */" if self._busy_rounds[table.id] < NOWAIT_ROUNDS else ""
         for step in (_add, _drop):
             try:
-                step(link, sql, plan, nowait)
+                self._patiently(link, partial(step, link, sql, plan, nowait))
             except StoreError as error:
                 if link.broken:
                     raise
@@ -71,6 +76,20 @@ class Retention:
                     self._undroppable.discard(table.id)
                     log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))
         self._busy_rounds.pop(table.id, None)
+
+    def _patiently(self, link: Link, step: Callable[[], None]) -> None:
+        for pause_s in self._locked_pauses_s:
+            began_s = time.monotonic()
+            try:
+                step()
+            except StoreError as error:
+                waited = time.monotonic() - began_s >= WAITED_S
+                if link.broken or waited or error.code != ER.LOCK_WAIT_TIMEOUT:
+                    raise
+                time.sleep(pause_s)
+            else:
+                return
+        step()
 
     def _give_up(self, table: TableId, error: StoreError, *, dropping: bool) -> None:
         busy = error.code == ER.LOCK_WAIT_TIMEOUT

@@ -62,9 +62,10 @@ class StoreLimits:
     """Of a transaction that lost against another one: the next attempt nearly always wins."""
     attempt_pause_s: float = 0.05
     """Between them at most, drawn at random: longer than a transaction of ours, shorter than anybody notices."""
-    release_pauses_s: tuple[float, ...] = (0.02, 0.1, 0.5)
-    """Before claims that somebody has locked are tried again to be released: a vanished consumer's transaction is
-    rolled back by then. What is still locked is being worked on, and comes due at the end of its wait."""
+    locked_pauses_s: tuple[float, ...] = (0.02, 0.1, 0.5)
+    """Before that is tried again which somebody has locked: claims to be released (a vanished consumer's transaction is
+    rolled back by then; what is still locked is being worked on, and comes due at the end of its wait), and partitions
+    to be made or dropped (it may have been our own look at the table)."""
     priorities_ahead: int = 8
     """Priorities read in one packet of a scan, if the last scan saw as many: most tables have fewer."""
     priorities_known: int = 256
@@ -95,7 +96,9 @@ class MySQLStore:
         self._limits = limits or StoreLimits()
         timing = link_limits or LinkLimits()
         self._pool = Pool(lambda: Link(address, timing), self._limits.connections)
-        self._retention = Retention(self._limits.partition_busy_pause_s, self._limits.partition_refused_pause_s)
+        self._retention = Retention(
+            self._limits.locked_pauses_s, self._limits.partition_busy_pause_s, self._limits.partition_refused_pause_s
+        )
         # Hints: whichever thread wrote last is right enough.
         self._priorities: dict[TableId, Sequence[int]] = {}
         self._row_bytes: dict[TableId, int] = {}
@@ -171,7 +174,7 @@ class MySQLStore:
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """See Store."""
         count, held, now = self._winning(partial(self._release, table, returns))
-        for pause_s in self._limits.release_pauses_s:
+        for pause_s in self._limits.locked_pauses_s:
             if not held:
                 break
             time.sleep(pause_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -180,6 +182,20 @@ class TestNobodyWaits:
             other.commit()
         store.purge(subject.table, 3 * HOUR, 100)
         assert (ids(subject), len(names(subject)) < len(before)) == ([1000], True)
+
+    def test_a_table_that_somebody_has_for_a_moment_is_asked_for_again_at_once(
+        self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put_acked(subject, 7.5)
+        with ThreadPoolExecutor(1) as threads, subject.connect(autocommit=False) as other, other.cursor() as cursor:
+            cursor.execute("SELECT * FROM messages LIMIT 1")
+            paused = threading.Event()
+            monkeypatch.setattr(time, "sleep", lambda _: paused.set() or other.rollback())
+            purging = threads.submit(subject.store.purge, subject.table, 3 * HOUR, 100)
+            if not paused.wait(0.7):  # MySQL's ALTER TABLE waits by itself.
+                other.rollback()
+            purging.result()
+        assert ids(subject) == []
 
     def test_a_table_that_somebody_always_has_is_queued_for_in_the_end(
         self, subject: ServerSubject, impatient: Callable[..., MySQLStore]

@@ -293,7 +293,7 @@ class TestOthersAtTheSameTime:
 
     def test_a_row_that_stays_locked_is_not_given_back_and_the_others_are(self, subject: ServerSubject) -> None:
         store = MySQLStore(
-            BackendAddress(subject.server.host, subject.server.port, "root"), StoreLimits(release_pauses_s=(0.001,))
+            BackendAddress(subject.server.host, subject.server.port, "root"), StoreLimits(locked_pauses_s=(0.001,))
         )
         insert(subject, 1, 2)
         claims = store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in (1, 2)]).value
