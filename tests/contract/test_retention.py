@@ -190,7 +190,12 @@ class TestNobodyWaits:
         with ThreadPoolExecutor(1) as threads, subject.connect(autocommit=False) as other, other.cursor() as cursor:
             cursor.execute("SELECT * FROM messages LIMIT 1")
             paused = threading.Event()
-            monkeypatch.setattr(time, "sleep", lambda _: paused.set() or other.rollback())
+
+            def pause(_seconds: float) -> None:
+                paused.set()
+                other.rollback()
+
+            monkeypatch.setattr(time, "sleep", pause)
             purging = threads.submit(subject.store.purge, subject.table, 3 * HOUR, 100)
             if not paused.wait(0.7):  # MySQL's ALTER TABLE waits by itself.
                 other.rollback()

@@ -28,9 +28,9 @@ VALUES = """
 """
 MIB = 1 << 20
 LARGE_BYTES = 40 * MIB
-COPIES = 6
-"""Of one large row, at most, in the proxy's memory: as it was read in pieces and put together, without its key, framed,
-and in the buffers of two sockets."""
+COPIES = 8
+"""Of large rows, at most, in the proxy's memory: the one that is sent, framed and in its socket's buffer, and the next
+one, as it is read in pieces and put together, in its packet, as a value, and framed without its key."""
 
 
 @pytest.fixture

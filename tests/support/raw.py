@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol, Self
 
 from mysql_mimic.types import Capabilities, Commands
@@ -76,7 +77,7 @@ class RawClient:
     # Commands.
 
     def ask(self, payload: bytes, *, file: Iterable[bytes] = (), exact: bool = True) -> list[Packet]:
-        """Send a command; the packets of its answer. `exact`: they are the same on every connection."""
+        """Send a command; the packets of its answer. Unless `exact`, another connection's may be others, and more."""
         self.send(payload)
         return self.answer(payload[0] if payload else 0, file=file, exact=exact)
 
@@ -92,7 +93,11 @@ class RawClient:
         while not self._walker.idle:
             packets.append(self.packet())
             self._follow(packets[-1], file)
-        self.received += packets if exact else [Packet(each.seq, b"...") for each in packets]
+        if exact:
+            self.received += packets
+        else:
+            gaps = {(after.seq - before.seq) % 256 for before, after in pairwise(packets)} - {1}
+            self.received.append(Packet(packets[0].seq, b"gaps" if gaps else b"whole"))
         return packets
 
     def query(self, text: str | bytes, *, exact: bool = True) -> list[Packet]:
