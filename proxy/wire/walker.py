@@ -62,7 +62,7 @@ _OK_MIN: Final = 7
 _EOF_LEN: Final = 5
 
 _ALIKE_MIN: Final = 16
-_ALIKE_MAX: Final = 512
+_ALIKE_MAX: Final = 4096
 """So many rows of one length are worth being taken together, and so many are taken at a time."""
 
 _ALIKE_FROM: Final = 4096
@@ -71,10 +71,10 @@ _ALIKE_FROM: Final = 4096
 _HEAD_MAX: Final = OK_HEAD_MAX + 1
 """As many bytes of a packet must be at hand before it is judged."""
 
-_WORD_AND_BYTE: Final = struct.Struct("<IB")
-_WORD: Final = struct.Struct("<I")
-_packet_at = _WORD_AND_BYTE.unpack_from
-_word_at = _WORD.unpack_from
+_word_at = struct.Struct("<I").unpack_from
+_packet_at = struct.Struct("<IB").unpack_from
+_row_at = struct.Struct("<HBxB").unpack_from
+"""Of a packet: its length and number; its payload's first byte too; the length in two small numbers, and that byte."""
 
 
 class Outcome(NamedTuple, Generic[Tag]):
@@ -447,11 +447,12 @@ def _pass_rows(chunk: bytes, at: int, end: int) -> int:
         at = _pass_alike(chunk, at, end)
     last = end - HEADER - 1
     while at <= last:
-        word, marker = _packet_at(chunk, at)
-        length = word & PAYLOAD_MAX
-        if marker >= EOF or length == PAYLOAD_MAX:
-            break
-        at += HEADER + length
+        low, high, marker = _row_at(chunk, at)
+        if marker >= EOF or high:  # Hardly ever: rows are short, and this loop is what a result costs.
+            if marker >= EOF or low + (high << 16) == PAYLOAD_MAX:
+                break
+            at += high << 16
+        at += HEADER + low
     return at
 
 
@@ -470,14 +471,14 @@ def _pass_alike(chunk: bytes, at: int, end: int) -> int:
         stop = min(end, at + _ALIKE_MAX * step)
         markers = chunk[at + HEADER : stop : step]
         count = min(len(markers), *(_run(chunk[at + byte : stop : step]) for byte in range(3)))
-        if count < _ALIKE_MIN or max(markers[:count]) >= EOF:
+        if count < _ALIKE_MIN or markers.find(EOF, 0, count) >= 0 or markers.find(ERR, 0, count) >= 0:
             return at
         at += count * step
 
 
 def _run(data: bytes) -> int:
     """How many bytes at the beginning are the same."""
-    return len(data) - len(data.lstrip(data[:1]))
+    return len(data) if data == data[:1] * len(data) else len(data) - len(data.lstrip(data[:1]))
 
 
 def _end_head_at(chunk: bytes, at: int, end: int) -> OkHead:

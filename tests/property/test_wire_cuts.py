@@ -43,6 +43,12 @@ rows = st.lists(
 names = st.integers(0, 200).map(lambda size: b"\xff" * size)
 
 
+def row_at(chunk: bytes, at: int) -> tuple[int, int, int]:
+    """The head of a row as if all were so long that they may be continued."""
+    length = int.from_bytes(chunk[at : at + 3], "little")
+    return length - 0x10000, 1, chunk[at + 4]
+
+
 @contextmanager
 def small_packets() -> Iterator[None]:
     """Payloads are continued after `CONTINUED_AT` bytes, and heads are short."""
@@ -50,6 +56,7 @@ def small_packets() -> Iterator[None]:
         mock.patch.object(framing, "PAYLOAD_MAX", CONTINUED_AT),
         mock.patch.object(framing, "HEAD_MAX", HEAD),
         mock.patch.object(walker_module, "PAYLOAD_MAX", CONTINUED_AT),
+        mock.patch.object(walker_module, "_row_at", row_at),
     ):
         yield
 

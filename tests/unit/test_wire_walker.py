@@ -103,11 +103,15 @@ ALIKE = [b"\x04" + number.to_bytes(4, "little") + bytes([1]) * 5 for number in r
 OTHERS = [b"\x01" * (1 + number % 7) for number in range(3000)]
 
 
+LENGTHS = (1, 250, 0xFF, 0x100, 0xFFFE, 0xFFFF, 0x10000, 0x10001, 70_000, 0xFEFFFF, 0xFF0000, PAYLOAD_MAX - 1)
+ALL_LENGTHS = [bytes([number]) * length for number, length in enumerate(LENGTHS)]
+
+
 @BOTH_ENDINGS
 @pytest.mark.parametrize(
     "rows",
-    [ALIKE, ALIKE + OTHERS, OTHERS + ALIKE, [b"\x00"] * 9000, [*ALIKE[:700], b"\x01" * 300_000, *ALIKE]],
-    ids=["alike", "then others", "after others", "short", "around a long one"],
+    [ALIKE, ALIKE + OTHERS, OTHERS + ALIKE, [b"\x00"] * 9000, [*ALIKE[:700], b"\x01" * 300_000, *ALIKE], ALL_LENGTHS],
+    ids=["alike", "then others", "after others", "short", "around a long one", "all lengths"],
 )
 @pytest.mark.parametrize("piece", [1 << 20, 65_536, 10_000, 4_097])
 def test_rows_of_one_length_are_taken_together_and_end_where_they_end(
