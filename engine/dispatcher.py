@@ -111,7 +111,7 @@ class Dispatcher:
         self._fetches: dict[int, list[Lease]] = {}
         self._returning = _Returning()
         self._doubted: dict[Key, None] = {}
-        self._looking_up: tuple[Key, ...] = ()
+        self._looking_up: dict[Key, Lease | None] = {}
         self._lookup_pause = Pause(limits.lookup_pause_min_ns, limits.lookup_pause_max_ns)
         self._failure_pause = Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._release_pause = Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
@@ -425,11 +425,13 @@ class Dispatcher:
     def looked_up(self, now_ns: int, found: Mapping[Key, Entry]) -> Effects:
         """What became of the leases that were looked up."""
         over, claiming = 0, self._claiming()
-        for key in self._looking_up:
+        for key, asked_about in self._looking_up.items():
             lease, entry = self._leases.get(key), found.get(key)
             if lease is None:
                 if entry is not None and key not in claiming:
                     self._look_for(entry, now_ns)
+                continue
+            if lease is not asked_about:  # The row was deleted, and came again: this may be older than our claim.
                 continue
             if entry is not None and self._is_still_held(lease, entry):
                 self._leases.postpone(lease, entry.due_ns)
@@ -439,7 +441,7 @@ class Dispatcher:
             self._end_lease(lease)
             if entry is not None:
                 self._see(entry, now_ns)
-        self._looking_up = ()
+        self._looking_up = {}
         if over:
             self._lookup_pause.reset()
         else:
@@ -449,7 +451,7 @@ class Dispatcher:
     def lookup_failed(self, now_ns: int) -> Effects:
         """The lookup could not be made; what was doubted still is."""
         self._doubted = dict.fromkeys([*self._looking_up, *self._doubted])
-        self._looking_up = ()
+        self._looking_up = {}
         self._lookup_pause.lengthen(now_ns)
         return self._advance(now_ns)
 
@@ -664,7 +666,7 @@ class Dispatcher:
         keys = tuple(islice(self._doubted, self._limits.lookup_max))
         for key in keys:
             del self._doubted[key]
-        self._looking_up = keys
+        self._looking_up = {key: self._leases.get(key) for key in keys}
         return [Lookup(keys)] if keys else []
 
     def _purge(self, now_ns: int) -> Effects:

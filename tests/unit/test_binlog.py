@@ -273,6 +273,27 @@ def test_a_message_changed_while_it_is_out_is_looked_up() -> None:
     assert [type(each.effect).__name__ for each in stage.asked] == ["Lookup"]
 
 
+def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_that() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.subscribe(1, holder=1)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.settle()
+    del stage.rows[7]  # TRUNCATE TABLE, and the ids begin anew.
+    stage.holdings.clear()
+    stage.happen(stage.dispatcher.noticed)
+    (lookup,) = (each for each in stage.asked if type(each.effect).__name__ == "Lookup")
+    stage.do(lookup)
+    stage.enqueue(7, wake=False)
+    while not any(type(each.effect).__name__ == "Fetch" for each in stage.asked):
+        asked = next(each for each in stage.asked if each is not lookup)
+        stage.do(asked)
+        stage.answer(asked)
+    stage.answer(lookup)
+    stage.settle()
+    assert stage.delivered == {1: [7, 7]}
+
+
 def test_a_scheduled_message_in_the_log_needs_no_scan() -> None:
     stage = Stage()
     stage.subscribe(1, holder=1)
