@@ -29,7 +29,6 @@ from pipeline.table import describe
 from proxy.embedded import Flavour
 from proxy.leash import LeashedProcess
 from tests.pipeline.kinds import ONLY, TYPES, same_in_utc
-from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run, user
 from tests.support.waiting import eventually
 
@@ -486,7 +485,6 @@ def test_two_archivers_of_a_queue_do_not_meet(
 def test_an_account_without_the_rights_is_told_before_anything_is_done(
     command: Callable[..., Result],
     connection: Any,
-    proxy: RunningProxy,
     endpoint: Endpoint,
     tmp_path: Path,
     grants: list[str],
@@ -498,6 +496,15 @@ def test_an_account_without_the_rights_is_told_before_anything_is_done(
     assert found.exit_code == 1
     assert denied in found.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_select_and_delete_are_all_the_rights_it_takes(
+    command: Callable[..., Result], connection: Any, endpoint: Endpoint
+) -> None:
+    acked(connection, "payload TEXT", ["'a'"])
+    with user(connection, str(endpoint.database), "SELECT", "DELETE") as name:
+        found = command(account=name)
+    assert (found.exit_code, rows(connection, "SELECT COUNT(*) FROM m")) == (0, [(0,)]), found.output
 
 
 def test_a_queue_that_is_purged_before_it_is_archived_is_warned_of(endpoint: Endpoint, connection: Any) -> None:
