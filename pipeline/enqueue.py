@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pipeline.checking import checked, slices_of
 from pipeline.direct import Direct, unfit
 from pipeline.endpoint import Endpoint, driver_of
-from pipeline.errors import JobError, PipelineError, ProblemsError
+from pipeline.errors import JobError, PipelineError, ProblemsError, cause
 from pipeline.ledger import BATCH_CHARACTERS, Batch, Ledger
 from pipeline.load import Load, Progress, Settings, Way, rows_of, slice_count, unused
 from pipeline.mapping import Mapped, mapped
@@ -140,7 +140,8 @@ def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> None
         if missing := way.look():
             left = rows_of(load, missing)
             raise JobError(
-                f"{left:,} of {load.batch.messages:,} messages could not be written: {_cause(failure)}"
+                f"{left:,} of {load.batch.messages:,} messages could not be written:"
+                f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}"
             ) from failure
     way.finish(report)
 
@@ -171,12 +172,3 @@ def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Pro
     finally:
         spark.removeTag(tag)
     return failures[0] if failures else None
-
-
-def _cause(failure: Any) -> str:
-    """The innermost of Java's causes, in a line."""
-    if failure is None:
-        return "the tasks ended and the rows are not there"
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or lines or [type(failure).__name__])[-1 if causes else 0]

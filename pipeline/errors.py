@@ -17,3 +17,13 @@ class ProblemsError(PipelineError):
 
 class JobError(PipelineError):
     """The job was right and failed on the way; the same again goes on where it ended."""
+
+
+def cause(error: BaseException) -> str:
+    """What is at the bottom of an error of Spark's, in a line: Java's innermost cause, or the end of a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if causes := [line for line in lines if line.startswith(("Caused by: ", ": "))]:
+        return causes[-1].split(": ", 1)[1]
+    if "Traceback (most recent call last):" in lines:
+        return lines[-1].removeprefix(f"{__name__}.PipelineError: ")
+    return lines[0] if lines else type(error).__name__

@@ -101,9 +101,9 @@ class Statements:
         """The next rows in the order of ids, each with its id behind it: a walk along the primary key."""
         bounds = [condition]
         if after is not None:
-            bounds.append(f"id > {self._literal(after)}")
+            bounds.append(f"id > {self.literal(after)}")
         if until is not None:
-            bounds.append(f"id <= {self._literal(until)}")
+            bounds.append(f"id <= {self.literal(until)}")
         return f"SELECT {what}, id FROM {self.table.quoted} WHERE {' AND '.join(bounds)} ORDER BY id LIMIT {count}"
 
     def ends(self) -> str:
@@ -111,9 +111,10 @@ class Statements:
         return f"SELECT MIN(id), MAX(id) FROM {self.table.quoted}"
 
     def _these(self, epoch: int, ids: Sequence[Id]) -> str:
-        return f"id IN ({','.join(map(self._literal, ids))}) AND epoch = {epoch}"
+        return f"id IN ({','.join(map(self.literal, ids))}) AND epoch = {epoch}"
 
-    def _literal(self, key: Id) -> str:
+    def literal(self, key: Id) -> str:
+        """An id as SQL has it."""
         if isinstance(key, bytes):
             return f"x'{key.hex()}'"
         # A DECIMAL as text would be compared as a floating-point number.

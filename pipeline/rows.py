@@ -5,7 +5,8 @@ here they stay text, and Arrow's own parsers convert a whole column at once, sev
 text would lose something, the SELECT asks for another form: FLOAT as DOUBLE, since the server shows six digits of a
 FLOAT; BIT and VECTOR as what they hold.
 
-MySQL's DATEs and DATETIMEs without a day (`0000-00-00`) have no counterpart in Spark: they are NULL there.
+MySQL's DATEs and DATETIMEs that are no day (`0000-00-00`, `2026-02-31`) have no counterpart in Spark: they are NULL
+there, and `lost` finds them.
 """
 
 from __future__ import annotations
@@ -50,6 +51,16 @@ def record_batch(rows: Sequence[Sequence[Any]], schema: StructType) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
+def lost(rows: Sequence[Sequence[Any]], batch: pa.RecordBatch) -> tuple[int, str] | None:
+    """The first value that became NULL, by its row and its column."""
+    for column, array in enumerate(batch.columns):
+        if pa.types.is_temporal(array.type) and array.null_count:
+            for number, row in enumerate(rows):
+                if row[column] is not None and not array[number].is_valid:
+                    return number, batch.schema.names[column]
+    return None
+
+
 def size_of(rows: Sequence[Sequence[Any]]) -> int:
     """About how many bytes of memory rows take."""
     return sum(48 + len(value) for row in rows for value in row if value is not None)
@@ -64,9 +75,17 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         parsed = pa.array(values, pa.string()).cast(naive)
     except pa.ArrowInvalid:
-        dated = [value if value and "-00" not in value[:10] else None for value in values]
+        dated = [value if value and _is_day(value) else None for value in values]
         parsed = pa.array(dated, pa.string()).cast(naive)
     return parsed if naive == kind else pc.assume_timezone(parsed, "UTC")
+
+
+def _is_day(text: str) -> bool:
+    try:
+        pa.scalar(text[:10]).cast(pa.date32())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _with_nulls(field: StructField, column: Column) -> StructField:

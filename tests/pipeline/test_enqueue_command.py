@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from pipeline.command import Lines, cli
+from pipeline.command import cli
+from pipeline.commands import Lines
 from pipeline.endpoint import Endpoint
 from pipeline.load import Progress
 from tests.support.queues import rows, run

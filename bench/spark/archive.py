@@ -1,0 +1,93 @@
+"""`ackstream-archive` beside the same data simply read by Spark's JDBC reader and written to Parquet.
+
+The archive reads everything twice, reads back what it wrote, and deletes it from the server. Spark, the proxy and the
+server share this machine's cores. `make bench-pipeline` runs it; `ROWS` is its argument (a million). Trust
+the ratio.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from bench.spark.consume import FILL_STEP, ROUNDS, ROWS, WARM_UP, fill
+from demo.ackstream import ackstream
+from pipeline.archive import archive
+from pipeline.endpoint import Endpoint, driver_of, find_jar
+
+HOURS_AGO_NS = 2 * 3600 * 10**9
+PARTITIONS = 8
+
+
+def acknowledged(endpoint: Endpoint, rows: int) -> None:
+    """A queue of messages that were all acknowledged two hours ago."""
+    fill(endpoint, rows)
+    with endpoint.connect() as connection, connection.cursor() as cursor:
+        for start in range(0, rows * 2, FILL_STEP):  # Ids have gaps.
+            acked = f"{time.time_ns() - HOURS_AGO_NS} + id"
+            within = f"id > {start} AND id <= {start + FILL_STEP}"
+            cursor.execute(f"UPDATE m SET time_acked = {acked}, time_next = NULL, epoch = 1 WHERE {within}")
+        cursor.execute("SELECT COUNT(*), COUNT(time_acked) FROM m")
+        assert len({rows, *cursor.fetchone()}) == 1
+
+
+def copied(spark: SparkSession, endpoint: Endpoint, rows: int, folder: str) -> int:
+    """By Spark alone, in parallel, and nothing looked at."""
+    options = {
+        **endpoint.jdbc(driver_of(spark)),
+        "dbtable": "m",
+        "partitionColumn": "id",
+        "numPartitions": str(PARTITIONS),
+    }
+    bounds = {"lowerBound": "0", "upperBound": str(rows), "fetchsize": "10000"}
+    spark.read.format("jdbc").options(**options, **bounds).load().write.parquet(f"{folder}/copy")
+    return rows
+
+
+def timed(endpoint: Endpoint, rows: int, work: Callable[[str], int]) -> float:
+    """Messages a second."""
+    acknowledged(endpoint, rows)
+    with tempfile.TemporaryDirectory(prefix="ackstream-bench-") as folder:
+        began = time.monotonic()
+        assert work(folder) == rows
+        return rows / (time.monotonic() - began)
+
+
+def main() -> None:
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
+    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    with ackstream() as running:
+        endpoint = Endpoint("127.0.0.1", running.port, "root", database="bench")
+        with endpoint.connect(database=None) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE bench")
+        rates: dict[str, list[float]] = {"JDBC to Parquet": [], "ackstream-archive": []}
+        for turn in range(ROUNDS + 1):
+            count = rows if turn else min(rows, WARM_UP)
+            ways: dict[str, Callable[[str], int]] = {
+                "JDBC to Parquet": partial(copied, spark, endpoint, count),
+                "ackstream-archive": lambda folder: archive(spark, endpoint, "m", folder).rows,
+            }
+            for name, work in ways.items():
+                rate = timed(endpoint, count, work)
+                if turn:
+                    rates[name].append(rate)
+                    print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
+    plain, ours = rates.values()
+    ratio = statistics.median(each / other for each, other in zip(ours, plain, strict=True))
+    print(f"ackstream-archive, verified and purged: {ratio:.2f} of a copy by JDBC")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
