@@ -1,0 +1,206 @@
+"""Plots as SVG that stands inside a page: drawn by matplotlib, coloured by the page.
+
+Text stays text, in the page's font and never read as a formula. Colours are markers that become the page's own CSS
+variables, so that one drawing suits light and dark.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import matplotlib as mpl
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+TEXT: Final = "#0a0b01"
+GRID: Final = "#0a0b02"
+SERIES: Final = ("#0a0b11", "#0a0b12", "#0a0b13", "#0a0b14")
+_VARIABLES: Final = {
+    TEXT: "currentColor",
+    GRID: "var(--line)",
+    **{marker: f"var(--series-{number})" for number, marker in enumerate(SERIES, 1)},
+}
+
+_STYLE: Final[Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": ["sans-serif"],
+    "font.size": 10,
+    "text.color": TEXT,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": TEXT,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "grid.color": GRID,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+}
+
+WIDE: Final = 11.5
+NARROW: Final = 7.0
+"""Inches, as wide as the page has room for: then text in a plot is as large as beside it."""
+
+MARKS_S: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 21_600, 86_400, 864_000, 8_640_000)
+"""Times that people think in, for a logarithmic scale."""
+
+LABEL_LENGTH: Final = 28
+"""Characters of a value beside its bar; the table has all of it."""
+
+
+def over_time(starts: Sequence[dt.datetime], width_s: int, series: Mapping[str, Sequence[int]]) -> Markup:
+    """Messages in each stretch of time: the first series as bars, others as lines."""
+    width = dt.timedelta(seconds=width_s)
+
+    def draw(axes: Axes) -> None:
+        for (name, values), colour in zip(series.items(), SERIES, strict=False):
+            if colour == SERIES[0]:
+                axes.bar(_days(starts), values, width.total_seconds() / 86_400, align="edge", color=colour, label=name)
+            else:
+                middle = [each + width / 2 for each in starts]
+                axes.plot(_days(middle), values, color=colour, linewidth=1.8, label=name)
+        _dates(axes)
+        _counts(axes)
+
+    return _svg("messages over time", draw, legend=len(series) > 1, size=(WIDE, 3.0))
+
+
+def quantiles(
+    percentiles: Sequence[float], series: Mapping[str, Sequence[float]], say: Callable[[float], str]
+) -> Markup:
+    """Seconds by percentile, one line a measure, on a logarithmic scale."""
+
+    def draw(axes: Axes) -> None:
+        least = min((each for values in series.values() for each in values if each > 0), default=0.001)
+        for (name, values), colour in zip(series.items(), SERIES, strict=False):
+            shown = [max(each, least / 2) for each in values]  # a logarithm takes no zero
+            axes.plot(range(len(percentiles)), shown, color=colour, marker="o", markersize=4, label=name)
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(FixedLocator(MARKS_S))
+        axes.yaxis.set_minor_locator(NullLocator())
+        # To the next marks outside, so that there are always two.
+        axes.set_ylim(
+            max((each for each in MARKS_S if each <= low), default=low),
+            min((each for each in MARKS_S if each >= high), default=high),
+        )
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: say(value)))
+        axes.set_xticks(range(len(percentiles)), [f"{each:g} %" for each in percentiles])
+
+    return _svg("time by percentile", draw, legend=len(series) > 1)
+
+
+def bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Markup:
+    """Upright bars, one stacked upon the other."""
+
+    def draw(axes: Axes) -> None:
+        below = [0] * len(labels)
+        for (name, values), colour in zip(series.items(), SERIES, strict=False):
+            axes.bar(range(len(labels)), values, bottom=below, color=colour, label=name, width=0.7)
+            below = [low + value for low, value in zip(below, values, strict=True)]
+        axes.set_xticks(range(len(labels)), list(labels))
+        _counts(axes)
+
+    return _svg("messages by number of deliveries", draw, legend=len(series) > 1)
+
+
+def lying_bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Markup:
+    """Bars beside their labels, the first on top."""
+
+    def draw(axes: Axes) -> None:
+        left = [0] * len(labels)
+        for (name, values), colour in zip(series.items(), SERIES, strict=False):
+            axes.barh(range(len(labels)), values, left=left, color=colour, label=name, height=0.7)
+            left = [low + value for low, value in zip(left, values, strict=True)]
+        axes.set_yticks(range(len(labels)), [_short(each) for each in labels])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes.xaxis.set_major_formatter(FuncFormatter(_count))
+
+    return _svg("messages by value", draw, legend=len(series) > 1, size=(WIDE, 0.7 + 0.28 * max(4, len(labels))))
+
+
+def ahead(now: dt.datetime, hours: Sequence[float], backlog: Sequence[float]) -> Markup:
+    """The backlog from now on."""
+
+    def draw(axes: Axes) -> None:
+        times = [now + dt.timedelta(hours=each) for each in hours]
+        axes.plot(_days(times), backlog, color=SERIES[0], linewidth=1.8, linestyle="--")
+        axes.fill_between(_days(times), backlog, color=SERIES[0], alpha=0.15)
+        axes.set_ylim(bottom=0)
+        _dates(axes)
+        _counts(axes)
+
+    return _svg("forecast of the backlog", draw, legend=False)
+
+
+def _svg(
+    title: str, draw: Callable[[Axes], None], *, legend: bool, size: tuple[float, float] = (NARROW, 2.8)
+) -> Markup:
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        if legend:
+            figure.legend(loc="outside upper left", ncols=len(SERIES), fontsize=9)
+        text = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        with warnings.catch_warnings():
+            # Where it only measures text, and the browser has more fonts.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+    return _inline(text.getvalue(), title)
+
+
+def _inline(text: str, title: str) -> Markup:
+    """Without what a document of its own has: its head, its size in points, names that other plots have too."""
+    text = text[text.index("<svg") :]
+    view = re.search(r'viewBox="[^"]*"', text)
+    assert view is not None
+    body = text[text.index(">") + 1 :]
+    body = re.sub(r'<g id="[^"]*"', "<g", body)
+    for marker, variable in _VARIABLES.items():
+        body = body.replace(marker, variable)
+    head = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {view[0]} role="img" aria-label="{escape(title)}">'
+    # Not from anybody's data but matplotlib's own text, in which data stands escaped.
+    return Markup(head + body)  # noqa: S704
+
+
+def _days(times: Sequence[dt.datetime]) -> Any:
+    return mpl.dates.date2num(times)
+
+
+def _dates(axes: Axes) -> None:
+    locator = AutoDateLocator(tz=dt.UTC, maxticks=8)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=dt.UTC))
+
+
+def _counts(axes: Axes) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.yaxis.set_major_formatter(FuncFormatter(_count))
+
+
+def _count(value: float, _position: object = None) -> str:
+    return f"{value:,.0f}"
+
+
+def _short(text: str) -> str:
+    shown = "".join(each if each.isprintable() else "�" for each in text)
+    return shown if len(shown) <= LABEL_LENGTH else f"{shown[: LABEL_LENGTH - 1]}…"

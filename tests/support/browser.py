@@ -1,0 +1,104 @@
+"""A real browser without a screen: what a page becomes in it, what it complains of and what it asks the network for.
+
+The browser is asked by its own protocol for developers, so that what the page does is told from what a browser does for
+itself. Nothing that the page asks for gets out: every host name leads nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+ANSWER_S = 30
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",  # tests may well run as root
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--remote-debugging-port=0",
+)
+COMPLAINTS = {"Runtime.exceptionThrown", "Log.entryAdded"}
+SETTLED = "new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`dom`: the document as the browser has it. `requests`: addresses, the page's own left out."""
+
+    dom: str
+    complaints: list[str]
+    requests: list[str]
+
+
+def look(page: Path, profile: Path) -> Seen:
+    """Open a page, let it settle, and close the browser."""
+    return asyncio.run(asyncio.wait_for(_look(page.as_uri(), profile), 2 * ANSWER_S))
+
+
+async def _look(address: str, profile: Path) -> Seen:
+    browser = await asyncio.create_subprocess_exec(
+        "chromium", *OPTIONS, f"--user-data-dir={profile}", stderr=asyncio.subprocess.PIPE
+    )
+    assert browser.stderr is not None
+    try:
+        while not (found := re.search(rb"listening on (ws:\S+)", line := await browser.stderr.readline())):
+            assert line, "the browser has ended"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(found[1].decode(), max_msg_size=0) as socket,
+        ):
+            return await _Tab(socket).look(address)
+    finally:
+        browser.kill()
+        await browser.communicate()
+
+
+class _Tab:
+    """One page, and all that happened on it."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = count(1)
+        self._events: list[dict[str, Any]] = []
+        self._session: dict[str, str] = {}
+
+    async def look(self, address: str) -> Seen:
+        target = await self._ask("Target.createTarget", url="about:blank")
+        attached = await self._ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = {"sessionId": attached["sessionId"]}
+        for domain in ("Network", "Runtime", "Log", "Page"):
+            await self._ask(f"{domain}.enable")
+        await self._ask("Page.navigate", url=address)
+        await self._until(lambda event: event.get("method") == "Page.loadEventFired")
+        await self._ask("Runtime.evaluate", expression=SETTLED, awaitPromise=True)
+        dom = await self._ask("Runtime.evaluate", expression="document.documentElement.outerHTML")
+        asked = [each["params"]["request"]["url"] for each in self._events if each["method"].endswith("WillBeSent")]
+        complaints = [str(each["params"]) for each in self._events if each["method"] in COMPLAINTS]
+        return Seen(dom["result"]["value"], complaints, [each for each in asked if each != address])
+
+    async def _ask(self, method: str, **parameters: Any) -> Any:
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": parameters, **self._session})
+        answer = await self._until(lambda message: message.get("id") == number)
+        assert "result" in answer, answer
+        return answer["result"]
+
+    async def _until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        while True:
+            for number, event in enumerate(self._events):
+                if wanted(event):
+                    return self._events.pop(number)
+            message = await self._socket.receive_json(timeout=ANSWER_S)
+            if wanted(message):
+                return dict(message)
+            self._events.append(message)
