@@ -28,7 +28,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     metadata = f"ackstream-{proxy.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"proxy", "sqlrewrite", "engine", "pipeline", metadata}
     suffixes = {Path(name).suffix for name in names if not name.startswith(metadata)}
-    assert suffixes == {".py", ".typed", ".sql"}
+    assert suffixes == {".py", ".typed", ".sql", ".jinja"}
 
 
 def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:

@@ -110,7 +110,8 @@ def test_of_a_few_thousand_scheduled_ones_not_more_can_be_in_flight(connection, 
     run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2) + " LIMIT 3000")
     run(connection, f"UPDATE m SET epoch = 1, time_next = {NOW_NS} + 70000000000 + id")
     row = listed(connection, database)["m"]
-    assert (row["Estimated"], row["In_flight"], row["Scheduled"]) == ("in_flight, scheduled", 3_000, 0)
+    assert (row["Estimated"], row["In_flight"] + row["Scheduled"]) == ("in_flight, scheduled", 3_000)
+    assert row["In_flight"] == pytest.approx(3_000, rel=0.2)
 
 
 def test_an_id_of_another_numeric_type(connection, database) -> None:
