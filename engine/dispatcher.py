@@ -294,7 +294,14 @@ class Dispatcher:
             elif entry.key not in ours and not self._lanes.main.window.knows(entry):
                 self._sight(entry, now_ns)
         self._expected.met(over)
-        return self.settled(now_ns, over)
+        sure = []
+        for key in over:
+            lease = self._leases.get(key)
+            if lease is None or lease.logged:
+                sure.append(key)
+            else:
+                self._doubt(lease)
+        return self.settled(now_ns, sure)
 
     def _see(self, entry: Entry, now_ns: int) -> None:
         """A row that is nobody's here: whoever may want it looks when it is due."""
@@ -717,8 +724,9 @@ class Dispatcher:
 
     def _compare(self, lease: Lease, entry: Entry) -> None:
         """The log shows a message that is out: as we claimed it, as it was before, or changed by somebody else."""
-        claimed = (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns)
-        if not claimed and entry.epoch >= lease.epoch:
+        if (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns):
+            lease.logged = True
+        elif lease.logged or entry.epoch >= lease.epoch:
             self._doubt(lease)
 
     def _doubt(self, lease: Lease) -> None:

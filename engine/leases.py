@@ -33,6 +33,9 @@ class Lease:
     doubted: bool = False
     """Whether somebody may have changed the message: it is not sent before a lookup has shown that it was not."""
 
+    logged: bool = False
+    """Whether the server's log has shown the claim: what it told before is older, what it tells then is younger."""
+
     @classmethod
     def of(cls, claim: Claimed) -> Lease:
         """The lease that a claim begins."""

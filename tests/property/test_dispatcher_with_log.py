@@ -44,6 +44,18 @@ class PlayWithLog(Play):
             self.stage.store.put(TABLE, replace(row, time_next_ns=self.stage.now_ns + delay_s * NS_PER_S))
             self.the_log_grows()
 
+    @precondition(lambda self: self._live())
+    @rule(pick=PICK)
+    def a_message_is_deleted_and_its_id_comes_again(self, pick: int) -> None:
+        """As after TRUNCATE TABLE, or with REPLACE."""
+        key = self._one_of(self._live(), pick).key
+        if key not in self.stage.store.locked:
+            del self.stage.rows[key]
+            self.stage.holdings.pop(key, None)
+            self.the_log_grows()
+            self.stage.store.put(TABLE, Row(key, payload=str(key).encode()))
+            self.the_log_grows()
+
     @rule()
     def the_log_grows(self) -> None:
         rows = self.stage.rows

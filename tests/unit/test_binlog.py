@@ -294,6 +294,32 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_t
     assert stage.delivered == {1: [7, 7]}
 
 
+def test_a_deletion_that_the_log_tells_before_a_claim_is_older_than_that() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.subscribe(1, holder=1)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.happen(stage.dispatcher.noticed, [], [7])
+    stage.settle()
+    stage.disconnect(1)
+    stage.settle()
+    assert stage.rows[7].entry.due_ns <= stage.now_ns
+
+
+def test_a_message_that_is_replaced_while_it_is_out_comes_anew() -> None:
+    stage = Stage()
+    stage.enqueue(7)
+    stage.subscribe(1, holder=1)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.settle()
+    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    del stage.rows[7]
+    stage.holdings.clear()
+    stage.enqueue(7, wake=False)
+    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    stage.run_until(lambda: stage.delivered.get(1) == [7, 7], within_ns=0)
+
+
 def test_a_scheduled_message_in_the_log_needs_no_scan() -> None:
     stage = Stage()
     stage.subscribe(1, holder=1)
