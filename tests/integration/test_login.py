@@ -65,8 +65,9 @@ class Proxies:
         return self._running[key]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def all_proxies(server_pool: ServerPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxies]:
+    """Each looks after all the queues of its server: so they are gone before other tests begin."""
     proxies = Proxies(tmp_path_factory.mktemp("tls"))
     with proxies.stack:
         yield proxies
