@@ -237,12 +237,18 @@ def test_messages_beyond_the_bound_are_left_to_a_scan_at_their_time() -> None:
     assert window.next_ns is None
 
 
-def test_our_own_claim_in_the_log_causes_no_work() -> None:
+def holding(key: int) -> Stage:
+    """A stream has been sent this message."""
     stage = Stage()
-    stage.enqueue(7)
+    stage.enqueue(key)
     stage.subscribe(1, holder=1)
-    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.run_until(lambda: stage.delivered.get(1) == [key])
     stage.settle()
+    return stage
+
+
+def test_our_own_claim_in_the_log_causes_no_work() -> None:
+    stage = holding(7)
     stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
     assert stage.asked == []
 
@@ -263,22 +269,14 @@ def test_a_claim_in_the_log_before_its_own_answer_causes_no_work() -> None:
 
 
 def test_a_message_changed_while_it_is_out_is_looked_up() -> None:
-    stage = Stage()
-    stage.enqueue(7)
-    stage.subscribe(1, holder=1)
-    stage.run_until(lambda: stage.delivered.get(1) == [7])
-    stage.settle()
+    stage = holding(7)
     row = stage.rows[7].entry
     stage.happen(stage.dispatcher.noticed, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
     assert [type(each.effect).__name__ for each in stage.asked] == ["Lookup"]
 
 
 def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_that() -> None:
-    stage = Stage()
-    stage.enqueue(7)
-    stage.subscribe(1, holder=1)
-    stage.run_until(lambda: stage.delivered.get(1) == [7])
-    stage.settle()
+    stage = holding(7)
     del stage.rows[7]  # TRUNCATE TABLE, and the ids begin anew.
     stage.holdings.clear()
     stage.happen(stage.dispatcher.noticed)
@@ -295,10 +293,7 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_t
 
 
 def test_a_deletion_that_the_log_tells_before_a_claim_is_older_than_that() -> None:
-    stage = Stage()
-    stage.enqueue(7)
-    stage.subscribe(1, holder=1)
-    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage = holding(7)
     stage.happen(stage.dispatcher.noticed, [], [7])
     stage.settle()
     stage.disconnect(1)
@@ -307,11 +302,7 @@ def test_a_deletion_that_the_log_tells_before_a_claim_is_older_than_that() -> No
 
 
 def test_a_message_that_is_replaced_while_it_is_out_comes_anew() -> None:
-    stage = Stage()
-    stage.enqueue(7)
-    stage.subscribe(1, holder=1)
-    stage.run_until(lambda: stage.delivered.get(1) == [7])
-    stage.settle()
+    stage = holding(7)
     stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
     del stage.rows[7]
     stage.holdings.clear()
