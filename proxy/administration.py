@@ -76,8 +76,9 @@ from sqlrewrite.queues import (
 )
 
 if TYPE_CHECKING:
+    from proxy.judge import OwnStatement
     from proxy.session import Answer as ServerAnswer
-    from proxy.session import OwnStatement, Session
+    from proxy.session import Session
 
 LOCK_WAIT_S = 10
 """Time for another proxy's change of the same comment: it needs a millisecond once it has the table."""
@@ -103,7 +104,7 @@ class Administration:
     async def query(self, session: Session, payload: bytes) -> None:
         """A statement as text."""
         was_in_transaction = session.in_transaction
-        context, statement = await self._read(session, query_text(payload, attributes=session.attributes))
+        context, statement = await self._read(session, query_text(payload, attributes=session.judge.attributes))
         if isinstance(statement, RedriveQueue) and statement.param_count:
             raise UNBOUND
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
@@ -137,7 +138,7 @@ class Administration:
                 statement.param_count,
                 types=own.types,
                 long_data=own.long_data,
-                attributes=session.attributes,
+                attributes=session.judge.attributes,
             )
             own.types = execute.types
             values = zip(execute.values, execute.types, strict=False)  # Attributes have types as well.

@@ -130,9 +130,9 @@ class Hints:
 
     def finished(self, outcome: Outcome[Tag]) -> None:
         """A command ended; tell the engine what can be told now."""
+        if outcome.tag is None and not (self._touched or self._settled):
+            return  # As it is for those who only read.
         match outcome.tag:
-            case None:
-                pass
             case Touched() as tag if outcome.ok or outcome.results:
                 self._touch(tag)
                 if tag.schema:

@@ -1,4 +1,7 @@
-"""asyncio's view of a session's two connections: each tells the session what happens to it."""
+"""asyncio's view of a session's two connections: each tells the session what happens to it.
+
+What arrives goes to the session's own method: a call in between would be one for each chunk.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,11 @@ class ClientLeg(asyncio.Protocol):
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.data_received = session.client_sent  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._session.client_connected(cast(asyncio.Transport, transport))
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        self._session.client_sent(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -40,14 +40,11 @@ class ServerLeg(asyncio.Protocol):
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.data_received = session.server_sent  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._session.server_connected(cast(asyncio.Transport, transport))
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        self._session.server_sent(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""

@@ -133,7 +133,7 @@ async def read_context(session: Session) -> Context:
         like_escapes == "1",
     )
     session.codec = context.codec
-    session.remember_db(context.db)
+    session.judge.remember_db(context.db)
     return context
 
 

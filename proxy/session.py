@@ -19,53 +19,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mysql_mimic.types import Capabilities, Commands, ServerStatus
+from mysql_mimic.types import ServerStatus
 
 from proxy.auth import LoginRefused, ToClient, ToServer
-from proxy.hints import (
-    Hints,
-    Killed,
-    Prepared,
-    PreparedQueueStatement,
-    PreparedSettle,
-    PreparedStream,
-    Preparing,
-    Settled,
-    Tag,
-    Touched,
-)
+from proxy.hints import Hints, Killed, Preparing, Tag
+from proxy.judge import ABOUT_STATEMENTS, COM_STMT_SEND_LONG_DATA, UNREMARKABLE, CarriedOutHere, Judge
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
 from proxy.stream import SERVER_LOST, Stream
 from proxy.tls import TlsLayer
-from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE, SILENT
-from proxy.wire.fields import PacketTooLarge, Reader, WireError
+from proxy.wire.commands import COM_CHANGE_USER, SILENT
+from proxy.wire.fields import PacketTooLarge, WireError
 from proxy.wire.framing import HEADER, Command, CommandFramer, Event, Packet, Packets, frame
 from proxy.wire.packets import ServerError, make_err, parse_err
-from proxy.wire.params import ParamType, execute_id, make_query, parse_execute, query_text
+from proxy.wire.params import make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
-from sqlrewrite.classify import OTHER, OWN_VERBS, Head, Kill, Verb, begins_like_ours, classify, parse_kill
+from sqlrewrite.classify import OWN_VERBS, Verb
 
 if TYPE_CHECKING:
     from proxy.listener import Proxy
 
 log = logging.getLogger(__name__)
 
-QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
-MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
 NO_BACKSLASH_ESCAPES = int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES)
-
-MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF = b"\0\0", b"\1\0"
-"""What COM_SET_OPTION carries. The server refuses all else."""
-
-LAST_PREPARED = 0xFFFFFFFF
-"""MariaDB's drivers may execute "the statement prepared last" before they know its number."""
-
-COM_STMT_SEND_LONG_DATA = int(Commands.COM_STMT_SEND_LONG_DATA)
-LONG_DATA_INDEX_AT = 5
-"""In COM_STMT_SEND_LONG_DATA, behind the command byte and the statement's number."""
-
-CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
-"""Prepared statements whose execution is withheld from the server."""
 
 ANSWER_MAX = 1 << 20
 """Bytes that the server may answer to a question of ours: a header of a table with 4,096 columns is below it."""
@@ -100,15 +75,6 @@ class _Question:
         self.received += self.packets.feed(data)
 
 
-@dataclass(slots=True)
-class OwnStatement:
-    """A prepared statement that is ours, or matters, under the server's own number."""
-
-    statement: Prepared
-    types: Sequence[ParamType] = ()
-    long_data: frozenset[int] = frozenset()
-
-
 class Session:
     """One client connection, its backing connection, and where they stand."""
 
@@ -122,30 +88,23 @@ class Session:
         self.stream: Stream | None = None
         self.interrupted: ServerError | None = None
         """Why the running statement of ours is to end, if somebody wants it to: looked at between its steps."""
-        self.prepared: dict[int, OwnStatement] = {}
+        self.judge = Judge()
         self.hints = Hints(proxy.engine)
         self.codec = "utf-8"
         """Python's name of the charset in which the client writes, as of the last time it was asked for."""
-        self.known_db: str | None = None
-        """The default database, None when it is to be asked for (again)."""
-        self._db_may_change = False
         self._server_ready = False
         self._server_is_full = False
         self._client_is_full = False
         self._client_is_held = False
-        self._framer = CommandFramer(self._wants_whole)
+        self._framer = CommandFramer(self.judge.wants_whole)
         self._walker: ResponseWalker[Tag]
-        self._attributes = False
-        self._multi_statements = False
+        self._pipelined_max = proxy.settings.pipelined_max
         self._withheld: deque[Event] = deque()
         self._withheld_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._question: _Question | None = None
-        self._last_prepared = 0
         self._change_user: ChangeUserRelay | None = None
         """A change of user under way, where what is said must be fitted to two legs of different kind."""
-        self._preparing = False
-        """Whether a PREPARE of ours is with the server, so that no command about a statement can be judged."""
         self._closed = False
         self._deadline = asyncio.get_running_loop().call_later(proxy.settings.login_timeout_s, self._login_too_slow)
 
@@ -179,11 +138,6 @@ class Session:
         return bool(self.status & NO_BACKSLASH_ESCAPES)
 
     @property
-    def attributes(self) -> bool:
-        """Whether queries are preceded by query attributes."""
-        return self._attributes
-
-    @property
     def idle(self) -> bool:
         """Whether the client could be sent away without breaking anything off."""
         return self.login is None and self._task is None and self._walker.idle and not self.in_transaction
@@ -208,6 +162,11 @@ class Session:
             if self.login is not None:
                 self._carry_out(self.login.from_client(data))
                 return
+            if self._task is None and not self._withheld and self._change_user is None:
+                byte = self._framer.whole(data)
+                if byte is not None and self.judge.is_plain(byte, data):
+                    self._relay(byte, None, data)
+                    return
             for event in self._framer.feed(data):
                 if self._withheld or self._task is not None or not self._pass(event):
                     self._withhold(event)
@@ -262,15 +221,12 @@ class Session:
             if self.login is not None:
                 self._server_said_in_login(self.login, data)
                 return
-            if not (self._closed or self._change_user or self._question or self.stream):
+            apart = self._closed or self._change_user or self._question or self.stream
+            if not apart:
                 self.client.write(data)  # First of all: the client need not wait for what is thought about it.
             events = self._walker.feed(data)
-            if self._closed:
-                pass  # The client is gone, and there is nobody to tell.
-            elif self._change_user is not None:
-                self._server_said_in_change_of_user(self._change_user, data)
-            elif self._question is not None:
-                self._question.feed(data)
+            if apart and not self._closed:  # If it is, the client is gone, and there is nobody to tell.
+                self._server_said_apart(data)
             for event in events:
                 if isinstance(event, FileRequest):
                     self._framer.enter_infile()
@@ -341,7 +297,7 @@ class Session:
 
     async def ask(self, text: bytes) -> Answer:
         """Run a statement of ours on this connection; its answer is not shown to the client."""
-        return await self.ask_command(make_query(text, attributes=self._attributes))
+        return await self.ask_command(make_query(text, attributes=self.judge.attributes))
 
     async def ask_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
@@ -358,18 +314,9 @@ class Session:
         finally:
             self._question = None
 
-    def prepared_statement(self, number: int) -> OwnStatement | None:
-        """A prepared statement that is ours, or matters."""
-        return self.prepared.get(self._last_prepared if number == LAST_PREPARED else number)
-
-    def remember_db(self, db: str | None) -> None:
-        """The server said which the default database is."""
-        if not self._db_may_change:
-            self.known_db = db
-
     def forward(self, payload: bytes, tag: Tag) -> None:
         """Send a command in the client's name; its answer goes to the client."""
-        self._preparing = isinstance(tag, Preparing)
+        self.judge.preparing = isinstance(tag, Preparing)
         self._walker.expect(payload[0], tag)
         self._write_server(frame(payload, 0))
 
@@ -420,10 +367,14 @@ class Session:
         log.warning("%r: TLS with the server failed: %s", self, reason)
         self.hang_up(ServerError(2026, "HY000", f"ackstream has no TLS connection to the backing server: {reason}"))
 
-    def _server_said_in_change_of_user(self, relay: ChangeUserRelay, data: bytes) -> None:
-        self._carry_out(relay.from_server(data))
-        if relay.over:
-            self._change_user = None
+    def _server_said_apart(self, data: bytes) -> None:
+        """What is not for the client as it is."""
+        if self._change_user is not None:
+            self._carry_out(self._change_user.from_server(data))
+            if self._change_user.over:
+                self._change_user = None
+        elif self._question is not None:
+            self._question.feed(data)
 
     def _server_said_in_login(self, login: LoginRelay, data: bytes) -> None:
         self._carry_out(login.from_server(data))
@@ -433,8 +384,7 @@ class Session:
             self._deadline.cancel()
             self.login = None
             self.info = login.done
-            self._attributes = bool(self.capabilities & QUERY_ATTRIBUTES)
-            self._multi_statements = bool(self.capabilities & MULTI_STATEMENTS)
+            self.judge.logged_in(self.capabilities)
             self._walker = ResponseWalker(self.capabilities, login.done.status)
             self.proxy.session_opened(self)
 
@@ -453,149 +403,33 @@ class Session:
             return False
         if event.byte == COM_CHANGE_USER and self.info is not None and self.info.dialogue.translates:
             return self._begin_change_of_user(event, self.info)
-        if self._preparing and event.byte in _STATEMENT_COMMANDS:
+        if self.judge.preparing and event.byte in ABOUT_STATEMENTS:
             return False  # It may be about the statement whose number we are waiting for.
         if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
             raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
-        verb, tag = self._look(event)
+        verb, tag = self.judge.look(event)
         if (verb is not Verb.OTHER and verb in OWN_VERBS) or (tag is not None and isinstance(tag, CarriedOutHere)):
             return self._begin(verb, event)
-        self._walker.expect(event.byte, tag)
-        self._write_server(event.data if event.byte != COM_STMT_SEND_LONG_DATA else self._renumbered(event))
-        if self._walker.outstanding > self.proxy.settings.pipelined_max:
-            self._hold_client()
+        long_data = event.byte == COM_STMT_SEND_LONG_DATA
+        self._relay(event.byte, tag, self.judge.renumbered(event) if long_data else event.data)
         return True
+
+    def _relay(self, byte: int, tag: Tag, data: bytes) -> None:
+        """Send a command on to the server, and expect its answer."""
+        self._walker.expect(byte, tag)
+        self._write_server(data)
+        if self._walker.outstanding > self._pipelined_max:
+            self._hold_client()
 
     def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:
         """A dialogue follows in which a password may be shown: fit it to the two legs, as the login was."""
         if not self._walker.idle:
             return False
-        self._session_command(command)
+        self.judge.session_command(command)
         self._walker.expect(command.byte, None)
         self._change_user = ChangeUserRelay(login)
         self._carry_out(self._change_user.begin(command.payload))
         return True
-
-    def _look(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
-        """What a command is, and what is to be remembered until it is answered."""
-        try:
-            return self._judge(command)
-        except WireError:
-            return Verb.OTHER, Touched(None)  # It is cut off, or nonsense: the server will say so, or understand it.
-
-    def _judge(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
-        byte = command.byte
-        if byte == COM_QUERY:
-            text = query_text(command.payload, attributes=self._attributes)
-            head = classify(text, multi_statements=self._multi_statements)
-            return (Verb.OTHER, None) if head is OTHER else (head.verb, self._tag(head, text))
-        if byte == COM_STMT_PREPARE:
-            head = classify(command.payload[1:], multi_statements=False)
-            tag = self._tag(head, command.payload[1:])
-            return head.verb, None if tag is None else Preparing(tag)
-        if byte in _STATEMENT_COMMANDS:
-            return Verb.OTHER, self._look_up(command)
-        if byte in _SESSION_COMMANDS:
-            self._session_command(command)
-        if byte == Commands.COM_PROCESS_KILL:
-            return Verb.OTHER, Killed(Kill(Reader(command.payload, 1).uint(4), query_only=False))
-        return Verb.OTHER, None
-
-    def _tag(self, head: Head, text: bytes) -> Touched | Killed | None:
-        if head.verb is Verb.OTHER or head.verb in OWN_VERBS:
-            return None
-        if head.table is None:  # Several statements, EXECUTE, USE, DROP DATABASE …
-            self.known_db = None
-            self._db_may_change |= head.verb is Verb.USE and not text
-        if head.verb is Verb.KILL:
-            kill = parse_kill(text)
-            return Killed(kill) if kill else None
-        return Touched.by(head)
-
-    def _look_up(self, command: Command) -> Tag | CarriedOutHere:
-        """What is known of the prepared statement that a command is about."""
-        number = execute_id(command.payload)
-        own = self.prepared_statement(number)
-        if command.byte == Commands.COM_STMT_CLOSE:
-            self.prepared.pop(self._last_prepared if number == LAST_PREPARED else number, None)
-        elif own is not None and command.byte == COM_STMT_SEND_LONG_DATA:
-            own.long_data |= {int.from_bytes(command.payload[5:7], "little")}
-        elif own is not None and command.byte == Commands.COM_STMT_RESET:
-            own.long_data = frozenset()
-        elif own is not None and command.byte in (Commands.COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE):
-            match own.statement:
-                case PreparedSettle() as prepared if not prepared.delay_is_param:
-                    return self._prepared_settle(own, prepared, command)
-                case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
-                    return None  # The server has prepared a SELECT, and refuses to execute that in bulk.
-                case Killed(Kill(connection_id=None)) as killed:
-                    return self._prepared_kill(own, killed, command)
-                case statement:
-                    return statement
-        return None
-
-    def _renumbered(self, command: Command) -> bytes:
-        """Long data as the server wants it: of a statement whose last parameter it has first, it goes there too."""
-        own = self.prepared_statement(execute_id(command.payload))
-        if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.delay_is_param:
-            return command.data
-        index = Reader(command.payload, LONG_DATA_INDEX_AT).uint(2)
-        count = own.statement.statement.param_count
-        if index >= count:
-            return command.data  # The server's to judge.
-        moved = (index + 1) % count
-        at = HEADER + LONG_DATA_INDEX_AT
-        return command.data[:at] + moved.to_bytes(2, "little") + command.data[at + 2 :]
-
-    def _prepared_settle(self, own: OwnStatement, prepared: PreparedSettle, command: Command) -> Settled:
-        """Which messages an execution is about; unknown where they cannot be read."""
-        statement = prepared.statement
-        long_data, own.long_data = own.long_data, frozenset()  # It was for one execution.
-        if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
-            return prepared.settled(None)
-        execute = parse_execute(
-            command.payload,
-            statement.param_count,
-            types=own.types,
-            long_data=long_data,
-            attributes=self._attributes,
-        )
-        own.types = execute.types
-        return prepared.settled(execute.values)
-
-    def _prepared_kill(self, own: OwnStatement, killed: Killed, command: Command) -> Killed | None:
-        """Whom an execution of `KILL ?` ends."""
-        execute = parse_execute(command.payload, 1, types=own.types, attributes=self._attributes)
-        own.types = execute.types
-        (value,) = execute.values
-        number = (
-            value if isinstance(value, int) else int(value) if isinstance(value, bytes) and value.isdigit() else None
-        )
-        return None if number is None else Killed(Kill(number, killed.kill.query_only))
-
-    def _session_command(self, command: Command) -> None:
-        """A command that changes what is known of the session."""
-        self.known_db = None
-        if command.byte == Commands.COM_SET_OPTION and command.payload[1:] in (
-            MULTI_STATEMENTS_ON,
-            MULTI_STATEMENTS_OFF,
-        ):
-            self._multi_statements = command.payload[1:] == MULTI_STATEMENTS_ON
-
-    def _wants_whole(self, head: bytes) -> bool:
-        """Whether a long command must be read to its end before it is decided."""
-        try:
-            if head[0] == COM_QUERY:
-                return begins_like_ours(query_text(head, attributes=self._attributes))
-            if head[0] == COM_STMT_PREPARE:
-                return begins_like_ours(head[1:])
-            if head[0] == COM_CHANGE_USER:
-                return True
-            executes = head[0] in {Commands.COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE}
-            own = self.prepared_statement(execute_id(head)) if executes else None
-        except WireError:  # Query attributes that are longer than the head, for instance.
-            return False
-        return own is not None and isinstance(own.statement, PreparedStream | PreparedSettle)
 
     def _finished(self, outcome: Outcome[Tag]) -> None:
         """The server has answered a command."""
@@ -608,19 +442,10 @@ class Session:
             # The server hangs up, and said why; a stream's client must hear it in its place.
             self.stream.abort(SERVER_LOST)
             return
-        if outcome.command in _FORGETTING and outcome.ok:
-            self.prepared.clear()
-        if outcome.prepared is not None:
-            self._last_prepared = outcome.prepared.statement_id
-        match outcome.tag:
-            case None:
-                pass
-            case Preparing(statement):
-                self._preparing = False
-                if outcome.prepared is not None:
-                    self.prepared[outcome.prepared.statement_id] = OwnStatement(statement)
-            case Killed(kill) if outcome.ok:
-                self.proxy.killed(kill)
+        if outcome.tag is not None or outcome.command not in UNREMARKABLE:
+            self.judge.answered(outcome)
+            if isinstance(outcome.tag, Killed) and outcome.ok:
+                self.proxy.killed(outcome.tag.kill)
         self.hints.finished(outcome)
 
     # Ours.
@@ -683,7 +508,7 @@ class Session:
                     return
                 self._withheld.popleft()
                 self._withheld_bytes -= len(event.data if isinstance(event, Command) else event)
-            if self._client_is_held and self._walker.outstanding <= self.proxy.settings.pipelined_max:
+            if self._client_is_held and self._walker.outstanding <= self._pipelined_max:
                 self._client_is_held = False
                 self._read_client()
         except WireError as error:
@@ -696,24 +521,3 @@ class Session:
     def _write_client(self, data: bytes) -> None:
         if data and not self.client.is_closing():
             self.client.write(data)
-
-
-_STATEMENT_COMMANDS = frozenset(
-    (
-        int(Commands.COM_STMT_EXECUTE),
-        COM_STMT_BULK_EXECUTE,
-        int(Commands.COM_STMT_CLOSE),
-        int(Commands.COM_STMT_RESET),
-        COM_STMT_SEND_LONG_DATA,
-    )
-)
-_SESSION_COMMANDS = frozenset(
-    (
-        int(Commands.COM_INIT_DB),
-        int(Commands.COM_SET_OPTION),
-        int(Commands.COM_RESET_CONNECTION),
-        COM_CHANGE_USER,
-    )
-)
-_FORGETTING = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
-"""Once they are done, the server knows none of the statements that were prepared before."""

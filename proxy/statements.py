@@ -45,7 +45,8 @@ from sqlrewrite.names import Param, TableName, quote
 from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 
 if TYPE_CHECKING:
-    from proxy.session import Answer, OwnStatement, Session
+    from proxy.judge import OwnStatement
+    from proxy.session import Answer, Session
 
 NO_BULK = ServerError(
     1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
@@ -81,18 +82,18 @@ class Statements:
             case (Commands.COM_STMT_PREPARE, Verb.QUEUE):
                 await self._administration.prepare(session, payload)
             case (Commands.COM_QUERY, Verb.STREAM):
-                await self._stream(session, query_text(payload, attributes=session.attributes))
+                await self._stream(session, query_text(payload, attributes=session.judge.attributes))
             case (Commands.COM_STMT_PREPARE, Verb.STREAM):
                 await self._prepare_stream(session, payload[1:])
             case (Commands.COM_QUERY, _):
-                await self._settle(session, query_text(payload, attributes=session.attributes))
+                await self._settle(session, query_text(payload, attributes=session.judge.attributes))
             case (Commands.COM_STMT_PREPARE, _):
                 await self._prepare_settle(session, payload[1:])
             case _:
                 await self._execute(session, payload)
 
     async def _execute(self, session: Session, payload: bytes) -> None:
-        own = session.prepared_statement(execute_id(payload))
+        own = session.judge.statement(execute_id(payload))
         assert own is not None
         if payload[0] == COM_STMT_BULK_EXECUTE:
             raise NO_BULK
@@ -157,7 +158,7 @@ class Statements:
             statement.param_count,
             types=own.types,
             long_data=own.long_data,
-            attributes=session.attributes,
+            attributes=session.judge.attributes,
         )
         own.types = execute.types
         was_in_transaction = session.in_transaction
@@ -178,7 +179,7 @@ class Statements:
                 order,
                 types=own.types,
                 long_data=own.long_data,
-                attributes=session.attributes,
+                attributes=session.judge.attributes,
             )
         own.long_data = frozenset()  # It was for one execution.
         header = not_refused(await session.ask_command(plain))
@@ -225,7 +226,7 @@ class Statements:
 
     async def _settle(self, session: Session, text: bytes) -> None:
         statement, table = await self._read_settle(session, text)
-        update = make_query(statement.update(), attributes=session.attributes)
+        update = make_query(statement.update(), attributes=session.judge.attributes)
         session.forward(update, Settled(statement.verb, table, literals(statement)))
 
     async def _prepare_settle(self, session: Session, text: bytes) -> None:
@@ -242,7 +243,7 @@ class Statements:
         statement = parse_settle(
             text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes
         )
-        db = statement.table.db or session.known_db or (await read_context(session)).db
+        db = statement.table.db or session.judge.known_db or (await read_context(session)).db
         queue = await self._queue(session, TableName(statement.table.name, db), fresh=False)
         return statement, queue.id
 
@@ -273,7 +274,7 @@ def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettl
         statement.param_count,
         types=own.types,
         long_data=own.long_data,
-        attributes=session.attributes,
+        attributes=session.judge.attributes,
     )
     own.types = execute.types
     statement.check_delay(execute.values)
@@ -283,7 +284,7 @@ def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettl
         (others, *range(others)),
         types=execute.types,
         long_data=own.long_data,
-        attributes=session.attributes,
+        attributes=session.judge.attributes,
     )
     own.long_data = frozenset()
     session.forward(reordered, prepared.settled(execute.values))

@@ -200,16 +200,21 @@ class CommandFramer:
         """Whether the next packets are a file's."""
         return self._infile
 
+    def whole(self, chunk: bytes) -> int | None:
+        """The first byte of the command that `chunk` is, if it is exactly one, as nearly always."""
+        size = len(chunk)
+        if size > HEADER and _word_at(chunk)[0] == size - HEADER < PAYLOAD_MAX:  # One packet, numbered 0.
+            between = not (self._held or self._skip or self._continued or self._infile or self._opaque)
+            return chunk[HEADER] if between else None
+        return None
+
     def feed(self, chunk: bytes) -> Sequence[Event]:
         """Events for `chunk`, in order. Raises `PacketTooLarge`; nothing else."""
-        size = len(chunk)
-        if size > HEADER and not (self._held or self._skip or self._continued):
-            word = _word_at(chunk, 0)[0]
-            if word == size - HEADER < PAYLOAD_MAX and not (self._infile or self._opaque):
-                # Exactly one packet, numbered 0.
-                self._opaque = chunk[HEADER] == COM_CLONE
-                return (Command(chunk[HEADER], chunk, True),)
-        return self._walk(chunk)
+        byte = self.whole(chunk)
+        if byte is None:
+            return self._walk(chunk)
+        self._opaque = byte == COM_CLONE
+        return (Command(byte, chunk, True),)
 
     def _walk(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []

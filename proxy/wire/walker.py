@@ -71,6 +71,9 @@ _ALIKE_FROM: Final = 4096
 _HEAD_MAX: Final = OK_HEAD_MAX + 1
 """As many bytes of a packet must be at hand before it is judged."""
 
+_KEPT_MAX: Final = 2048
+"""Bytes of an answer that are kept to be recognised: some thirty definitions. Each connection may keep as many."""
+
 _word_at = struct.Struct("<I").unpack_from
 _packet_at = struct.Struct("<IB").unpack_from
 _row_at = struct.Struct("<HBxB").unpack_from
@@ -103,6 +106,9 @@ class Outcome(NamedTuple, Generic[Tag]):
         return bool(self.status & IN_TRANS)
 
 
+_NOTHING: Final = Outcome[Any](None, None, True, 0)
+
+
 class FileRequest(NamedTuple):
     """The server asks for a file: the client's next packets are its data (`enter_infile`)."""
 
@@ -118,13 +124,16 @@ class ResponseWalker(Generic[Tag]):
     """
 
     __slots__ = (
+        "_before_rows",
         "_columns_left",
         "_command",
         "_continued",
         "_done",
+        "_ending",
         "_expected",
         "_more_columns",
         "_out_params",
+        "_plain",
         "_prepared",
         "_results",
         "_skip",
@@ -159,6 +168,10 @@ class ResponseWalker(Generic[Tag]):
         self._out_params = False
         """Whether the rows are the OUT parameters of a procedure, which something always follows."""
         self._prepared: PrepareOk | None = None
+        self._before_rows = self._ending = b""
+        """What the last plain answer had before its rows, and the packet behind them."""
+        self._plain: Outcome[Tag] = _NOTHING
+        """What that packet meant, of an answer without a tag."""
 
     @property
     def idle(self) -> bool:
@@ -186,6 +199,68 @@ class ResponseWalker(Generic[Tag]):
 
     def feed(self, chunk: bytes) -> Sequence[Outcome[Tag] | FileRequest]:
         """What `chunk` ended, in order. Raises `WireError` when no server would send this here."""
+        if self._step is ResponseWalker._head and not (self._skip or self._tail or self._results or self._continued):
+            outcome = self._whole_result(chunk)
+            if outcome is not None:
+                return (outcome,)
+        return self._walk(chunk)
+
+    def _whole_result(self, chunk: bytes) -> Outcome[Tag] | None:
+        """Take an answer of the usual kind at once: one result, which this chunk is, from end to end.
+
+        None for any other, which the steps take packet by packet. They would say the same of this one. Who asks the
+        same again gets the same before the rows and behind them: it is kept, and then need not be taken apart.
+        """
+        at, end = len(self._before_rows), len(chunk)
+        if not at or not chunk.startswith(self._before_rows):
+            at = self._end_of_head(chunk, end)
+            if not at:
+                return None
+            self._before_rows = chunk[:at] if at <= _KEPT_MAX else b""
+        at = _pass_rows(chunk, at, end)
+        if at + HEADER >= end:
+            return None
+        low, high, marker = _row_at(chunk, at)
+        at += HEADER
+        length = low + (high << 16)
+        if marker != EOF or at + length != end:
+            return None
+        ending = chunk[at:]
+        outcome = self._plain
+        if ending != self._ending or outcome.command != self._command or self._tag is not None:
+            if length >= (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
+                return None
+            head = _end_head_at(chunk, at, end)
+            if head.status & MORE_RESULTS:
+                return None
+            outcome = Outcome(
+                self._command, self._tag, True, head.status, head.affected_rows, head.insert_id, results=1
+            )
+            if self._tag is None and length <= _KEPT_MAX:
+                self._ending, self._plain = ending, outcome
+        self.status = outcome.status
+        self._next()
+        return outcome
+
+    def _end_of_head(self, chunk: bytes, end: int) -> int:
+        """Where the rows of a result begin that the chunk begins with; 0 where that is not so plain."""
+        if end <= HEADER or _word_at(chunk, 0)[0] & PAYLOAD_MAX != 1 or not 0 < chunk[HEADER] < LOCAL_INFILE:
+            return 0
+        last = end - HEADER - 1
+        at, left = _pass_definitions(chunk, HEADER + 1, end, chunk[HEADER])
+        if left or at > last:
+            return 0
+        if not self.deprecate_eof:
+            word, marker = _packet_at(chunk, at)
+            if word & PAYLOAD_MAX != _EOF_LEN or marker != EOF or at + HEADER + _EOF_LEN > last:
+                return 0
+            if eof_status_at(chunk, at + HEADER, end) & (CURSOR_EXISTS | PS_OUT_PARAMS):
+                return 0
+            at += HEADER + _EOF_LEN
+        return at
+
+    def _walk(self, chunk: bytes) -> Sequence[Outcome[Tag] | FileRequest]:
+        """Packet by packet."""
         if self._tail:
             chunk = self._tail + chunk
             self._tail = b""
@@ -194,8 +269,6 @@ class ResponseWalker(Generic[Tag]):
             self._skip = at - end
             return ()
         events: list[Outcome[Tag] | FileRequest] = []
-        if self._step is ResponseWalker._head and not (at or self._continued) and self._whole_result(chunk, end):
-            at = end
         while True:
             if not self._continued:
                 if self._done is not None:
@@ -220,55 +293,28 @@ class ResponseWalker(Generic[Tag]):
         self._tail = chunk[at:]
         return events
 
-    def _whole_result(self, chunk: bytes, end: int) -> bool:
-        """Take an answer of the usual kind at once: one result, which this chunk is, from end to end.
-
-        False for any other, which the steps take packet by packet. They would say the same of this one.
-        """
-        if end <= HEADER or _word_at(chunk, 0)[0] & PAYLOAD_MAX != 1 or not 0 < chunk[HEADER] < LOCAL_INFILE:
-            return False
-        last = end - HEADER - 1
-        at, left = _pass_definitions(chunk, HEADER + 1, end, chunk[HEADER])
-        if left or at > last:
-            return False
-        if not self.deprecate_eof:
-            word, marker = _packet_at(chunk, at)
-            if word & PAYLOAD_MAX != _EOF_LEN or marker != EOF or at + HEADER + _EOF_LEN > last:
-                return False
-            if eof_status_at(chunk, at + HEADER, end) & (CURSOR_EXISTS | PS_OUT_PARAMS):
-                return False
-            at += HEADER + _EOF_LEN
-        at = _pass_rows(chunk, at, end)
-        if at > last:
-            return False
-        word, marker = _packet_at(chunk, at)
-        length = word & PAYLOAD_MAX
-        at += HEADER
-        if marker != EOF or at + length != end or length >= (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
-            return False
-        head = _end_head_at(chunk, at, end)
-        if head.status & MORE_RESULTS:
-            return False
-        self._results += 1
-        self._succeed(head)
-        return True
-
     def _begin(self, command: int, tag: Tag) -> None:
         self._command = command
         self._tag = tag
         self._step = self._FIRST_STEPS.get(command, ResponseWalker._head)
 
     def _report(self, done: Outcome[Tag] | FileRequest, events: list[Outcome[Tag] | FileRequest]) -> None:
-        """Hand out what the packet, now whole, meant, and turn to the next answer."""
+        """Hand out what the packet, now whole, meant."""
         events.append(done)
         self._done = None
         if isinstance(done, FileRequest):
             return
-        self._command = self._tag = self._prepared = None
+        self._prepared = None
         self._results = 0
-        self._step = ResponseWalker._unasked
+        self._next()
+
+    def _next(self) -> None:
+        """Turn to the next answer."""
         if self._expected:
             self._begin(*self._expected.popleft())
+        else:
+            self._command = self._tag = None
+            self._step = ResponseWalker._unasked
 
     def _pass_columns(self, chunk: bytes, at: int, end: int) -> int:
         """Step over all definitions but the last, which ends them."""

@@ -214,3 +214,21 @@ def test_a_temporary_table_in_the_queues_place_opens_no_door(proxy, database) ->
                     answer = prepared.execute(number)
                     assert parse_err(answer[-1].payload).code in (1105, 1243)
         assert rows(plain, "STREAM payload, epoch FROM m NOWAIT") == [("secret", 1)]
+
+
+def test_a_prepared_use_changes_the_database_of_what_follows(flavour, proxy, database) -> None:
+    with connect(proxy) as plain:
+        run(plain, f"CREATE DATABASE {database}_2")
+        run(plain, f"USE {database}_2")
+        create_queue(plain, "there")
+        enqueue(plain, "there", "x")
+        run(plain, f"USE {database}")
+        create_queue(plain, "here")
+        with RawClient(proxy, BASE, database) as client:
+            use = client.prepare(f"USE {database}_2")
+            assert bool(use) == (flavour == "mariadb")  # MySQL prepares none.
+            if use:
+                assert client.query("ACK FROM here WHERE id = 1")[-1].payload[0] == 0
+                client.execute(use)
+                assert parse_ok(client.query("ACK FROM there WHERE id = 1")[-1].payload).head.affected_rows == 1
+        run(plain, f"DROP DATABASE {database}_2")

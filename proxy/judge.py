@@ -1,0 +1,243 @@
+"""What a client's commands mean, by what its session has said so far.
+
+Every command of every client is judged before it is sent on: is it one of ours, and if not, what is to be remembered
+until the server has answered it (its tag)? That takes knowing the statements that were prepared, the default database
+and two of the protocol's switches, which earlier commands and their answers have set. No bytes are moved here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mysql_mimic.types import Capabilities, Commands
+
+from proxy.hints import (
+    Killed,
+    Prepared,
+    PreparedQueueStatement,
+    PreparedSettle,
+    PreparedStream,
+    Preparing,
+    Settled,
+    Tag,
+    Touched,
+)
+from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
+from proxy.wire.fields import Reader, WireError
+from proxy.wire.framing import HEADER, Command
+from proxy.wire.params import ParamType, execute_id, parse_execute, query_text
+from proxy.wire.walker import Outcome
+from sqlrewrite.classify import OTHER, OWN_VERBS, Head, Kill, Verb, begins_like_ours, classify, parse_kill
+
+QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
+MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
+MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF = b"\0\0", b"\1\0"
+"""What COM_SET_OPTION carries. The server refuses all else."""
+
+LAST_PREPARED = 0xFFFFFFFF
+"""MariaDB's drivers may execute "the statement prepared last" before they know its number."""
+
+COM_STMT_EXECUTE = int(Commands.COM_STMT_EXECUTE)
+COM_STMT_CLOSE = int(Commands.COM_STMT_CLOSE)
+COM_STMT_RESET = int(Commands.COM_STMT_RESET)
+COM_STMT_SEND_LONG_DATA = int(Commands.COM_STMT_SEND_LONG_DATA)
+LONG_DATA_INDEX_AT = 5
+"""In COM_STMT_SEND_LONG_DATA, behind the command byte and the statement's number."""
+
+EXECUTIONS = frozenset((COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE))
+ABOUT_STATEMENTS = EXECUTIONS | {COM_STMT_CLOSE, COM_STMT_RESET, COM_STMT_SEND_LONG_DATA}
+"""Commands that name a prepared statement."""
+FORGETTING = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
+"""Once they are done, the server knows none of the statements that were prepared before."""
+UNREMARKABLE = frozenset((COM_QUERY, COM_STMT_EXECUTE))
+"""Commands whose answers change nothing of what is known, unless they have a tag."""
+ABOUT_THE_SESSION = FORGETTING | {int(Commands.COM_INIT_DB), int(Commands.COM_SET_OPTION)}
+
+CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
+"""Prepared statements whose execution is withheld from the server."""
+
+
+@dataclass(slots=True)
+class OwnStatement:
+    """A prepared statement that is ours, or matters, under the server's own number."""
+
+    statement: Prepared
+    types: Sequence[ParamType] = ()
+    long_data: frozenset[int] = frozenset()
+
+
+class Judge:
+    """What is known of one session by what was said in it."""
+
+    def __init__(self) -> None:
+        self.attributes = False
+        """Whether queries are preceded by query attributes."""
+        self.prepared: dict[int, OwnStatement] = {}
+        self.preparing = False
+        """Whether a PREPARE of ours is with the server, so that no command about a statement can be judged."""
+        self.known_db: str | None = None
+        """The default database, None when it is to be asked for (again)."""
+        self._db_may_change = False
+        self._multi_statements = False
+        self._last_prepared = 0
+
+    def logged_in(self, capabilities: int) -> None:
+        """Client and server have agreed upon these."""
+        self.attributes = bool(capabilities & QUERY_ATTRIBUTES)
+        self._multi_statements = bool(capabilities & MULTI_STATEMENTS)
+
+    def remember_db(self, db: str | None) -> None:
+        """The server said which the default database is."""
+        if not self._db_may_change:
+            self.known_db = db
+
+    def statement(self, number: int) -> OwnStatement | None:
+        """A prepared statement that is ours, or matters."""
+        return self.prepared.get(self._last_prepared if number == LAST_PREPARED else number)
+
+    # Commands.
+
+    def is_plain(self, byte: int, data: bytes) -> bool:
+        """Whether a command, whole in `data`, does nothing that queues depend on, as far as can be seen at a glance.
+
+        Nearly all commands are of this kind, and what this takes is what each of them is late.
+        """
+        if byte == COM_QUERY:
+            try:
+                text = query_text(data[HEADER:], attributes=self.attributes)
+            except WireError:
+                return False
+            return classify(text, multi_statements=self._multi_statements) is OTHER
+        return byte == COM_STMT_EXECUTE and not (self.prepared or self.preparing)
+
+    def look(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
+        """What a command is, and what is to be remembered until it is answered."""
+        try:
+            return self._judge(command)
+        except WireError:
+            return Verb.OTHER, Touched(None)  # It is cut off, or nonsense: the server will say so, or understand it.
+
+    def wants_whole(self, head: bytes) -> bool:
+        """Whether a long command must be read to its end before it is decided."""
+        try:
+            if head[0] == COM_QUERY:
+                return begins_like_ours(query_text(head, attributes=self.attributes))
+            if head[0] == COM_STMT_PREPARE:
+                return begins_like_ours(head[1:])
+            if head[0] == COM_CHANGE_USER:
+                return True
+            own = self.statement(execute_id(head)) if head[0] in EXECUTIONS else None
+        except WireError:  # Query attributes that are longer than the head, for instance.
+            return False
+        return own is not None and isinstance(own.statement, PreparedStream | PreparedSettle)
+
+    def renumbered(self, command: Command) -> bytes:
+        """Long data as the server wants it: of a statement whose last parameter it has first, it goes there too."""
+        own = self.statement(execute_id(command.payload))
+        if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.delay_is_param:
+            return command.data
+        index = Reader(command.payload, LONG_DATA_INDEX_AT).uint(2)
+        count = own.statement.statement.param_count
+        if index >= count:
+            return command.data  # The server's to judge.
+        moved = (index + 1) % count
+        at = HEADER + LONG_DATA_INDEX_AT
+        return command.data[:at] + moved.to_bytes(2, "little") + command.data[at + 2 :]
+
+    def session_command(self, command: Command) -> None:
+        """A command changes what is known of the session."""
+        self.known_db = None
+        switch = command.payload[1:] if command.byte == Commands.COM_SET_OPTION else None
+        if switch in (MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF):
+            self._multi_statements = switch == MULTI_STATEMENTS_ON
+
+    def _judge(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
+        byte = command.byte
+        if byte == COM_QUERY:
+            text = query_text(command.payload, attributes=self.attributes)
+            head = classify(text, multi_statements=self._multi_statements)
+            return (Verb.OTHER, None) if head is OTHER else (head.verb, self._tag(head, text))
+        if byte == COM_STMT_PREPARE:
+            head = classify(command.payload[1:], multi_statements=False)
+            tag = self._tag(head, command.payload[1:])
+            self._db_may_change |= head.verb is Verb.USE  # MariaDB prepares it, and any execution may be its.
+            return head.verb, None if tag is None else Preparing(tag)
+        if byte in ABOUT_STATEMENTS:
+            return Verb.OTHER, self._look_up(command)
+        if byte in ABOUT_THE_SESSION:
+            self.session_command(command)
+        if byte == Commands.COM_PROCESS_KILL:
+            return Verb.OTHER, Killed(Kill(Reader(command.payload, 1).uint(4), query_only=False))
+        return Verb.OTHER, None
+
+    def _tag(self, head: Head, text: bytes) -> Touched | Killed | None:
+        if head.verb is Verb.OTHER or head.verb in OWN_VERBS:
+            return None
+        if head.table is None:  # Several statements, EXECUTE, USE, DROP DATABASE …
+            self.known_db = None
+        if head.verb is Verb.KILL:
+            kill = parse_kill(text)
+            return Killed(kill) if kill else None
+        return Touched.by(head)
+
+    def _look_up(self, command: Command) -> Tag | CarriedOutHere:
+        """What is known of the prepared statement that a command is about."""
+        number = execute_id(command.payload)
+        own = self.statement(number)
+        if command.byte == COM_STMT_CLOSE:
+            self.prepared.pop(self._last_prepared if number == LAST_PREPARED else number, None)
+        elif own is not None and command.byte == COM_STMT_SEND_LONG_DATA:
+            own.long_data |= {int.from_bytes(command.payload[5:7], "little")}
+        elif own is not None and command.byte == COM_STMT_RESET:
+            own.long_data = frozenset()
+        elif own is not None and command.byte in EXECUTIONS:
+            match own.statement:
+                case PreparedSettle() as prepared if not prepared.delay_is_param:
+                    return self._prepared_settle(own, prepared, command)
+                case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
+                    return None  # The server has prepared a SELECT, and refuses to execute that in bulk.
+                case Killed(Kill(connection_id=None)) as killed:
+                    return self._prepared_kill(own, killed, command)
+                case statement:
+                    return statement
+        return None
+
+    def _prepared_settle(self, own: OwnStatement, prepared: PreparedSettle, command: Command) -> Settled:
+        """Which messages an execution is about; unknown where they cannot be read."""
+        statement = prepared.statement
+        long_data, own.long_data = own.long_data, frozenset()  # It was for one execution.
+        if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
+            return prepared.settled(None)
+        execute = parse_execute(
+            command.payload,
+            statement.param_count,
+            types=own.types,
+            long_data=long_data,
+            attributes=self.attributes,
+        )
+        own.types = execute.types
+        return prepared.settled(execute.values)
+
+    def _prepared_kill(self, own: OwnStatement, killed: Killed, command: Command) -> Killed | None:
+        """Whom an execution of `KILL ?` ends."""
+        execute = parse_execute(command.payload, 1, types=own.types, attributes=self.attributes)
+        own.types = execute.types
+        (value,) = execute.values
+        number = (
+            value if isinstance(value, int) else int(value) if isinstance(value, bytes) and value.isdigit() else None
+        )
+        return None if number is None else Killed(Kill(number, killed.kill.query_only))
+
+    # Answers.
+
+    def answered(self, outcome: Outcome[Tag]) -> None:
+        """The server has answered a command."""
+        if outcome.command in FORGETTING and outcome.ok:
+            self.prepared.clear()
+        if outcome.prepared is not None:
+            self._last_prepared = outcome.prepared.statement_id
+        if isinstance(outcome.tag, Preparing):
+            self.preparing = False
+            if outcome.prepared is not None:
+                self.prepared[outcome.prepared.statement_id] = OwnStatement(outcome.tag.statement)
