@@ -229,7 +229,7 @@ def run(server: EmbeddedServer, folder: Path, arguments: argparse.Namespace) -> 
                     bench.round(read, "rows alike", 0, reads)
                     bench.round(read, "rows differing", 0, reads)
                 print(f"round {number + 1} of {arguments.rounds}", flush=True)
-            for number in range(arguments.rounds):  # After the rest: ackstream's reader of the log lags behind them.
+            for number in range(arguments.rounds):  # After the rest: who follows the log may read on for a while.
                 bench.round(work, INSERTS_AT_ONCE, arguments.seconds, number)
         for way in all_ways[1:]:
             measure_idle(program, way, bench.figures[way.name])

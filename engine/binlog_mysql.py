@@ -49,6 +49,7 @@ from engine.model import TableId
 from engine.queries import statement, text_literal
 from engine.rawrows import text_values
 from engine.rowimage import ColumnType, bits, field_of
+from engine.sieve import Sieve
 from engine.store import StoreError
 
 SERVER_IDS = range(3_000_000_000, 4_294_967_295)
@@ -163,9 +164,11 @@ class LogReader:
         self._link_limits = LinkLimits()
         self._outbox, self._pipe = outbox, pipe
         self._transactions = Transactions(order.limits.rows_max, outbox.add)
+        self._sieve = Sieve(self._follows, lambda: bool(self._transactions.pending))
         self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
         self._generation = 0
         self._connections = 0
+        self._stream_connection: Any = None
         self._ahead_s = 0.0
         self._lag_s = 0.0
         self._rows = 0
@@ -199,6 +202,7 @@ class LogReader:
                 self._pipe.flush()
                 threading.Thread(target=self._outbox.write_to, args=[self._pipe], daemon=True).start()
                 first = False
+                self._sift(self._stream_connection)
             self._take(event)
 
     def _begin(self) -> tuple[str, int]:
@@ -228,7 +232,21 @@ class LogReader:
         if self._connections > 2:
             raise pymysql.InterfaceError("the connection was lost")
         asked = {"database": options.get("db"), "cursorclass": options.get("cursorclass", Cursor)}
-        return connect(self._address, self._link_limits, **asked)
+        connection = connect(self._address, self._link_limits, **asked)
+        if "db" not in options:
+            self._stream_connection = connection
+        return connection
+
+    def _sift(self, connection: Any) -> None:
+        """Pass over events that are of no interest before the library, which asks for them so, takes them apart."""
+        read, wants = connection._read_packet, self._sieve.wants  # noqa: SLF001
+
+        def wanted(*arguments: Any) -> Any:
+            while not wants((packet := read(*arguments)).get_all_data()):
+                pass
+            return packet
+
+        connection._read_packet = wanted  # noqa: SLF001
 
     def _next(self, stream: Any) -> Any:
         while True:
@@ -288,6 +306,10 @@ class LogReader:
                 pending.row(table, key, entry)
         except (UnclearRowError, UnicodeDecodeError, IndexError):
             pending.anything(table)
+
+    def _follows(self, db: bytes, name: bytes) -> bool:
+        wanted = self.wanted
+        return name.decode("utf-8", "replace") in wanted.names and db.decode("utf-8", "replace") in wanted.databases
 
     def _layout(self, event: Any) -> tuple[TableId, Layout | None] | None:
         """The queue whose rows these are, and how to read them if that is known; None when they are of no queue."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
+from typing import Any, BinaryIO
 
 import pytest
 
+from engine.binlog import News
+from engine.binlog_mysql import LogReader, Outbox
 from engine.binlog_pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
 from engine.link import BackendAddress
 from engine.model import Entry, Key, QueueTable, TableId
@@ -256,3 +260,55 @@ def test_a_type_that_the_library_does_not_know_wakes(server, flavour, database, 
                 assert [each[2:] for each in batch.tables] == [((), ())]
                 break
         assert reader.process.poll() is None
+
+
+class _LastNewsError(Exception):
+    """What was waited for has been told."""
+
+
+class _Told(Outbox):
+    """Keeps the news, until a message with this key is among them."""
+
+    def __init__(self, last: Key) -> None:
+        super().__init__(BinlogLimits())
+        self.last = last
+        self.news = News(1000)
+
+    def add(self, news: News) -> None:
+        self.news.add(news)
+        if any(self.last in (rows or {}) for rows in self.news.tables.values()):
+            raise _LastNewsError
+
+    def write_to(self, pipe: BinaryIO) -> None:
+        pass
+
+
+class _CountingReader(LogReader):
+    taken = 0
+
+    def _take(self, event: Any) -> None:
+        self.taken += 1
+        super()._take(event)
+
+
+def test_transactions_on_other_tables_are_not_taken_apart(server, database, table) -> None:
+    order = Order(BackendAddress(server.host, server.port, "root"), BinlogLimits(), frozenset({table}))
+    told = _Told(last=2)
+    reader = _CountingReader(order, told, BytesIO())
+    with connect(server, database=database) as root:
+        run(root, "CREATE TABLE other LIKE m")
+        begin = reader._begin()
+        reader._begin = lambda: begin  # type: ignore[method-assign]
+        for number in range(100):
+            run(root, f"INSERT INTO other (id) VALUES ({number})")
+        run(root, "BEGIN")
+        run(root, "INSERT INTO other (id) VALUES (1000)")
+        run(root, "INSERT INTO m (id) VALUES (1)")
+        run(root, "UPDATE other SET epoch = 1")
+        run(root, "COMMIT")
+        run(root, "INSERT INTO m (id) VALUES (2)")
+        with pytest.raises(_LastNewsError):
+            reader.run()
+    assert told.news.tables == {table: {1: Entry(1, 0, 0, 0), 2: Entry(2, 0, 0, 0)}}
+    # Of the hundred the first in each second, and a few at the beginning of the log.
+    assert reader.taken < 50
