@@ -86,6 +86,8 @@ class Engine:
         self._limits = limits or Limits()
         self._shell = Shell(store, settings)
         self._runners: dict[TableId, TableRunner] = {}
+        self._of_name: dict[str, list[TableRunner]] = {}
+        """The same by their bare names, casefolded: looked into for every statement that writes."""
         self._known: dict[TableId, _Known] = {}
         self._generation = 0
         self._carriers = Carriers()
@@ -205,9 +207,8 @@ class Engine:
         if name is None:
             self._wake_all.ask()
             return
-        for runner in list(self._runners.values()):
-            if runner.queue.id.name.casefold() == name:
-                runner.happen(partial(runner.dispatcher.woken, anywhere=not inserted))
+        for runner in tuple(self._of_name.get(name, ())):
+            runner.happen(partial(runner.dispatcher.woken, anywhere=not inserted))
         self._written_through(name)
 
     def _written_through(self, name: str) -> None:
@@ -261,10 +262,11 @@ class Engine:
         match known.found:
             case QueueTable() as queue if runner is None:
                 log.info("queue %s: %s", table, "; ".join(queue.advice) or "ready")
-                self._runners[table] = TableRunner(self._shell, queue, self._limits, self.schema_changed, self._buried)
-                self.on_queues()
+                runner = TableRunner(self._shell, queue, self._limits, self.schema_changed, self._buried)
+                self._runners[table] = runner
+                self._index()
                 if self._draining:
-                    self._runners[table].happen(self._runners[table].dispatcher.drain)
+                    runner.happen(runner.dispatcher.drain)
             case QueueTable() as queue if runner is not None:
                 runner.reconfigure(queue)
             case found:
@@ -272,8 +274,15 @@ class Engine:
                     log.warning("%s", found)
                 if runner is not None:
                     del self._runners[table]
-                    self.on_queues()
+                    self._index()
                     runner.retire(str(found) if found else gone(table))
+
+    def _index(self) -> None:
+        """There is another queue, or one less."""
+        self._of_name = {}
+        for table, runner in self._runners.items():
+            self._of_name.setdefault(table.name.casefold(), []).append(runner)
+        self.on_queues()
 
     async def _look_at_all(self) -> None:
         generation = self._generation

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.cursor import SETTLING_NS
 from engine.model import NS_PER_S, TableId
@@ -28,8 +29,7 @@ SETTLED_VALUES_MAX = 100_000
 """Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Touched:
+class Touched(NamedTuple):
     """The statement may have changed rows of a table of this bare name (None: of any), or tables themselves; `inserts`:
     it has only added rows."""
 
@@ -130,9 +130,10 @@ class Hints:
 
     def finished(self, outcome: Outcome[Tag]) -> None:
         """A command ended; tell the engine what can be told now."""
-        if outcome.tag is None and not (self._touched or self._settled):
+        tag = outcome.tag
+        if tag is None and not (self._touched or self._settled):
             return  # As it is for those who only read.
-        match outcome.tag:
+        match tag:
             case Touched() as tag if outcome.ok or outcome.results:
                 self._touch(tag)
                 if tag.schema:

@@ -7,8 +7,10 @@ and two of the protocol's switches, which earlier commands and their answers hav
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from mysql_mimic.types import Capabilities, Commands
 
@@ -58,6 +60,15 @@ CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
 """Prepared statements whose execution is withheld from the server."""
 
 
+class Unclear(enum.Enum):
+    """A command takes more than a glance."""
+
+    UNCLEAR = enum.auto()
+
+
+UNCLEAR: Final = Unclear.UNCLEAR
+
+
 @dataclass(slots=True)
 class OwnStatement:
     """A prepared statement that is ours, or matters, under the server's own number."""
@@ -98,18 +109,22 @@ class Judge:
 
     # Commands.
 
-    def is_plain(self, byte: int, data: bytes) -> bool:
-        """Whether a command, whole in `data`, does nothing that queues depend on, as far as can be seen at a glance.
+    def glance(self, byte: int, data: bytes) -> Tag | Unclear:
+        """The tag of a command, whole in `data`, that is to be relayed, if so much is seen at a glance.
 
-        Nearly all commands are of this kind, and what this takes is what each of them is late.
+        It is for nearly all commands, and what this takes is what each of them is late.
         """
         if byte == COM_QUERY:
             try:
                 text = query_text(data[HEADER:], attributes=self.attributes)
             except WireError:
-                return False
-            return classify(text, multi_statements=self._multi_statements) is OTHER
-        return byte == COM_STMT_EXECUTE and not (self.prepared or self.preparing)
+                return UNCLEAR
+            head = classify(text, multi_statements=self._multi_statements)
+            if head is OTHER:
+                return None
+            return UNCLEAR if head.verb in OWN_VERBS else self._tag(head, text)
+        plain = byte == COM_STMT_EXECUTE and not (self.prepared or self.preparing)
+        return None if plain else UNCLEAR
 
     def look(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
         """What a command is, and what is to be remembered until it is answered."""

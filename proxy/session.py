@@ -23,7 +23,7 @@ from mysql_mimic.types import ServerStatus
 
 from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Hints, Killed, Preparing, Tag
-from proxy.judge import ABOUT_STATEMENTS, COM_STMT_SEND_LONG_DATA, UNREMARKABLE, CarriedOutHere, Judge
+from proxy.judge import ABOUT_STATEMENTS, COM_STMT_SEND_LONG_DATA, UNCLEAR, UNREMARKABLE, CarriedOutHere, Judge
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
 from proxy.stream import SERVER_LOST, Stream
 from proxy.tls import TlsLayer
@@ -164,8 +164,9 @@ class Session:
                 return
             if self._task is None and not self._withheld and self._change_user is None:
                 byte = self._framer.whole(data)
-                if byte is not None and self.judge.is_plain(byte, data):
-                    self._relay(byte, None, data)
+                tag = UNCLEAR if byte is None else self.judge.glance(byte, data)
+                if byte is not None and tag is not UNCLEAR:
+                    self._relay(byte, tag, data)
                     return
             for event in self._framer.feed(data):
                 if self._withheld or self._task is not None or not self._pass(event):

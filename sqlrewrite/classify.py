@@ -18,7 +18,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlrewrite.lexicon import (
     COMMENT,
@@ -52,8 +52,7 @@ class Verb(enum.Enum):
     """Relay it; it changes the session's default database."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What the head of a statement tells.
 
     `table` is the bare name, unquoted and casefolded, of the one table that a WRITE or SCHEMA

@@ -59,6 +59,8 @@ from proxy.wire.packets import (
 Tag = TypeVar("Tag")
 
 _OK_MIN: Final = 7
+_FIRST: Final = 1 << 24
+"""In a packet's first four bytes, the number that the first packet of an answer has."""
 _EOF_LEN: Final = 5
 
 _ALIKE_MIN: Final = 16
@@ -200,18 +202,31 @@ class ResponseWalker(Generic[Tag]):
     def feed(self, chunk: bytes) -> Sequence[Outcome[Tag] | FileRequest]:
         """What `chunk` ended, in order. Raises `WireError` when no server would send this here."""
         if self._step is ResponseWalker._head and not (self._skip or self._tail or self._results or self._continued):
-            outcome = self._whole_result(chunk)
+            end = len(chunk)
+            # An answer of the usual kind is taken at once. The steps would say the same of it.
+            is_ok = _OK_MIN + HEADER <= end == _word_at(chunk)[0] - _FIRST + HEADER and chunk[HEADER] == OK
+            outcome = self._whole_ok(chunk, end) if is_ok else self._whole_result(chunk, end)
             if outcome is not None:
                 return (outcome,)
         return self._walk(chunk)
 
-    def _whole_result(self, chunk: bytes) -> Outcome[Tag] | None:
-        """Take an answer of the usual kind at once: one result, which this chunk is, from end to end.
+    def _whole_ok(self, chunk: bytes, end: int) -> Outcome[Tag] | None:
+        """One packet, an OK, which is all of the answer; None where more follows."""
+        affected_rows, insert_id, status, _ = ok_head_at(chunk, HEADER, end)
+        if status & MORE_RESULTS:
+            return None
+        outcome = Outcome(self._command, self._tag, True, status, affected_rows, insert_id, results=1)
+        self.status = status
+        self._next()
+        return outcome
 
-        None for any other, which the steps take packet by packet. They would say the same of this one. Who asks the
-        same again gets the same before the rows and behind them: it is kept, and then need not be taken apart.
+    def _whole_result(self, chunk: bytes, end: int) -> Outcome[Tag] | None:
+        """One result, which the chunk is, from end to end; None for any other answer.
+
+        Who asks the same again gets the same before the rows and behind them: it is kept, and then need not be taken
+        apart.
         """
-        at, end = len(self._before_rows), len(chunk)
+        at = len(self._before_rows)
         if not at or not chunk.startswith(self._before_rows):
             at = self._end_of_head(chunk, end)
             if not at:
