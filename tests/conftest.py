@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pymysql
 import pytest
 from pymysql.connections import Connection
@@ -34,6 +35,12 @@ from tests.support.servers import (
 
 # Without Spark those tests cannot even be imported; make test-pipeline brings it.
 collect_ignore = [] if importlib.util.find_spec("pyspark") else ["pipeline"]
+
+# How long an example takes is the machine's affair, and how busy it is.
+hypothesis.settings.register_profile(
+    "ackstream", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("ackstream")
 
 DATABASE_NUMBERS = itertools.count(1)
 
