@@ -47,6 +47,9 @@ COM_STMT_SEND_LONG_DATA = int(Commands.COM_STMT_SEND_LONG_DATA)
 LONG_DATA_INDEX_AT = 5
 """In COM_STMT_SEND_LONG_DATA, behind the command byte and the statement's number."""
 
+NUMBER = slice(HEADER + 1, HEADER + 5)
+"""Where such a command, in its packet, has the statement's number."""
+
 EXECUTIONS = frozenset((COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE))
 ABOUT_STATEMENTS = EXECUTIONS | {COM_STMT_CLOSE, COM_STMT_RESET, COM_STMT_SEND_LONG_DATA}
 """Commands that name a prepared statement."""
@@ -123,8 +126,12 @@ class Judge:
             if head is OTHER:
                 return None
             return UNCLEAR if head.verb in OWN_VERBS else self._tag(head, text)
-        plain = byte == COM_STMT_EXECUTE and not (self.prepared or self.preparing)
-        return None if plain else UNCLEAR
+        if byte == COM_STMT_EXECUTE and not self.preparing and len(data) >= NUMBER.stop:
+            own = self.statement(int.from_bytes(data[NUMBER], "little"))
+            statement = own.statement if own is not None else None
+            if statement is None or isinstance(statement, Touched):
+                return statement
+        return UNCLEAR
 
     def look(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
         """What a command is, and what is to be remembered until it is answered."""

@@ -1,0 +1,118 @@
+"""What a client's commands mean, by what its session has said so far."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from mysql_mimic.types import Capabilities, Commands
+
+from engine.model import TableId
+from proxy.hints import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Touched
+from proxy.judge import LAST_PREPARED, UNCLEAR, Judge
+from proxy.wire.framing import Command, frame
+from proxy.wire.packets import PrepareOk
+from proxy.wire.params import make_query
+from proxy.wire.walker import Outcome
+from sqlrewrite.ack import parse_settle
+from sqlrewrite.classify import OWN_VERBS, Kill, Verb
+from sqlrewrite.stream import parse_stream
+
+QUERY, PREPARE, EXECUTE = int(Commands.COM_QUERY), int(Commands.COM_STMT_PREPARE), int(Commands.COM_STMT_EXECUTE)
+RESET, CLOSE = int(Commands.COM_RESET_CONNECTION), int(Commands.COM_STMT_CLOSE)
+TABLE = TableId("shop", "orders")
+ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
+
+STATEMENTS = [
+    b"SELECT 1",
+    b"INSERT INTO orders VALUES (1)",
+    b"UPDATE orders SET a = 1",
+    b"DROP TABLE orders",
+    b"KILL QUERY 5",
+    b"USE shop",
+    b"CALL p()",
+    b"STREAM * FROM orders",
+    b"ACK FROM orders WHERE id = 1",
+    b"SHOW QUEUES",
+    b"",
+    b"\xff\xfe nonsense",
+]
+PREPARED: list[Prepared] = [
+    Touched("orders", inserts=True),
+    Killed(Kill(7, query_only=False)),
+    PreparedStream(TABLE, parse_stream("STREAM * FROM orders")),
+    PreparedSettle(TABLE, X),
+]
+
+
+def command(payload: bytes) -> Command:
+    return Command(payload[0], frame(payload, 0), True)
+
+
+def about(byte: int, number: int) -> Command:
+    return command(bytes([byte]) + number.to_bytes(4, "little") + b"\0\1\0\0\0")
+
+
+def answered(judge: Judge, statement: Prepared | None, number: int) -> None:
+    """A PREPARE of a statement has got this number."""
+    tag = None if statement is None else Preparing(statement)
+    judge.answered(Outcome(PREPARE, tag, True, 0, prepared=PrepareOk(number, 0, 0)))
+
+
+@pytest.mark.parametrize(("text", "attributes"), list(product(STATEMENTS, [False, True])))
+def test_a_glance_at_a_query_sees_what_a_look_would(text: bytes, attributes: bool) -> None:
+    judge, twin = Judge(), Judge()
+    for each in (judge, twin):
+        each.logged_in(ATTRIBUTES * attributes)
+        each.remember_db("shop")
+    query = command(make_query(text, attributes=attributes))
+    seen = judge.glance(QUERY, query.data)
+    verb, tag = twin.look(query)
+    if seen is UNCLEAR:
+        assert verb in OWN_VERBS
+    else:
+        assert verb not in OWN_VERBS
+        assert seen == tag
+        assert judge.known_db == twin.known_db
+
+
+@pytest.mark.parametrize("statement", [None, *PREPARED])
+def test_a_glance_at_an_execution_sees_what_a_look_would_or_leaves_it_to_that(statement: Prepared | None) -> None:
+    judge = Judge()
+    answered(judge, statement, 7)
+    for number in (7, LAST_PREPARED, 8):
+        seen = judge.glance(EXECUTE, about(EXECUTE, number).data)
+        assert seen is UNCLEAR or (Verb.OTHER, seen) == judge.look(about(EXECUTE, number))
+    assert judge.glance(EXECUTE, about(EXECUTE, 8).data) is None
+
+
+def test_no_execution_is_judged_while_the_number_of_a_statement_of_ours_is_awaited() -> None:
+    judge = Judge()
+    judge.preparing = True
+    assert judge.glance(EXECUTE, about(EXECUTE, 7).data) is UNCLEAR
+    answered(judge, PREPARED[2], 7)
+    assert judge.glance(EXECUTE, about(EXECUTE, 8).data) is None
+
+
+def test_an_execution_that_is_cut_off_takes_more_than_a_glance() -> None:
+    assert Judge().glance(EXECUTE, frame(bytes([EXECUTE]) + b"\1\0", 0)) is UNCLEAR
+
+
+def test_a_closed_statement_and_a_reset_connection_are_forgotten() -> None:
+    judge = Judge()
+    answered(judge, PREPARED[0], 1)
+    answered(judge, PREPARED[0], 2)
+    judge.look(about(CLOSE, 1))
+    assert (judge.statement(1), judge.statement(2) is not None) == (None, True)
+    judge.look(command(bytes([RESET])))
+    judge.answered(Outcome(RESET, None, True, 0))
+    assert judge.statement(2) is None
+
+
+def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
+    judge = Judge()
+    judge.remember_db("shop")
+    assert judge.known_db == "shop"
+    judge.look(command(bytes([PREPARE]) + b"USE other"))
+    judge.remember_db("shop")
+    assert judge.known_db is None
