@@ -41,7 +41,7 @@ PREPARED: list[Prepared] = [
     Touched("orders", inserts=True),
     Killed(Kill(7, query_only=False)),
     PreparedStream(TABLE, parse_stream("STREAM * FROM orders")),
-    PreparedSettle(TABLE, X),
+    PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")),
 ]
 
 
