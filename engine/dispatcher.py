@@ -16,32 +16,26 @@ the way (an answer, a process, a connection), the row itself says when it is due
 Streams that want different messages are in different *lanes* (engine.lanes), each with a window of its own; claims,
 leases and limits are the table's. A message that was delivered as often as it may be is *buried* instead of claimed.
 
+What is not about streams and who gets what has rooms of its own, each with its own state: what there is to hand out
+and when to look for it (engine.looks), what others may have done to what is out (engine.doubts), and what is to be
+done for the table whoever streams (engine.chores).
+
 `_advance` is the one place that decides what to do next; happenings only record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
+from itertools import count, islice
 
 from engine.backoff import wait_ns
-from engine.effects import (
-    Bury,
-    Cause,
-    Claim,
-    Deliver,
-    Effect,
-    End,
-    Fetch,
-    Lookup,
-    Purge,
-    Release,
-    Scan,
-)
-from engine.expected import Expected
+from engine.chores import Burials, Purges, Returns
+from engine.doubts import Doubts
+from engine.effects import Cause, Claim, Deliver, Effect, End, Fetch
 from engine.lanes import Lane, Lanes, TooManyLanes, pick
 from engine.leases import Lease, Leases
+from engine.looks import Looks
 from engine.model import (
     Claimed,
     Entry,
@@ -49,7 +43,6 @@ from engine.model import (
     Key,
     OnDisconnect,
     Policy,
-    Range,
     Return,
     RowFormat,
     ScanResult,
@@ -69,30 +62,6 @@ class _Attempt:
     answer: tuple[Claimed, ...] | None = None
 
 
-@dataclass(slots=True)
-class _Returning:
-    """Claims to give back: those waiting, and those being given back now."""
-
-    waiting: list[Return] = field(default_factory=list)
-    under_way: tuple[Return, ...] = ()
-
-
-@dataclass(slots=True)
-class _Scan:
-    """A scan under way: for which lane, and in which part of the table."""
-
-    lane: Lane
-    part: Range | None
-
-
-@dataclass(slots=True)
-class _Burying:
-    """Dead messages: those found, and those being moved away."""
-
-    waiting: dict[Key, Entry] = field(default_factory=dict)
-    under_way: dict[Key, Entry] = field(default_factory=dict)
-
-
 class Dispatcher:
     """Who gets which message of one table, and when."""
 
@@ -104,30 +73,26 @@ class Dispatcher:
         self._lanes = Lanes(limits.lanes_max, limits.scan_min)
         self._leases = Leases()
         self._pace = Pace(policy.max_rate, now_ns)
-        self._expected = Expected(limits.window_max)
-        self._scans: dict[int, _Scan] = {}
+        self._ids = count(1)
+        """Of all that is asked of the database, and of leases: what has the greater number is later."""
+        self._looks = Looks(self._lanes, policy, limits, self._ids)
+        self._doubts = Doubts(self._leases, limits)
         self._attempts: dict[int, _Attempt] = {}
-        self._burying = _Burying()
         self._fetches: dict[int, list[Lease]] = {}
-        self._returning = _Returning()
-        self._doubted: dict[Key, None] = {}
-        self._looking_up: dict[Key, Lease | None] = {}
-        self._lookup_pause = Pause(limits.lookup_pause_min_ns, limits.lookup_pause_max_ns)
+        self._returns = Returns(limits)
+        self._burials = Burials(limits)
+        self._purges = Purges(limits, now_ns)
         self._failure_pause = Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
-        self._release_pause = Pause(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._now_ns = now_ns
         """The time of the last decisions: what came due after it is still to be decided."""
-        self._purge_at_ns = now_ns
-        self._purging = False
         self._dealt = 0
-        self._last_id = 0
         self._draining = False
 
     def __repr__(self) -> str:
         return (
             f"<Dispatcher subscribers={len(self._subscribers)} ready={self.ready} lanes={len(self._lanes)}"
             f" claims={len(self._attempts)} in_flight={len(self._leases)}"
-            f" returning={len(self._returning.waiting) + len(self._returning.under_way)}>"
+            f" returning={len(self._returns)}>"
         )
 
     # What others may see.
@@ -150,40 +115,31 @@ class Dispatcher:
     @property
     def settled_down(self) -> bool:
         """Whether nothing is under way or waiting to be given back: a drained dispatcher may be dropped."""
-        under_way = self._attempts or self._fetches or self._scans or self._purging or self._looking_up
-        burying = self._burying.under_way
-        return not (under_way or burying or self._returning.waiting or self._returning.under_way)
+        asked = self._attempts or self._fetches or self._looks.under_way or self._doubts.under_way
+        chores = len(self._returns) or self._burials.under_way or self._purges.under_way
+        return not (asked or chores)
 
     @property
     def wake_at_ns(self) -> int | None:
         """When to call `tick` if nothing else happens before; perhaps already past by the caller's clock."""
-        times = [self._leases.next_deadline_ns]
-        if not self._purging and not self._draining:
-            times.append(self._purge_at_ns)
-        if self._returning.waiting:
-            times.append(self._release_pause.until_ns)
-        if self._burying.waiting:
+        times = [self._leases.next_deadline_ns, self._returns.at_ns]
+        if not self._draining:
+            times.append(self._purges.at_ns)
+        if self._burials.waiting:
             times.append(self._failure_pause.until_ns)
         if self._subscribers and not self._draining:
-            times.append(self._expected.again_ns)
+            times.append(self._looks.again_ns)
             for lane in self._lanes:
                 times += lane.patient_until_ns
-                if self._hungry(lane):
-                    times += self._lane_times(lane)
-                    times.append(self._failure_pause.until_ns)
-            if self._doubted or self._starved():
-                times.append(self._lookup_pause.until_ns)
-        return min((each for each in times if each is not None and each > self._now_ns), default=None)
-
-    def _lane_times(self, lane: Lane) -> list[int | None]:
-        """When a lane that could be given messages may have some, or is to look."""
-        scanning = lane.scanning
-        times = [lane.window.next_ns, scanning.again_ns, scanning.full_at_ns + self._policy.poller_interval_ns]
-        if scanning.dirty:
-            times.append(scanning.at_ns + self._limits.rescan_pause_ns)
-        if lane.window.ready:
-            times.append(self._pace.ready_ns())
-        return times
+            for lane in self._hungry():
+                times += self._looks.times(lane)
+                times.append(self._failure_pause.until_ns)
+                if lane.window.ready:
+                    times.append(self._pace.ready_ns())
+            if len(self._doubts) or self._starved():
+                times.append(self._doubts.until_ns)
+        now_ns = self._now_ns
+        return min([each for each in times if each is not None and each > now_ns], default=None)
 
     # Happenings: clients.
 
@@ -244,37 +200,28 @@ class Dispatcher:
 
     def woken(self, now_ns: int, *, anywhere: bool = False) -> Effects:
         """Somebody committed something that touched the table; `anywhere`: not just new rows at its end."""
-        self._lanes.stir()
+        self._looks.stir(anywhere=anywhere)
         if anywhere:
-            self._lookup_pause.reset()  # It may have been an acknowledgement.
-            self._lanes.reset()
+            self._doubts.hasten()  # It may have been an acknowledgement.
         return self._advance(now_ns)
 
     def settled(self, now_ns: int, keys: Iterable[Key]) -> Effects:
         """These were acknowledged, or are gone, for certain."""
         keys = tuple(keys)
+        self._doubts.settled(keys)
         for key in keys:
-            self._doubted.pop(key, None)
             if lease := self._leases.get(key):
                 self._end_lease(lease)
-        self._lanes.forget(keys)
+        self._looks.over(keys)
         return self._advance(now_ns)
 
     def doubted(self, now_ns: int, keys: Iterable[Key] | None, *, extended: bool = False) -> Effects:
         """These (None: any) may have been acknowledged, given back or otherwise changed: worth a lookup at once.
         `extended`: or their holder may have been given more time."""
-        doubted = (each.key for each in self._leases) if keys is None else keys
-        for key in doubted:
-            if lease := self._leases.get(key):
-                self._doubted[key] = None
-                lease.extended |= extended
-                lease.doubted |= keys is not None  # Any: too many to hold them all back.
-            elif self._subscribers and len(self._doubted) < self._limits.doubted_max:
-                self._doubted[key] = None  # Another proxy's, perhaps.
-            else:
-                self._lanes.stir()
-                self._lanes.reset()
-        self._lookup_pause.reset()
+        if keys is None:
+            self._doubts.about_any(extended=extended)
+        elif not self._doubts.about_these(keys, extended=extended, strangers=bool(self._subscribers)):
+            self._looks.stir(anywhere=True)
         return self._advance(now_ns)
 
     def noticed(self, now_ns: int, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
@@ -283,60 +230,23 @@ class Dispatcher:
         The order is that of the log: each later change is told later. Our own claims and releases are in it too.
         """
         if not seen and not over:
-            self._expected.anything(now_ns)
-            self._lanes.stir()
-            self._lanes.reset()
+            self._looks.anything(now_ns)
             return self.doubted(now_ns, None)
-        ours = self._claiming().union(each.key for each in self._returning.under_way)
+        ours = self._claiming().union(each.key for each in self._returns.under_way)
         for entry in seen:
             if lease := self._leases.get(entry.key):
-                self._compare(lease, entry)
-            elif entry.key not in ours and not self._lanes.main.window.knows(entry):
-                self._sight(entry, now_ns)
-        self._expected.met(over)
-        sure = []
-        for key in over:
-            lease = self._leases.get(key)
-            if lease is None or lease.logged:
-                sure.append(key)
-            else:
-                self._doubt(lease)
-        return self.settled(now_ns, sure)
-
-    def _see(self, entry: Entry, now_ns: int) -> None:
-        """A row that is nobody's here: whoever may want it looks when it is due."""
-        for lane in self._lanes:
-            if lane.cursor is not None:
-                lane.cursor.lower(entry)
-            elif not lane.selection.partitions and self._covers(lane, entry):
-                lane.window.put(entry, now_ns)
-                continue
-            if entry.due_ns <= now_ns:
-                lane.scanning.dirty = True
-            else:
-                lane.look_again(entry.due_ns)
-
-    def _look_for(self, entry: Entry, now_ns: int) -> None:
-        """A row was so when it was looked up, and may have become anything since."""
-        self._lanes.lower(entry)
-        for lane in self._lanes:
-            if entry.due_ns <= now_ns:
-                lane.scanning.dirty = True
-            else:
-                lane.look_again(entry.due_ns)
-
-    def _covers(self, lane: Lane, entry: Entry) -> bool:
-        """Whether the lane's window holds all that is due as soon as this, and has room."""
-        window = lane.window
-        whole = not window.more and (window.horizon_ns is None or entry.due_ns < window.horizon_ns)
-        return whole and len(window) < lane.scanning.limit and not lane.scanning.running
+                self._doubts.logged(lease, entry)
+            elif entry.key not in ours:
+                self._looks.told(entry, now_ns)
+        self._looks.expected_no_more(over)
+        return self.settled(now_ns, [key for key in over if self._doubts.logged_over(key)])
 
     def reconfigure(self, now_ns: int, policy: Policy) -> Effects:
         """The table's comment changed."""
         self._policy = policy
         self._pace.change(policy.max_rate, now_ns)
-        self._lanes.stir()
-        self._purge_at_ns = min(self._purge_at_ns, now_ns + self._purge_pause_ns())
+        self._looks.reconfigure(policy)
+        self._purges.reconfigure(now_ns, policy)
         return self._advance(now_ns)
 
     def tick(self, now_ns: int) -> Effects:
@@ -347,36 +257,13 @@ class Dispatcher:
 
     def scanned(self, now_ns: int, scan_id: int, result: ScanResult) -> Effects:
         """A scan came back."""
-        scan = self._scans.pop(scan_id)
-        lane, claiming = scan.lane, self._claiming()
-        lane.scanning.returned(now_ns, self._limits.stale_ns)
-        self._expected.met(each.key for each in result.entries)
         self._failure_pause.reset()
-
-        def unwanted(entry: Entry) -> bool:
-            if entry.key not in claiming:
-                return self._outdated(entry, scan_id)
-            if lane.cursor is not None:
-                lane.cursor.lower(entry)  # The claim may be of an older state of the row, and miss.
-            return True
-
-        if scan.part is None or not scan.part.after:
-            lane.window.scanned(result, now_ns, unwanted)
-        elif len(lane.window) <= 2 * lane.scanning.limit:
-            lane.window.joined(result, now_ns, unwanted)
-        else:
-            return self._advance(now_ns)  # No room: what was found is still there at the next look.
-        if lane.cursor is not None:
-            lane.cursor.advance(result.reached, result.greatest_id, now_ns)
-        most = min(self._limits.window_max // len(self._lanes), self._policy.cache_size)
-        lane.adapt_scan_limit(self._limits.scan_min, most)
+        self._looks.answered(now_ns, scan_id, result, self._claiming(), self._is_outdated)
         return self._advance(now_ns)
 
     def scan_failed(self, now_ns: int, scan_id: int, text: str, *, lasting: bool = False) -> Effects:
         """A scan could not be made; `lasting`: and cannot be before somebody changes the table."""
-        lane = self._scans.pop(scan_id).lane
-        lane.scanning.returned(now_ns, self._limits.stale_ns)
-        lane.scanning.dirty = True
+        lane = self._looks.failed(now_ns, scan_id)
         self._failure_pause.lengthen(now_ns)
         effects: Effects = []
         for each in list(lane.subscribers.values()):
@@ -397,8 +284,8 @@ class Dispatcher:
         """A claim failed, or its answer was lost. If it was committed all the same, its rows come due again
         by themselves."""
         for _, entry in self._attempts[claim_id].picked.values():
-            self._lanes.lower(entry)
-        self._lanes.stir()
+            self._looks.lower(entry)
+        self._looks.stir()
         self._failure_pause.lengthen(now_ns)
         return self.claimed(now_ns, claim_id, ())
 
@@ -411,7 +298,7 @@ class Dispatcher:
             if lease.key in result.unread or subscriber.spec.id in stopped:
                 stopped.add(subscriber.spec.id)
             elif lease.doubted or lease.key in result.changed:
-                self._doubt(lease)
+                self._doubts.about(lease)
             elif (row := result.rows.get(lease.key)) is not None:
                 subscriber.sent(lease)
                 parcels.setdefault(subscriber.spec.id, []).append(row)
@@ -431,56 +318,34 @@ class Dispatcher:
 
     def looked_up(self, now_ns: int, found: Mapping[Key, Entry]) -> Effects:
         """What became of the leases that were looked up."""
-        over, claiming = 0, self._claiming()
-        for key, asked_about in self._looking_up.items():
-            lease, entry = self._leases.get(key), found.get(key)
-            if lease is None:
-                if entry is not None and key not in claiming:
-                    self._look_for(entry, now_ns)
-                continue
-            if lease is not asked_about:  # The row was deleted, and came again: this may be older than our claim.
-                continue
-            if entry is not None and self._is_still_held(lease, entry):
-                self._leases.postpone(lease, entry.due_ns)
-                lease.doubted &= key in self._doubted  # As above.
-                continue
-            over += 1
-            self._end_lease(lease)
-            if entry is not None:
-                self._see(entry, now_ns)
-        self._looking_up = {}
-        if over:
-            self._lookup_pause.reset()
-        else:
-            self._lookup_pause.lengthen(now_ns)
+        claiming = self._claiming()
+        for lease, entry in self._doubts.answered(now_ns, found, self._now_ns):
+            if lease is not None:
+                self._end_lease(lease)
+                if entry is not None:
+                    self._looks.see(entry, now_ns)
+            elif entry is not None and entry.key not in claiming:
+                self._looks.seen_before(entry, now_ns)
         return self._advance(now_ns)
 
     def lookup_failed(self, now_ns: int) -> Effects:
         """The lookup could not be made; what was doubted still is."""
-        self._doubted = dict.fromkeys([*self._looking_up, *self._doubted])
-        self._looking_up = {}
-        self._lookup_pause.lengthen(now_ns)
+        self._doubts.failed(now_ns)
         return self._advance(now_ns)
 
     def released(self, now_ns: int) -> Effects:
         """What was given back is anybody's now."""
-        self._look_where_it_was()
-        self._returning.under_way = ()
-        self._release_pause.reset()
+        self._look_where_they_were(self._returns.done())
         return self._advance(now_ns)
 
     def release_failed(self, now_ns: int) -> Effects:
-        """Giving back failed, or its answer was lost; it is guarded, so it can be tried again while it matters."""
-        self._look_where_it_was()
-        self._returning.waiting += self._returning.under_way
-        self._returning.under_way = ()
-        self._release_pause.lengthen(now_ns)
+        """Giving back failed, or its answer was lost."""
+        self._look_where_they_were(self._returns.failed(now_ns))
         return self._advance(now_ns)
 
-    def purged(self, now_ns: int, count: int) -> Effects:
+    def purged(self, now_ns: int, deleted: int) -> Effects:
         """Old acknowledged rows are gone; a full batch means that there are more."""
-        self._purging = False
-        self._purge_at_ns = now_ns if count >= self._limits.purge_rows else now_ns + self._purge_pause_ns()
+        self._purges.done(now_ns, self._policy, deleted)
         return self._advance(now_ns)
 
     def purge_failed(self, now_ns: int) -> Effects:
@@ -489,10 +354,8 @@ class Dispatcher:
 
     def buried(self, now_ns: int, moved: Iterable[Key]) -> Effects:
         """Dead messages were moved away; the others are locked by somebody, changed, or left alone for a while."""
-        under_way, self._burying.under_way = self._burying.under_way, {}
-        gone = set(moved)
-        self._missed([entry for entry in under_way.values() if entry.key not in gone], now_ns)
-        self._lanes.stir()
+        self._looks.missed(self._burials.done(set(moved)), now_ns)
+        self._looks.stir()
         return self._advance(now_ns)
 
     def bury_failed(self, now_ns: int) -> Effects:
@@ -506,23 +369,19 @@ class Dispatcher:
         """Everything that follows from the state as it is now."""
         self._now_ns = now_ns
         self._expire(now_ns)
-        for lane in self._lanes:
-            lane.window.promote(now_ns)
-        if self._expected.due(now_ns):
-            self._lanes.stir()
-            if self._expected.slow:
-                self._lanes.reset()
-        effects = self._release(now_ns)
+        self._looks.pass_time(now_ns)
+        effects = self._returns.begin(now_ns)
         effects += self._finish(now_ns)
         for lane in self._lanes:
             lane.survey(self._policy.batch_size)
         if not self._draining:
-            effects += self._claim(now_ns)
-            effects += self._bury(now_ns)
-            effects += self._scan(now_ns)
+            if now_ns >= self._failure_pause.until_ns:
+                effects += self._claim(now_ns)
+                effects += self._burials.begin()
+                effects += self._look(now_ns)
             effects += self._fetch()
-            effects += self._lookup(now_ns)
-            effects += self._purge(now_ns)
+            effects += self._doubts.begin(now_ns, self._starved)
+            effects += self._purges.begin(now_ns, self._policy)
         return effects
 
     def _expire(self, now_ns: int) -> None:
@@ -530,18 +389,10 @@ class Dispatcher:
             self._end_lease(lease)
             entry = Entry(lease.key, lease.epoch, lease.priority, lease.deadline_ns)
             if self._is_dead(entry):
-                self._burying.waiting[entry.key] = entry
-            self._lanes.lower(entry)
-            self._lanes.stir()
-        self._returning.waiting = [each for each in self._returning.waiting if each.deadline_ns > now_ns]
-
-    def _release(self, now_ns: int) -> Effects:
-        returning = self._returning
-        if returning.under_way or not returning.waiting or now_ns < self._release_pause.until_ns:
-            return []
-        returning.under_way = tuple(returning.waiting[: self._limits.claim_max])
-        del returning.waiting[: self._limits.claim_max]
-        return [Release(returning.under_way)]
+                self._burials.add(entry)
+            self._looks.lower(entry)
+            self._looks.stir()
+        self._returns.pass_time(now_ns)
 
     def _finish(self, now_ns: int) -> Effects:
         over = [each for lane in self._lanes for each in lane.subscribers.values() if self._is_over(lane, each, now_ns)]
@@ -566,22 +417,22 @@ class Dispatcher:
             (lane, 0 if lane.scanning.is_stale(now_ns) else max(0, min(lane.credit - lane.reserved, lane.window.ready)))
             for lane in self._lanes
         ]
-        count = self._claimable(sum(most for _, most in wishes), now_ns)
-        if count <= 0 or len(self._attempts) >= self._limits.claims_max or now_ns < self._failure_pause.until_ns:
+        most = self._claimable(sum(wish for _, wish in wishes), now_ns)
+        if most <= 0 or len(self._attempts) >= self._limits.claims_max:
             return []
-        if self._attempts and count < self._policy.batch_size:
+        if self._attempts and most < self._policy.batch_size:
             return []  # Credit comes in drops while a claim is under way: gather it into one statement.
         picked: dict[Key, tuple[Lane, Entry]] = {}
-        for lane, entry in pick(wishes, count):
+        for lane, entry in pick(wishes, most):
             if self._is_dead(entry):
-                self._burying.waiting[entry.key] = entry
+                self._burials.add(entry)
             else:
                 picked[entry.key] = lane, entry
                 lane.reserved += 1
         if not picked:
             return []
         self._pace.spend(len(picked))
-        claim_id = self._next_id()
+        claim_id = next(self._ids)
         self._attempts[claim_id] = _Attempt(picked)
         wanted = [
             Wanted(entry.key, entry.epoch, wait_ns(self._policy, entry.epoch, self._jitter()), lane.selection)
@@ -593,59 +444,12 @@ class Dispatcher:
         if not wished or self._policy.paused:
             return 0
         allowance = self._pace.allowance(now_ns)
-        count = min(wished, self._capacity(), self._limits.claim_max)
-        return count if allowance is None else min(count, allowance)
+        most = min(wished, self._capacity(), self._limits.claim_max)
+        return most if allowance is None else min(most, allowance)
 
-    def _bury(self, now_ns: int) -> Effects:
-        burying = self._burying
-        if burying.under_way or not burying.waiting or now_ns < self._failure_pause.until_ns:
-            return []
-        dead = list(islice(burying.waiting.values(), self._limits.claim_max))
-        for entry in dead:
-            del burying.waiting[entry.key]
-        burying.under_way = {entry.key: entry for entry in dead}
-        retry_ns = self._limits.bury_retry_ns
-        return [Bury(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
-
-    def _scan(self, now_ns: int) -> Effects:
-        if now_ns < self._failure_pause.until_ns:
-            return []
-        due = [each for each in self._lanes if self._hungry(each) and self._scan_is_due(each, now_ns)]
-        due.sort(key=lambda each: each.scanning.at_ns)
-        return [self._begin_scan(lane, now_ns) for lane in due[: self._limits.scans_max - len(self._scans)]]
-
-    def _begin_scan(self, lane: Lane, now_ns: int) -> Scan:
-        scanning, part = lane.scanning, None
-        if lane.cursor is not None:
-            if now_ns >= scanning.full_at_ns + self._policy.poller_interval_ns:
-                lane.cursor.reset()
-            part = Range(lane.cursor.begin(now_ns), now_ns + self._limits.ahead_ns)
-        if part is None or not part.after:
-            scanning.full_at_ns = now_ns
-        scanning.started += 1
-        scanning.at_ns = now_ns
-        scanning.dirty = False
-        scanning.again_ns = None
-        scan_id = self._next_id()
-        self._scans[scan_id] = _Scan(lane, part)
-        # Rows that cannot be offered again yet must not crowd out those that can.
-        limit = scanning.limit + lane.window.missed + self._reserved() + len(self._burying.waiting)
-        return Scan(scan_id, lane.selection, limit, part)
-
-    def _scan_is_due(self, lane: Lane, now_ns: int) -> bool:
-        scanning, window = lane.scanning, lane.window
-        if scanning.running:
-            return False
-        if window.ready <= scanning.limit // 4:
-            if scanning.dirty or window.more or lane.unsure:
-                return True
-            if window.horizon_ns is not None and window.horizon_ns <= now_ns:
-                return True
-        if scanning.dirty and now_ns >= scanning.at_ns + self._limits.rescan_pause_ns:
-            return True
-        if scanning.again_ns is not None and scanning.again_ns <= now_ns:
-            return True
-        return now_ns >= scanning.full_at_ns + self._policy.poller_interval_ns
+    def _look(self, now_ns: int) -> Effects:
+        hungry = self._hungry()
+        return self._looks.begin(hungry, now_ns, self._reserved() + self._burials.waiting) if hungry else []
 
     def _fetch(self) -> Effects:
         batches: dict[RowFormat, list[Lease]] = {}
@@ -659,28 +463,10 @@ class Dispatcher:
                 each.fetching = True
         effects: Effects = []
         for row_format, leases in batches.items():
-            fetch_id = self._next_id()
+            fetch_id = next(self._ids)
             self._fetches[fetch_id] = leases
             effects.append(Fetch(fetch_id, row_format, {each.key: each.delivery for each in leases}))
         return effects
-
-    def _lookup(self, now_ns: int) -> Effects:
-        if self._looking_up or now_ns < self._lookup_pause.until_ns:
-            return []
-        if not self._doubted and self._starved():
-            sent = (each.key for each in self._leases if each.sent)
-            self._doubted.update((key, None) for key in islice(sent, self._limits.lookup_max))
-        keys = tuple(islice(self._doubted, self._limits.lookup_max))
-        for key in keys:
-            del self._doubted[key]
-        self._looking_up = {key: self._leases.get(key) for key in keys}
-        return [Lookup(keys)] if keys else []
-
-    def _purge(self, now_ns: int) -> Effects:
-        if self._purging or now_ns < self._purge_at_ns:
-            return []
-        self._purging = True
-        return [Purge(self._policy.purge_after_ns, self._limits.purge_rows)]
 
     # Parts of decisions.
 
@@ -690,7 +476,7 @@ class Dispatcher:
     def _claiming(self) -> set[Key]:
         """The messages that are being claimed or buried."""
         keys = {key for attempt in self._attempts.values() for key in attempt.picked}
-        return keys.union(self._burying.waiting, self._burying.under_way)
+        return keys.union(self._burials)
 
     def _capacity(self) -> int:
         """How many more messages the table may have in flight."""
@@ -699,9 +485,11 @@ class Dispatcher:
             most = min(most, self._policy.max_in_flight)
         return most - len(self._leases) - self._reserved()
 
-    def _hungry(self, lane: Lane) -> bool:
-        """Whether somebody in the lane could be given a message."""
-        return lane.credit > 0 and not self._policy.paused and self._capacity() > 0
+    def _hungry(self) -> list[Lane]:
+        """The lanes in which somebody could be given a message."""
+        if self._policy.paused or self._capacity() <= 0:
+            return []
+        return [each for each in self._lanes if each.credit > 0]
 
     def _starved(self) -> bool:
         """Whether somebody waits for acknowledgements."""
@@ -714,43 +502,7 @@ class Dispatcher:
         """Whether a message has been delivered as often as it may be."""
         return 0 < self._policy.max_attempts <= entry.epoch and self._policy.dead_letter is not None
 
-    def _is_still_held(self, lease: Lease, entry: Entry) -> bool:
-        """Whether a row shows the delivery that we know of, perhaps with more time than we know of."""
-        if entry.epoch != lease.epoch:
-            return False
-        extended = lease.extended
-        lease.extended &= entry.key in self._doubted  # Then this answer may be older than the reason to ask.
-        return entry.due_ns == lease.deadline_ns or (extended and entry.due_ns > self._now_ns)
-
-    def _compare(self, lease: Lease, entry: Entry) -> None:
-        """The log shows a message that is out: as we claimed it, as it was before, or changed by somebody else."""
-        if (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns):
-            lease.logged = True
-        elif lease.logged or entry.epoch >= lease.epoch:
-            self._doubt(lease)
-
-    def _doubt(self, lease: Lease) -> None:
-        """Somebody may have changed the message."""
-        lease.doubted = True
-        self._doubted[lease.key] = None
-        self._lookup_pause.reset()
-
-    def _sight(self, entry: Entry, now_ns: int) -> None:
-        """The log shows a message that we did not know so; others may not see it yet."""
-        due = entry.due_ns <= now_ns
-        if due:
-            self._expected.add(now_ns, entry.key)
-            self._lanes.stir()
-        else:
-            self._expected.met((entry.key,))
-        self._lanes.lower(entry)
-        for lane in self._lanes:
-            if lane.cursor is None and not (due or lane.selection.partitions):
-                lane.window.await_due(entry, self._limits.window_max)
-            elif not due:
-                lane.look_again(entry.due_ns)
-
-    def _outdated(self, entry: Entry, scan_id: int) -> bool:
+    def _is_outdated(self, entry: Entry, scan_id: int) -> bool:
         """Whether a scan shows a row as it was before our own claim of it, and not as somebody made it since."""
         lease = self._leases.get(entry.key)
         return lease is not None and entry.epoch < lease.epoch and scan_id < lease.since
@@ -765,28 +517,18 @@ class Dispatcher:
         missed = [(lane, entry) for lane, entry in picked.values() if entry.key not in taken]
         self._pace.spend(-len(missed))
         for lane in by_lane:
-            self._missed([entry for each, entry in missed if each is lane], now_ns, lane)
+            self._looks.missed([entry for each, entry in missed if each is lane], now_ns, lane)
             lane.window.claimed(taken)
         leases = [Lease.of(each) for each in claims]
         leases.sort(key=lambda each: (each.priority, each.due_ns, each.key))
         for lease in leases:
             if before := self._leases.get(lease.key):
                 self._end_lease(before)
-            lease.since = self._next_id()
+            lease.since = next(self._ids)
             self._leases.add(lease)
             by_lane[picked[lease.key][0]].append(lease)
         for lane, each in by_lane.items():
             self._deal(lane, each)
-
-    def _missed(self, entries: Sequence[Entry], now_ns: int, of: Lane | None = None) -> None:
-        """Rows that looked due could not be had: left alone for a moment, and looked for again, by all."""
-        if not entries:
-            return
-        for lane in self._lanes:
-            keep = lane is of and lane.cursor is not None
-            lane.look_again(lane.window.miss(entries, now_ns, keep=keep))
-        for entry in entries:
-            self._lanes.lower(entry, but=of)
 
     def _deal(self, lane: Lane, leases: Sequence[Lease]) -> None:
         willing = () if self._draining else lane.subscribers.values()
@@ -811,16 +553,17 @@ class Dispatcher:
 
     def _give_back(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
-            self._returning.waiting.append(lease.returned())
+            self._returns.add(lease.returned())
             self._end_lease(lease)
             if not lease.sent:
                 self._pace.spend(-1)
 
-    def _look_where_it_was(self) -> None:
-        for each in self._returning.under_way:
+    def _look_where_they_were(self, returns: Iterable[Return]) -> None:
+        """Claims may have been given back: unsent messages stand at their old places."""
+        for each in returns:
             if not each.sent:
-                self._lanes.lower(each.entry)
-        self._lanes.stir()
+                self._looks.lower(each.entry)
+        self._looks.stir()
 
     def _end_lease(self, lease: Lease) -> None:
         self._leases.remove(lease)
@@ -843,11 +586,3 @@ class Dispatcher:
         keep = self._policy.on_disconnect is OnDisconnect.KEEP
         self._give_back([each for each in list(self._leases) if not (keep and each.sent)])
         return effects + self._advance(now_ns)
-
-    def _purge_pause_ns(self) -> int:
-        tenth = self._policy.purge_after_ns // 10
-        return min(max(tenth, self._limits.purge_pause_min_ns), self._limits.purge_pause_max_ns)
-
-    def _next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id

@@ -8,7 +8,7 @@ credit. What a claim takes is checked in the database again, so a message goes t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.cursor import Cursor
@@ -65,6 +65,19 @@ class Lane:
         """There is something to look for at that time."""
         self.scanning.again_ns = min(at_ns, self.scanning.again_ns or at_ns)
 
+    def look_when_due(self, entry: Entry, now_ns: int) -> None:
+        """There is a message to look for, now or when it comes due."""
+        if entry.due_ns <= now_ns:
+            self.scanning.dirty = True
+        else:
+            self.look_again(entry.due_ns)
+
+    def covers(self, entry: Entry) -> bool:
+        """Whether the window holds all that is due as soon as this, and has room."""
+        window = self.window
+        whole = not window.more and (window.horizon_ns is None or entry.due_ns < window.horizon_ns)
+        return whole and len(window) < self.scanning.limit and not self.scanning.running
+
     def adapt_scan_limit(self, least: int, most: int) -> None:
         """Read further ahead while a backlog is being worked off, and little when most rows are not due."""
         scanning, window = self.scanning, self.window
@@ -108,30 +121,6 @@ class Lanes:
     def get(self, selection: Selection) -> Lane | None:
         """The lane of a selection, if it is known."""
         return self._by_selection.get(selection)
-
-    def forget(self, keys: Iterable[Key]) -> None:
-        """These messages are over."""
-        keys = tuple(keys)
-        for lane in self:
-            lane.window.forget(keys)
-
-    def stir(self) -> None:
-        """Something may have become due."""
-        for lane in self:
-            lane.scanning.dirty = True
-
-    def reset(self) -> None:
-        """Something may have changed anywhere."""
-        for lane in self:
-            if lane.cursor is not None:
-                lane.cursor.reset()
-
-    def lower(self, entry: Entry, but: Lane | None = None) -> None:
-        """The message may stand at this place (again): lanes that have passed it are to look there."""
-        for lane in self:
-            if lane.cursor is not None and lane is not but:
-                lane.cursor.lower(entry)
-                lane.scanning.dirty = True
 
     def _forget_one(self) -> None:
         for selection, lane in self._by_selection.items():

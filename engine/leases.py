@@ -105,6 +105,8 @@ class Leases:
 
     def expired(self, now_ns: int) -> list[Lease]:
         """The leases whose deadline has passed; they are still to be removed."""
+        if not self._deadlines or self._deadlines[0][0] > now_ns:
+            return []
         # By key: a message given back unsent and claimed again at the same instant has one deadline twice.
         over: dict[Key, Lease] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ns:

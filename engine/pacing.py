@@ -150,6 +150,13 @@ class Scanning:
         """Whether a scan has not come back yet."""
         return self.started > self.completed
 
+    def begun(self, now_ns: int) -> None:
+        """A scan was asked for: it shows all that is committed by now."""
+        self.started += 1
+        self.at_ns = now_ns
+        self.dirty = False
+        self.again_ns = None
+
     def returned(self, now_ns: int, stale_ns: int) -> None:
         """The scan came back. One that took long is trusted for long, or a slow table would be scanned all the time."""
         self.completed = self.started
