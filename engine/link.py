@@ -208,6 +208,7 @@ class Link:
                 if len(packet) <= _EOF_SIZE_MOST:
                     return
             keep(packet)
+            del packet  # It may be large, and so may the next.
 
     def _skip(self, packets: int) -> None:
         for _ in range(packets):
@@ -238,6 +239,7 @@ class Link:
     def _fill(self, size: int) -> None:
         """Drop what was read, and read on until there are `size` bytes."""
         pieces = [self._buffer[self._at :]]
+        self._buffer, self._at = b"", 0
         have = len(pieces[0])
         with self._failing():
             while have < size:
@@ -245,7 +247,7 @@ class Link:
                 if not pieces[-1]:
                     raise ConnectionResetError("the server closed the connection")
                 have += len(pieces[-1])
-        self._buffer, self._at = b"".join(pieces), 0
+        self._buffer = b"".join(pieces)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ so (`enter_infile`) because the server asked for it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from proxy.wire.commands import COM_CLONE, COM_SLEEP
@@ -102,26 +102,31 @@ def frame(payload: bytes, seq: int) -> bytes:
     length = len(payload)
     if length < PAYLOAD_MAX:
         return _pack_word(length | (seq & 0xFF) << 24) + payload
-    parts: list[bytes] = []
-    for start in range(0, length + 1, PAYLOAD_MAX):
-        part = payload[start : start + PAYLOAD_MAX]
-        parts += (_pack_word(len(part) | (seq & 0xFF) << 24), part)
-        seq += 1
-    return b"".join(parts)
+    return b"".join(_large(payload, seq))
 
 
 def frame_rows(rows: Iterable[bytes], seq: int) -> tuple[bytes, int]:
     """Many payloads as packets in one buffer, and the sequence number that comes next."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for row in rows:
         length = len(row)
         if length >= PAYLOAD_MAX:
-            parts.append(frame(row, seq))
+            parts += _large(row, seq)
             seq += length // PAYLOAD_MAX + 1
             continue
         parts += (_pack_word(length | (seq & 0xFF) << 24), row)
         seq += 1
     return b"".join(parts), seq & 0xFF
+
+
+def _large(payload: bytes, seq: int) -> Iterator[bytes | memoryview]:
+    """The packets of a payload that needs more than one, in pieces that are no copies of it."""
+    whole = memoryview(payload)
+    for start in range(0, len(whole) + 1, PAYLOAD_MAX):
+        part = whole[start : start + PAYLOAD_MAX]
+        yield _pack_word(len(part) | (seq & 0xFF) << 24)
+        yield part
+        seq += 1
 
 
 def join_payload(data: bytes) -> bytes:
