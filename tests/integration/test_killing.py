@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pymysql
 import pytest
 from mysql_mimic.types import Commands
@@ -77,6 +79,54 @@ def test_the_command_for_it_ends_a_stream_and_its_connection(proxy, streaming) -
     assert streaming.ended.wait(10)
     assert isinstance(streaming.error, pymysql.MySQLError)
     assert streaming.error.args[0] == 1053
+
+
+@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize(
+    ("statement", "code"), [("KILL HARD {}", 1053), ("KILL SOFT CONNECTION {}", 1053), ("KILL SOFT QUERY {}", 1317)]
+)
+def test_mariadbs_degrees_of_killing_end_a_stream(proxy, streaming, statement, code) -> None:
+    with RawClient(proxy) as other:
+        other.query(statement.format(streaming.connection.thread_id()))
+    assert streaming.ended.wait(10)
+    assert isinstance(streaming.error, pymysql.MySQLError)
+    assert streaming.error.args[0] == code
+
+
+@pytest.fixture
+def streaming_user(proxy, database, connection, consume) -> Iterator[tuple[str, Consumer]]:
+    """The stream of a user of its own, that has delivered a message and waits for more."""
+    with user(connection, database, "SELECT", "UPDATE") as name:
+        consumer: Consumer = consume(proxy.connect(database=database, user=name), "STREAM * FROM m")
+        eventually(lambda: consumer.received)
+        yield name, consumer
+
+
+@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("place", ["server", "proxy"])
+def test_kill_user_ends_all_that_one_user_streams_and_releases_it(request, connection, streaming_user, place) -> None:
+    name, consumer = streaming_user
+    with RawClient(request.getfixturevalue(place)) as other:
+        other.query(f"KILL USER {name}")
+    assert consumer.ended.wait(10)
+    assert isinstance(consumer.error, pymysql.MySQLError)
+    assert consumer.error.args[0] == 1053
+    assert rows(connection, "STREAM *, epoch FROM m WAIT 20") == [(1, "a", 2)]
+
+
+@pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("kill", ["KILL QUERY USER {name}", "KILL QUERY ID {query}"])
+def test_kill_query_by_anything_but_the_connection_is_not_seen_by_an_idle_stream(
+    proxy, connection, streaming_user, kill
+) -> None:
+    """It is the server that knows whom it means, and it has nothing to interrupt there."""
+    name, consumer = streaming_user
+    number = consumer.connection.thread_id()
+    ((query,),) = rows(connection, f"SELECT query_id FROM information_schema.processlist WHERE id = {number}")
+    with RawClient(proxy) as other:
+        other.query(kill.format(name=name, query=query))
+    enqueue(connection, "m", "c")
+    eventually(lambda: len(consumer.received) == 2)
 
 
 @pytest.mark.parametrize("kill", ["KILL", "KILL QUERY"])
