@@ -7,7 +7,8 @@ are found by skipping from one to the next, as the engine does.
 
 A message is *ready* when it is due. One that is not due is *in flight* when it was delivered before and its time
 lies within the greatest wait after a delivery (it may also have been given back with a delay); else it is
-*scheduled*.
+*scheduled*. Whether it was delivered before, the index does not know: the rows of the next ones are looked up, and with
+more than that, their share is taken for that of all.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class _Range:
     count: int = 0
     """Exact, or the server's estimate."""
     delivered: int = 0
-    """Of as many of them as were looked up."""
+    """Of those whose `epoch` was looked up."""
     exact: bool = True
 
     def question(self, queue: QueueTable) -> str:
@@ -135,25 +136,24 @@ class _Priority:
     def __init__(self, priority: str, now_ns: int, policy: Policy, bound: int) -> None:
         self.own = f"time_acked IS NULL AND priority = {priority}"
         self._now_ns = now_ns
-        later, until_ns = f"{self.own} AND time_next > {now_ns}", now_ns + _greatest_wait_ns(policy)
-        looked_at = max(1, bound * LOOKUPS_MAX // COUNT_MAX)
+        until_ns = now_ns + _greatest_wait_ns(policy)
+        near = f"{self.own} AND time_next > {now_ns} AND time_next <= {until_ns}"
         self._due = _Range(f"{self.own} AND (time_next IS NULL OR time_next <= {now_ns})", bound)
-        self._later = _Range(later, bound)
-        self._near = _Range(f"{later} AND time_next <= {until_ns}", looked_at, looks_up=True)
-        self.whole = (self._due, self._later)
-        self.ranges = (*self.whole, self._near)
+        self._near = _Range(near, bound)
+        self._far = _Range(f"{self.own} AND time_next > {until_ns}", bound)
+        self._sample = _Range(near, max(1, bound * LOOKUPS_MAX // COUNT_MAX), looks_up=True)
+        self.whole = (self._due, self._near, self._far)
+        self.ranges = (*self.whole, self._sample)
 
     def add_to(self, depth: Depth, oldest: str | None) -> None:
         """Its counts; `oldest` is the earliest time_next."""
-        near = self._near
-        looked_at = near.count if near.exact else near.bound + 1
-        in_flight = min(near.count, self._later.count) * near.delivered // max(1, looked_at)
+        in_flight = self._near.count * self._sample.delivered // max(1, self._sample.count)
         depth.ready += self._due.count
         depth.in_flight += in_flight
-        depth.scheduled += max(0, self._later.count - in_flight)
+        depth.scheduled += self._near.count - in_flight + self._far.count
         depth.estimated |= set() if self._due.exact else {"ready"}
-        depth.estimated |= set() if near.exact else {"in_flight", "scheduled"}
-        depth.estimated |= set() if self._later.exact else {"scheduled"}
+        depth.estimated |= set() if self._sample.exact else {"in_flight", "scheduled"}
+        depth.estimated |= set() if self._far.exact else {"scheduled"}
         if self._due.count and int(oldest or 0) > 0:  # 0 is a default of old that says nothing about age.
             age_s = (self._now_ns - int(oldest or 0)) / NS_PER_S
             depth.oldest_ready_s = max(age_s, depth.oldest_ready_s or 0.0)
@@ -195,7 +195,7 @@ async def _count(
     for at, each in enumerate(ranges):
         each.count, each.delivered = (int(float(value or 0)) for value in found[at])
         each.exact = each.count <= each.bound
-    await _estimate(session, _indexed(queue), ranges, whole=whole)
+    await _estimate(session, _indexed(queue), [each for each in ranges if not each.looks_up], whole=whole)
     return [found[at][0] for at in range(len(ranges), len(questions))]
 
 

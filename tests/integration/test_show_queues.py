@@ -8,7 +8,7 @@ import mysql.connector
 import pymysql
 import pytest
 
-from proxy.depth import COUNT_MAX
+from proxy.depth import COUNT_MAX, LOOKUPS_MAX
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -105,13 +105,26 @@ def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) 
     assert (again["Estimated"], again["Ready"], again["Scheduled"]) == ("ready", row["Ready"], due)
 
 
-def test_of_a_few_thousand_scheduled_ones_not_more_can_be_in_flight(connection, database) -> None:
+@pytest.mark.parametrize(("one_more", "estimated"), [(0, ""), (1, "in_flight, scheduled")])
+def test_as_many_as_are_looked_up_are_in_flight_or_scheduled_for_certain(
+    connection, database, one_more, estimated
+) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, f"INSERT INTO m (priority) {MANY.format(columns='0', tens=1)} LIMIT {LOOKUPS_MAX + one_more}")
+    run(connection, f"UPDATE m SET epoch = id > {one_more} + 600, time_next = {NOW_NS} + 70000000000 + id")
+    run(connection, f"INSERT INTO m (epoch, time_next) VALUES (0, {NOW_NS} + 360000000000000)")
+    row = listed(connection, database)["m"]
+    assert row["Estimated"] == estimated
+    if not one_more:
+        assert (row["In_flight"], row["Scheduled"]) == (LOOKUPS_MAX - 600, 601)
+
+
+def test_a_few_thousand_of_one_kind_are_counted_to_the_last(connection, database) -> None:
     run(connection, "CREATE QUEUE m (payload TEXT)")
     run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2) + " LIMIT 3000")
     run(connection, f"UPDATE m SET epoch = 1, time_next = {NOW_NS} + 70000000000 + id")
     row = listed(connection, database)["m"]
-    assert (row["Estimated"], row["In_flight"] + row["Scheduled"]) == ("in_flight, scheduled", 3_000)
-    assert row["In_flight"] == pytest.approx(3_000, rel=0.2)
+    assert (row["Estimated"], row["In_flight"], row["Scheduled"]) == ("in_flight, scheduled", 3_000, 0)
 
 
 def test_an_id_of_another_numeric_type(connection, database) -> None:
