@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.abandon import abandon, abandon_query, lines, listed
 from pipeline.commands import (
     Assignment,
     Duration,
@@ -30,7 +31,7 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 
 @click.command()
 @where_options
-@click.option("--batch", required=True, help="a name for this data: the same again adds nothing twice")
+@click.option("--batch", help="a name for this data: the same again adds nothing twice")
 @click.option("--source", multiple=True, help="files or folders that Spark can read; several of one format")
 @click.option("--format", "format_", help="the format of --source, where its name does not end in it")
 @click.option("--option", "options", multiple=True, type=Assignment(), help="an option of Spark's reader")
@@ -40,21 +41,43 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 @click.option("--mode", type=click.Choice(["streaming", "atomic"]), default="streaming", show_default=True)
 @click.option("--max-connections", type=int, default=Settings().max_connections, show_default=True)
 @click.option("--slice-rows", type=click.IntRange(1), default=Settings().slice_rows, show_default=True)
+@click.option("--list", "list_", is_flag=True, help="show what there is of the queue's batches, and do nothing else")
+@click.option("--abandon", "batch_to_abandon", help="a batch to give up: what is not published never will be")
+@click.option("--abandon-query", "query_to_abandon", help="a streaming query to forget, whose checkpoint is gone")
 @jar_option
 @spark_options
 @click.pass_obj
-def cli(session: SparkSession | None, /, **given: Any) -> None:
+def cli(
+    session: SparkSession | None,
+    /,
+    *,
+    list_: bool,
+    batch_to_abandon: str | None,
+    query_to_abandon: str | None,
+    **given: Any,
+) -> None:
     """Put the rows of any data that Spark can read into a queue, each batch once.
 
     \b
     streaming: messages go out as they come in; a rerun adds what is missing
     atomic:    all rows at once or none
 
-    Run the same command again after whatever happened. Exit status 2: the data or a setting is wrong, and nothing was
-    written; 1: it failed on the way.
+    Run the same command again after whatever happened; --list and --abandon are for a batch that never will be. Exit
+    status 2: the data or a setting is wrong, and nothing was written; 1: it failed on the way.
     """  # noqa: D301 (click's own mark)
     with ending(PROGRAM):
-        click.echo(said(_run(session, **given)))
+        if list_ or batch_to_abandon or query_to_abandon:
+            where = Endpoint.from_url(given["url"], password_file=given["password_file"]), given["table"]
+            if batch_to_abandon:
+                click.echo(abandon(*where, batch_to_abandon))
+            if query_to_abandon:
+                click.echo(abandon_query(*where, query_to_abandon))
+            if list_:
+                click.echo("\n".join(lines(listed(*where))))
+        elif not given["batch"]:
+            raise click.MissingParameter(param_hint="'--batch'", param_type="option")
+        else:
+            click.echo(said(_run(session, **given)))
 
 
 def main() -> None:

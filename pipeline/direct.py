@@ -78,7 +78,7 @@ class Direct:
         drawn = [None] * len(filled) if with_ids else load.endpoint.run(lambda own: self._draw(own, len(filled)))
         connection.begin()
         with connection.cursor() as cursor:
-            ledger.lock(cursor, load.batch.name)
+            ledger.lock(cursor, load.batch)
             if known := ledger.slices(connection, load.batch.name):  # another driver was faster
                 connection.rollback()
                 return known
@@ -191,7 +191,7 @@ class Direct:
         def done(connection: Any) -> None:
             connection.begin()
             with connection.cursor() as cursor:
-                if load.ledger.lock(cursor, load.batch.name).finished is None:
+                if load.ledger.lock(cursor, load.batch).finished is None:
                     load.ledger.finish(cursor, load.batch.name)
             connection.commit()
 

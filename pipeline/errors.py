@@ -19,6 +19,10 @@ class JobError(PipelineError):
     """The job was right and failed on the way; the same again goes on where it ended."""
 
 
+class AbandonedError(PipelineError):
+    """Somebody has given the batch up, so this job must not go on with it."""
+
+
 def cause(error: BaseException) -> str:
     """What is at the bottom of an error of Spark's, in a line: Java's innermost cause, or the end of a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

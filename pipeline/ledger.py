@@ -16,11 +16,13 @@ import pymysql
 from pymysql.constants import ER
 
 from pipeline.endpoint import quoted
-from pipeline.errors import PipelineError
+from pipeline.errors import AbandonedError, PipelineError
 from pipeline.table import Table
 
 BATCH_CHARACTERS: Final = 190
 """So that the key fits into an index on every server."""
+
+STAGING: Final = "ackstream_staging_"
 
 NOW_NS: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 """The server's clock, as `time_next` counts."""
@@ -30,7 +32,7 @@ _TABLES: Final = (
     CREATE TABLE IF NOT EXISTS {database}.ackstream_batches (
       queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, mode VARCHAR(16) NOT NULL,
       fingerprint CHAR(32) NOT NULL, slices INT NOT NULL, messages BIGINT NOT NULL,
-      begun BIGINT NOT NULL, finished BIGINT NULL, PRIMARY KEY (queue, batch)
+      begun BIGINT NOT NULL, finished BIGINT NULL, abandoned BIGINT NULL, PRIMARY KEY (queue, batch)
     ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
     """,
     """
@@ -53,6 +55,10 @@ class Batch:
     messages: int
     begun: int
     finished: int | None
+    abandoned: int | None = None
+
+
+_COLUMNS: Final = "batch, mode, fingerprint, slices, messages, begun, finished, abandoned"
 
 
 class Ledger:
@@ -63,10 +69,13 @@ class Ledger:
         self._batches = quoted(table.database, "ackstream_batches")
         self._slices = quoted(table.database, "ackstream_slices")
 
-    def staging(self, batch: str) -> str:
-        """The name of the table where a batch waits to be published."""
-        digest = hashlib.sha256(f"{self._table.name}\0{batch}".encode()).hexdigest()[:20]
-        return quoted(self._table.database, f"ackstream_staging_{digest}")
+    def staging(self, batch: Batch) -> str:
+        """The name of the table where a batch waits to be published.
+
+        It is another one each time that the batch is begun: a job whose batch was abandoned under it, and which works
+        on, is not in the way of the next one.
+        """
+        return quoted(self._table.database, staging_name(self._table.name, batch.name, batch.begun))
 
     def begin(self, connection: Any, new: Batch) -> Batch:
         """Write down that it begins, unless it is there; the batch as it is there."""
@@ -79,8 +88,12 @@ class Ledger:
                 for table in _TABLES:
                     cursor.execute(table.format(database=quoted(self._table.database)))
                 self._insert(cursor, new)
-            found = self._read(cursor, new.name)
+            found = self.find(cursor, new.name)
         assert found is not None
+        if found.abandoned is not None:
+            raise PipelineError(
+                f"batch {new.name!r} was abandoned, and some of it may be in the queue: give this one another name"
+            )
         for what, theirs, ours in (
             ("mode", found.mode, new.mode),
             ("data", found.fingerprint, new.fingerprint),
@@ -99,12 +112,31 @@ class Ledger:
             [self._table.name, new.name, new.mode, new.fingerprint, new.slices, new.messages],
         )
 
-    def lock(self, cursor: Any, batch: str) -> Batch:
-        """The batch, which nobody else publishes until this transaction ends."""
-        found = self._read(cursor, batch, " FOR UPDATE")
-        if found is None:
-            raise PipelineError(f"batch {batch!r} has vanished from the ledger meanwhile")
+    def lock(self, cursor: Any, batch: Batch) -> Batch:
+        """The batch, which nobody else publishes or abandons until this transaction ends.
+
+        Raises AbandonedError; also if it has been begun anew since, perhaps with other data.
+        """
+        found = self.find(cursor, batch.name, " FOR UPDATE")
+        if found is None or found.abandoned is not None or found.begun != batch.begun:
+            raise AbandonedError(f"batch {batch.name!r} has been abandoned while this job was at work on it")
         return found
+
+    def delete(self, cursor: Any, batch: str) -> None:
+        """Know nothing of it any more."""
+        for table in (self._batches, self._slices):
+            cursor.execute(f"DELETE FROM {table} WHERE queue = %s AND batch = %s", [self._table.name, batch])
+
+    def all(self, connection: Any) -> list[tuple[Batch, int, int]]:
+        """The batches of the queue as they were begun; of each its slices under way, and how many are published."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {_COLUMNS}, COUNT(slice), COUNT(published) FROM {self._batches}"
+                f" LEFT JOIN {self._slices} USING (queue, batch) WHERE queue = %s"
+                f" GROUP BY {_COLUMNS} ORDER BY begun, batch",
+                [self._table.name],
+            )
+            return [(Batch(*row[:-2]), row[-2], row[-1]) for row in cursor.fetchall()]
 
     def finish(self, cursor: Any, batch: str) -> None:
         """Write down that all of it is published. Its slices are of no more interest."""
@@ -140,11 +172,17 @@ class Ledger:
             )
         )
 
-    def _read(self, cursor: Any, batch: str, suffix: str = "") -> Batch | None:
+    def find(self, cursor: Any, batch: str, suffix: str = "") -> Batch | None:
+        """The batch as it is there."""
         cursor.execute(
-            f"SELECT batch, mode, fingerprint, slices, messages, begun, finished FROM {self._batches}"
-            f" WHERE queue = %s AND batch = %s{suffix}",
+            f"SELECT {_COLUMNS} FROM {self._batches} WHERE queue = %s AND batch = %s{suffix}",
             [self._table.name, batch],
         )
         found = cursor.fetchone()
         return None if found is None else Batch(*found)
+
+
+def staging_name(queue: str, batch: str, begun: int) -> str:
+    """Of a staging table, without its database."""
+    name = "\0".join((queue, batch, str(begun)))
+    return f"{STAGING}{hashlib.sha256(name.encode()).hexdigest()[:20]}"

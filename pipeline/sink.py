@@ -46,6 +46,9 @@ INSERT_BYTES: Final = 1 << 20
 EMPTYING_S: Final = 5
 """How long emptying the staging table may wait for a dead attempt's transaction. Else the next batch does it."""
 
+SINK: Final = "ackstream_sink_"
+SINKS: Final = "ackstream_sinks"
+
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 """What Spark tells each task of a streaming query."""
@@ -85,13 +88,12 @@ class Sink:
 
     def staging(self, query: str) -> str:
         """The staging table of a query. Other columns are another table."""
-        name = "\0".join((self.table.name, query, *self.columns))
-        return quoted(self.table.database, f"ackstream_sink_{hashlib.sha256(name.encode()).hexdigest()[:20]}")
+        return quoted(self.table.database, staging_of(self.table.name, query, self.columns))
 
     @property
     def ledger(self) -> str:
         """Each query's last batch."""
-        return quoted(self.table.database, "ackstream_sinks")
+        return quoted(self.table.database, SINKS)
 
     def stage(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
         """On an executor: write a partition."""
@@ -238,6 +240,12 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing of it was published."""
         self._sink.drop(self._job)
+
+
+def staging_of(queue: str, query: str, columns: Sequence[str]) -> str:
+    """Of a query's staging table, without its database."""
+    name = "\0".join((queue, query, *columns))
+    return f"{SINK}{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 
 
 def _problems(table: Table, schema: StructType) -> Iterator[str]:

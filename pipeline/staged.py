@@ -21,11 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pymysql
+from pymysql.constants import ER
 from pyspark.sql import functions as f
 
 from pipeline.checking import HASH
 from pipeline.endpoint import quoted, quoted_list
-from pipeline.errors import JobError
+from pipeline.errors import AbandonedError, JobError
 from pipeline.ledger import NOW_NS
 from pipeline.load import ROW, SLICE, Load, Progress
 
@@ -39,7 +40,7 @@ class Staged:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._staging = load.ledger.staging(load.batch.name)
+        self._staging = load.ledger.staging(load.batch)
         self._attempts: dict[int, tuple[int, int]] = {}
         """Of each slice that is there: the attempt that is taken, and the number of its first row."""
 
@@ -55,7 +56,13 @@ class Staged:
 
     def look(self) -> tuple[int, ...]:
         """See which slices are staged."""
-        self._attempts = self._load.endpoint.run(self._staged)
+        try:
+            self._attempts = self._load.endpoint.run(self._staged)
+        except pymysql.ProgrammingError as error:
+            if error.args[0] != ER.NO_SUCH_TABLE:
+                raise
+            self._load.endpoint.run(self._check)
+            raise JobError("the staging table has been dropped: run this again") from None
         return tuple(
             number for number, each in enumerate(self._load.slices) if each.rows and number not in self._attempts
         )
@@ -85,18 +92,29 @@ class Staged:
         load = self._load
         try:
             load.endpoint.run(lambda connection: self._publish(connection, report))
+        except AbandonedError:
+            self._drop()
+            raise
         except pymysql.MySQLError as error:
             raise JobError(
                 f"the server refuses the batch, none of it is in the queue: {error.args[1]}. Make the data fit and give"
                 " it another name, or make room for it and run this again"
             ) from None
-        load.endpoint.run(lambda connection: _execute(connection, f"DROP TABLE IF EXISTS {self._staging}"))
+        self._drop()
+
+    def _drop(self) -> None:
+        self._load.endpoint.run(lambda connection: _execute(connection, f"DROP TABLE IF EXISTS {self._staging}"))
+
+    def _check(self, connection: Any) -> None:
+        """Raise AbandonedError if so: whoever abandons a batch locks it first, and then drops its table."""
+        with connection.cursor() as cursor:
+            self._load.ledger.lock(cursor, self._load.batch)
 
     def _publish(self, connection: Any, report: Callable[[Progress], None]) -> None:
         load = self._load
         connection.begin()
         with connection.cursor() as cursor:
-            if load.ledger.lock(cursor, load.batch.name).finished is not None:
+            if load.ledger.lock(cursor, load.batch).finished is not None:
                 connection.rollback()
                 return
             cursor.execute(f"SELECT {NOW_NS}")

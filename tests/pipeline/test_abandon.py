@@ -1,0 +1,307 @@
+"""Batches and queries that nobody will finish: listed, given up, and safe beside jobs that are not dead after all."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipeline.abandon import abandon, abandon_query, listed
+from pipeline.command import cli
+from pipeline.datasource import register
+from pipeline.endpoint import Endpoint
+from pipeline.enqueue import Outcome, enqueue
+from pipeline.errors import AbandonedError, JobError, PipelineError
+from pipeline.ledger import Ledger
+from pipeline.load import Settings
+from pipeline.staged import Staged
+from pipeline.table import describe
+from tests.support.queues import rows, run
+
+SETTINGS = Settings(slice_rows=100, look_s=0.05)
+CREATE = "CREATE QUEUE m (payload VARCHAR(100))"
+
+
+class DiedError(Exception):
+    """As the driver's end."""
+
+
+@pytest.fixture
+def orders(spark: SparkSession) -> DataFrame:
+    return spark.range(1000).select(f.format_string("order %d", "id").alias("payload"))
+
+
+@pytest.fixture
+def atomic(endpoint: Endpoint, connection: Any) -> Callable[..., Outcome]:
+    """Enqueue in atomic mode."""
+    run(connection, CREATE)
+
+    def call(frame: DataFrame, batch: str = "b", table: str = "m") -> Outcome:
+        return enqueue(frame, endpoint, table, batch=batch, mode="atomic", settings=SETTINGS)
+
+    return call
+
+
+def die_before(monkeypatch: pytest.MonkeyPatch, step: str, job: Callable[[], Any]) -> None:
+    """Carry it out up to that step of the atomic mode."""
+
+    def died(*_: Any) -> None:
+        raise DiedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Staged, step, died)
+        with pytest.raises(DiedError):
+            job()
+
+
+def staging_tables(connection: Any) -> list[str]:
+    return [name for (name,) in rows(connection, "SHOW TABLES LIKE 'ackstream\\_s%\\_%'") if name.count("_") > 1]
+
+
+def messages(connection: Any) -> int:
+    return int(rows(connection, "SELECT COUNT(*) FROM m")[0][0])
+
+
+def states(endpoint: Endpoint) -> dict[str, tuple[int, int | None, bool]]:
+    return {
+        each.batch.name: (each.batch.messages, each.staged, each.batch.finished is not None)
+        for each in listed(endpoint, "m").batches
+    }
+
+
+def test_an_atomic_batch_leaves_nothing_and_its_name_is_free(
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert listed(endpoint, "m").batches == ()
+    atomic(orders, "whole")
+    die_before(monkeypatch, "finish", lambda: atomic(orders))
+    die_before(monkeypatch, "prepare", lambda: atomic(orders, "unprepared"))
+    assert states(endpoint) == {"whole": (1000, None, True), "b": (1000, 16, False), "unprepared": (1000, None, False)}
+    assert "abandoned" in abandon(endpoint, "m", "b")
+    assert "abandoned" in abandon(endpoint, "m", "unprepared")
+    assert (staging_tables(connection), messages(connection)) == ([], 1000)
+    assert states(endpoint) == {"whole": (1000, None, True)}
+    atomic(orders.limit(10))
+    assert messages(connection) == 1010
+    assert listed(endpoint, "m").strays == ()
+
+
+def test_a_batch_that_is_published_is_not_abandoned(
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    die_before(monkeypatch, "_drop", lambda: atomic(orders))
+    assert len(staging_tables(connection)) == 1
+    with pytest.raises(PipelineError, match="batch 'b' is published: its 1,000 messages are in"):
+        abandon(endpoint, "m", "b")
+    assert (staging_tables(connection), messages(connection)) == ([], 1000)
+    assert not atomic(orders).added
+
+
+def test_a_batch_that_is_being_published_is_not_abandoned(
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    die_before(monkeypatch, "finish", lambda: atomic(orders))
+    monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
+    (there,) = listed(endpoint, "m").batches
+    with endpoint.connect() as publisher:
+        publisher.begin()
+        Ledger(describe(publisher, str(endpoint.database), "m")).lock(publisher.cursor(), there.batch)
+        with pytest.raises(JobError, match="is being published just now"):
+            abandon(endpoint, "m", "b")
+    assert len(staging_tables(connection)) == 1
+    assert atomic(orders).added
+
+
+def test_a_batch_whose_tasks_are_writing_is_not_abandoned_until_they_have_ended(
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    die_before(monkeypatch, "finish", lambda: atomic(orders))
+    monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
+    with endpoint.connect() as task:
+        task.begin()
+        rows(task, f"SELECT 1 FROM {staging_tables(connection)[0]} LIMIT 1")
+        with pytest.raises(JobError, match="are writing just now: end its job"):
+            abandon(endpoint, "m", "b")
+    assert atomic(orders).added
+
+
+@contextmanager
+def held_before(
+    monkeypatch: pytest.MonkeyPatch, step: str, job: Callable[[], Any]
+) -> Iterator[Callable[[], BaseException | None]]:
+    """The job runs up to that step; called, it goes on to its end, which is what it failed with."""
+    here, go_on = threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+    original = getattr(Staged, step)
+
+    def held(self: Staged, *arguments: Any) -> Any:
+        if threading.current_thread() is thread:
+            here.set()
+            assert go_on.wait(60)
+        return original(self, *arguments)
+
+    def work() -> None:
+        try:
+            job()
+        except BaseException as failure:  # noqa: BLE001 - the test looks at it
+            failures.append(failure)
+
+    def end() -> BaseException | None:
+        go_on.set()
+        thread.join(60)
+        return failures[0] if failures else None
+
+    thread = threading.Thread(target=work, daemon=True)
+    monkeypatch.setattr(Staged, step, held)
+    thread.start()
+    assert here.wait(60)
+    try:
+        yield end
+    finally:
+        end()
+
+
+@pytest.mark.parametrize("step", ["prepare", "look", "finish", "_publish"])
+def test_a_job_whose_batch_is_abandoned_under_it_adds_nothing(
+    step: str,
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_before(monkeypatch, step, lambda: atomic(orders)) as end:
+        abandon(endpoint, "m", "b")
+        failure = end()
+    assert isinstance(failure, AbandonedError)
+    assert "batch 'b' has been abandoned while this job was at work on it" in str(failure)
+    assert (staging_tables(connection), messages(connection)) == ([], 0)
+
+
+@pytest.mark.parametrize("step", ["prepare", "finish"])
+def test_nor_does_it_when_its_batch_has_been_begun_anew_with_other_data(
+    step: str,
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_before(monkeypatch, step, lambda: atomic(orders)) as end:
+        abandon(endpoint, "m", "b")
+        atomic(orders.limit(10))
+        assert isinstance(end(), AbandonedError)
+    assert (staging_tables(connection), messages(connection)) == ([], 10)
+
+
+def test_an_answer_that_got_lost_is_asked_again(
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    die_before(monkeypatch, "finish", lambda: atomic(orders))
+    connect = Endpoint.connect
+
+    def connect_badly(self: Endpoint, *arguments: Any, **options: Any) -> Any:
+        opened = connect(self, *arguments, **options)
+        commit = opened.commit
+
+        def commit_and_lose() -> None:
+            commit()
+            opened.close()
+            opened.cursor()
+
+        opened.commit = commit_and_lose
+        return opened
+
+    monkeypatch.setattr(Endpoint, "connect", connect_badly)
+    assert "abandoned" in abandon(endpoint, "m", "b")
+    assert states(endpoint) == {}
+
+
+def test_the_command(
+    atomic: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
+
+    def command(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, ["--url", url, "--table", "m", *arguments])
+
+    assert command("--list").stdout == "no batches\n"
+    atomic(orders, "whole")
+    die_before(monkeypatch, "finish", lambda: atomic(orders, "dead and gone"))
+    time = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
+    whole = rf"whole          atomic  1,000     {time}  finished {time}"
+    dead = rf"dead and gone  atomic  1,000     {time}  under way, 16 slices staged"
+    assert re.fullmatch(
+        rf"batch          mode    messages  begun \(UTC\)          state\n{whole}\n{dead}\n", command("--list").stdout
+    )
+    result = command("--abandon", "dead and gone", "--list")
+    assert len(result.stdout.splitlines()) == 3
+    assert result.stdout.startswith("batch dead and gone: abandoned, nothing of it is in ")
+    assert (command("--abandon", "whole").exit_code, command("--abandon", "dead and gone").exit_code) == (2, 2)
+    assert "there is no query 'x'" in command("--abandon-query", "x").stderr
+    assert messages(connection) == 1000
+
+
+def test_what_there_is_not(endpoint: Endpoint, connection: Any) -> None:
+    run(connection, CREATE)
+    with pytest.raises(PipelineError, match="there is no batch 'x' of"):
+        abandon(endpoint, "m", "x")
+    with pytest.raises(PipelineError, match="there is no query 'x' that writes to"):
+        abandon_query(endpoint, "m", "x")
+    with pytest.raises(PipelineError, match="there is no table"):
+        listed(endpoint, "other")
+
+
+def test_a_query_whose_checkpoint_is_gone(
+    spark: SparkSession, endpoint: Endpoint, connection: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    register(spark)
+    for name in ("m", "n"):
+        run(connection, CREATE.replace(" m ", f" {name} "))
+    files = tmp_path_factory.mktemp("files")
+    (files / "one.csv").write_text("a\nb\n")
+    for name, columns in (("m", ["payload"]), ("m", ["payload", "priority"]), ("n", ["payload"])):
+        stream = spark.readStream.schema("payload STRING").csv(str(files)).withColumn("priority", f.lit(1))
+        place = {"url": f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "table": name}
+        query = stream.select(columns).writeStream.format("ackstream").options(**place)
+        checkpoint = str(tmp_path_factory.mktemp("checkpoint"))
+        query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination(50)
+    run(connection, "CREATE TABLE ackstream_sink_0123456789abcdef0123 (payload INT)")
+    left = listed(endpoint, "m")
+    assert [(each.batch, len(each.staging)) for each in left.queries] == [(0, 1), (0, 1)]
+    assert left.strays == ("ackstream_sink_0123456789abcdef0123",)
+    assert "its messages up to batch 0 stay" in abandon_query(endpoint, "m", left.queries[0].name)
+    assert listed(endpoint, "m").queries == left.queries[1:]
+    assert len(listed(endpoint, "n").queries) == 1
+    assert len(staging_tables(connection)) == 3
+    assert messages(connection) == 4
