@@ -1,13 +1,18 @@
 """What jobs that died have left in a queue's database: which batches and queries there are, and how to be rid of them.
 
-Nobody here can tell a job that died from one that is slow, so a batch may be abandoned beside a job that is at work on
-it. Both lock the batch's row in the ledger: whoever publishes is waited for or, if that takes long, wins; and who finds
-the row gone, or begun anew, gives up.
+Nobody here can tell a job that died from one that is slow, so a batch may be abandoned beside a job at work on it. Both
+lock the batch's row in the ledger: whoever publishes is waited for or, if that takes long, wins; and a job that finds
+the row gone, abandoned or begun anew gives up.
 
 An *atomic* batch is nowhere but in its staging table. Under the lock that table is dropped, then the row is deleted:
 nothing of the batch is left, and its name is free. Whoever dies between the two has left a batch that lacks its staging
 table, which can be abandoned again, or run again. A job that still runs makes no other batch's table, since each time a
 batch is begun its table has another name, and drops its own when it gives up.
+
+Of a *streaming* batch some slices may be in the queue, and tasks may yet commit others. So its row stays, marked as
+abandoned, and so do its slices' rows: the slices that are committed get their marks' real times, now and whenever it is
+abandoned again, and by a job that finds it abandoned, once its tasks have ended. Its name is not free, for whoever runs
+the same batch again would add those slices twice.
 
 A query's *sink* has a staging table, too, and a row in `ackstream_sinks` that knows its last batch.
 """
@@ -15,16 +20,17 @@ A query's *sink* has a staging table, too, and a row in `ackstream_sinks` that k
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pymysql
 from pymysql.constants import ER
 
+from pipeline.direct import WITHHELD_NS
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError
-from pipeline.ledger import STAGING, Batch, Ledger, staging_name
+from pipeline.ledger import STAGING, Batch, Ledger, Slice, staging_name
 from pipeline.load import SLICE
 from pipeline.sink import SINK, SINKS, staging_of
 from pipeline.table import Table, describe, split_name
@@ -74,10 +80,16 @@ def listed(endpoint: Endpoint, table: str) -> Left:
 
 
 def abandon(endpoint: Endpoint, table: str, batch: str) -> str:
-    """Give a batch up; what became of it, in a sentence. Raises PipelineError if it is published."""
+    """Give a batch up; what became of it, in a sentence. Raises PipelineError if it is wholly in the queue."""
     endpoint, queue = _found(endpoint, table)
-    locked: list[Batch] = []
-    return endpoint.run(lambda connection: _abandon(connection, endpoint, queue, batch, locked))
+    seen: list[Batch] = []
+    return endpoint.run(lambda connection: _abandon(connection, endpoint, queue, batch, seen))
+
+
+def settle(endpoint: Endpoint, queue: Table, batch: Batch) -> None:
+    """For a job that finds its batch abandoned: clear up what it has written since."""
+    work = _drop if batch.mode == "atomic" else _release
+    endpoint.run(lambda connection: work(connection, queue, batch))
 
 
 def abandon_query(endpoint: Endpoint, table: str, query: str) -> str:
@@ -175,7 +187,8 @@ def _state(each: Standing) -> str:
         return f"finished {_time(each.batch.finished)}"
     if each.batch.mode == "atomic":
         return f"under way, {each.staged or 0:,} slices staged"
-    return f"under way, {each.published:,} of {each.slices:,} slices in the queue"
+    since = "under way" if each.batch.abandoned is None else f"abandoned {_time(each.batch.abandoned)}"
+    return f"{since}, {each.published:,} of {each.slices:,} slices in the queue"
 
 
 def _time(ns: int) -> str:
@@ -191,27 +204,37 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 # --- giving up ---
 
 
-def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, locked: list[Batch]) -> str:
-    """`locked`: what earlier attempts have found; if it is gone now, it was they who did it, and an answer got lost."""
-    ledger, done = Ledger(queue), f"batch {name}: abandoned, nothing of it is in {queue.quoted}, and its name is free"
+def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen: list[Batch]) -> str:
+    """`seen`: by earlier attempts. If it is gone now, they did it, and the answer got lost."""
+    ledger = Ledger(queue)
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}, lock_wait_timeout = {LOCK_S}")
         connection.begin()
         batch = _locked(cursor, ledger, name)
-        if batch is None and locked:
-            return done
-        if batch is None:
+        if batch is None and not seen:
             raise PipelineError(f"there is no batch {name!r} of {queue.quoted} (--list shows those that there are)")
-        if batch.finished is not None:
-            connection.rollback()
-            cursor.execute(f"DROP TABLE IF EXISTS {ledger.staging(batch)}")  # its job died between the two
-            raise PipelineError(f"batch {name!r} is published: its {batch.messages:,} messages are in {queue.quoted}")
-        locked.append(batch)
-        # On another connection, for DROP TABLE ends a transaction, and until the row is gone nobody may publish.
-        endpoint.run(lambda other: _drop(other, ledger, batch))
-        ledger.delete(cursor, name)
+        if batch is not None:
+            seen.append(batch)
+            if batch.finished is not None:
+                connection.rollback()
+                _drop(connection, queue, batch)  # its job may have died between the two
+                raise PipelineError(f"batch {name!r} is done: its {batch.messages:,} messages are in {queue.quoted}")
+            if ledger.slices(connection, name):
+                ledger.abandon(cursor, name)
+                connection.commit()
+                _release(connection, queue, batch)
+                return _said(batch, ledger.slices(connection, name), queue)
+            # On another connection, for DROP TABLE ends a transaction, and until the row is gone nobody may publish.
+            endpoint.run(lambda other: _drop(other, queue, batch))
+            ledger.delete(cursor, name)
         connection.commit()
-    return done
+    return f"batch {name}: abandoned, nothing of it is in {queue.quoted}, and its name is free"
+
+
+def _said(batch: Batch, slices: Mapping[int, Slice], queue: Table) -> str:
+    published = sum(each.published for each in slices.values())
+    rest = ", the others never will be" if published < len(slices) else ""
+    return f"batch {batch.name}: abandoned, {published:,} of its {len(slices):,} slices are in {queue.quoted}{rest}"
 
 
 def _locked(cursor: Any, ledger: Ledger, name: str) -> Batch | None:
@@ -225,15 +248,44 @@ def _locked(cursor: Any, ledger: Ledger, name: str) -> Batch | None:
         raise JobError(f"batch {name!r} is being published just now") from None
 
 
-def _drop(connection: Any, ledger: Ledger, batch: Batch) -> None:
+def _drop(connection: Any, queue: Table, batch: Batch) -> None:
+    """The staging table of an atomic batch."""
+    if batch.mode != "atomic":
+        return
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_S}")
         try:
-            cursor.execute(f"DROP TABLE IF EXISTS {ledger.staging(batch)}")
+            cursor.execute(f"DROP TABLE IF EXISTS {Ledger(queue).staging(batch)}")
         except pymysql.MySQLError as error:
-            if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
-                raise
-            raise JobError(f"tasks of batch {batch.name!r} are writing just now: end its job, and try again") from None
+            raise _busy(error, batch) from error
+
+
+def _release(connection: Any, queue: Table, batch: Batch) -> None:
+    """Give the marks of committed slices their real time, as the batch's own driver does."""
+    ledger = Ledger(queue)
+    busy: JobError | None = None
+    with connection.cursor() as cursor:
+        # What an open transaction has inserted is waited for, and nobody else is kept from inserting.
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        for number, each in ledger.slices(connection, batch.name).items():
+            connection.begin()
+            statement = f"UPDATE {queue.quoted} SET time_next = %s WHERE id = %s AND time_next = {WITHHELD_NS}"
+            try:
+                if ledger.publish(cursor, batch.name, number) and cursor.execute(statement, [each.due, each.mark]):
+                    connection.commit()
+            except pymysql.MySQLError as error:
+                busy = _busy(error, batch)
+            connection.rollback()  # a slice that is not there
+    if busy:
+        raise busy
+
+
+def _busy(error: pymysql.MySQLError, batch: Batch) -> JobError:
+    """What a wait that was too long says."""
+    if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
+        raise error
+    return JobError(f"tasks of batch {batch.name!r} are writing just now: end its job, and try again")
 
 
 def _abandon_query(connection: Any, queue: Table, name: str) -> str:

@@ -29,6 +29,7 @@ from pyspark.sql import functions as f
 from pipeline.checking import starts
 from pipeline.endpoint import is_transient, quoted
 from pipeline.errors import JobError, PipelineError
+from pipeline.ledger import Slice
 from pipeline.load import ROW, SLICE, Load, Progress, looked_up
 
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
@@ -65,33 +66,35 @@ class Direct:
         known = load.endpoint.run(lambda connection: ledger.slices(connection, load.batch.name))
         if not known:
             known = load.endpoint.run(self._write_down)
-        with_ids = load.mapped.has("id")
-        self._marks = {
-            number: load.slices[number].first_id if with_ids else mark for number, (mark, _) in known.items()
-        }
-        self._missing = {number for number, (_, published) in known.items() if not published}
+        self._marks = {number: each.mark for number, each in known.items()}
+        self._missing = {number for number, each in known.items() if not each.published}
 
-    def _write_down(self, connection: Any) -> dict[int, tuple[int | None, bool]]:
+    def _write_down(self, connection: Any) -> dict[int, Slice]:
         load, ledger = self._load, self._load.ledger
         filled = [number for number, each in enumerate(load.slices) if each.rows]
         with_ids = load.mapped.has("id")
-        drawn = [None] * len(filled) if with_ids else load.endpoint.run(lambda own: self._draw(own, len(filled)))
+        drawn = [] if with_ids else load.endpoint.run(lambda own: self._draw(own, len(filled)))
+        marks = (
+            {number: load.slices[number].first_id for number in filled}
+            if with_ids
+            else dict(zip(filled, drawn, strict=True))
+        )
+        slices = {number: Slice(mark, self._time_of_mark(number), published=False) for number, mark in marks.items()}
         connection.begin()
         with connection.cursor() as cursor:
             ledger.lock(cursor, load.batch)
             if known := ledger.slices(connection, load.batch.name):  # another driver was faster
                 connection.rollback()
                 return known
-            marks = {number: load.slices[number].first_id for number in filled}
             if with_ids and (there := self._find(connection, marks)):
                 raise PipelineError(f"id: {marks[min(there)]!r} is in the queue already")
-            ledger.add_slices(cursor, load.batch.name, zip(filled, drawn, strict=True))
+            ledger.add_slices(cursor, load.batch.name, slices)
         connection.commit()
-        return {number: (mark, False) for number, mark in zip(filled, drawn, strict=True)}
+        return slices
 
-    def _draw(self, connection: Any, count: int) -> list[int | None]:
+    def _draw(self, connection: Any, count: int) -> list[int]:
         """Numbers of the table's counter, which nobody else gets."""
-        drawn: list[int | None] = []
+        drawn: list[int] = []
         with connection.cursor() as cursor:
             # The row never comes to be, so that it lacks the application's values is of no matter.
             cursor.execute("SET SESSION sql_mode = '', foreign_key_checks = 0 /*M!, check_constraint_checks = 0 */")
@@ -121,6 +124,7 @@ class Direct:
         found = self._find(connection, {number: self._marks[number] for number in self._missing})
         connection.begin()
         with connection.cursor() as cursor:
+            load.ledger.lock(cursor, load.batch)
             for number, time_next in sorted(found.items()):
                 # The ledger's row first: whoever else publishes this slice waits for it, and then finds it done.
                 if load.ledger.publish(cursor, load.batch.name, number):

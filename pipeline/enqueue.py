@@ -22,10 +22,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 
+from pipeline.abandon import settle
 from pipeline.checking import checked, slices_of
 from pipeline.direct import Direct, unfit
 from pipeline.endpoint import Endpoint, driver_of
-from pipeline.errors import JobError, PipelineError, ProblemsError, cause
+from pipeline.errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
 from pipeline.ledger import BATCH_CHARACTERS, Batch, Ledger
 from pipeline.load import Load, Progress, Settings, Way, rows_of, slice_count, unused
 from pipeline.mapping import Mapped, mapped
@@ -35,6 +36,9 @@ from pipeline.table import Table, describe, split_name
 Mode = Literal["streaming", "atomic"]
 
 NS_PER_S: Final = 1_000_000_000
+
+ENDING_S: Final = 10.0
+"""For tasks that were told to end: what they have committed by then is known to whoever clears up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,11 @@ def enqueue(
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
     load = _begun(frame, fitting, queue, endpoint, batch, mode, spread_s, settings, report)
     if load.batch.finished is None:
-        _carry_out(Direct(load) if mode == "streaming" else Staged(load), load, report)
+        try:
+            _carry_out(Direct(load) if mode == "streaming" else Staged(load), load, report)
+        except AbandonedError:
+            settle(endpoint, queue, load.batch)
+            raise
     return Outcome(
         batch, f"{database}.{name}", load.batch.messages, load.batch.finished is None, time.monotonic() - began
     )
@@ -168,6 +176,7 @@ def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Pro
             report(Progress(way.phase, load.batch.messages - left, load.batch.messages))
     except BaseException:
         spark.interruptTag(tag)
+        job.join(ENDING_S)
         raise
     finally:
         spark.removeTag(tag)

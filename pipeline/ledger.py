@@ -8,8 +8,10 @@ its end. All of this module's changes are transactions that can be done again: e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 import pymysql
@@ -38,7 +40,7 @@ _TABLES: Final = (
     """
     CREATE TABLE IF NOT EXISTS {database}.ackstream_slices (
       queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, slice INT NOT NULL,
-      mark BIGINT UNSIGNED NULL, published BIGINT NULL, PRIMARY KEY (queue, batch, slice)
+      mark TEXT NOT NULL, due BIGINT NOT NULL, published BIGINT NULL, PRIMARY KEY (queue, batch, slice)
     ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
     """,
 )
@@ -56,6 +58,17 @@ class Batch:
     begun: int
     finished: int | None
     abandoned: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice of a batch under way in streaming mode."""
+
+    mark: Any
+    """The id of the message that it is known by."""
+    due: int
+    """That message's real time."""
+    published: bool
 
 
 _COLUMNS: Final = "batch, mode, fingerprint, slices, messages, begun, finished, abandoned"
@@ -122,6 +135,13 @@ class Ledger:
             raise AbandonedError(f"batch {batch.name!r} has been abandoned while this job was at work on it")
         return found
 
+    def abandon(self, cursor: Any, batch: str) -> None:
+        """Write down that the rest of it never comes. Its slices stay written down: tasks may yet commit some."""
+        cursor.execute(
+            f"UPDATE {self._batches} SET abandoned = {NOW_NS} WHERE queue = %s AND batch = %s AND abandoned IS NULL",
+            [self._table.name, batch],
+        )
+
     def delete(self, cursor: Any, batch: str) -> None:
         """Know nothing of it any more."""
         for table in (self._batches, self._slices):
@@ -146,20 +166,26 @@ class Ledger:
         )
         cursor.execute(f"DELETE FROM {self._slices} WHERE queue = %s AND batch = %s", [self._table.name, batch])
 
-    def slices(self, connection: Any, batch: str) -> dict[int, tuple[int | None, bool]]:
-        """Of each slice that is written down: the id kept for its mark, and whether it is published."""
+    def slices(self, connection: Any, batch: str) -> dict[int, Slice]:
+        """The slices that are written down."""
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT slice, mark, published IS NOT NULL FROM {self._slices} WHERE queue = %s AND batch = %s",
+                f"SELECT slice, mark, due, published FROM {self._slices} WHERE queue = %s AND batch = %s",
                 [self._table.name, batch],
             )
-            return {number: (mark, bool(published)) for number, mark, published in cursor.fetchall()}
+            return {
+                number: Slice(json.loads(mark, object_hook=_read), due, published is not None)
+                for number, mark, due, published in cursor.fetchall()
+            }
 
-    def add_slices(self, cursor: Any, batch: str, marks: Iterable[tuple[int, int | None]]) -> None:
-        """Write down slices, with the ids kept for their marks."""
+    def add_slices(self, cursor: Any, batch: str, slices: Mapping[int, Slice]) -> None:
+        """Write down slices, none of which is published."""
         cursor.executemany(
-            f"INSERT INTO {self._slices} (queue, batch, slice, mark) VALUES (%s, %s, %s, %s)",
-            [(self._table.name, batch, number, mark) for number, mark in marks],
+            f"INSERT INTO {self._slices} (queue, batch, slice, mark, due) VALUES (%s, %s, %s, %s, %s)",
+            [
+                (self._table.name, batch, number, json.dumps(each.mark, default=_told), each.due)
+                for number, each in slices.items()
+            ],
         )
 
     def publish(self, cursor: Any, batch: str, number: int) -> bool:
@@ -186,3 +212,14 @@ def staging_name(queue: str, batch: str, begun: int) -> str:
     """Of a staging table, without its database."""
     name = "\0".join((queue, batch, str(begun)))
     return f"{STAGING}{hashlib.sha256(name.encode()).hexdigest()[:20]}"
+
+
+def _told(key: Any) -> Any:
+    """An id as JSON has it, where that has no such type."""
+    if isinstance(key, bytes | bytearray):
+        return {"bytes": key.hex()}
+    return {"decimal": f"{key:f}"} if isinstance(key, Decimal) else str(key)
+
+
+def _read(told: dict[str, str]) -> Any:
+    return bytes.fromhex(told["bytes"]) if "bytes" in told else Decimal(told["decimal"])

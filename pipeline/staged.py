@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 
 from pipeline.checking import HASH
 from pipeline.endpoint import quoted, quoted_list
-from pipeline.errors import AbandonedError, JobError
+from pipeline.errors import JobError
 from pipeline.ledger import NOW_NS
 from pipeline.load import ROW, SLICE, Load, Progress
 
@@ -92,18 +92,12 @@ class Staged:
         load = self._load
         try:
             load.endpoint.run(lambda connection: self._publish(connection, report))
-        except AbandonedError:
-            self._drop()
-            raise
         except pymysql.MySQLError as error:
             raise JobError(
                 f"the server refuses the batch, none of it is in the queue: {error.args[1]}. Make the data fit and give"
                 " it another name, or make room for it and run this again"
             ) from None
-        self._drop()
-
-    def _drop(self) -> None:
-        self._load.endpoint.run(lambda connection: _execute(connection, f"DROP TABLE IF EXISTS {self._staging}"))
+        load.endpoint.run(lambda connection: _execute(connection, f"DROP TABLE IF EXISTS {self._staging}"))
 
     def _check(self, connection: Any) -> None:
         """Raise AbandonedError if so: whoever abandons a batch locks it first, and then drops its table."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from pipeline.abandon import abandon, abandon_query, listed
 from pipeline.command import cli
 from pipeline.datasource import register
+from pipeline.direct import WITHHELD_NS, Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Outcome, enqueue
 from pipeline.errors import AbandonedError, JobError, PipelineError
@@ -49,14 +50,16 @@ def atomic(endpoint: Endpoint, connection: Any) -> Callable[..., Outcome]:
     return call
 
 
-def die_before(monkeypatch: pytest.MonkeyPatch, step: str, job: Callable[[], Any]) -> None:
-    """Carry it out up to that step of the atomic mode."""
+def die_before(
+    monkeypatch: pytest.MonkeyPatch, step: str, job: Callable[[], Any], way: type[Direct | Staged] = Staged
+) -> None:
+    """Carry it out up to that step."""
 
     def died(*_: Any) -> None:
         raise DiedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Staged, step, died)
+        patched.setattr(way, step, died)
         with pytest.raises(DiedError):
             job()
 
@@ -102,11 +105,12 @@ def test_a_batch_that_is_published_is_not_abandoned(
     endpoint: Endpoint,
     connection: Any,
     orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    die_before(monkeypatch, "_drop", lambda: atomic(orders))
-    assert len(staging_tables(connection)) == 1
-    with pytest.raises(PipelineError, match="batch 'b' is published: its 1,000 messages are in"):
+    """Also when its driver died before it had dropped the staging table."""
+    atomic(orders)
+    staging = Ledger(describe(connection, str(endpoint.database), "m")).staging(listed(endpoint, "m").batches[0].batch)
+    run(connection, f"CREATE TABLE {staging} (n INT)")
+    with pytest.raises(PipelineError, match="batch 'b' is done: its 1,000 messages are in"):
         abandon(endpoint, "m", "b")
     assert (staging_tables(connection), messages(connection)) == ([], 1000)
     assert not atomic(orders).added
@@ -150,15 +154,15 @@ def test_a_batch_whose_tasks_are_writing_is_not_abandoned_until_they_have_ended(
 
 @contextmanager
 def held_before(
-    monkeypatch: pytest.MonkeyPatch, step: str, job: Callable[[], Any]
+    monkeypatch: pytest.MonkeyPatch, step: str, job: Callable[[], Any], way: type[Direct | Staged] = Staged
 ) -> Iterator[Callable[[], BaseException | None]]:
     """The job runs up to that step; called, it goes on to its end, which is what it failed with."""
     here, go_on = threading.Event(), threading.Event()
     failures: list[BaseException] = []
-    original = getattr(Staged, step)
+    original = getattr(way, step)
 
-    def held(self: Staged, *arguments: Any) -> Any:
-        if threading.current_thread() is thread:
+    def held(self: Any, *arguments: Any) -> Any:
+        if self._load.batch.name == "b" and not here.is_set():
             here.set()
             assert go_on.wait(60)
         return original(self, *arguments)
@@ -175,7 +179,7 @@ def held_before(
         return failures[0] if failures else None
 
     thread = threading.Thread(target=work, daemon=True)
-    monkeypatch.setattr(Staged, step, held)
+    monkeypatch.setattr(way, step, held)
     thread.start()
     assert here.wait(60)
     try:
@@ -305,3 +309,148 @@ def test_a_query_whose_checkpoint_is_gone(
     assert len(listed(endpoint, "n").queries) == 1
     assert len(staging_tables(connection)) == 3
     assert messages(connection) == 4
+
+
+# --- streaming mode ---
+
+
+@pytest.fixture
+def streaming(endpoint: Endpoint) -> Callable[..., Outcome]:
+    """Enqueue in streaming mode."""
+
+    def call(frame: DataFrame, batch: str = "b", **options: Any) -> Outcome:
+        return enqueue(frame, endpoint, "m", batch=batch, settings=SETTINGS, **options)
+
+    return call
+
+
+def die_with_half_committed(monkeypatch: pytest.MonkeyPatch, job: Callable[[], Any]) -> None:
+    """Half of the slices are in the queue, and the driver dies before it has published one."""
+    write = Direct.write
+    written: list[int] = []
+
+    def half(self: Direct, wanted: Sequence[int]) -> None:
+        write(self, wanted[::2])
+        written.extend(wanted[::2])
+
+    def die(self: Direct) -> tuple[int, ...]:
+        if written:
+            raise DiedError
+        return tuple(sorted(self._missing))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Direct, "write", half)
+        patched.setattr(Direct, "look", die)
+        with pytest.raises(DiedError):
+            job()
+
+
+def withheld(connection: Any) -> int:
+    return int(rows(connection, f"SELECT COUNT(*) FROM m WHERE time_next >= {WITHHELD_NS}")[0][0])
+
+
+IDS = {
+    "AUTO_INCREMENT": None,
+    "BIGINT": "id + 1",
+    "VARBINARY(16)": "unhex(md5(CAST(id AS STRING)))",
+    "VARCHAR(40)": "format_string('é \"id\" \\\\ %d', id)",
+    "DECIMAL(30,4)": "CAST(id AS DECIMAL(30,4)) + 12345678901234567890.5BD",
+    "DATETIME(6)": "CAST(timestamp_micros(id * 100000001) AS TIMESTAMP_NTZ)",
+}
+
+
+@pytest.mark.parametrize("kind", IDS)
+def test_of_a_streaming_batch_the_slices_that_were_committed_stay_and_are_wholly_delivered(
+    kind: str,
+    streaming: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = f"id {kind} NOT NULL PRIMARY KEY, " if IDS[kind] else ""
+    run(connection, f"CREATE QUEUE m ({own}payload VARCHAR(100))")
+    columns = ["id + 1000 AS time_next", "CAST(id AS STRING) AS payload", *([f"{IDS[kind]} AS id"] if own else [])]
+    frame = spark.range(1000).selectExpr(*columns)
+    die_with_half_committed(monkeypatch, lambda: streaming(frame))
+    assert withheld(connection) == 8
+    run(connection, CREATE.replace(" m ", " other "))
+    enqueue(orders, endpoint, "other", batch="b", settings=SETTINGS)
+    for _ in range(2):
+        text = abandon(endpoint, "m", "b")
+        assert text.startswith("batch b: abandoned, 8 of its 16 slices are in `")
+    assert withheld(connection) == 0
+    there = rows(connection, "SELECT payload, time_next FROM m")
+    assert 300 < len(there) < 700
+    assert all(time_next == 1_000 + int(payload) for payload, time_next in there)
+    assert len(rows(connection, "STREAM payload FROM m NOWAIT")) == len(there)
+    with pytest.raises(PipelineError, match="batch 'b' was abandoned, and some of it may be in the queue"):
+        streaming(frame)
+    (found,) = listed(endpoint, "m").batches
+    assert (found.slices, found.published, found.batch.finished) == (16, 8, None)
+    assert found.batch.abandoned is not None
+    assert listed(endpoint, "other").batches[0].batch.abandoned is None
+
+
+def test_nothing_of_a_streaming_batch_was_begun_and_its_name_is_free(
+    streaming: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(connection, CREATE)
+    die_before(monkeypatch, "prepare", lambda: streaming(orders), Direct)
+    assert "its name is free" in abandon(endpoint, "m", "b")
+    assert streaming(orders.limit(5)).added
+    with pytest.raises(PipelineError, match="batch 'b' is done: its 5 messages are in"):
+        abandon(endpoint, "m", "b")
+
+
+@pytest.mark.parametrize(("step", "there"), [("prepare", 0), ("write", 1000), ("finish", 1000)])
+def test_a_streaming_job_whose_batch_is_abandoned_under_it_publishes_what_it_had_committed(
+    step: str,
+    there: int,
+    streaming: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tasks commit slices after the batch was abandoned; their marks do not stay in the year 2200."""
+    run(connection, CREATE)
+    with held_before(monkeypatch, step, lambda: streaming(orders, spread_s=100.0), Direct) as end:
+        if step == "write":  # What its driver would see, it sees too late.
+            look = Direct.look
+            monkeypatch.setattr(Direct, "look", lambda self: look(self) if messages(connection) == there else (1,))
+        abandon(endpoint, "m", "b")
+        assert isinstance(end(), AbandonedError)
+    assert (messages(connection), withheld(connection)) == (there, 0)
+    ((begun,),) = rows(connection, "SELECT begun FROM ackstream_batches") or [(0,)]
+    late = f"time_next NOT BETWEEN {begun} AND {begun + 100 * 10**9}"
+    assert rows(connection, f"SELECT COUNT(*) FROM m WHERE {late}") == [(0,)]
+
+
+def test_a_slice_that_is_on_its_way_is_waited_for_and_keeps_no_other_back(
+    streaming: Callable[..., Outcome],
+    endpoint: Endpoint,
+    connection: Any,
+    orders: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(connection, CREATE)
+    monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
+    die_with_half_committed(monkeypatch, lambda: streaming(orders))
+    ((mark,),) = rows(connection, "SELECT mark FROM ackstream_slices WHERE slice = 1")
+    with endpoint.connect() as task:
+        task.begin()
+        run(task, f"INSERT INTO m (id, payload, time_next) VALUES ({mark}, 'late', {WITHHELD_NS})")
+        with pytest.raises(JobError, match="tasks of batch 'b' are writing just now: end its job, and try again"):
+            abandon(endpoint, "m", "b")
+        run(connection, "INSERT INTO m (payload) VALUES ('of somebody else')")
+        assert withheld(connection) == 0
+        task.commit()
+    assert withheld(connection) == 1
+    assert "9 of its 16 slices" in abandon(endpoint, "m", "b")
+    assert withheld(connection) == 0
