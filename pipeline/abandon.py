@@ -239,7 +239,7 @@ def _said(batch: Batch, slices: Mapping[int, Slice], queue: Table) -> str:
 
 def _locked(cursor: Any, ledger: Ledger, name: str) -> Batch | None:
     try:
-        return ledger.find(cursor, name, " FOR UPDATE")
+        return ledger.seize(cursor, name)
     except pymysql.MySQLError as error:
         if error.args[0] == ER.NO_SUCH_TABLE:
             return None

@@ -2,8 +2,8 @@
 
     archive(spark, endpoint, "shop.orders", "hdfs:///archive/orders", keep_s=3600)
 
-A *run* is written down before anything else: a cutoff in the past, and bounds found by walking the primary key, which
-cut the table into slices and those into chunks. For each chunk, in this order:
+A *run* is written down before anything else: a cutoff in the past, and bounds that cut the table into slices of about
+as many rows (`ranges`), and those into chunks. For each chunk, in this order:
 
 1. its rows are written to a folder that no other attempt knows;
 2. they are read back and held against the rows of the server, read once more: count and sums of hashes of each row;
@@ -48,6 +48,7 @@ from pipeline.files import Files
 from pipeline.holding import Link
 from pipeline.load import Progress, unused
 from pipeline.messages import NOW, Row, Statements, ask, asking, do
+from pipeline.ranges import Range, cut
 from pipeline.rows import lost, record_batch, schema_of, selection
 from pipeline.table import Table, describe, split_name
 
@@ -69,9 +70,6 @@ _UNORDERED: Final = frozenset({"enum", "set"})
 _PURGE_AFTER: Final = re.compile(r"(?<![0-9A-Za-z_])vt_purge_after\s*=\s*(\d+(?:\.\d+)?)")
 
 _log = logging.getLogger(__name__)
-
-Range = tuple[Id | None, Id | None]
-"""Ids after the first, up to the second."""
 
 Key = tuple[Id, int, int]
 """A row as it was acknowledged: `id`, `epoch`, `time_acked`."""
@@ -119,7 +117,7 @@ class _Run:
 
     @property
     def chunks(self) -> list[list[Range]]:
-        ranges = list(pairwise(self.bounds))
+        ranges = [Range(*each) for each in pairwise(self.bounds)]
         return [ranges[at : at + self.slices] for at in range(0, len(ranges), self.slices)]
 
     def told(self) -> str:
@@ -208,11 +206,11 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
         link = Link(self.endpoint)
-        for after, until in partition.value:
-            last, size = after, FIRST_READ
+        for each in partition.value:
+            last, size = each.after, FIRST_READ
             rows: tuple[Row, ...] = ((),)
             while rows:
-                page = self.statements.page(self.what, _acknowledged(self.cutoff), last, until, size)
+                page = self.statements.page(self.what, _acknowledged(self.cutoff), last, each.until, size)
                 rows = link.run(asking(page))
                 if rows:
                     last = self.statements.id_of(rows[-1][-1])
@@ -311,28 +309,15 @@ class _Archiver:
         if not planned:
             return None
         number = sum(each.endswith(".json") for each in self._files.names(RUNS)) + 1
-        slices = -(-self._sizes.chunk_rows // self._slice_rows)
-        run = _Run(number, self._table.quoted, cutoff, int(planned), list(self._bounds()), slices)
+        rows = min(self._sizes.slice_rows, self._sizes.chunk_rows)
+        link = Link(self._endpoint)
+        slices = cut(self._statements, lambda statement: link.run(asking(statement)), rows)
+        link.close()
+        # What comes behind the last bound was not acknowledged before the cutoff.
+        bounds = [*(each.after for each in slices[:1]), *(each.until for each in slices)]
+        run = _Run(number, self._table.quoted, cutoff, int(planned), bounds, -(-self._sizes.chunk_rows // rows))
         self._files.write(f"{RUNS}/{number:06d}.json", run.told())
         return run
-
-    @property
-    def _slice_rows(self) -> int:
-        return min(self._sizes.slice_rows, self._sizes.chunk_rows)
-
-    def _bounds(self) -> Iterator[Id | None]:
-        """Ids, so many rows from one to the next: a walk along the primary key."""
-        link = Link(self._endpoint)
-        ((_, greatest),) = link.run(asking(self._statements.ends()))
-        last: Id | None = None
-        yield last
-        while found := link.run(asking(self._step(last))):
-            yield (last := self._statements.id_of(found[0][-1]))
-        yield self._statements.id_of(greatest)  # What comes behind it was not acknowledged before the cutoff.
-        link.close()
-
-    def _step(self, after: Id | None) -> str:
-        return f"{self._statements.page('1', 'TRUE', after, None, 1)} OFFSET {self._slice_rows - 1}"
 
     def _carry_out(self, run: _Run, lock: Any) -> tuple[int, int]:
         """Chunk after chunk; how many rows are in them, and how many of those stay on the server."""
@@ -449,23 +434,24 @@ class _Archiver:
 def deletion(statements: Statements, rows: Sequence[Key]) -> str:
     """Delete these rows as long as they are what they were.
 
-    `+ 0` keeps the server to the key on `id`: messages that were acknowledged together have one `time_acked`, and it
-    would lock them all if it went by the index on that.
+    By the key on `id`: messages that were acknowledged together have one `time_acked`, and a server that went by the
+    index on that would lock them all.
     """
     ids: dict[tuple[int, int], list[str]] = {}
     for key, epoch, acked in rows:
         ids.setdefault((epoch, acked), []).append(statements.literal(key))
     these = " OR ".join(
-        f"(id IN ({','.join(some)}) AND epoch = {epoch} AND time_acked + 0 = {acked})"
+        f"(id IN ({','.join(some)}) AND epoch = {epoch} AND time_acked = {acked})"
         for (epoch, acked), some in ids.items()
     )
-    return f"DELETE FROM {statements.table.quoted} WHERE {these}"
+    # With one table this form does what DELETE FROM does; it alone can have a hint.
+    return f"DELETE FROM {statements.table.quoted} USING {statements.along_key} WHERE {these}"
 
 
 def still_there(statements: Statements, rows: Sequence[Key]) -> str:
     """How many of these ids there are, whatever they are now."""
     ids = ",".join(statements.literal(key) for key, _, _ in rows)
-    return f"SELECT COUNT(*) FROM {statements.table.quoted} WHERE id IN ({ids})"
+    return f"SELECT COUNT(*) FROM {statements.along_key} WHERE id IN ({ids})"
 
 
 def _acknowledged(cutoff: int) -> str:

@@ -170,8 +170,10 @@ def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Pro
     job = InheritableThread(target=run, name="ackstream-enqueue", daemon=True)
     try:
         job.start()
-        while job.is_alive():
+        ended = False
+        while not ended:
             job.join(load.settings.look_s)
+            ended = not job.is_alive()  # before the look, so that the last one sees and tells all
             left = rows_of(load, way.look())
             report(Progress(way.phase, load.batch.messages - left, load.batch.messages))
     except BaseException:

@@ -32,7 +32,7 @@ from pipeline.errors import JobError, ProblemsError, cause
 from pipeline.holding import Link
 from pipeline.load import Progress, unused
 from pipeline.messages import NOW, Statements, asking
-from pipeline.ranges import condition, cut, forced
+from pipeline.ranges import condition, cut
 from pipeline.table import Column, Table
 
 LOOK_S: Final = 0.5
@@ -201,6 +201,7 @@ class _Plan:
         self._table = table
         self._dead = dead
         self._named = named
+        self._along_key = statements.along_key
         self._ranges = cut(statements, lambda statement: link.run(asking(statement)), rows)
         self._predicates = [condition(statements, each) for each in self._ranges]
 
@@ -228,7 +229,7 @@ class _Plan:
         }
         columns = ", ".join(f"{form} AS {name}" for name, form in forms.items())
         # A merged derived table: the ranges' conditions reach the key.
-        return f"(SELECT id, {columns} FROM {forced(self._table)}) AS seen"
+        return f"(SELECT id, {columns} FROM {self._along_key}) AS seen"
 
     def _time(self, name: str | None) -> str:
         column = self._table.by_name.get((name or "").casefold())

@@ -101,7 +101,7 @@ class Ledger:
                 for table in _TABLES:
                     cursor.execute(table.format(database=quoted(self._table.database)))
                 self._insert(cursor, new)
-            found = self.find(cursor, new.name)
+            found = self._read(cursor, new.name)
         assert found is not None
         if found.abandoned is not None:
             raise PipelineError(
@@ -130,10 +130,14 @@ class Ledger:
 
         Raises AbandonedError; also if it has been begun anew since, perhaps with other data.
         """
-        found = self.find(cursor, batch.name, " FOR UPDATE")
+        found = self.seize(cursor, batch.name)
         if found is None or found.abandoned is not None or found.begun != batch.begun:
             raise AbandonedError(f"batch {batch.name!r} has been abandoned while this job was at work on it")
         return found
+
+    def seize(self, cursor: Any, batch: str) -> Batch | None:
+        """The batch, whatever it is; it does not change until this transaction ends."""
+        return self._read(cursor, batch, " FOR UPDATE")
 
     def abandon(self, cursor: Any, batch: str) -> None:
         """Write down that the rest of it never comes. Its slices stay written down: tasks may yet commit some."""
@@ -174,7 +178,7 @@ class Ledger:
                 [self._table.name, batch],
             )
             return {
-                number: Slice(json.loads(mark, object_hook=_read), due, published is not None)
+                number: Slice(json.loads(mark, object_hook=_decoded), due, published is not None)
                 for number, mark, due, published in cursor.fetchall()
             }
 
@@ -183,7 +187,7 @@ class Ledger:
         cursor.executemany(
             f"INSERT INTO {self._slices} (queue, batch, slice, mark, due) VALUES (%s, %s, %s, %s, %s)",
             [
-                (self._table.name, batch, number, json.dumps(each.mark, default=_told), each.due)
+                (self._table.name, batch, number, json.dumps(each.mark, default=_encoded), each.due)
                 for number, each in slices.items()
             ],
         )
@@ -198,8 +202,7 @@ class Ledger:
             )
         )
 
-    def find(self, cursor: Any, batch: str, suffix: str = "") -> Batch | None:
-        """The batch as it is there."""
+    def _read(self, cursor: Any, batch: str, suffix: str = "") -> Batch | None:
         cursor.execute(
             f"SELECT {_COLUMNS} FROM {self._batches} WHERE queue = %s AND batch = %s{suffix}",
             [self._table.name, batch],
@@ -214,12 +217,12 @@ def staging_name(queue: str, batch: str, begun: int) -> str:
     return f"{STAGING}{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 
 
-def _told(key: Any) -> Any:
+def _encoded(key: Any) -> Any:
     """An id as JSON has it, where that has no such type."""
     if isinstance(key, bytes | bytearray):
         return {"bytes": key.hex()}
     return {"decimal": f"{key:f}"} if isinstance(key, Decimal) else str(key)
 
 
-def _read(told: dict[str, str]) -> Any:
+def _decoded(told: dict[str, str]) -> Any:
     return bytes.fromhex(told["bytes"]) if "bytes" in told else Decimal(told["decimal"])

@@ -16,10 +16,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from pipeline.claims import Id
-from pipeline.endpoint import quoted
 from pipeline.errors import PipelineError
 from pipeline.messages import Statements
-from pipeline.table import Key, Table
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
 """Rows of a statement, their values as text."""
@@ -36,22 +34,6 @@ class Range:
     until: Id | None
 
 
-def key_on_id(table: Table) -> Key:
-    """The key along which rows are read: the primary key, or else another unique one that begins with id."""
-    keys = [key for key in table.unique_keys if key.columns[0].casefold() == "id"]
-    for key in keys:
-        if key.name == "PRIMARY":
-            return key
-    if not keys:
-        raise PipelineError(f"{table.quoted} has no unique key that begins with id, by which it could be read in parts")
-    return keys[0]
-
-
-def forced(table: Table) -> str:
-    """The table as FROM has it, read along its key and in no other way."""
-    return f"{table.quoted} FORCE INDEX ({quoted(key_on_id(table).name)})"
-
-
 def condition(statements: Statements, each: Range) -> str:
     """The rows of a range."""
     after = [] if each.after is None else [f"id > {statements.literal(each.after)}"]
@@ -60,7 +42,11 @@ def condition(statements: Statements, each: Range) -> str:
 
 
 def cut(statements: Statements, ask: Ask, rows: int) -> list[Range]:
-    """Ranges of about so many rows each; none if there are no rows."""
+    """Ranges of about so many rows each; none if there are no rows. Raises PipelineError."""
+    if statements.table.key_on_id is None:
+        raise PipelineError(
+            f"{statements.table.quoted} has no unique key that begins with id, by which it could be read in parts"
+        )
     ((least, greatest),) = ask(statements.ends())
     if least is None:
         return []
@@ -99,8 +85,8 @@ def _joined(pieces: Iterator[tuple[int, int, int]], rows: int) -> Iterator[Range
 def _expected(statements: Statements, ask: Ask, each: Range) -> int:
     # COUNT, because MySQL makes no estimate for the one key of a plain SELECT. FORMAT, because the two servers'
     # defaults differ; `rows` stands two before the end in MySQL (`filtered`, `Extra` follow) and one in MariaDB.
-    table = forced(statements.table)
-    (plan,) = ask(f"EXPLAIN FORMAT=TRADITIONAL SELECT COUNT(*) FROM {table} WHERE {condition(statements, each)}")
+    count = f"SELECT COUNT(*) FROM {statements.along_key} WHERE {condition(statements, each)}"
+    (plan,) = ask(f"EXPLAIN FORMAT=TRADITIONAL {count}")
     expected = plan[-3] if len(plan) == _MYSQL_COLUMNS else plan[-2]
     return int(expected or 0)
 
@@ -112,9 +98,8 @@ def _walked(statements: Statements, ask: Ask, greatest: Id, rows: int) -> Iterat
     """Every so many rows an id, in the key's order."""
     after: Id | None = None
     yield after
-    table = forced(statements.table)
     while after != greatest:
         where = condition(statements, Range(after, greatest))
-        found = ask(f"SELECT id FROM {table} WHERE {where} ORDER BY id LIMIT 1 OFFSET {rows - 1}")
+        found = ask(f"SELECT id FROM {statements.along_key} WHERE {where} ORDER BY id LIMIT 1 OFFSET {rows - 1}")
         after = statements.id_of(found[0][0]) if found else greatest
         yield after

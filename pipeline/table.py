@@ -132,6 +132,12 @@ class Table:
         return next((key.columns for key in self.unique_keys if key.name == "PRIMARY"), ())
 
     @property
+    def key_on_id(self) -> Key | None:
+        """The key along which rows are read: the primary key, or else another unique one that begins with id."""
+        keys = [key for key in self.unique_keys if key.columns[0].casefold() == "id"]
+        return min(keys, key=lambda key: key.name != "PRIMARY", default=None)
+
+    @property
     def is_queue(self) -> bool:
         """Whether it is meant to be a message table and has a queue's columns."""
         return _MARK.search(self.comment) is not None and self.by_name.keys() >= {"id", *OWN_COLUMNS}
