@@ -9,7 +9,7 @@ import click
 from pyspark.sql import SparkSession
 
 from pipeline.archive import Archived, Sizes, archive
-from pipeline.commands import Duration, ending, reporting, running_spark, spark_options, where_options
+from pipeline.commands import Duration, ending, reporting, running_spark, spark_options, table_option, where_options
 from pipeline.endpoint import Endpoint
 
 PROGRAM: Final = "ackstream-archive"
@@ -17,6 +17,7 @@ PROGRAM: Final = "ackstream-archive"
 
 @click.command()
 @where_options
+@table_option
 @click.option("--to", "target", required=True, help="the archive's folder: one table's, on HDFS or a local file system")
 @click.option("--keep", type=Duration(), default="1h", show_default=True, help="leave what was acknowledged since then")
 @click.option("--chunk-rows", type=click.IntRange(1), default=Sizes().chunk_rows, show_default=True)

@@ -18,6 +18,7 @@ from pipeline.commands import (
     reporting,
     running_spark,
     spark_options,
+    table_option,
     where_options,
 )
 from pipeline.endpoint import Endpoint
@@ -31,6 +32,7 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 
 @click.command()
 @where_options
+@table_option
 @click.option("--batch", help="a name for this data: the same again adds nothing twice")
 @click.option("--source", multiple=True, help="files or folders that Spark can read; several of one format")
 @click.option("--format", "format_", help="the format of --source, where its name does not end in it")

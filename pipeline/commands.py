@@ -61,14 +61,13 @@ class Duration(click.ParamType[float]):
 
 
 def where_options(command: F) -> F:
-    """Where the queue is: `url`, `password_file`, `table`."""
+    """Where the proxy is: `url`, `password_file`."""
     password = f"the password's file, instead of ${PASSWORD_VARIABLE}"
     options = [
         click.option(
             "--url", envvar="ACKSTREAM_URL", required=True, help=f"the proxy: {URL_SHAPE}; ${PASSWORD_VARIABLE}"
         ),
         click.option("--password-file", type=click.Path(), help=password),
-        click.option("--table", required=True, help="the queue: database.table"),
     ]
     return _with(options, command)
 
@@ -81,6 +80,8 @@ def spark_options(command: F) -> F:
     ]
     return _with(options, command)
 
+
+table_option: Final = click.option("--table", required=True, help="the queue: database.table")
 
 jar_option: Final = click.option("--jar", help=f"the JDBC driver's, unless Spark was given it or it is {DEBIANS_JAR}")
 

@@ -148,7 +148,7 @@ class Endpoint:
     def connect(self, cursor: type[Cursor | SSCursor] = Cursor, **options: Any) -> Any:
         """A PyMySQL connection: autocommit, utf8mb4, UTC, strict. Of no type, since the cursor's decides much of it.
 
-        Raises pymysql.MySQLError.
+        Raises pymysql.MySQLError, and PipelineError where the certificate is not to be trusted.
         """
         given: dict[str, Any] = {
             "host": self.host,
@@ -163,7 +163,17 @@ class Endpoint:
             "init_command": f"SET {SESSION}",
             **({"ssl_disabled": True} if self.tls is Tls.OFF else {"ssl": self._context()}),
         }
-        return pymysql.connect(**{**given, **options})
+        try:
+            return pymysql.connect(**{**given, **options})
+        except pymysql.OperationalError as error:
+            reason = getattr(error, "original_exception", None)
+            if not isinstance(reason, ssl.SSLCertVerificationError):
+                raise
+            # For PyMySQL one of many reasons why there is no connection, but none that passes.
+            raise PipelineError(
+                f"{self.host}:{self.port} shows a certificate that {self.ca or 'this system'} does not vouch for:"
+                f" {reason.verify_message}. `ca` in the URL names the file of the authority that signed it"
+            ) from None
 
     def run(self, work: Callable[[Any], T], patience: Patience | None = None) -> T:
         """Do `work` on a connection of its own, and again on another one after each transient error.
@@ -185,7 +195,10 @@ class Endpoint:
         return replace(self, database=database)
 
     def _context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ca)
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except OSError as error:  # ssl.SSLError is one
+            raise PipelineError(f"the authority's file {self.ca} cannot be read: {error}") from None
         if self.tls is Tls.ON:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

@@ -30,4 +30,7 @@ def cause(error: BaseException) -> str:
         return causes[-1].split(": ", 1)[1]
     if "Traceback (most recent call last):" in lines:
         return lines[-1].removeprefix(f"{__name__}.PipelineError: ")
-    return lines[0] if lines else type(error).__name__
+    said = lines[0] if lines else type(error).__name__
+    # Spark's word for what failed ("couldn't connect"), and beside it Java's for why.
+    deeper = getattr(error, "_cause", None)
+    return said if deeper is None else f"{said}: {cause(deeper)}"

@@ -8,8 +8,17 @@ from typing import Any, Final
 import click
 from pyspark.sql import SparkSession
 
-from pipeline.commands import Assignment, Duration, ending, jar_option, reporting, running_spark, spark_options
-from pipeline.endpoint import PASSWORD_VARIABLE, URL_SHAPE, Endpoint
+from pipeline.commands import (
+    Assignment,
+    Duration,
+    ending,
+    jar_option,
+    reporting,
+    running_spark,
+    spark_options,
+    where_options,
+)
+from pipeline.endpoint import Endpoint
 from pipeline.history import Reading
 from pipeline.report import TOP, TOP_LIMIT, WINDOW_S, report
 
@@ -17,8 +26,7 @@ PROGRAM: Final = "ackstream-report"
 
 
 @click.command()
-@click.option("--url", envvar="ACKSTREAM_URL", required=True, help=f"the proxy: {URL_SHAPE}; ${PASSWORD_VARIABLE}")
-@click.option("--password-file", type=click.Path(), help=f"the password's file, instead of ${PASSWORD_VARIABLE}")
+@where_options
 @click.option("--table", "tables", multiple=True, required=True, help="a queue: database.table; several, if you like")
 @click.option("--out", required=True, help="a folder for report.html and Parquet; an earlier report there is replaced")
 @click.option("--by", multiple=True, help="a column, such as a tenant's: its values each by themselves; several too")
