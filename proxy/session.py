@@ -255,6 +255,8 @@ class Session:
         if self._closed:
             self._deadline.cancel()
             return
+        # It can acknowledge nothing any more, and may take long to read what it was sent.
+        self.proxy.engine.disconnected(self.number)
         if self._question is not None and not self._question.answered.done():
             self._question.answered.set_exception(ConnectionResetError("the server closed the connection"))
         if self.stream is not None:

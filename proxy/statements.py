@@ -220,9 +220,6 @@ class Statements:
             assert stream.over  # The session has ended it when it lost its server.
         finally:
             handle.cancel()
-        if stream.server_lost:
-            # It can acknowledge nothing any more, and may take long to read what it was sent.
-            self._engine.disconnected(session.number)
         stream.close(session.capabilities, session.status)
 
     # ACK, NACK and EXTEND.

@@ -46,11 +46,6 @@ class Stream:
         """Whether nothing more will be delivered."""
         return self._ended.done()
 
-    @property
-    def server_lost(self) -> bool:
-        """Whether it ended because its connection to the server did."""
-        return self.over and self._ended.result() is SERVER_LOST
-
     def attach(self, handle: StreamHandle) -> None:
         """Where to ask the engine for less. The engine may have ended the stream by then."""
         self._handle = handle
