@@ -62,6 +62,8 @@ TRANSIENT: Final = frozenset(
 )
 """Errors after which the same work, begun anew on a new connection, may well succeed."""
 
+PROXY_CANNOT_READ: Final = "ackstream cannot read the queue: "
+
 T = TypeVar("T")
 
 
@@ -301,7 +303,16 @@ def is_transient(error: BaseException) -> bool:
     """Whether trying again on a new connection can help."""
     if isinstance(error, pymysql.err.InterfaceError):
         return True  # PyMySQL's word for a connection that it has given up already
-    return isinstance(error, pymysql.MySQLError) and bool(error.args) and error.args[0] in TRANSIENT
+    return isinstance(error, pymysql.MySQLError) and bool(error.args) and _code(error) in TRANSIENT
+
+
+def _code(error: pymysql.MySQLError) -> int:
+    """MySQL's number; where the proxy could not read a queue, the one that it was told for that, at its text's end."""
+    code, text = error.args[0], str(error.args[-1])
+    if code == ER.UNKNOWN_ERROR and text.startswith(PROXY_CANNOT_READ):
+        told = text.rpartition("(")[2].removesuffix(")")
+        return int(told) if told.isdecimal() else CR.CR_SERVER_LOST
+    return int(code)
 
 
 # --- names ---

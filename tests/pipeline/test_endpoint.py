@@ -9,7 +9,18 @@ import pymysql
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.endpoint import Driver, Endpoint, Patience, Tls, again, driver_in, driver_of, find_jar, quoted
+from pipeline.endpoint import (
+    Driver,
+    Endpoint,
+    Patience,
+    Tls,
+    again,
+    driver_in,
+    driver_of,
+    find_jar,
+    is_transient,
+    quoted,
+)
 from pipeline.errors import PipelineError
 from tests.support.queues import rows, run
 
@@ -134,3 +145,18 @@ def test_transient_errors_are_tried_again_and_others_are_not() -> None:
         again(failing(pymysql.IntegrityError(1062, "Duplicate")), patience)
     with pytest.raises(pymysql.OperationalError, match="2013"):
         again(failing(lost), Patience(attempts=1))
+
+
+@pytest.mark.parametrize(
+    ("reason", "passes"),
+    [
+        ("the connection to the server broke: [Errno 104] Connection reset by peer", True),
+        ("Can't connect to MySQL server on '127.0.0.1' ([Errno 111] Connection refused) (2003)", True),
+        ("Server shutdown in progress (1053)", True),
+        ("Table 'd.m' doesn't exist (1146)", False),
+    ],
+)
+def test_what_keeps_the_proxy_from_reading_a_queue_passes_or_does_not(reason: str, passes: bool) -> None:
+    error = pymysql.OperationalError(1105, f"ackstream cannot read the queue: {reason}")
+    assert is_transient(error) is passes
+    assert not is_transient(pymysql.OperationalError(1105, reason))

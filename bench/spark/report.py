@@ -1,0 +1,106 @@
+"""`ackstream-report` over a million retained rows, beside the same columns simply read by Spark's JDBC reader.
+
+Three ways, one after another each round: the plain read, in equal ranges of ids, whose rows go nowhere; the report's
+own reading, which cuts the table by the data and keeps what it read; and the whole report, by a column of a thousand
+values, with its Parquet and its page. Spark, the proxy and the server share this machine's cores. `make bench-pipeline`
+runs it; `ROWS` is its argument. Trust the ratios.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+from bench.spark.archive import PARTITIONS, acknowledged
+from bench.spark.consume import ROUNDS, ROWS, WARM_UP
+from demo.ackstream import ackstream
+from pipeline.endpoint import Endpoint, driver_of, find_jar
+from pipeline.history import Named, Queue, Reading, read
+from pipeline.report import report
+from pipeline.table import describe
+
+BY = "user_id"
+COLUMNS = f"epoch, time_next, time_acked, CAST({BY} AS CHAR) AS value"
+
+
+def plain(spark: SparkSession, endpoint: Endpoint) -> int:
+    """By Spark alone."""
+    with endpoint.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT MAX(id), COUNT(*) FROM m")
+        greatest, rows = cursor.fetchone()
+    options = {
+        **endpoint.jdbc(driver_of(spark)),
+        "dbtable": f"(SELECT id, {COLUMNS} FROM m) AS seen",
+        "partitionColumn": "id",
+        "lowerBound": "0",
+        "upperBound": str(greatest),
+        "numPartitions": str(PARTITIONS),
+        "fetchsize": "10000",
+    }
+    spark.read.format("jdbc").options(**options).load().write.format("noop").mode("overwrite").save()
+    return int(rows)
+
+
+def reading(spark: SparkSession, endpoint: Endpoint) -> int:
+    """The report's part that reads."""
+    table = endpoint.run(lambda connection: describe(connection, "bench", "m"))
+    history = read(spark, endpoint, [Queue(table)], Named(by=(BY,)), Reading())
+    rows = history.rows.count()
+    history.drop()
+    return rows
+
+
+def whole(spark: SparkSession, endpoint: Endpoint) -> int:
+    """All of it."""
+    made = report(spark, endpoint, ["m"], by=[BY])
+    with tempfile.TemporaryDirectory(prefix="ackstream-bench-") as folder:
+        made.write(folder)
+        (row,) = made.frames["volumes"].where("by IS NULL").collect()
+    made.close()
+    return int(row["acknowledged"])
+
+
+WAYS: dict[str, Callable[[SparkSession, Endpoint], int]] = {
+    "plain JDBC read": plain,
+    "the report's reading": reading,
+    "ackstream-report": whole,
+}
+
+
+def main() -> None:
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
+    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    with ackstream() as running:
+        endpoint = Endpoint("127.0.0.1", running.port, "root", database="bench")
+        with endpoint.connect(database=None) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE bench")
+        rates: dict[str, list[float]] = {name: [] for name in WAYS}
+        for turn in range(ROUNDS + 1):
+            count = rows if turn else min(rows, WARM_UP)
+            if turn < 2:  # Nothing here changes them.
+                acknowledged(endpoint, count)
+            for name, work in WAYS.items():
+                began = time.monotonic()
+                assert work(spark, endpoint) == count
+                rate = count / (time.monotonic() - began)
+                if turn:
+                    rates[name].append(rate)
+                    print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
+    for name in list(WAYS)[1:]:
+        pairs = zip(rates[name], rates["plain JDBC read"], strict=True)
+        print(f"{name}: {statistics.median(ours / theirs for ours, theirs in pairs):.2f} of a plain JDBC read")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
