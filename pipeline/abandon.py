@@ -27,11 +27,11 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
+from pipeline.cut import SLICE
 from pipeline.direct import WITHHELD_NS
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError
 from pipeline.ledger import STAGING, Batch, Ledger, Slice, staging_name
-from pipeline.load import SLICE
 from pipeline.sink import SINK, SINKS, staging_of
 from pipeline.table import Table, describe, split_name
 

@@ -2,7 +2,7 @@
 
 What must not happen is that a slice comes in twice: by a task that was begun again because its executor died after the
 commit, or by a rerun of the whole batch after the driver died. Spark's JDBC writer can put nothing beside the rows
-into its transaction, so one of the rows themselves is the proof. The *mark* of a slice is the row with the least hash:
+into its transaction, so one of the rows themselves is the proof. The *mark* of a slice is its first row:
 
 - Its `id` is settled before the slice is written. Where the data has ids, it is one of them; where the server
   gives ids, one is drawn from its counter for each slice (an INSERT that is rolled back) and kept in the ledger.
@@ -26,11 +26,11 @@ from typing import Any, Final
 import pymysql
 from pyspark.sql import functions as f
 
-from pipeline.checking import starts
+from pipeline.cut import PLACE, SLICE, looked_up
 from pipeline.endpoint import is_transient, quoted
 from pipeline.errors import JobError, PipelineError
 from pipeline.ledger import Slice
-from pipeline.load import ROW, SLICE, Load, Progress, looked_up
+from pipeline.load import Load, Progress
 
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
 """The first of January 2200."""
@@ -169,23 +169,20 @@ class Direct:
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks."""
         load = self._load
-        frame, partitions = load.sliced(wanted)
-        chosen = set(wanted)
-        counts = [each.rows if number in chosen else 0 for number, each in enumerate(load.slices)]
-        place = f.col(ROW) - looked_up(starts(counts, partitions), f.col(SLICE))
-        is_mark = place == 0
-        columns = {name: f.col(_quoted(name)) for name in load.mapped.names}
+        is_mark = f.col(PLACE) == 0
+        columns = {name: f.col(quoted(name)) for name in load.mapped.names}
         columns |= {name: f.lit(value) for name, value in load.fillers.items() if name.casefold() != "time_next"}
         time_name = load.table.by_name["time_next"].name
         time = columns.get(time_name, f.lit(load.batch.begun))
         if load.spread_ns is not None:
             rows = looked_up([max(1, each.rows) for each in load.slices], f.col(SLICE))
-            offset = (place + f.col(SLICE) / len(load.slices)) * load.spread_ns / rows
+            offset = (f.col(PLACE) + f.col(SLICE) / len(load.slices)) * load.spread_ns / rows
             time = f.lit(load.batch.begun) + offset.cast("bigint")
         columns[time_name] = f.when(is_mark, f.lit(WITHHELD_NS)).otherwise(time)
         if not load.mapped.has("id"):
             ids = looked_up([self._marks.get(number, 0) for number in range(len(load.slices))], f.col(SLICE))
             columns[load.table.by_name["id"].name] = f.when(is_mark, ids)
+        frame = load.sliced(wanted)
         load.write(frame.select([value.alias(name) for name, value in columns.items()]), load.table.quoted)
 
     def finish(self, report: Callable[[Progress], None]) -> None:
@@ -200,7 +197,3 @@ class Direct:
             connection.commit()
 
         load.endpoint.run(done)
-
-
-def _quoted(name: str) -> str:
-    return quoted(name)

@@ -23,12 +23,13 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 
 from pipeline.abandon import settle
-from pipeline.checking import checked, slices_of
+from pipeline.checking import Facts, duplicates, read
+from pipeline.cut import ByHash, Cut, by_files, file_octets
 from pipeline.direct import Direct, unfit
 from pipeline.endpoint import Endpoint, driver_of
 from pipeline.errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
 from pipeline.ledger import BATCH_CHARACTERS, Batch, Ledger
-from pipeline.load import Load, Progress, Settings, Way, rows_of, slice_count, unused
+from pipeline.load import Load, Progress, Settings, Way, rows_of, serves, slices_wanted, unused
 from pipeline.mapping import Mapped, mapped
 from pipeline.staged import Staged
 from pipeline.table import Table, describe, split_name
@@ -125,14 +126,36 @@ def _begun(
     """Read the data, and write the batch down."""
     jdbc = endpoint.jdbc(driver_of(frame.sparkSession))
     report(Progress("checking", 0, 0))
-    facts, problems = checked(fitting, queue)
-    if problems:
-        raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
     ledger = Ledger(queue)
-    new = Batch(batch, mode, facts.fingerprint(fitting.names), slice_count(facts, settings), facts.rows, 0, None)
+    known = endpoint.run(lambda connection: ledger.find(connection, batch))
+    cut, facts = _cut(fitting, queue, known, settings)
+    slices, fingerprint = cut.count(slices_wanted(facts, settings)), facts.fingerprint(fitting.names)
+    new = Batch(batch, mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
     found = endpoint.run(lambda connection: ledger.begin(connection, new))
     spread_ns = None if spread_s is None else round(spread_s * NS_PER_S)
-    return Load(endpoint, queue, fitting, found, slices_of(facts, found.slices), spread_ns, settings, jdbc)
+    parts = cut.slices(facts.pieces, found.slices)
+    return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, settings, jdbc)
+
+
+def _cut(fitting: Mapped, queue: Table, known: Batch | None, settings: Settings) -> tuple[Cut, Facts]:
+    """The data as it is cut, and what is known of it when it has been read. A known batch is cut as it was."""
+    octets = known.file_octets if known else file_octets(settings.slice_rows, settings.slice_octets)
+    files = None if octets is None else by_files(fitting, octets)
+    if known and octets is not None and files is None:
+        raise PipelineError(
+            f"batch {known.name!r} was begun with rows as they came from files, and these come in another way: give"
+            " this one another name, or the same data as then"
+        )
+    cut: Cut = files or ByHash(fitting)
+    facts, problems = read(cut, fitting)
+    problems += duplicates(fitting, queue)
+    if problems:
+        raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
+    cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
+    if files and not known and not serves(facts, settings, cores):
+        cut = ByHash(fitting)
+        facts, _ = read(cut, fitting)
+    return cut, facts
 
 
 def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> None:

@@ -18,7 +18,7 @@ import pymysql
 from pymysql.constants import ER
 
 from pipeline.endpoint import quoted
-from pipeline.errors import AbandonedError, PipelineError
+from pipeline.errors import AbandonedError, JobError, PipelineError
 from pipeline.table import Table
 
 BATCH_CHARACTERS: Final = 190
@@ -33,7 +33,7 @@ _TABLES: Final = (
     """
     CREATE TABLE IF NOT EXISTS {database}.ackstream_batches (
       queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, mode VARCHAR(16) NOT NULL,
-      fingerprint CHAR(32) NOT NULL, slices INT NOT NULL, messages BIGINT NOT NULL,
+      fingerprint CHAR(32) NOT NULL, file_octets BIGINT NULL, slices INT NOT NULL, messages BIGINT NOT NULL,
       begun BIGINT NOT NULL, finished BIGINT NULL, abandoned BIGINT NULL, PRIMARY KEY (queue, batch)
     ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
     """,
@@ -53,6 +53,8 @@ class Batch:
     name: str
     mode: str
     fingerprint: str
+    file_octets: int | None
+    """Into how large pieces the files were cut that it came from; None: it was cut by the hashes of its rows."""
     slices: int
     messages: int
     begun: int
@@ -71,7 +73,7 @@ class Slice:
     published: bool
 
 
-_COLUMNS: Final = "batch, mode, fingerprint, slices, messages, begun, finished, abandoned"
+_COLUMNS: Final = "batch, mode, fingerprint, file_octets, slices, messages, begun, finished, abandoned"
 
 
 class Ledger:
@@ -90,6 +92,16 @@ class Ledger:
         """
         return quoted(self._table.database, staging_name(self._table.name, batch.name, batch.begun))
 
+    def find(self, connection: Any, batch: str) -> Batch | None:
+        """The batch, if it was begun."""
+        try:
+            with connection.cursor() as cursor:
+                return self._read(cursor, batch)
+        except pymysql.ProgrammingError as error:
+            if error.args[0] != ER.NO_SUCH_TABLE:
+                raise
+            return None
+
     def begin(self, connection: Any, new: Batch) -> Batch:
         """Write down that it begins, unless it is there; the batch as it is there."""
         with connection.cursor() as cursor:
@@ -107,22 +119,20 @@ class Ledger:
             raise PipelineError(
                 f"batch {new.name!r} was abandoned, and some of it may be in the queue: give this one another name"
             )
-        for what, theirs, ours in (
-            ("mode", found.mode, new.mode),
-            ("data", found.fingerprint, new.fingerprint),
-        ):
-            if theirs != ours:
-                said = f"in mode {theirs}" if what == "mode" else f"with other data ({found.messages:,} messages)"
-                raise PipelineError(
-                    f"batch {new.name!r} was begun {said}: give this one another name, or the same {what} as then"
-                )
+        if found.mode != new.mode:
+            raise _other(new.name, f"in mode {found.mode}", "mode")
+        if found.file_octets != new.file_octets:
+            raise JobError(f"another run has begun batch {new.name!r} meanwhile, with other settings: run this again")
+        if found.fingerprint != new.fingerprint:
+            files = "" if found.file_octets is None else ", or with files that Spark lists or cuts otherwise"
+            raise _other(new.name, f"with other data ({found.messages:,} messages){files}", "data")
         return found
 
     def _insert(self, cursor: Any, new: Batch) -> None:
         cursor.execute(
-            f"INSERT INTO {self._batches} (queue, batch, mode, fingerprint, slices, messages, begun)"
-            f" VALUES (%s, %s, %s, %s, %s, %s, {NOW_NS}) ON DUPLICATE KEY UPDATE batch = batch",
-            [self._table.name, new.name, new.mode, new.fingerprint, new.slices, new.messages],
+            f"INSERT INTO {self._batches} (queue, batch, mode, fingerprint, file_octets, slices, messages, begun)"
+            f" VALUES (%s, %s, %s, %s, %s, %s, %s, {NOW_NS}) ON DUPLICATE KEY UPDATE batch = batch",
+            [self._table.name, new.name, new.mode, new.fingerprint, new.file_octets, new.slices, new.messages],
         )
 
     def lock(self, cursor: Any, batch: Batch) -> Batch:
@@ -226,3 +236,7 @@ def _encoded(key: Any) -> Any:
 
 def _decoded(told: dict[str, str]) -> Any:
     return bytes.fromhex(told["bytes"]) if "bytes" in told else Decimal(told["decimal"])
+
+
+def _other(batch: str, said: str, what: str) -> PipelineError:
+    return PipelineError(f"batch {batch!r} was begun {said}: give this one another name, or the same {what} as then")

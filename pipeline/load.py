@@ -1,8 +1,7 @@
-"""One batch on its way into a queue: what both modes know of it, and how its rows are cut into slices.
+"""One batch on its way into a queue: what both modes know of it, and how its slices are sized.
 
-A *slice* is the rows whose hash falls into one range. Which rows those are depends on their values alone, so a slice is
-the same set of messages in each run of the batch, whatever the cluster, the partitioning and the settings; duplicate
-rows stay together. A slice is what is written in one transaction and what is or is not there yet.
+A *slice* is what is written in one transaction and what is or is not there yet: the same set of messages in each run of
+the batch, whatever the cluster and the settings (`cut`).
 """
 
 from __future__ import annotations
@@ -11,24 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
 
-from pipeline.checking import BUCKETS, HASH, Bucket, Facts, hashed, slice_of
+from pipeline.checking import Facts
+from pipeline.cut import PIECES_MAX, Cut, Piece
 from pipeline.endpoint import Endpoint
 from pipeline.ledger import Batch, Ledger
 from pipeline.mapping import Mapped, required_fillers
 from pipeline.table import Table
 
-SLICE: Final = "ackstream_slice"
-ROW: Final = "ackstream_row"
-ROWS_OF_A_PARTITION: Final = 2**33
-"""Spark's monotonically_increasing_id counts rows below this, and partitions above."""
-
 BATCH_OCTETS: Final = 4 * 1024 * 1024
 """Of one INSERT: beyond that it gets no cheaper, and four of them fit into the smallest default packet."""
 BATCH_ROWS_MAX: Final = 5000
+
+ROWS_OVER: Final = 10
+"""How many times the rows that a slice should have a file's piece may have: rows cost a transaction little."""
+OCTETS_OVER: Final = 1.5
+"""The same of octets: what goes with each row on the wire comes to it, and groups have a limit (`slice_octets`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,11 @@ class Settings:
     """How often the tasks are begun again for slices that are missing, after each task was tried several times."""
     look_s: float = 0.5
     """Between looks at what has been committed."""
+
+    @property
+    def writers(self) -> int:
+        """How many tasks can write at once."""
+        return max(1, self.max_connections - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Load:
     table: Table
     mapped: Mapped
     batch: Batch
-    slices: tuple[Bucket, ...]
+    cut: Cut
+    slices: tuple[Piece, ...]
     spread_ns: int | None
     settings: Settings
     jdbc: Mapping[str, str] = field(repr=False)
@@ -79,27 +83,12 @@ class Load:
         """Columns of the queue's own that neither the data nor the table fills."""
         return required_fillers(self.table, self.mapped.names)
 
-    def sliced(self, wanted: Sequence[int]) -> tuple[DataFrame, int]:
-        """The rows of these slices, each slice in one partition and in a definite order there, and how many partitions.
-
-        Slice s is in partition s modulo their number; `ROW` counts the rows of a partition.
-        """
-        count = len(self.slices)
-        frame = hashed(self.mapped).withColumn(SLICE, slice_of(f.col(HASH), count))
-        if len(wanted) < sum(each.rows > 0 for each in self.slices):
-            frame = frame.where(f.col(SLICE).isin(list(wanted)))
-        partitions = self._partitions(frame)
-        frame = frame.repartitionById(partitions, f.col(SLICE) % partitions).sortWithinPartitions(HASH)
-        row = f.monotonically_increasing_id().bitwiseAND(f.lit(ROWS_OF_A_PARTITION - 1))
-        return frame.withColumn(ROW, row), partitions
-
-    def _partitions(self, frame: DataFrame) -> int:
-        """One a slice, unless more tasks than connections could run at once; then one a connection."""
-        spark = frame.sparkSession
-        writers = max(1, self.settings.max_connections - 1)
+    def sliced(self, wanted: Sequence[int]) -> DataFrame:
+        """The rows of these slices, as the cut has them; no more partitions than connections may be open at once."""
+        spark = self.mapped.frame.sparkSession
         growing = spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
-        cores = spark.sparkContext.defaultParallelism
-        return min(len(self.slices), writers) if growing or cores > writers else len(self.slices)
+        bounded = growing or spark.sparkContext.defaultParallelism > self.settings.writers
+        return self.cut.sliced(self.slices, wanted, self.settings.writers if bounded else None)
 
     def write(self, frame: DataFrame, table: str) -> None:
         """Append it by JDBC, one transaction a partition."""
@@ -130,15 +119,20 @@ class Way(Protocol):
         """All are there: end the batch."""
 
 
-def slice_count(facts: Facts, settings: Settings) -> int:
-    """A power of two, since slices are made of buckets."""
-    wanted = max(-(-facts.rows // settings.slice_rows), -(-facts.octets // settings.slice_octets), 1)
-    return int(min(BUCKETS, 1 << (wanted - 1).bit_length()))
+def slices_wanted(facts: Facts, settings: Settings) -> int:
+    """How many slices are of the right size."""
+    return max(-(-facts.rows // settings.slice_rows), -(-facts.octets // settings.slice_octets), 1)
 
 
-def looked_up(values: Sequence[int], index: Expression) -> Expression:
-    """The value at an index, of few enough values to travel with the plan."""
-    return f.get(f.expr(f"array({', '.join(f'{value}L' for value in values)})"), index)
+def serves(facts: Facts, settings: Settings, cores: int) -> bool:
+    """Whether the pieces of files make slices: none too large, and not so few that half of the tasks would idle."""
+    rows = max(settings.slice_rows, facts.rows / PIECES_MAX)
+    octets = max(settings.slice_octets, facts.octets / PIECES_MAX)
+    filled = [each for each in facts.pieces if each.rows]
+    busy = min(cores, settings.writers, slices_wanted(facts, settings))
+    return 2 * len(filled) >= min(busy, facts.rows) and all(
+        each.rows <= ROWS_OVER * rows and each.octets <= OCTETS_OVER * octets for each in filled
+    )
 
 
 def rows_of(load: Load, slices: Sequence[int]) -> int:

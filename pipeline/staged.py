@@ -24,11 +24,11 @@ import pymysql
 from pymysql.constants import ER
 from pyspark.sql import functions as f
 
-from pipeline.checking import HASH
+from pipeline.cut import HASH, PLACE, SLICE
 from pipeline.endpoint import quoted, quoted_list
 from pipeline.errors import JobError
 from pipeline.ledger import NOW_NS
-from pipeline.load import ROW, SLICE, Load, Progress
+from pipeline.load import Load, Progress
 
 ATTEMPT: Final = "ackstream_attempt"
 
@@ -41,15 +41,15 @@ class Staged:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._staging = load.ledger.staging(load.batch)
-        self._attempts: dict[int, tuple[int, int]] = {}
-        """Of each slice that is there: the attempt that is taken, and the number of its first row."""
+        self._attempts: dict[int, int] = {}
+        """Of each slice that is there: the attempt that is taken."""
 
     def prepare(self) -> None:
         """Make the staging table: columns as the queue has them."""
         definition = (
             f"CREATE TABLE IF NOT EXISTS {self._staging} ({SLICE} INT NOT NULL DEFAULT 0,"
-            f" {ATTEMPT} BIGINT UNSIGNED NOT NULL DEFAULT (CONNECTION_ID()), {ROW} BIGINT NOT NULL DEFAULT 0,"
-            f" {HASH} BIGINT NOT NULL DEFAULT 0, PRIMARY KEY ({SLICE}, {ATTEMPT}, {ROW})) ENGINE=InnoDB"
+            f" {ATTEMPT} BIGINT UNSIGNED NOT NULL DEFAULT (CONNECTION_ID()), {PLACE} BIGINT NOT NULL DEFAULT 0,"
+            f" {HASH} BIGINT NOT NULL DEFAULT 0, PRIMARY KEY ({SLICE}, {ATTEMPT}, {PLACE})) ENGINE=InnoDB"
             f" SELECT {quoted_list(self._load.mapped.names)} FROM {self._load.table.quoted} WHERE FALSE"
         )
         self._load.endpoint.run(lambda connection: _execute(connection, definition))
@@ -67,25 +67,21 @@ class Staged:
             number for number, each in enumerate(self._load.slices) if each.rows and number not in self._attempts
         )
 
-    def _staged(self, connection: Any) -> dict[int, tuple[int, int]]:
-        found: dict[int, tuple[int, int]] = {}
+    def _staged(self, connection: Any) -> dict[int, int]:
+        found: dict[int, int] = {}
         with connection.cursor() as cursor:
-            # A look at the ends of each group in the index, however many rows are between them.
-            cursor.execute(
-                f"SELECT {SLICE}, {ATTEMPT}, MIN({ROW}), MAX({ROW}) FROM {self._staging} GROUP BY {SLICE}, {ATTEMPT}"
-            )
-            for number, attempt, least, most in cursor.fetchall():
-                if most - least + 1 == self._load.slices[number].rows:
-                    found.setdefault(number, (attempt, least))
+            # A look at the end of each group in the index, however many rows are before it.
+            cursor.execute(f"SELECT {SLICE}, {ATTEMPT}, MAX({PLACE}) FROM {self._staging} GROUP BY {SLICE}, {ATTEMPT}")
+            for number, attempt, last in cursor.fetchall():
+                if last + 1 == self._load.slices[number].rows:
+                    found.setdefault(number, attempt)
         return found
 
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks."""
-        frame, _ = self._load.sliced(wanted)
-        columns = [f.col(name) for name in (SLICE, ROW, HASH)] + [
-            f.col(quoted(each)) for each in self._load.mapped.names
-        ]
-        self._load.write(frame.select(columns), self._staging)
+        own = [f.col(name) for name in (SLICE, PLACE, HASH)]
+        columns = own + [f.col(quoted(each)) for each in self._load.mapped.names]
+        self._load.write(self._load.sliced(wanted).select(columns), self._staging)
 
     def finish(self, report: Callable[[Progress], None]) -> None:
         """Publish it all."""
@@ -114,9 +110,9 @@ class Staged:
             cursor.execute(f"SELECT {NOW_NS}")
             (now,) = cursor.fetchone()
             done = 0
-            for number, (attempt, first) in sorted(self._attempts.items()):
+            for number, attempt in sorted(self._attempts.items()):
                 self._verify(cursor, number, attempt)
-                done += self._publish_slice(cursor, number, attempt, first, now)
+                done += self._publish_slice(cursor, number, attempt, now)
                 report(Progress("publishing", done, load.batch.messages))
             if done != load.batch.messages:
                 raise JobError(f"{done:,} of {load.batch.messages:,} messages are staged: run this again")
@@ -135,13 +131,13 @@ class Staged:
                 " are, and run this again"
             )
 
-    def _publish_slice(self, cursor: Any, number: int, attempt: int, first: int, now: int) -> int:
+    def _publish_slice(self, cursor: Any, number: int, attempt: int, now: int) -> int:
         load = self._load
         values = {name: quoted(name) for name in load.mapped.names}
         values |= {name: str(value) for name, value in load.fillers.items()}
         time_name = load.table.by_name["time_next"].name
         if load.spread_ns is not None:
-            share = f"({ROW} - {first} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
+            share = f"({PLACE} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
             values[time_name] = f"{now} + FLOOR({share})"
         values.setdefault(time_name, str(now))
         return int(
