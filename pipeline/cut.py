@@ -26,7 +26,6 @@ from typing import Any, Final, Protocol
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.conf import RuntimeConfig
 
 from pipeline.endpoint import quoted
 from pipeline.mapping import Mapped
@@ -218,7 +217,7 @@ def by_files(mapped: Mapped, file_octets: int) -> ByFiles | None:
         # Spark aims at this number, and can miss it by a factor of two.
         "spark.sql.files.maxPartitionNum": PIECES_MAX // 2,
     }
-    with _cutting, _set(RuntimeConfig(plan.relation().sparkSession().conf()), settings):
+    with _cutting, _set(plan.relation().sparkSession().sessionState().conf(), settings):
         cut = execution.toRdd()
         pieces = cut.getNumPartitions()
     if pieces > PIECES_MAX:
@@ -230,16 +229,16 @@ def by_files(mapped: Mapped, file_octets: int) -> ByFiles | None:
 
 
 @contextmanager
-def _set(conf: RuntimeConfig, settings: Mapping[str, int]) -> Iterator[None]:
+def _set(conf: Any, settings: Mapping[str, int]) -> Iterator[None]:
     """Settings of a session for a moment. A plan that another thread makes meanwhile is cut in the same way."""
-    before = conf.getAll
+    before = {name: conf.getConfString(name) for name in settings if conf.contains(name)}
     try:
         for name, value in settings.items():
-            conf.set(name, value)
+            conf.setConfString(name, str(value))
         yield
     finally:
         for name in settings:
-            conf.set(name, before[name]) if name in before else conf.unset(name)
+            conf.setConfString(name, before[name]) if name in before else conf.unsetConf(name)
 
 
 # --- both ---

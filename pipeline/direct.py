@@ -173,11 +173,13 @@ class Direct:
         columns = {name: f.col(quoted(name)) for name in load.mapped.names}
         columns |= {name: f.lit(value) for name, value in load.fillers.items() if name.casefold() != "time_next"}
         time_name = load.table.by_name["time_next"].name
-        time = columns.get(time_name, f.lit(load.batch.begun))
+        # Looked up, since a constant of this batch would be compiled into the code of its tasks, anew for each batch.
+        begun = looked_up([load.batch.begun] * len(load.slices), f.col(SLICE))
+        time = columns.get(time_name, begun)
         if load.spread_ns is not None:
             rows = looked_up([max(1, each.rows) for each in load.slices], f.col(SLICE))
             offset = (f.col(PLACE) + f.col(SLICE) / len(load.slices)) * load.spread_ns / rows
-            time = f.lit(load.batch.begun) + offset.cast("bigint")
+            time = begun + offset.cast("bigint")
         columns[time_name] = f.when(is_mark, f.lit(WITHHELD_NS)).otherwise(time)
         if not load.mapped.has("id"):
             ids = looked_up([self._marks.get(number, 0) for number in range(len(load.slices))], f.col(SLICE))
