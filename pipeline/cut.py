@@ -214,14 +214,12 @@ def by_files(mapped: Mapped, file_octets: int) -> ByFiles | None:
         "spark.sql.files.openCostInBytes": file_octets // 4,
         # Without it, the number of cores decides.
         "spark.sql.files.minPartitionNum": 1,
-        # Spark aims at this number, and can miss it by a factor of two.
+        # Where there would be more, Spark fills pieces one after another up to the mean: each two are more than that.
         "spark.sql.files.maxPartitionNum": PIECES_MAX // 2,
     }
     with _cutting, _set(plan.relation().sparkSession().sessionState().conf(), settings):
         cut = execution.toRdd()
         pieces = cut.getNumPartitions()
-    if pieces > PIECES_MAX:
-        return None
     spark = frame.sparkSession
     session: Any = spark._jsparkSession  # noqa: SLF001
     rows = DataFrame(session.internalCreateDataFrame(cut, frame._jdf.schema(), False), spark)  # noqa: SLF001

@@ -154,12 +154,17 @@ def test_rows_that_came_in_any_other_way_are_not(
     assert by_files(Mapped(change(frame), ()), 12_800) is None
 
 
-def test_so_many_files_that_there_would_be_too_many_slices_are_not(
+def test_very_many_files_are_put_together_so_that_there_are_not_too_many_slices(
     spark: SparkSession, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frame = save(messages(spark))
-    monkeypatch.setattr("pipeline.cut.PIECES_MAX", 2)
-    assert by_files(Mapped(frame, ()), 1) is None
+    mapped = Mapped(save(messages(spark)), ())
+    apart = by_files(mapped, 1_000)
+    monkeypatch.setattr("pipeline.cut.PIECES_MAX", 8)
+    together = by_files(mapped, 1_000)
+    assert apart is not None
+    assert apart.pieces > FILES
+    assert together is not None
+    assert 4 <= together.pieces <= 8
 
 
 def test_files_whose_pieces_are_too_large_for_a_transaction_are_cut_by_hash(

@@ -45,7 +45,7 @@ def source(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str
     """Files with as many messages, all of them different."""
     path = str(tmp_path_factory.mktemp("source") / "messages.parquet")
     frame = spark.range(MESSAGES).select(f.format_string("message %d", "id").alias("payload"))
-    frame.repartition(5).write.parquet(path)
+    frame.repartition(30).write.parquet(path)
     return path
 
 
@@ -55,9 +55,28 @@ def mode(request: pytest.FixtureRequest) -> Mode:
     return chosen
 
 
+BY_FILES, BY_HASH = "SELECT * FROM source", "SELECT /*+ REPARTITION(3) */ * FROM source"
+"""Queries by which the rows are cut in these ways."""
+
+
 @pytest.fixture
-def data(spark: SparkSession, source: str) -> DataFrame:
-    return spark.read.parquet(source)
+def query() -> str:
+    return BY_FILES
+
+
+both_ways = pytest.mark.parametrize("query", [BY_FILES, BY_HASH], ids=["by-files", "by-hash"])
+
+
+@pytest.fixture
+def data(spark: SparkSession, source: str, query: str) -> DataFrame:
+    return spark.sql(query.replace("source", f"parquet.`{source}`"))
+
+
+def assert_cut(connection: Any, query: str) -> None:
+    """As its source allows."""
+    ((by_files, slices),) = rows(connection, "SELECT file_octets IS NOT NULL, slices FROM ackstream_batches")
+    assert by_files == (query == BY_FILES)
+    assert slices > 8
 
 
 def again(data: DataFrame, endpoint: Endpoint, mode: Mode) -> Outcome:
@@ -121,19 +140,29 @@ def staged(connection: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("mode", "reached"),
+    ("mode", "reached", "query"),
     [
-        pytest.param("streaming", enqueued, id="streaming-half-enqueued"),
-        pytest.param("atomic", staged, id="atomic-half-staged"),
-        pytest.param("atomic", enqueued, id="atomic-half-published"),
+        pytest.param("streaming", enqueued, BY_FILES, id="streaming-half-enqueued"),
+        pytest.param("streaming", enqueued, BY_HASH, id="streaming-by-hash-half-enqueued"),
+        pytest.param("atomic", staged, BY_FILES, id="atomic-half-staged"),
+        pytest.param("atomic", enqueued, BY_HASH, id="atomic-by-hash-half-published"),
     ],
 )
 def test_a_killed_driver(
-    endpoint: Endpoint, connection: Any, data: DataFrame, source: str, mode: Mode, reached: Callable[[Any], int]
+    endpoint: Endpoint,
+    connection: Any,
+    data: DataFrame,
+    source: str,
+    query: str,
+    mode: Mode,
+    reached: Callable[[Any], int],
 ) -> None:
+    """Run again by a Spark of other settings, which would cut files otherwise."""
     run(connection, CREATE)
+    parallel = ("--master", "local[3]", "--conf", "spark.default.parallelism=7")
+    otherwise = ("--conf", "spark.sql.files.maxPartitionBytes=10000", "--max-connections", "3")
     run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-    with running(endpoint, source, mode) as process:
+    with running(endpoint, source, mode, ("--query", query, *parallel, *otherwise)) as process:
         until(process, lambda: reached(connection), MESSAGES // 3)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -146,6 +175,7 @@ def test_a_killed_driver(
     assert_each_is_there_once(connection)
     assert not again(data, endpoint, mode).added
     assert_each_is_there_once(connection)
+    assert_cut(connection, query)
 
 
 def test_a_killed_driver_whose_tasks_live_on(
@@ -186,6 +216,7 @@ def test_killed_executors(endpoint: Endpoint, connection: Any, source: str, mode
         assert process.returncode == 0, output
         assert re.search(r"batch b: 20,000 messages in \S+\.m", output), output
     assert_each_is_there_once(connection)
+    assert_cut(connection, BY_FILES)
 
 
 def test_a_proxy_that_is_killed_and_comes_back(private_proxy: RunningProxy, data: DataFrame, mode: Mode) -> None:
@@ -207,6 +238,7 @@ def test_a_proxy_that_is_killed_and_comes_back(private_proxy: RunningProxy, data
         assert_each_is_there_once(direct)
 
 
+@both_ways
 def test_tasks_that_are_carried_out_twice(
     endpoint: Endpoint, connection: Any, data: DataFrame, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +264,7 @@ def test_tasks_that_are_carried_out_twice(
     assert_each_is_there_once(connection)
 
 
+@both_ways
 def test_commits_whose_answers_are_lost(
     endpoint: Endpoint, connection: Any, data: DataFrame, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
