@@ -76,7 +76,7 @@ def assert_cut(connection: Any, query: str) -> None:
     """As its source allows."""
     ((by_files, slices),) = rows(connection, "SELECT file_octets IS NOT NULL, slices FROM ackstream_batches")
     assert by_files == (query == BY_FILES)
-    assert slices > 8
+    assert slices > 5
 
 
 def again(data: DataFrame, endpoint: Endpoint, mode: Mode) -> Outcome:
