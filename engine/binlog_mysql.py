@@ -233,7 +233,7 @@ class LogReader:
             raise pymysql.InterfaceError("the connection was lost")
         asked = {"database": options.get("db"), "cursorclass": options.get("cursorclass", Cursor)}
         connection = connect(self._address, self._link_limits, **asked)
-        if "db" not in options:
+        if "db" not in options:  # The other one asks information_schema.
             self._stream_connection = connection
         return connection
 

@@ -162,12 +162,10 @@ class Session:
             if self.login is not None:
                 self._carry_out(self.login.from_client(data))
                 return
-            if self._task is None and not self._withheld and self._change_user is None:
-                byte = self._framer.whole(data)
-                tag = UNCLEAR if byte is None else self.judge.glance(byte, data)
-                if byte is not None and tag is not UNCLEAR:
-                    self._relay(byte, tag, data)
-                    return
+            at_rest = self._task is None and not self._withheld and self._change_user is None
+            if at_rest and self._framer.is_command(data) and (tag := self.judge.glance(data)) is not UNCLEAR:
+                self._relay(data[HEADER], tag, data)
+                return
             for event in self._framer.feed(data):
                 if self._withheld or self._task is not None or not self._pass(event):
                     self._withhold(event)

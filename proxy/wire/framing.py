@@ -205,21 +205,19 @@ class CommandFramer:
         """Whether the next packets are a file's."""
         return self._infile
 
-    def whole(self, chunk: bytes) -> int | None:
-        """The first byte of the command that `chunk` is, if it is exactly one, as nearly always."""
+    def is_command(self, chunk: bytes) -> bool:
+        """Whether `chunk` is exactly one command, whole, as it is nearly always."""
         size = len(chunk)
         if size > HEADER and _word_at(chunk)[0] == size - HEADER < PAYLOAD_MAX:  # One packet, numbered 0.
-            between = not (self._held or self._skip or self._continued or self._infile or self._opaque)
-            return chunk[HEADER] if between else None
-        return None
+            return not (self._held or self._skip or self._continued or self._infile or self._opaque)
+        return False
 
     def feed(self, chunk: bytes) -> Sequence[Event]:
         """Events for `chunk`, in order. Raises `PacketTooLarge`; nothing else."""
-        byte = self.whole(chunk)
-        if byte is None:
+        if not self.is_command(chunk):
             return self._walk(chunk)
-        self._opaque = byte == COM_CLONE
-        return (Command(byte, chunk, True),)
+        self._opaque = chunk[HEADER] == COM_CLONE
+        return (Command(chunk[HEADER], chunk, True),)
 
     def _walk(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []

@@ -18,7 +18,7 @@ from sqlrewrite.ack import parse_settle
 from sqlrewrite.classify import OWN_VERBS, Kill, Verb
 from sqlrewrite.stream import parse_stream
 
-QUERY, PREPARE, EXECUTE = int(Commands.COM_QUERY), int(Commands.COM_STMT_PREPARE), int(Commands.COM_STMT_EXECUTE)
+PREPARE, EXECUTE = int(Commands.COM_STMT_PREPARE), int(Commands.COM_STMT_EXECUTE)
 RESET, CLOSE = int(Commands.COM_RESET_CONNECTION), int(Commands.COM_STMT_CLOSE)
 TABLE = TableId("shop", "orders")
 ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
@@ -66,7 +66,7 @@ def test_a_glance_at_a_query_sees_what_a_look_would(text: bytes, attributes: boo
         each.logged_in(ATTRIBUTES * attributes)
         each.remember_db("shop")
     query = command(make_query(text, attributes=attributes))
-    seen = judge.glance(QUERY, query.data)
+    seen = judge.glance(query.data)
     verb, tag = twin.look(query)
     if seen is UNCLEAR:
         assert verb in OWN_VERBS
@@ -81,21 +81,21 @@ def test_a_glance_at_an_execution_sees_what_a_look_would_or_leaves_it_to_that(st
     judge = Judge()
     answered(judge, statement, 7)
     for number in (7, LAST_PREPARED, 8):
-        seen = judge.glance(EXECUTE, about(EXECUTE, number).data)
+        seen = judge.glance(about(EXECUTE, number).data)
         assert seen is UNCLEAR or (Verb.OTHER, seen) == judge.look(about(EXECUTE, number))
-    assert judge.glance(EXECUTE, about(EXECUTE, 8).data) is None
+    assert judge.glance(about(EXECUTE, 8).data) is None
 
 
 def test_no_execution_is_judged_while_the_number_of_a_statement_of_ours_is_awaited() -> None:
     judge = Judge()
     judge.preparing = True
-    assert judge.glance(EXECUTE, about(EXECUTE, 7).data) is UNCLEAR
+    assert judge.glance(about(EXECUTE, 7).data) is UNCLEAR
     answered(judge, PREPARED[2], 7)
-    assert judge.glance(EXECUTE, about(EXECUTE, 8).data) is None
+    assert judge.glance(about(EXECUTE, 8).data) is None
 
 
 def test_an_execution_that_is_cut_off_takes_more_than_a_glance() -> None:
-    assert Judge().glance(EXECUTE, frame(bytes([EXECUTE]) + b"\1\0", 0)) is UNCLEAR
+    assert Judge().glance(frame(bytes([EXECUTE]) + b"\1\0", 0)) is UNCLEAR
 
 
 def test_a_closed_statement_and_a_reset_connection_are_forgotten() -> None:
