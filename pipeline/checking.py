@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from pipeline.cut import HASH, PIECE, Cut, Piece
+from pipeline.endpoint import quoted
 from pipeline.mapping import Mapped
 from pipeline.table import Column, Table
 
@@ -69,7 +70,7 @@ def read(cut: Cut, mapped: Mapped) -> tuple[Facts, list[str]]:
 
 
 def _col(name: str) -> Expression:
-    return f.col(f"`{name.replace('`', '``')}`")
+    return f.col(quoted(name))
 
 
 def _octets(mapped: Mapped) -> Expression:

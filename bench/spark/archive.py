@@ -7,9 +7,7 @@ the ratio.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,10 +15,10 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
+from bench.spark._stage import rows_asked_for, stage
 from bench.spark.consume import FILL_STEP, ROUNDS, ROWS, WARM_UP, fill
-from demo.ackstream import ackstream
 from pipeline.archive import archive
-from pipeline.endpoint import Endpoint, driver_of, find_jar
+from pipeline.endpoint import Endpoint, driver_of
 
 HOURS_AGO_NS = 2 * 3600 * 10**9
 PARTITIONS = 8
@@ -61,16 +59,9 @@ def timed(endpoint: Endpoint, rows: int, work: Callable[[str], int]) -> float:
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
-    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    with ackstream() as running:
-        endpoint = Endpoint("127.0.0.1", running.port, "root", database="bench")
-        with endpoint.connect(database=None) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE bench")
+    rows = rows_asked_for(ROWS)
+    with stage() as on:
+        spark, endpoint = on.spark, on.proxy
         rates: dict[str, list[float]] = {"JDBC to Parquet": [], "ackstream-archive": []}
         for turn in range(ROUNDS + 1):
             count = rows if turn else min(rows, WARM_UP)
@@ -86,7 +77,6 @@ def main() -> None:
     plain, ours = rates.values()
     ratio = statistics.median(each / other for each, other in zip(ours, plain, strict=True))
     print(f"ackstream-archive, verified and purged: {ratio:.2f} of a copy by JDBC")
-    spark.stop()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ counted, the start of Spark is not. `make bench-pipeline` runs it; `ROWS` is its
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from collections.abc import Callable
 from pymysql.cursors import SSCursor
 from pyspark.sql import SparkSession
 
-from demo.ackstream import ackstream
+from bench.spark._stage import rows_asked_for, stage
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
 
@@ -96,17 +94,10 @@ def timed(endpoint: Endpoint, rows: int, work: Callable[[], int]) -> float:
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = SparkSession.builder.master("local[2]").config("spark.sql.streaming.numRecentProgressUpdates", "10000")
-    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    register(spark)
-    with ackstream() as running:
-        endpoint = Endpoint("127.0.0.1", running.port, "root", database="bench")
-        with endpoint.connect(database=None) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE bench")
+    rows = rows_asked_for(ROWS)
+    with stage() as on:
+        spark, endpoint = on.spark, on.proxy
+        register(spark)
         ways: dict[str, Callable[[], int]] = {
             "bare STREAM consumer": lambda: bare(endpoint),
             "Spark's readStream": lambda: spark_takes(spark, endpoint),
@@ -121,7 +112,6 @@ def main() -> None:
     alone, ours = rates.values()
     ratio = statistics.median(each / other for each, other in zip(ours, alone, strict=True))
     print(f"Spark's readStream: {ratio:.2f} of a bare STREAM consumer")
-    spark.stop()
 
 
 if __name__ == "__main__":

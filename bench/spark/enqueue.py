@@ -8,7 +8,6 @@ run again without harm. `make bench-pipeline` runs it; `ROWS` is its argument (a
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from demo.ackstream import ackstream
-from pipeline.endpoint import Driver, Endpoint, find_jar
+from bench.spark._stage import rows_asked_for, stage
+from pipeline.endpoint import Driver, Endpoint
 from pipeline.enqueue import Mode, enqueue
 
 ROWS = 1_000_000
@@ -53,16 +52,9 @@ def timed(endpoint: Endpoint, rows: int, work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
-    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
-    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    with ackstream() as running, tempfile.TemporaryDirectory(prefix="ackstream-bench-") as directory:
-        proxy = Endpoint("127.0.0.1", running.port, "root", database="bench")
-        server = Endpoint("127.0.0.1", running.server_port, "root", database="bench")
-        with proxy.connect(database=None) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE bench")
+    rows = rows_asked_for(ROWS)
+    with stage() as on, tempfile.TemporaryDirectory(prefix="ackstream-bench-") as directory:
+        spark, proxy, server = on.spark, on.proxy, on.server
         rates: dict[str, list[float]] = {"Spark's writer, straight": [], "streaming": [], "atomic": []}
         for turn in range(ROUNDS + 1):
             count = rows if turn else min(rows, WARM_UP)
@@ -76,7 +68,6 @@ def main() -> None:
     for name in ("streaming", "atomic"):
         ratio = statistics.median(ours / theirs for ours, theirs in zip(rates[name], straight, strict=True))
         print(f"{name}: {ratio:.2f} of Spark's own writer straight to the server")
-    spark.stop()
 
 
 def way(name: str, frame: DataFrame, proxy: Endpoint, server: Endpoint, turn: str) -> Callable[[], object]:

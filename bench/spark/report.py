@@ -8,19 +8,17 @@ runs it; `ROWS` is its argument. Trust the ratios.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
+from bench.spark._stage import rows_asked_for, stage
 from bench.spark.archive import PARTITIONS, acknowledged
 from bench.spark.consume import ROUNDS, ROWS, WARM_UP
-from demo.ackstream import ackstream
-from pipeline.endpoint import Endpoint, driver_of, find_jar
+from pipeline.endpoint import Endpoint, driver_of
 from pipeline.history import Named, Queue, Reading, read
 from pipeline.report import report
 from pipeline.table import describe
@@ -74,16 +72,9 @@ WAYS: dict[str, Callable[[SparkSession, Endpoint], int]] = {
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
-    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    with ackstream() as running:
-        endpoint = Endpoint("127.0.0.1", running.port, "root", database="bench")
-        with endpoint.connect(database=None) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE bench")
+    rows = rows_asked_for(ROWS)
+    with stage() as on:
+        spark, endpoint = on.spark, on.proxy
         rates: dict[str, list[float]] = {name: [] for name in WAYS}
         for turn in range(ROUNDS + 1):
             count = rows if turn else min(rows, WARM_UP)
@@ -99,7 +90,6 @@ def main() -> None:
     for name in list(WAYS)[1:]:
         pairs = zip(rates[name], rates["plain JDBC read"], strict=True)
         print(f"{name}: {statistics.median(ours / theirs for ours, theirs in pairs):.2f} of a plain JDBC read")
-    spark.stop()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from pipeline.staged import Staged
 from pipeline.table import describe
 from tests.support.queues import rows, run
 
+Enqueue = Callable[..., Outcome]
+
 SETTINGS = Settings(slice_rows=100, look_s=0.05)
 CREATE = "CREATE QUEUE m (payload VARCHAR(100))"
 
@@ -40,7 +42,7 @@ def orders(spark: SparkSession) -> DataFrame:
 
 
 @pytest.fixture
-def atomic(endpoint: Endpoint, connection: Any) -> Callable[..., Outcome]:
+def atomic(endpoint: Endpoint, connection: Any) -> Enqueue:
     """Enqueue in atomic mode."""
     run(connection, CREATE)
 
@@ -80,11 +82,7 @@ def states(endpoint: Endpoint) -> dict[str, tuple[int, int | None, bool]]:
 
 
 def test_an_atomic_batch_leaves_nothing_and_its_name_is_free(
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert listed(endpoint, "m").batches == ()
     atomic(orders, "whole")
@@ -101,10 +99,7 @@ def test_an_atomic_batch_leaves_nothing_and_its_name_is_free(
 
 
 def test_a_batch_that_is_published_is_not_abandoned(
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
+    atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame
 ) -> None:
     """Also when its driver died before it had dropped the staging table."""
     atomic(orders)
@@ -117,11 +112,7 @@ def test_a_batch_that_is_published_is_not_abandoned(
 
 
 def test_a_batch_that_is_being_published_is_not_abandoned(
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die_before(monkeypatch, "finish", lambda: atomic(orders))
     monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
@@ -136,11 +127,7 @@ def test_a_batch_that_is_being_published_is_not_abandoned(
 
 
 def test_a_batch_whose_tasks_are_writing_is_not_abandoned_until_they_have_ended(
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die_before(monkeypatch, "finish", lambda: atomic(orders))
     monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
@@ -190,12 +177,7 @@ def held_before(
 
 @pytest.mark.parametrize("step", ["prepare", "look", "finish", "_publish"])
 def test_a_job_whose_batch_is_abandoned_under_it_adds_nothing(
-    step: str,
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    step: str, atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with held_before(monkeypatch, step, lambda: atomic(orders)) as end:
         abandon(endpoint, "m", "b")
@@ -207,12 +189,7 @@ def test_a_job_whose_batch_is_abandoned_under_it_adds_nothing(
 
 @pytest.mark.parametrize("step", ["prepare", "finish"])
 def test_nor_does_it_when_its_batch_has_been_begun_anew_with_other_data(
-    step: str,
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    step: str, atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with held_before(monkeypatch, step, lambda: atomic(orders)) as end:
         abandon(endpoint, "m", "b")
@@ -222,10 +199,7 @@ def test_nor_does_it_when_its_batch_has_been_begun_anew_with_other_data(
 
 
 def test_an_answer_that_got_lost_is_asked_again(
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    atomic: Enqueue, endpoint: Endpoint, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die_before(monkeypatch, "finish", lambda: atomic(orders))
     connect = Endpoint.connect
@@ -248,11 +222,7 @@ def test_an_answer_that_got_lost_is_asked_again(
 
 
 def test_the_command(
-    atomic: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
 
@@ -315,7 +285,7 @@ def test_a_query_whose_checkpoint_is_gone(
 
 
 @pytest.fixture
-def streaming(endpoint: Endpoint) -> Callable[..., Outcome]:
+def streaming(endpoint: Endpoint) -> Enqueue:
     """Enqueue in streaming mode."""
 
     def call(frame: DataFrame, batch: str = "b", **options: Any) -> Outcome:
@@ -362,7 +332,7 @@ IDS = {
 @pytest.mark.parametrize("kind", IDS)
 def test_of_a_streaming_batch_the_slices_that_were_committed_stay_and_are_wholly_delivered(
     kind: str,
-    streaming: Callable[..., Outcome],
+    streaming: Enqueue,
     endpoint: Endpoint,
     connection: Any,
     orders: DataFrame,
@@ -394,11 +364,7 @@ def test_of_a_streaming_batch_the_slices_that_were_committed_stay_and_are_wholly
 
 
 def test_nothing_of_a_streaming_batch_was_begun_and_its_name_is_free(
-    streaming: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    streaming: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(connection, CREATE)
     die_before(monkeypatch, "prepare", lambda: streaming(orders), Direct)
@@ -412,7 +378,7 @@ def test_nothing_of_a_streaming_batch_was_begun_and_its_name_is_free(
 def test_a_streaming_job_whose_batch_is_abandoned_under_it_publishes_what_it_had_committed(
     step: str,
     there: int,
-    streaming: Callable[..., Outcome],
+    streaming: Enqueue,
     endpoint: Endpoint,
     connection: Any,
     orders: DataFrame,
@@ -433,11 +399,7 @@ def test_a_streaming_job_whose_batch_is_abandoned_under_it_publishes_what_it_had
 
 
 def test_a_slice_that_is_on_its_way_is_waited_for_and_keeps_no_other_back(
-    streaming: Callable[..., Outcome],
-    endpoint: Endpoint,
-    connection: Any,
-    orders: DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    streaming: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(connection, CREATE)
     monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)

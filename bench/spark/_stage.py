@@ -1,0 +1,50 @@
+"""What the programs beside this one share: Spark in local mode, and a proxy before a server of its own.
+
+All on this machine, whose cores they share: two for Spark's tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from demo.ackstream import ackstream
+from pipeline.endpoint import Endpoint, find_jar
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Spark, and where a database `bench` is: through the proxy, and on the server itself."""
+
+    spark: SparkSession
+    proxy: Endpoint
+    server: Endpoint
+
+
+@contextlib.contextmanager
+def stage() -> Iterator[Stage]:
+    """Started, and ended afterwards."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.master("local[2]").config("spark.jars", str(find_jar()))
+    session = session.config("spark.sql.streaming.numRecentProgressUpdates", "10000")
+    quiet = session.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    spark = quiet.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    with ackstream() as running:
+        proxy, server = (
+            Endpoint("127.0.0.1", port, "root", database="bench") for port in (running.port, running.server_port)
+        )
+        with proxy.connect(database=None) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE bench")
+        yield Stage(spark, proxy, server)
+    spark.stop()
+
+
+def rows_asked_for(default: int) -> int:
+    """The program's one argument."""
+    return int(sys.argv[1]) if len(sys.argv) > 1 else default
