@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,9 @@ def test_while_a_report_reads(
 ) -> None:
     with endpoint.connect() as connection:
         create_queue(connection, "m", "tenant INT NOT NULL")
-        run(
-            connection, f"INSERT INTO m (tenant, epoch, time_acked) VALUES {', '.join(['(1, 1, 7), (2, 1, 7)'] * 1000)}"
-        )
+        now_ns = time.time_ns()  # What is older than vt_purge_after the proxy purges, and looks again after a failover.
+        two = f"(1, 1, {now_ns}), (2, 1, {now_ns})"
+        run(connection, f"INSERT INTO m (tenant, epoch, time_acked) VALUES {', '.join([two] * 1000)}")
     fill = history._fill
     waiting = (
         "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '%AS seen%' AND id != CONNECTION_ID()"
