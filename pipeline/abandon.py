@@ -19,6 +19,7 @@ A query's *sink* has a staging table, too, and a row in `ackstream_sinks` that k
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,12 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.cut import SLICE
 from pipeline.direct import WITHHELD_NS
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError
 from pipeline.ledger import STAGING, Batch, Ledger, Slice, staging_name
 from pipeline.sink import SINK, SINKS, staging_of
+from pipeline.staged import slices_staged
 from pipeline.table import Table, describe, split_name
 
 NS_PER_S: Final = 10**9
@@ -128,9 +129,8 @@ def _standings(connection: Any, queue: Table) -> Iterator[Standing]:
     for batch, slices, published in ledger.all(connection):
         staged = None
         if batch.mode == "atomic":
-            # A look at the ends of each group in the index, however many rows are between them.
-            found = _rows(connection, f"SELECT COUNT(DISTINCT {SLICE}) FROM {ledger.staging(batch)}")
-            staged = found[0][0] if found else None
+            with _unless_missing():
+                staged = len(slices_staged(connection, ledger.staging(batch), range(batch.slices)))
         yield Standing(batch, slices, published, staged)
 
 
@@ -156,14 +156,21 @@ def _sinks(queue: Table) -> str:
 
 def _rows(connection: Any, question: str) -> list[tuple[Any, ...]]:
     """None of a table that is not there."""
-    with connection.cursor() as cursor:
-        try:
-            cursor.execute(question)
-        except pymysql.ProgrammingError as error:
-            if error.args[0] != ER.NO_SUCH_TABLE:
-                raise
-            return []
-        return list(cursor.fetchall())
+    found: list[tuple[Any, ...]] = []
+    with connection.cursor() as cursor, _unless_missing():
+        cursor.execute(question)
+        found += cursor.fetchall()
+    return found
+
+
+@contextlib.contextmanager
+def _unless_missing() -> Iterator[None]:
+    """What comes after the statement is left out, if the table that it asks is not there."""
+    try:
+        yield
+    except pymysql.ProgrammingError as error:
+        if error.args[0] != ER.NO_SUCH_TABLE:
+            raise
 
 
 # --- saying ---

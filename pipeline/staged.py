@@ -4,12 +4,10 @@ Tasks write into a staging table of the batch's own; when every slice is there, 
 transaction on the server, by INSERT … SELECT, with the ledger's word that it is done. Nothing large crosses the wire in
 one transaction, and a rerun finds what is staged already, or that all is done.
 
-Spark may carry out a task more than once, and each time may commit. So each attempt's rows are told apart: a task has a
-connection of its own, whose number is the default of `ackstream_attempt`. A transaction holds whole slices, so an
-attempt's slice is there wholly or not at all, and publishing takes one attempt of each. (The numbers begin anew when a
-server does. Two attempts with the same one have the same keys: the second fails as a duplicate and is tried again.)
-Before a slice is published, the server counts its rows and adds up their hashes: they must be the data that was
-checked.
+Spark may carry out a task more than once, and each time may commit. A row's key is a number made of its slice and its
+place there, and a transaction holds whole slices: so of several transactions with the same slice one alone can commit,
+and the first row of a slice is the proof of the others. Before a slice is published, the server counts its rows and
+adds up their hashes: they must be the data that was checked.
 
 The statements are one a slice, because a server with `innodb_autoinc_lock_mode = 1` (MariaDB's default) lets nobody
 else insert while one runs.
@@ -17,20 +15,22 @@ else insert while one runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import pymysql
 from pymysql.constants import ER
 from pyspark.sql import functions as f
 
-from pipeline.cut import HASH, PLACE, SLICE
+from pipeline.cut import HASH, PLACE, ROWS_OF_A_PARTITION, SLICE
 from pipeline.endpoint import quoted, quoted_list
 from pipeline.errors import JobError
 from pipeline.ledger import NOW_NS
 from pipeline.load import Load, Progress
 
-ATTEMPT: Final = "ackstream_attempt"
+ROW: Final = "ackstream_row"
+LOOKED_FOR_AT_ONCE: Final = 1000
+"""Slices in one statement."""
 
 
 class Staged:
@@ -41,15 +41,13 @@ class Staged:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._staging = load.ledger.staging(load.batch)
-        self._attempts: dict[int, int] = {}
-        """Of each slice that is there: the attempt that is taken."""
+        self._missing = {number for number, each in enumerate(load.slices) if each.rows}
 
     def prepare(self) -> None:
         """Make the staging table: columns as the queue has them."""
         definition = (
-            f"CREATE TABLE IF NOT EXISTS {self._staging} ({SLICE} INT NOT NULL DEFAULT 0,"
-            f" {ATTEMPT} BIGINT UNSIGNED NOT NULL DEFAULT (CONNECTION_ID()), {PLACE} BIGINT NOT NULL DEFAULT 0,"
-            f" {HASH} BIGINT NOT NULL DEFAULT 0, PRIMARY KEY ({SLICE}, {ATTEMPT}, {PLACE})) ENGINE=InnoDB"
+            f"CREATE TABLE IF NOT EXISTS {self._staging} ({ROW} BIGINT NOT NULL DEFAULT 0 PRIMARY KEY,"
+            f" {HASH} BIGINT NOT NULL DEFAULT 0) ENGINE=InnoDB"
             f" SELECT {quoted_list(self._load.mapped.names)} FROM {self._load.table.quoted} WHERE FALSE"
         )
         self._load.endpoint.run(lambda connection: _execute(connection, definition))
@@ -57,30 +55,20 @@ class Staged:
     def look(self) -> tuple[int, ...]:
         """See which slices are staged."""
         try:
-            self._attempts = self._load.endpoint.run(self._staged)
+            self._missing -= self._load.endpoint.run(
+                lambda connection: slices_staged(connection, self._staging, self._missing)
+            )
         except pymysql.ProgrammingError as error:
             if error.args[0] != ER.NO_SUCH_TABLE:
                 raise
             self._load.endpoint.run(self._check)
             raise JobError("the staging table has been dropped: run this again") from None
-        return tuple(
-            number for number, each in enumerate(self._load.slices) if each.rows and number not in self._attempts
-        )
-
-    def _staged(self, connection: Any) -> dict[int, int]:
-        found: dict[int, int] = {}
-        with connection.cursor() as cursor:
-            # A look at the end of each group in the index, however many rows are before it.
-            cursor.execute(f"SELECT {SLICE}, {ATTEMPT}, MAX({PLACE}) FROM {self._staging} GROUP BY {SLICE}, {ATTEMPT}")
-            for number, attempt, last in cursor.fetchall():
-                if last + 1 == self._load.slices[number].rows:
-                    found.setdefault(number, attempt)
-        return found
+        return tuple(sorted(self._missing))
 
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks."""
-        own = [f.col(name) for name in (SLICE, PLACE, HASH)]
-        columns = own + [f.col(quoted(each)) for each in self._load.mapped.names]
+        row = f.col(SLICE) * ROWS_OF_A_PARTITION + f.col(PLACE)
+        columns = [row.alias(ROW), f.col(HASH), *(f.col(quoted(each)) for each in self._load.mapped.names)]
         self._load.write(self._load.sliced(wanted).select(columns), self._staging)
 
     def finish(self, report: Callable[[Progress], None]) -> None:
@@ -102,26 +90,27 @@ class Staged:
 
     def _publish(self, connection: Any, report: Callable[[Progress], None]) -> None:
         load = self._load
-        connection.begin()
         with connection.cursor() as cursor:
+            # Else the server locks each row that is staged while it copies it.
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.begin()
             if load.ledger.lock(cursor, load.batch).finished is not None:
                 connection.rollback()
                 return
             cursor.execute(f"SELECT {NOW_NS}")
             (now,) = cursor.fetchone()
             done = 0
-            for number, attempt in sorted(self._attempts.items()):
-                self._verify(cursor, number, attempt)
-                done += self._publish_slice(cursor, number, attempt, now)
+            for number in (number for number, each in enumerate(load.slices) if each.rows):
+                self._verify(cursor, number)
+                done += self._publish_slice(cursor, number, now)
                 report(Progress("publishing", done, load.batch.messages))
             if done != load.batch.messages:
                 raise JobError(f"{done:,} of {load.batch.messages:,} messages are staged: run this again")
             load.ledger.finish(cursor, load.batch.name)
         connection.commit()
 
-    def _verify(self, cursor: Any, number: int, attempt: int) -> None:
-        where = f"WHERE {SLICE} = %s AND {ATTEMPT} = %s"
-        cursor.execute(f"SELECT COUNT(*), BIT_XOR({HASH}) FROM {self._staging} {where}", [number, attempt])
+    def _verify(self, cursor: Any, number: int) -> None:
+        cursor.execute(f"SELECT COUNT(*), BIT_XOR({HASH}) FROM {self._staging} WHERE {_within(number)}")
         expected = self._load.slices[number]
         if cursor.fetchone() != (expected.rows, expected.checksum):
             cursor.connection.rollback()
@@ -131,22 +120,46 @@ class Staged:
                 " are, and run this again"
             )
 
-    def _publish_slice(self, cursor: Any, number: int, attempt: int, now: int) -> int:
+    def _publish_slice(self, cursor: Any, number: int, now: int) -> int:
         load = self._load
         values = {name: quoted(name) for name in load.mapped.names}
         values |= {name: str(value) for name, value in load.fillers.items()}
         time_name = load.table.by_name["time_next"].name
         if load.spread_ns is not None:
-            share = f"({PLACE} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
+            place = f"({ROW} - {_rows(number).start})"
+            share = f"({place} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
             values[time_name] = f"{now} + FLOOR({share})"
         values.setdefault(time_name, str(now))
         return int(
             cursor.execute(
                 f"INSERT INTO {load.table.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
-                f" FROM {self._staging} WHERE {SLICE} = %s AND {ATTEMPT} = %s",
-                [number, attempt],
+                f" FROM {self._staging} WHERE {_within(number)}"
             )
         )
+
+
+def slices_staged(connection: Any, staging: str, numbers: Iterable[int]) -> set[int]:
+    """Which of these slices are there: one look at a key for each, however many rows there are, committed or not.
+
+    Raises pymysql.ProgrammingError if the table is not there.
+    """
+    found: set[int] = set()
+    wanted = list(numbers)
+    with connection.cursor() as cursor:
+        for start in range(0, len(wanted), LOOKED_FOR_AT_ONCE):
+            first = {_rows(number).start: number for number in wanted[start : start + LOOKED_FOR_AT_ONCE]}
+            cursor.execute(f"SELECT {ROW} FROM {staging} WHERE {ROW} IN ({', '.join(map(str, first))})")
+            found |= {first[row] for (row,) in cursor.fetchall()}
+    return found
+
+
+def _rows(number: int) -> range:
+    """The rows that a slice can have."""
+    return range(number * ROWS_OF_A_PARTITION, (number + 1) * ROWS_OF_A_PARTITION)
+
+
+def _within(number: int) -> str:
+    return f"{ROW} BETWEEN {_rows(number)[0]} AND {_rows(number)[-1]}"
 
 
 def _execute(connection: Any, statement: str) -> None:

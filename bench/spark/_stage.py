@@ -16,6 +16,9 @@ from pyspark.sql import SparkSession
 from demo.ackstream import ackstream
 from pipeline.endpoint import Endpoint, find_jar
 
+BUFFER_POOL = 1 << 30
+"""Of the server: enough for what a program works on. By default it is 128 MB, which nobody runs a queue with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -41,6 +44,7 @@ def stage() -> Iterator[Stage]:
         )
         with proxy.connect(database=None) as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE bench")
+            cursor.execute(f"SET GLOBAL innodb_buffer_pool_size = {BUFFER_POOL}")
         yield Stage(spark, proxy, server)
     spark.stop()
 
