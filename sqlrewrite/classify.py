@@ -231,8 +231,13 @@ def _insert(text: bytes, end: int) -> Head:
         return ANY_WRITE
     table = _bare_name(match["table"])
     only_adds = table and _VALUES.match(text, match.end()) and not _IGNORE.match(text, end)
-    updates = _ON_DUPLICATE.search(text, max(0, len(text) - LEXED_BYTES_MAX))
-    return Head(Verb.WRITE, table, inserts=bool(only_adds and not updates))
+    return Head(Verb.WRITE, table, inserts=bool(only_adds and not _updates(text)))
+
+
+def _updates(insert: bytes) -> bool:
+    tail = insert[-LEXED_BYTES_MAX:]
+    # A pattern that knows no case is looked for byte by byte, a word at once.
+    return b"DUPLICATE" in tail.upper() and _ON_DUPLICATE.search(tail) is not None
 
 
 def _own(verb: Verb) -> _Rule:
