@@ -216,6 +216,8 @@ def test_a_megabyte_of_anything_comes_to_an_end(hostile: bytes) -> None:
         ("INSERT LOW_PRIORITY IGNORE INTO t VALUES (1)", False),
         ("INSERT INTO t VALUES (1) ON DUPLICATE KEY UPDATE a = 2", False),
         ("INSERT INTO t VALUES (1) on /* x */ duplicate key update a = 2", False),
+        (f"INSERT INTO t VALUES {'(1), ' * 2_000}(1) On Duplicate Key Update a = 2", False),
+        (f"INSERT INTO t VALUES {'(1), ' * 2_000}('no duplicate')", True),
         ("REPLACE INTO t VALUES (1)", False),
         ("UPDATE t SET a = 1", False),
     ],
