@@ -41,7 +41,7 @@ class Staged:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._staging = load.ledger.staging(load.batch)
-        self._missing = {number for number, each in enumerate(load.slices) if each.rows}
+        self._filled = [number for number, each in enumerate(load.slices) if each.rows]
 
     def prepare(self) -> None:
         """Make the staging table: columns as the queue has them."""
@@ -53,17 +53,15 @@ class Staged:
         self._load.endpoint.run(lambda connection: _execute(connection, definition))
 
     def look(self) -> tuple[int, ...]:
-        """See which slices are staged."""
+        """See which slices are staged: all, each time, since a failover may take back what was there."""
         try:
-            self._missing -= self._load.endpoint.run(
-                lambda connection: slices_staged(connection, self._staging, self._missing)
-            )
+            staged = self._load.endpoint.run(lambda connection: slices_staged(connection, self._staging, self._filled))
         except pymysql.ProgrammingError as error:
             if error.args[0] != ER.NO_SUCH_TABLE:
                 raise
             self._load.endpoint.run(self._check)
             raise JobError("the staging table has been dropped: run this again") from None
-        return tuple(sorted(self._missing))
+        return tuple(number for number in self._filled if number not in staged)
 
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks."""
@@ -100,7 +98,7 @@ class Staged:
             cursor.execute(f"SELECT {NOW_NS}")
             (now,) = cursor.fetchone()
             done = 0
-            for number in (number for number, each in enumerate(load.slices) if each.rows):
+            for number in self._filled:
                 self._verify(cursor, number)
                 done += self._publish_slice(cursor, number, now)
                 report(Progress("publishing", done, load.batch.messages))

@@ -17,7 +17,7 @@ from demo.ackstream import ackstream
 from pipeline.endpoint import Endpoint, find_jar
 
 BUFFER_POOL = 1 << 30
-"""Of the server: enough for what a program works on. By default it is 128 MB, which nobody runs a queue with."""
+"""Of the server, which holds what a program works on then. By default it is 128 MB, less than a batch of a million."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Enqueueing from Spark: both modes through the proxy, beside Spark's own JDBC writer straight to the server.
 
 The same files, the same table, the same driver and its best option (`rewriteBatchedStatements`) for all three; each
-round does them one after another, beginning with another one. Ours reads the data once more than Spark's writer, to
+round does them one after another, each time another one first. Ours reads the data once more than Spark's writer, to
 check it, and each batch can be run again without harm. `make bench-pipeline` runs it; `ROWS` is its argument (a
 million). Trust the ratios.
 """

@@ -27,7 +27,7 @@ from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.load import Settings
-from pipeline.staged import Staged
+from pipeline.staged import Staged, slices_staged
 from tests.support.proxies import RunningProxy
 from tests.support.queues import rows, run
 from tests.support.servers import connect
@@ -259,6 +259,44 @@ def test_tasks_that_are_carried_out_twice(
     again(data, endpoint, mode)
     assert "Duplicate entry" in str(failures[0])  # the marks of slices are unique, and so are staged rows
     assert_each_is_there_once(connection)
+
+
+def test_staged_slices_that_a_failover_took_back_are_staged_again(
+    endpoint: Endpoint, connection: Any, data: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the new server had not got the old one's last commits."""
+    run(connection, CREATE)
+    look = Staged.look
+    taken: list[int] = []
+
+    def look_and_lose(self: Staged) -> tuple[int, ...]:
+        missing = look(self)
+        if not taken and 0 < len(missing) < len(self._load.slices):
+            there = min(set(range(len(self._load.slices))) - {*missing})
+            taken.append(run(connection, f"DELETE FROM {self._staging} WHERE ackstream_row >> 33 = {there}"))
+        return missing
+
+    monkeypatch.setattr(Staged, "look", look_and_lose)
+    assert again(data, endpoint, "atomic").added
+    assert taken[0] > 0
+    assert_each_is_there_once(connection)
+
+
+def test_a_look_at_what_is_staged_reads_one_row_a_slice_and_none_that_is_not_committed(
+    endpoint: Endpoint, connection: Any
+) -> None:
+    run(connection, "CREATE TABLE s (ackstream_row BIGINT PRIMARY KEY)")
+    first = [number << 33 for number in range(4)]
+    for start in first[:2]:
+        run(connection, f"INSERT INTO s VALUES {', '.join(f'({start + row})' for row in range(1_000))}")
+    with endpoint.connect() as other:
+        other.begin()
+        run(other, f"INSERT INTO s VALUES {', '.join(f'({first[2] + row})' for row in range(1_000))}")
+        run(connection, "FLUSH STATUS")
+        assert slices_staged(connection, "s", range(4)) == {0, 1}
+        reads = rows(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'")
+        assert sum(int(count) for _, count in reads) <= 2 * 4
+        other.rollback()
 
 
 @both_ways
