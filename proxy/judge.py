@@ -120,10 +120,11 @@ class Judge:
         byte = data[HEADER]
         if byte == COM_QUERY:
             try:
-                verb, tag = self._query(data[HEADER:])
+                text = query_text(data, HEADER, attributes=self.attributes)
             except WireError:
                 return UNCLEAR
-            return UNCLEAR if verb is not Verb.OTHER and verb in OWN_VERBS else tag
+            head = classify(text, multi_statements=self._multi_statements)
+            return None if head is OTHER else UNCLEAR if head.verb in OWN_VERBS else self._tag(head, text)
         if byte == COM_STMT_EXECUTE and not self.preparing and len(data) >= NUMBER.stop:
             own = self.statement(int.from_bytes(data[NUMBER], "little"))
             statement = own.statement if own is not None else None
@@ -175,7 +176,9 @@ class Judge:
     def _judge(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
         byte = command.byte
         if byte == COM_QUERY:
-            return self._query(command.payload)
+            text = query_text(command.payload, attributes=self.attributes)
+            head = classify(text, multi_statements=self._multi_statements)
+            return head.verb, self._tag(head, text)
         if byte == COM_STMT_PREPARE:
             head = classify(command.payload[1:], multi_statements=False)
             tag = self._tag(head, command.payload[1:])
@@ -188,11 +191,6 @@ class Judge:
         if byte == Commands.COM_PROCESS_KILL:
             return Verb.OTHER, Killed(Kill(Reader(command.payload, 1).uint(4), query_only=False))
         return Verb.OTHER, None
-
-    def _query(self, payload: bytes) -> tuple[Verb, Touched | Killed | None]:
-        text = query_text(payload, attributes=self.attributes)
-        head = classify(text, multi_statements=self._multi_statements)
-        return (Verb.OTHER, None) if head is OTHER else (head.verb, self._tag(head, text))
 
     def _tag(self, head: Head, text: bytes) -> Touched | Killed | None:
         if head.verb is Verb.OTHER or head.verb in OWN_VERBS:

@@ -417,9 +417,10 @@ class Session:
 
     def _relay(self, byte: int, tag: Tag, data: bytes) -> None:
         """Send a command on to the server, and expect its answer."""
-        self._walker.expect(byte, tag)
-        self._write_server(data)
-        if self._walker.outstanding > self._pipelined_max:
+        outstanding = self._walker.expect(byte, tag)
+        if self._server_ready:
+            self.server.write(data)
+        if outstanding > self._pipelined_max:
             self._hold_client()
 
     def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:

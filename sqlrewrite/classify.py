@@ -73,15 +73,18 @@ class Kill:
     query_only: bool
 
 
-MESSAGE_VERBS: Final = frozenset({Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND})
+MESSAGE_VERBS: Final = (Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND)
 """The statements about messages: each is known by its first word."""
 
-OWN_VERBS: Final = MESSAGE_VERBS | {Verb.QUEUE}
-"""The statements that are ours and never reach the server."""
+OWN_VERBS: Final = (*MESSAGE_VERBS, Verb.QUEUE)
+"""The statements that are ours and never reach the server. No set: an enum's hash is a call of Python code."""
 
 OTHER: Final = Head(Verb.OTHER)
 ANY_WRITE: Final = Head(Verb.WRITE)
 ANY_SCHEMA: Final = Head(Verb.SCHEMA)
+
+_READS: Final = (b"SELECT ", b"select ")
+"""How most statements begin: they are told without a pattern."""
 
 LEXED_BYTES_MAX: Final = 4096
 """Up to here quotes and comments are read to tell `a; b` from `'a; b'`; beyond it the doubt stands."""
@@ -122,6 +125,8 @@ def parse_kill(text: bytes) -> Kill | None:
 
 
 def _first_statement(text: bytes) -> Head:
+    if text.startswith(_READS):
+        return OTHER
     first = _FIRST.match(text)
     if first is None:
         return OTHER

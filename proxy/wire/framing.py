@@ -176,7 +176,7 @@ class CommandFramer:
     `PacketTooLarge`.
     """
 
-    __slots__ = ("_continued", "_gathering", "_held", "_infile", "_opaque", "_skip", "wants_whole")
+    __slots__ = ("_continued", "_gathering", "_held", "_infile", "_opaque", "_skip", "_within", "wants_whole")
 
     def __init__(self, wants_whole: Callable[[bytes], bool]) -> None:
         self.wants_whole = wants_whole
@@ -189,6 +189,8 @@ class CommandFramer:
         """Whether the next packet continues the payload of one that goes through unread."""
         self._infile = False
         self._opaque = False
+        self._within = False
+        """Whether the next byte may be another than a command's first, as any of the above says."""
 
     @property
     def at_boundary(self) -> bool:
@@ -197,7 +199,7 @@ class CommandFramer:
 
     def enter_infile(self) -> None:
         """The server asked for a file: what comes now, up to an empty packet, is its content."""
-        self._infile = True
+        self._infile = self._within = True
         self._gathering = False
 
     @property
@@ -208,15 +210,16 @@ class CommandFramer:
     def is_command(self, chunk: bytes) -> bool:
         """Whether `chunk` is exactly one command, whole, as it is nearly always."""
         size = len(chunk)
-        if size > HEADER and _word_at(chunk)[0] == size - HEADER < PAYLOAD_MAX:  # One packet, numbered 0.
-            return not (self._held or self._skip or self._continued or self._infile or self._opaque)
-        return False
+        # One packet, numbered 0.
+        return not self._within and size > HEADER and _word_at(chunk)[0] == size - HEADER < PAYLOAD_MAX
 
     def feed(self, chunk: bytes) -> Sequence[Event]:
         """Events for `chunk`, in order. Raises `PacketTooLarge`; nothing else."""
         if not self.is_command(chunk):
-            return self._walk(chunk)
-        self._opaque = chunk[HEADER] == COM_CLONE
+            events = self._walk(chunk)
+            self._within = self._opaque or not self.at_boundary
+            return events
+        self._opaque = self._within = chunk[HEADER] == COM_CLONE
         return (Command(chunk[HEADER], chunk, True),)
 
     def _walk(self, chunk: bytes) -> list[Event]:

@@ -190,21 +190,25 @@ class ResponseWalker(Generic[Tag]):
         """Whether the last flags that the server sent show an open transaction."""
         return bool(self.status & IN_TRANS)
 
-    def expect(self, command: int, tag: Tag) -> None:
-        """A command is on its way to the server. Those that are never answered are ignored."""
+    def expect(self, command: int, tag: Tag) -> int:
+        """A command is on its way to the server; how many answers are `outstanding` then.
+
+        Commands that are never answered are ignored.
+        """
         if command in SILENT or (command == COM_SEMI_SYNC_ACK and self._command in DUMPS):
-            return
+            return self.outstanding
         if self._command is None:
             self._begin(command, tag)
-        else:
-            self._expected.append((command, tag))
+            return 1
+        self._expected.append((command, tag))
+        return len(self._expected) + 1
 
     def feed(self, chunk: bytes) -> Sequence[Outcome[Tag] | FileRequest]:
         """What `chunk` ended, in order. Raises `WireError` when no server would send this here."""
         if self._step is ResponseWalker._head and not (self._skip or self._tail or self._results or self._continued):
             end = len(chunk)
             # An answer of the usual kind is taken at once. The steps would say the same of it.
-            is_ok = _OK_MIN + HEADER <= end == _word_at(chunk)[0] - _FIRST + HEADER and chunk[HEADER] == OK
+            is_ok = end >= _OK_MIN + HEADER and chunk[HEADER] == OK and _word_at(chunk)[0] == _FIRST + end - HEADER
             outcome = self._whole_ok(chunk, end) if is_ok else self._whole_result(chunk, end)
             if outcome is not None:
                 return (outcome,)
@@ -232,6 +236,13 @@ class ResponseWalker(Generic[Tag]):
             if not at:
                 return None
             self._before_rows = chunk[:at] if at <= _KEPT_MAX else b""
+        if self._tag is None and chunk.endswith(self._ending) and self._plain.command == self._command:
+            stop = end - HEADER - len(self._ending)
+            at = _pass_rows(chunk, at, stop)
+            if at == stop and _word_at(chunk, at)[0] & PAYLOAD_MAX == len(self._ending):
+                self.status = self._plain.status
+                self._next()
+                return self._plain
         at = _pass_rows(chunk, at, end)
         if at + HEADER >= end:
             return None
@@ -240,19 +251,14 @@ class ResponseWalker(Generic[Tag]):
         length = low + (high << 16)
         if marker != EOF or at + length != end:
             return None
-        ending = chunk[at:]
-        outcome = self._plain
-        if ending != self._ending or outcome.command != self._command or self._tag is not None:
-            if length >= (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
-                return None
-            head = _end_head_at(chunk, at, end)
-            if head.status & MORE_RESULTS:
-                return None
-            outcome = Outcome(
-                self._command, self._tag, True, head.status, head.affected_rows, head.insert_id, results=1
-            )
-            if self._tag is None and length <= _KEPT_MAX:
-                self._ending, self._plain = ending, outcome
+        if length >= (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
+            return None
+        head = _end_head_at(chunk, at, end)
+        if head.status & MORE_RESULTS:
+            return None
+        outcome = Outcome(self._command, self._tag, True, head.status, head.affected_rows, head.insert_id, results=1)
+        if self._tag is None and length <= _KEPT_MAX:
+            self._ending, self._plain = chunk[at:], outcome
         self.status = outcome.status
         self._next()
         return outcome
