@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from engine.cursor import SETTLING_NS
 from engine.model import NS_PER_S, TableId
@@ -29,7 +28,8 @@ SETTLED_VALUES_MAX = 100_000
 """Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
 
 
-class Touched(NamedTuple):
+@dataclass(slots=True)  # As Head: one for each statement that writes.
+class Touched:
     """The statement may have changed rows of a table of this bare name (None: of any), or tables themselves; `inserts`:
     it has only added rows."""
 

@@ -120,7 +120,7 @@ class Judge:
         byte = data[HEADER]
         if byte == COM_QUERY:
             try:
-                text = query_text(data, HEADER, attributes=self.attributes)
+                text = query_text(data[HEADER:], attributes=True) if self.attributes else data[HEADER + 1 :]
             except WireError:
                 return UNCLEAR
             head = classify(text, multi_statements=self._multi_statements)

@@ -171,12 +171,9 @@ def text_at(payload: bytes, *, attributes: bool) -> int:
     return reader.at
 
 
-def query_text(data: bytes, at: int = 0, *, attributes: bool) -> bytes:
-    """The statement of a COM_QUERY whose payload (or as much of it as is there) stands in `data` from `at` on."""
-    if not attributes:
-        return data[at + 1 :]
-    payload = data[at:]
-    return payload[text_at(payload, attributes=True) :]
+def query_text(payload: bytes, *, attributes: bool) -> bytes:
+    """The statement of a COM_QUERY payload (or of as much of it as is there)."""
+    return payload[text_at(payload, attributes=attributes) :]
 
 
 def make_query(text: bytes, *, attributes: bool) -> bytes:
