@@ -180,9 +180,10 @@ _TABLE = rf"(?>(?:{NAME}{GAP}\.{GAP})?)(?P<table>{NAME}){GAP}"
 _IF_EXISTS = rf"(?>(?:{_word('IF')}{_maybe('NOT')}{_word('EXISTS')})?)"
 _ALIAS = rf"(?>(?:(?!SET{WORD_END}){_maybe('AS')}{NAME}{GAP})?)"
 _PARTITION = rf"(?>(?:{_word('PARTITION')}\([^()]*+\){GAP})?)"
-_INSERT = _head(_maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY", "IGNORE", "INTO") + _TABLE)
-_VALUES = _head(rf"(?>(?:\([^()]*\){GAP})?)(?:VALUES?|SET)(?![0-9A-Z_$])")
-_IGNORE = _head(_maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY") + _word("IGNORE"))
+_INSERT = _head(
+    _maybe("LOW_PRIORITY|DELAYED|HIGH_PRIORITY") + rf"(?P<ignore>{_maybe('IGNORE')})" + _maybe("INTO") + _TABLE
+    + rf"(?P<values>(?>(?:(?>(?:\([^()]*+\){GAP})?)(?:VALUES?|SET)(?![0-9A-Z_$]))?))"
+)  # fmt: skip
 _ON_DUPLICATE = bytes_pattern(rf"ON{GAP}DUPLICATE{WORD_END}")
 _UPDATE = _head(_maybe("LOW_PRIORITY", "IGNORE") + _TABLE + _PARTITION + _ALIAS + _word("SET"))
 _DELETE = _head(
@@ -234,9 +235,9 @@ def _insert(text: bytes, end: int) -> Head:
     match = _INSERT.match(text, end)
     if match is None:
         return ANY_WRITE
-    table = _bare_name(match["table"])
-    only_adds = table and _VALUES.match(text, match.end()) and not _IGNORE.match(text, end)
-    return Head(Verb.WRITE, table, inserts=bool(only_adds and not _updates(text)))
+    ignore, written, values = match.group("ignore", "table", "values")
+    table = _bare_name(written)
+    return Head(Verb.WRITE, table, inserts=bool(table and values and not ignore and not _updates(text)))
 
 
 def _updates(insert: bytes) -> bool:
