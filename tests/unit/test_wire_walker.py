@@ -266,6 +266,35 @@ def test_a_cursor_opens_with_a_single_ending_under_deprecate_eof() -> None:
     assert only(walker(DEPRECATE_EOF), wire.EXECUTE, opened).status & CURSOR_EXISTS
 
 
+def test_the_ending_of_the_last_answer_may_be_how_a_longer_one_begins() -> None:
+    machine: ResponseWalker[str | None] = ResponseWalker(DEPRECATE_EOF, AUTOCOMMIT)
+    rows = [b"\x01x"]
+    plain = wire.result(rows, DEPRECATE_EOF)
+    machine.expect(wire.QUERY, None)
+    machine.feed(plain)
+    ending = make_end(DEPRECATE_EOF)
+    assert plain.endswith(ending)
+    longer = plain[: -len(ending) - 4] + frame(ending + b"\x0athe session", plain[-len(ending) - 1])
+    cut = len(plain)
+    assert longer[:cut].endswith(ending)
+    machine.expect(wire.QUERY, None)
+    assert not machine.feed(longer[:cut])
+    assert len(machine.feed(longer[cut:])) == 1
+
+
+def test_the_ending_of_the_last_answer_may_be_how_a_row_ends() -> None:
+    machine: ResponseWalker[str | None] = ResponseWalker(DEPRECATE_EOF, AUTOCOMMIT)
+    plain = wire.result([b"\x01x"], DEPRECATE_EOF)
+    machine.expect(wire.QUERY, None)
+    machine.feed(plain)
+    row = plain[-len(make_end(DEPRECATE_EOF)) - 4 :]
+    answer = wire.result([bytes([len(row)]) + row], DEPRECATE_EOF)
+    cut = answer.index(row) + len(row)
+    machine.expect(wire.QUERY, None)
+    assert not machine.feed(answer[:cut])
+    assert len(machine.feed(answer[cut:])) == 1
+
+
 @BOTH_ENDINGS
 @pytest.mark.parametrize("command", [Commands.COM_SET_OPTION, Commands.COM_DEBUG])
 def test_some_commands_are_answered_by_an_eof(capabilities: int, command: int) -> None:
