@@ -224,7 +224,7 @@ class ResponseWalker(Generic[Tag]):
     def _whole_ok(self, chunk: bytes, end: int) -> Outcome[Tag] | None:
         """One packet, an OK, which is all of the answer; None where more follows."""
         affected_rows, insert_id, status, _ = ok_head_at(chunk, HEADER, end)
-        if status & MORE_RESULTS:
+        if status & MORE_RESULTS or end >= PAYLOAD_MAX + HEADER:
             return None
         outcome = Outcome(self._command, self._tag, True, status, affected_rows, insert_id, results=1)
         self.status = status

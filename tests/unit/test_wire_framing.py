@@ -218,9 +218,20 @@ def test_a_file_is_no_command_whatever_it_holds() -> None:
     assert framer.at_boundary
 
 
+def test_a_files_packet_may_have_a_commands_number() -> None:
+    framer = CommandFramer(never)
+    framer.enter_infile()
+    data = wire.command(wire.QUERY, b"STREAM * FROM t")
+    assert not framer.is_command(data)
+    assert list(framer.feed(data)) == [data]
+
+
 def test_nothing_is_read_after_a_clone_has_begun() -> None:
     clone, other = wire.command(COM_CLONE), wire.command(wire.QUERY, b"STREAM * FROM t")
     framer = CommandFramer(never)
     framer.feed(clone)
     assert framer.feed(other) == [other]
+    late = CommandFramer(never)
+    assert late.feed(wire.command(wire.PING) + clone)
+    assert late.feed(other) == [other]
     assert CommandFramer(never).feed(clone + other)[1:] == [other]

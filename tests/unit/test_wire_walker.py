@@ -282,6 +282,29 @@ def test_the_ending_of_the_last_answer_may_be_how_a_longer_one_begins() -> None:
     assert len(machine.feed(longer[cut:])) == 1
 
 
+@pytest.mark.parametrize("begin", [make_ok(info=b"x"), make_ok(info=b"x" * 40), make_err(1064, "42000", "x" * 40)])
+def test_what_looks_like_an_answer_inside_a_packet_is_none(begin: bytes) -> None:
+    inner = wire.ok(IN_TRANS)
+    answer = frame(begin + inner, 1)
+    cut = len(answer) - len(inner)
+    machine = walker()
+    machine.expect(wire.QUERY, "it")
+    assert not machine.feed(answer[:cut])
+    (outcome,) = machine.feed(answer[cut:])
+    assert isinstance(outcome, Outcome)
+    assert not outcome.in_transaction
+
+
+@pytest.mark.parametrize("begin", [make_ok(), make_err(1064, "42000", "no")])
+def test_what_looks_like_an_answer_in_the_packet_that_continues_one_is_none(begin: bytes) -> None:
+    machine = walker()
+    machine.expect(wire.QUERY, "it")
+    assert not machine.feed(frame(begin.ljust(PAYLOAD_MAX, b"x"), 1)[: 4 + PAYLOAD_MAX])
+    (outcome,) = machine.feed(wire.ok(IN_TRANS))
+    assert isinstance(outcome, Outcome)
+    assert not outcome.in_transaction
+
+
 def test_the_ending_of_the_last_answer_may_be_how_a_row_ends() -> None:
     machine: ResponseWalker[str | None] = ResponseWalker(DEPRECATE_EOF, AUTOCOMMIT)
     plain = wire.result([b"\x01x"], DEPRECATE_EOF)
