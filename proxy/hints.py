@@ -28,7 +28,7 @@ SETTLED_VALUES_MAX = 100_000
 """Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
 
 
-@dataclass(slots=True)  # As Head: one for each statement that writes.
+@dataclass(frozen=True, slots=True)
 class Touched:
     """The statement may have changed rows of a table of this bare name (None: of any), or tables themselves; `inserts`:
     it has only added rows."""

@@ -418,8 +418,7 @@ class Session:
     def _relay(self, byte: int, tag: Tag, data: bytes) -> None:
         """Send a command on to the server, and expect its answer."""
         outstanding = self._walker.expect(byte, tag)
-        if self._server_ready:
-            self.server.write(data)
+        self._write_server(data)
         if outstanding > self._pipelined_max:
             self._hold_client()
 
