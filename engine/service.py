@@ -1,15 +1,13 @@
 """The engine as its users see it: queues are looked up, subscribed to, and told what was committed.
 
-It also keeps the catalog, which knows which tables are queues. Any statement that may have changed a table makes what
-is known stale at once (`schema_changed`), and what is stale is read again before it is used; a periodic look finds what
-was changed behind the proxy's back. Each queue has a runner (engine.runner); the world outside is the shell's.
+Which tables are queues is kept by engine.queues. Each queue has a runner (engine.runner); the world outside is the
+shell's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,24 +17,11 @@ from engine.dispatcher import Dispatcher
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
 from engine.pacing import Limits
+from engine.queues import Listener, Queues, UnusableQueue
 from engine.runner import Sink, TableRunner, gone
 from engine.shell import Counters, EngineSettings, Shell
-from engine.store import Store, StoreError
+from engine.store import Store
 from engine.subscribers import Subscription
-
-log = logging.getLogger(__name__)
-
-
-class UnusableQueue(Exception):
-    """The table cannot be streamed from or acknowledged in; the text says why and what to do."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """What a look at one table said, and in which generation of the schema."""
-
-    found: QueueTable | BrokenTable | None
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +73,9 @@ class Engine:
         self._runners: dict[TableId, TableRunner] = {}
         self._of_name: dict[str, list[TableRunner]] = {}
         """The same by their bare names, casefolded: looked into for every statement that writes."""
-        self._known: dict[TableId, _Known] = {}
-        self._generation = 0
         self._carriers = Carriers()
         self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
-        self._look_again = asyncio.Event()
+        self._queues = Queues(self._shell, self._carriers, Listener(self._found, self._lost, self._wake_all.ask))
         self._ids = itertools.count(1)
         self._draining = False
         self.on_queues: Callable[[], None] = lambda: None
@@ -107,8 +90,7 @@ class Engine:
 
     async def start(self) -> None:
         """Learn the server's clock and its queues; raises StoreError when the server cannot be asked."""
-        await self._look_at_all()
-        self._shell.spawn(self._watch_catalog(), "catalog")
+        await self._queues.start()
 
     async def drain(self) -> None:
         """End all streams, give back what is not acknowledged, and return when that is done."""
@@ -128,26 +110,12 @@ class Engine:
     # What clients do.
 
     async def queue(self, table: TableId, *, fresh: bool = False) -> QueueTable:
-        """The table as a queue, as it is now (`fresh`) or was when nobody had changed it; raises
-        UnusableQueue, StoreError."""
-        match await self.inspect(table, fresh=fresh):
-            case QueueTable() as queue:
-                return queue
-            case BrokenTable() as broken:
-                raise UnusableQueue(str(broken))
-            case _:
-                raise UnusableQueue(
-                    f"Table '{table}' is not a message table: its COMMENT does not hold the word vitess_message"
-                    " (or the account that was given to --backend may not see it)"
-                )
+        """See Queues."""
+        return await self._queues.queue(table, fresh=fresh)
 
     async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
-        """The same, with what is wrong with a table that cannot be one; None for a table that is not marked as a
-        queue, or that the engine's account may not see."""
-        known = self._known.get(table)
-        if known is None or known.generation != self._generation or fresh:
-            known = await self._look_at(table)
-        return known.found
+        """See Queues."""
+        return await self._queues.inspect(table, fresh=fresh)
 
     def subscribe(
         self,
@@ -233,49 +201,28 @@ class Engine:
 
     def schema_changed(self) -> None:
         """Some table may have been created, altered or dropped."""
-        self._generation += 1
-        self._carriers.schema_changed()
-        self._look_again.set()
+        self._queues.schema_changed()
 
     def runners(self) -> Iterable[tuple[QueueTable, Dispatcher]]:
         """All queues and their dispatchers, for reading."""
         return [(each.queue, each.dispatcher) for each in self._runners.values()]
 
-    # The catalog.
+    # The catalog's news.
 
-    async def _look_at(self, table: TableId) -> _Known:
-        generation = self._generation
-        known = _Known(await self._shell.call(self._shell.store.describe, table), generation)
-        if known.found is not None:
-            table = known.found.id  # In the server's spelling.
-        before = self._known.get(table)
-        if before is None or before.generation <= generation:
-            self._adopt(table, known)
-        return known
+    def _found(self, queue: QueueTable) -> None:
+        if runner := self._runners.get(queue.id):
+            runner.reconfigure(queue)
+            return
+        runner = TableRunner(self._shell, queue, self._limits, self.schema_changed, self._buried)
+        self._runners[queue.id] = runner
+        self._index()
+        if self._draining:
+            runner.happen(runner.dispatcher.drain)
 
-    def _adopt(self, table: TableId, known: _Known) -> None:
-        if len(self._known) >= self._shell.settings.catalog_tables_max:
-            self._known = {each: self._known[each] for each in self._runners if each in self._known}
-        before = self._known.get(table)
-        self._known[table] = known
-        runner = self._runners.get(table)
-        match known.found:
-            case QueueTable() as queue if runner is None:
-                log.info("queue %s: %s", table, "; ".join(queue.advice) or "ready")
-                runner = TableRunner(self._shell, queue, self._limits, self.schema_changed, self._buried)
-                self._runners[table] = runner
-                self._index()
-                if self._draining:
-                    runner.happen(runner.dispatcher.drain)
-            case QueueTable() as queue if runner is not None:
-                runner.reconfigure(queue)
-            case found:
-                if isinstance(found, BrokenTable) and (before is None or before.found != found):
-                    log.warning("%s", found)
-                if runner is not None:
-                    del self._runners[table]
-                    self._index()
-                    runner.retire(str(found) if found else gone(table))
+    def _lost(self, table: TableId, text: str) -> None:
+        runner = self._runners.pop(table)
+        self._index()
+        runner.retire(text)
 
     def _index(self) -> None:
         """There is another queue, or one less."""
@@ -283,30 +230,6 @@ class Engine:
         for table, runner in self._runners.items():
             self._of_name.setdefault(table.name.casefold(), []).append(runner)
         self.on_queues()
-
-    async def _look_at_all(self) -> None:
-        generation = self._generation
-        tables, carriers = await self._shell.call(self._shell.store.discover)
-        if self._carriers.told(carriers, outdated=generation != self._generation):
-            self._wake_all.ask()
-        for table in {*tables, *self._runners}:
-            try:
-                await self._look_at(table)
-            except StoreError as error:  # The others are still worth a look.
-                log.warning("cannot look at %s: %s", table, error)
-
-    async def _watch_catalog(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self._shell.settings.catalog_interval_s):
-                    await self._look_again.wait()
-            except TimeoutError:
-                pass
-            self._look_again.clear()
-            try:
-                await self._look_at_all()
-            except StoreError as error:
-                log.warning("cannot look for message tables: %s", error)
 
 
 def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from mysql_mimic.types import Commands
 
 from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
-from engine.service import Engine, UnusableQueue
+from engine.queues import UnusableQueue
+from engine.service import Engine
 from engine.store import StoreError
 from proxy.administration import Administration
 from proxy.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, Settled, literals

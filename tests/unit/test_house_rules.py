@@ -30,6 +30,7 @@ ENGINE_SHELL = {
     "engine.link",
     "engine.pool",
     "engine.queries",
+    "engine.queues",
     "engine.runner",
     "engine.service",
     "engine.shell",
