@@ -17,7 +17,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -71,8 +71,17 @@ COMPRESSED = frozenset({40, *range(165, 172)})
 statements."""
 
 
+UNREADABLE_IN_A_ROW_MAX = 100
+"""Events that the library cannot read, one after another, before the reader gives up. Few kinds of event are
+unreadable, so as many in a row mean that the library is stuck: then each attempt fails at once and reads nothing."""
+
+
 class UnreadableLogError(Exception):
     """The log cannot be followed: the server keeps none, or not for this account."""
+
+
+class StuckLogError(Exception):
+    """The library reads no event any more."""
 
 
 class Outbox:
@@ -174,7 +183,7 @@ class LogReader:
         self._rows = 0
 
     def run(self) -> None:
-        """Read, for ever; raises UnreadableLogError, StoreError, pymysql.MySQLError."""
+        """Read, for ever; raises UnreadableLogError, StuckLogError, StoreError, pymysql.MySQLError."""
         file, position = self._begin()
         stream = BinLogStreamReader(
             {},
@@ -196,11 +205,11 @@ class LogReader:
             enable_logging=False,
         )
         first = True
-        while (event := self._next(stream)) is not None:
+        for event in readable(stream.fetchone, self._transactions_unclear):
             if first:  # The server has accepted the request.
                 self._pipe.write(message(Began(f"{file}:{position}")))
                 self._pipe.flush()
-                threading.Thread(target=self._outbox.write_to, args=[self._pipe], daemon=True).start()
+                _thread(self._outbox.write_to, self._pipe)
                 first = False
                 self._sift(self._stream_connection)
             self._take(event)
@@ -248,14 +257,8 @@ class LogReader:
 
         connection._read_packet = wanted  # noqa: SLF001
 
-    def _next(self, stream: Any) -> Any:
-        while True:
-            try:
-                return stream.fetchone()
-            except pymysql.MySQLError:
-                raise
-            except Exception:  # noqa: BLE001  # an event that the library cannot read: what it meant is unknown
-                self._transactions.pending.everything = True
+    def _transactions_unclear(self) -> None:
+        self._transactions.pending.everything = True
 
     def _take(self, event: Any) -> None:
         transactions = self._transactions
@@ -334,6 +337,28 @@ class LogReader:
             return None
 
 
+def readable(fetch: Callable[[], Any], unreadable: Callable[[], None]) -> Iterator[Any]:
+    """The events that `fetch` returns, up to its first None. `unreadable` is called for each event that it cannot read:
+    what that one meant is unknown. Raises pymysql.MySQLError, and StuckLogError after UNREADABLE_IN_A_ROW_MAX of them.
+    """
+    failures = 0
+    while True:
+        try:
+            event = fetch()
+        except pymysql.MySQLError:
+            raise
+        except Exception as error:
+            unreadable()
+            failures += 1
+            if failures == UNREADABLE_IN_A_ROW_MAX:
+                raise StuckLogError(f"{failures} events in a row could not be read, the last for {error!r}") from error
+            continue
+        if event is None:
+            return
+        failures = 0
+        yield event
+
+
 def _texts(row: bytes) -> list[str]:
     return [(value or b"").decode() for value in text_values(row)]
 
@@ -356,7 +381,38 @@ def _listen(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
         for each in reader.wanted.become(tables):
             news.anything(each)  # What was changed in it until now was passed over.
         outbox.add(news)
-    os._exit(0)
+
+
+def _thread(work: Callable[..., None], *args: object) -> None:
+    """Start a thread whose end, by an error or not, ends the program: no part works on without the others."""
+
+    def run() -> None:
+        status = 1
+        try:
+            work(*args)
+            status = 0
+        finally:
+            os._exit(status)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def why_it_ends(read: Callable[[], None]) -> Ended:
+    """Read the log until that is over; what is to be told the parent, which starts another reader after a pause."""
+    try:
+        read()
+    except UnreadableLogError as error:
+        return Ended(str(error), refused=True)
+    except StoreError as error:
+        return Ended(str(error), refused=error.code in DENIED)
+    except (pymysql.MySQLError, OSError) as error:
+        code = error.args[0] if error.args else 0
+        return Ended(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
+    except StuckLogError as error:
+        return Ended(str(error))
+    except Exception as error:  # noqa: BLE001  # of ours or of the library's: the next reader begins anew
+        return Ended(f"its reader failed: {error!r}")
+    return Ended("the server ended it")
 
 
 def main() -> None:
@@ -368,17 +424,8 @@ def main() -> None:
         return
     outbox = Outbox(order.limits)
     reader = LogReader(order, outbox, pipe)
-    threading.Thread(target=_listen, args=[reader, outbox, orders], daemon=True).start()
-    try:
-        reader.run()
-        ended = Ended("the server ended it")
-    except UnreadableLogError as error:
-        ended = Ended(str(error), refused=True)
-    except StoreError as error:
-        ended = Ended(str(error), refused=error.code in DENIED)
-    except (pymysql.MySQLError, OSError) as error:
-        code = error.args[0] if error.args else 0
-        ended = Ended(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
+    _thread(_listen, reader, outbox, orders)
+    ended = why_it_ends(reader.run)
     pipe.write(message(ended))
     pipe.flush()
     os._exit(0)

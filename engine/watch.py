@@ -85,7 +85,11 @@ class BinlogWatch:
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
-            ended = await self._follow()
+            try:
+                ended = await self._follow()
+            except Exception as error:  # Of ours: without a follower, what bypasses the proxy would wait for polls.
+                log.exception("the news of the binlog could not be taken")
+                ended = Ended(f"its news could not be taken: {error!r}")
             if clock() - began > self._limits.lasting_s:
                 pause_s = self._limits.again_min_s
             if ended.refused:

@@ -1,0 +1,115 @@
+"""What the reader of the binary log does when the library, or a part of its own, fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import cast
+
+import pymysql
+import pytest
+
+from engine.binlog_mysql import UNREADABLE_IN_A_ROW_MAX, StuckLogError, UnreadableLogError, readable, why_it_ends
+from engine.binlog_pipe import Ended
+from engine.link import BackendAddress
+from engine.service import Engine
+from engine.watch import BinlogWatch, WatchLimits
+
+
+class Library:
+    """Answers `fetchone` with what it was given, raising what is an error; then it fails for ever."""
+
+    def __init__(self, *answers: object) -> None:
+        self.calls = 0
+        self.unreadable = 0
+        self._answers: Iterator[object] = iter(answers)
+
+    def fetchone(self) -> object:
+        self.calls += 1
+        answer = next(self._answers, AttributeError("'NoneType' object has no attribute 'read'"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def skip(self) -> None:
+        self.unreadable += 1
+
+
+def test_an_event_that_cannot_be_read_is_passed_over_and_told_of() -> None:
+    library = Library("a", KeyError(255), "b", KeyError(255), None)
+    assert list(readable(library.fetchone, library.skip)) == ["a", "b"]
+    assert (library.calls, library.unreadable) == (5, 2)
+
+
+def test_a_library_that_fails_without_reading_anything_is_given_up() -> None:
+    library = Library("a")
+    events = readable(library.fetchone, library.skip)
+    assert next(events) == "a"
+    with pytest.raises(StuckLogError, match="no attribute 'read'"):
+        next(events)
+    assert library.calls == 1 + UNREADABLE_IN_A_ROW_MAX
+
+
+def test_single_events_that_cannot_be_read_never_add_up_to_a_stuck_library() -> None:
+    answers = ["event", KeyError(255)] * 2 * UNREADABLE_IN_A_ROW_MAX
+    library = Library(*answers, None)
+    assert list(readable(library.fetchone, library.skip)) == ["event"] * 2 * UNREADABLE_IN_A_ROW_MAX
+
+
+def test_a_lost_connection_is_no_unreadable_event() -> None:
+    library = Library(pymysql.OperationalError(2013, "lost"))
+    with pytest.raises(pymysql.OperationalError):
+        list(readable(library.fetchone, library.skip))
+    assert library.unreadable == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (UnreadableLogError("the server keeps no binary log"), Ended("the server keeps no binary log", refused=True)),
+        (StuckLogError("100 events"), Ended("100 events")),
+        (pymysql.OperationalError(2013, "lost"), Ended("lost (2013)")),
+        (pymysql.OperationalError(1227, "denied"), Ended("denied (1227)", refused=True)),
+        (KeyError("table"), Ended("its reader failed: KeyError('table')")),
+    ],
+)
+def test_whatever_ends_the_reader_is_told_its_parent(error: Exception, ended: Ended) -> None:
+    def read() -> None:
+        raise error
+
+    assert why_it_ends(read) == ended
+
+
+def test_a_fault_while_news_are_taken_starts_another_reader_after_a_pause() -> None:
+    async def play() -> None:
+        watch = Faulty()
+        watch.start()
+        await watch.again.wait()
+        await watch.close()
+        assert watch.follows == 2
+
+    asyncio.run(play())
+
+
+class Nobody:
+    """An engine without queues."""
+
+    on_queues = None
+
+
+class Faulty(BinlogWatch):
+    """Its first reader's news cannot be taken."""
+
+    def __init__(self) -> None:
+        limits = WatchLimits(again_min_s=0.001)
+        super().__init__(cast(Engine, Nobody()), BackendAddress("127.0.0.1", 1, "nobody"), limits)
+        self.follows = 0
+        self.again = asyncio.Event()
+
+    async def _follow(self) -> Ended:
+        self.follows += 1
+        if self.follows == 1:
+            raise RuntimeError("a dispatcher failed")
+        self.again.set()
+        await asyncio.Event().wait()
+        raise AssertionError
