@@ -13,6 +13,7 @@ from sqlrewrite.classify import classify
 from sqlrewrite.stream import parse_stream
 
 POINT_SELECT = b"SELECT id, message FROM app.jobs WHERE id = 4711"
+WITH = b"WITH late AS (SELECT id FROM jobs WHERE due < NOW() AND kind IN (1, 2)) SELECT COUNT(*) FROM late"
 INSERT = b"INSERT INTO jobs (id, message) VALUES " + b", ".join(
     b"(%d, '%0100d; once &amp; again')" % (number, number) for number in range(10_000)
 )
@@ -33,6 +34,7 @@ def main() -> None:
     few, many = ack(500), ack(10_000)
     calls: dict[str, Callable[[], object]] = {
         "classify a point SELECT": lambda: classify(POINT_SELECT),
+        "classify a SELECT behind WITH": lambda: classify(WITH),
         "classify an INSERT of 10,000 rows": lambda: classify(INSERT, multi_statements=False),
         "the same where a packet may hold several statements": lambda: classify(INSERT),
         "classify an ACK of 500 ids": lambda: classify(few),

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sqlrewrite.common_tables import only_reads
 from sqlrewrite.lexicon import (
     COMMENT,
     GAP,
@@ -240,6 +241,10 @@ def _insert(text: bytes, end: int) -> Head:
     return Head(Verb.WRITE, table, inserts=bool(table and values and not ignore and not _updates(text)))
 
 
+def _with(text: bytes, end: int) -> Head:
+    return OTHER if only_reads(text, end, LEXED_BYTES_MAX) else ANY_WRITE
+
+
 def _updates(insert: bytes) -> bool:
     tail = insert[-LEXED_BYTES_MAX:]
     # A pattern that knows no case is looked for byte by byte, a word at once.
@@ -274,12 +279,13 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     b"DROP": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _DROP))),
     b"ALTER": _if(_QUEUE, Head(Verb.QUEUE), _table(Verb.SCHEMA, _ALTER)),
     b"TRUNCATE": _table(Verb.SCHEMA, _TRUNCATE),
+    b"WITH": _with,
     **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),
     b"BEGIN": _if(_head(_word("NOT")), ANY_WRITE, _always(OTHER)),
     b"SET": _if(_head(_word("STATEMENT")), ANY_WRITE, _always(OTHER)),
     # They run other statements or contain them. MariaDB's ANALYZE carries out what it explains.
     **dict.fromkeys(
-        (b"CALL", b"EXECUTE", b"DO", b"WITH", b"XA", b"ANALYZE",
+        (b"CALL", b"EXECUTE", b"DO", b"XA", b"ANALYZE",
          b"IF", b"CASE", b"LOOP", b"WHILE", b"REPEAT", b"FOR"),
         _always(ANY_WRITE),
     ),

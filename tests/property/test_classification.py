@@ -6,6 +6,8 @@ plain loop over the bytes that does what MySQL's lexer does, in every sql_mode.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -154,6 +156,79 @@ def test_sqlglot_too_sees_one_statement_with_the_guard_outside(condition: str) -
         [token.text.encode() for token in tokens[opened + 1 :] if token.text in ("(", ")")]
     )
     assert tokens[-1].token_type is TokenType.R_PAREN
+
+
+NAMES = ["a", "`b`", "`b``c`", '"d"', "e (x, y)", "_1", "\u00e9"]
+VERBS = ["SELECT", "select", "TABLE", "VALUES", "UPDATE", "delete", "INSERT", "REPLACE", "(SELECT", "CYCLE x"]
+bodies = st.recursive(
+    st.sampled_from(
+        ["SELECT 1", "UPDATE t SET", "x", "'a)'", "'it''s ('", "'\\') ('", '"b("', '"\\"', "`c)`", "`\\`", "/* ) */",
+         "-- )\n", "# (\n", "5-1", "6/2", "5--1", "\u00e9`", "f()", "'", "\\", ")", "(", ";",
+         "/*! ) UPDATE */", "/*!", "*/", "\0"]
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=4).map(" ".join), inner.map(lambda body: f"({body})")
+    ),
+    max_leaves=10,
+)  # fmt: skip
+expressions = st.lists(st.tuples(st.sampled_from(NAMES), bodies), min_size=1, max_size=3)
+
+
+@given(st.sampled_from(["", "RECURSIVE "]), expressions, gaps, st.sampled_from(VERBS))
+@example("", [("a", "SELECT 1 /*! ) UPDATE t SET x = (1 */")], "", "SELECT")
+@example("", [("a", "SELECT '\\') UPDATE t SET x = ('")], "", "SELECT")
+@example("", [("a", "SELECT \u00e9`) SELECT (`) UPDATE t SET x = (1")], "", "SELECT")
+def test_a_with_counts_as_read_only_where_every_mode_finds_a_select_behind_it(
+    recursive: str, ctes: list[tuple[str, str]], gap: str, verb: str
+) -> None:
+    written = f"WITH {recursive}" + f",{gap}".join(f"{name} AS{gap}({body}){gap}" for name, body in ctes)
+    text = f"{written} {verb} x".encode("gbk" if "\u00e9" in written else "ascii")
+    if classify(text, multi_statements=False).verb is Verb.OTHER:
+        for ansi_quotes in (False, True):
+            for no_backslash_escapes in (False, True):
+                modes = {"ansi_quotes": ansi_quotes, "no_backslash_escapes": no_backslash_escapes}
+                with contextlib.suppress(IndexError, ValueError):  # Quotes, or comments, that are not closed: refused.
+                    assert verb_behind_with(text, **modes) in {b"SELECT", b"TABLE", b"VALUES"}
+
+
+@given(
+    st.lists(st.sampled_from(["SELECT 1", "(SELECT 2)", "'a)'", "'it''s ('", '"b("', "`c)`", "/* ) */", "-- )\n",
+                              "f(g(1), 2)", "IN (SELECT (x))", "5 - 1 / 2"]), min_size=1, max_size=8),
+    gaps,
+    st.sampled_from(NAMES),
+)  # fmt: skip
+def test_what_a_with_holds_does_not_hide_the_statement_behind_it(body: list[str], gap: str, name: str) -> None:
+    head = f"WITH {gap} a AS (SELECT 1),{name} AS {gap}({' '.join(body)}){gap} ".encode()
+    assert classify(head + b"select 1", multi_statements=False) == Head(Verb.OTHER)
+    assert classify(head + b"UPDATE t SET x = 1", multi_statements=False) == Head(Verb.WRITE)
+    assert classify(head + b"DELETE FROM t", multi_statements=False) == Head(Verb.WRITE)
+
+
+def verb_behind_with(text: bytes, *, ansi_quotes: bool, no_backslash_escapes: bool) -> bytes:
+    """The first verb outside parentheses, quotes and comments in GBK; what a comment executes is part of the text."""
+    position = depth = 0
+    while position < len(text):
+        byte = text[position : position + 1]
+        if byte >= b"\x81" and byte != b"\xff":
+            position += 2
+        elif byte in (b"'", b'"', b"`"):
+            escapes = not no_backslash_escapes and byte != b"`" and not (byte == b'"' and ansi_quotes)
+            position = end_of_quotes(text, position, escapes=escapes)
+        elif text.startswith((b"/*!", b"*/"), position):
+            position += 3 if byte == b"/" else 2
+        elif text.startswith(b"/*", position):
+            position = text.index(b"*/", position + 2) + 2
+        elif byte == b"#" or (text.startswith(b"--", position) and is_blank(text[position + 2 : position + 3])):
+            position = text.index(b"\n", position)
+        elif depth == 0 and (found := VERB.match(text, position)) and not text[position - 1 : position].isalnum():
+            return found[0].upper()
+        else:
+            depth += {b"(": 1, b")": -1}.get(byte, 0)
+            position += 1
+    return b"SELECT"  # It is none that the server would accept.
+
+
+VERB = re.compile(rb"(?:SELECT|TABLE|VALUES|UPDATE|DELETE|INSERT|REPLACE)\b", re.IGNORECASE)
 
 
 def read_or_refused(read: Callable[[], T]) -> T | SqlError:

@@ -69,6 +69,43 @@ def test_reading_and_session_statements_are_other() -> None:
         assert classify(statement) == OTHER
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        b"WITH a AS (SELECT 1) SELECT * FROM a",
+        b"with recursive n as (select 1 union all select i + 1 from n where (i < 9)) select * from n",
+        b"WITH a (x, y) AS (SELECT ')', \"(\" /* ) */), `b)` AS (TABLE t)\nSELECT x FROM a",
+        b"WITH a AS (SELECT 1), b AS (SELECT 'ACK; UPDATE') VALUES ROW(1)",
+        b"WITH a AS (SELECT 1) TABLE a",
+        b"WITH a AS (SELECT 1) SELECT * FROM a WHERE x = '" + b"\\" * 5000,
+    ],
+)
+def test_a_with_that_only_reads_is_other(statement: bytes) -> None:
+    assert classify(statement) == OTHER
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        b"WITH a AS (SELECT 1) UPDATE t SET x = 1",
+        b"WITH a AS (SELECT 1) DELETE FROM t",
+        b"WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a",
+        b"WITH a AS (SELECT ') SELECT (') UPDATE t SET x = 1",
+        # What one mode reads in another way than the next one, what is executed, and what is too long to be seen.
+        b"WITH a AS (SELECT '\\') SELECT ('') UPDATE t SET x = ('') SELECT 1",
+        b"WITH a AS (SELECT 1 /*! ) UPDATE t SET x = (1 */) SELECT 1",
+        b"WITH a AS (SELECT " + b"(" * 40 + b"1" + b")" * 40 + b") SELECT 1",
+        b"WITH a AS (SELECT '" + b"x" * LEXED_BYTES_MAX + b"') SELECT 1",
+        b"WITH",
+        b"WITH a",
+        b"WITH a AS (SELECT 1",
+        b"WITH a AS (SELECT 1) SELECTS",
+    ],
+)
+def test_any_other_with_counts_as_a_write(statement: bytes) -> None:
+    assert classify(statement, multi_statements=False) == Head(Verb.WRITE)
+
+
 def test_use_is_noted() -> None:
     assert classify(b"/* pool */ use `app`") == Head(Verb.USE)
 
