@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engine.comment import parse_comment
+from engine.comment import comment_warnings, parse_comment
 from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
@@ -109,7 +109,7 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
             else "id is not unique: make it the primary key, or add a UNIQUE index on all of it and nothing else"
         )
     if problems or id_index is None or not isinstance(policy, Policy):
-        return BrokenTable(facts.id, tuple(problems))
+        return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)))
     scan = _scan_index(facts.indexes)
     return QueueTable(
         id=facts.id,
@@ -122,6 +122,7 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
         columns=tuple(each.name for each in facts.columns),
         default_columns=_default_columns(policy, facts.columns),
         advice=tuple(_advice(facts, scan, columns)),
+        warnings=comment_warnings(facts.comment),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
         kept_by_partition=facts.by_time,

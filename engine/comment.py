@@ -2,11 +2,13 @@
 
 The form is Vitess's own (`vitess_message,vt_ack_wait=30,…`), so that its tables move over unchanged. Whoever writes
 such a comment by hand should need one look at the error: all problems are reported at once, each with the value that
-was seen, what is expected and an example. Keys that nobody knows are ignored, as Vitess ignores ours.
+was seen, what is expected and an example. Unknown keys are ignored, as Vitess ignores ours, but told as warnings: a
+slip of the hand in an optional directive would otherwise never be found.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
@@ -22,9 +24,14 @@ ROWS_MOST = 1_000_000
 RATE_MOST = 1_000_000_000
 """Messages a second: more than any server does, and still far from what overflows."""
 
+LIKENESS_LEAST = 0.6
+"""How like a directive's name an unknown one is to be for it to be named (difflib's ratio, and its own default): one or
+two letters wrong in any of them, or `max_` or `vt_` left out."""
+
 _MARK = re.compile(r"(?<![0-9A-Za-z_$])vitess_message(?![0-9A-Za-z_$])")
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?|\.[0-9]{1,12}")
 _WHOLE = re.compile(r"[0-9]{1,12}")
+_WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
 _TABLE_NAME = re.compile(r"(?:[0-9A-Za-z_$\u0080-\uffff-]+\.)?[0-9A-Za-z_$\u0080-\uffff-]+")
 
 
@@ -44,6 +51,23 @@ def parse_comment(comment: str) -> Policy | tuple[str, ...] | None:
     reader = _Reader(comment)
     policy = reader.policy()
     return tuple(reader.problems) if reader.problems else policy
+
+
+def comment_warnings(comment: str) -> tuple[str, ...]:
+    """What is written like a directive in a message table's comment and is none, each with the nearest known name.
+
+    Only `name=value` counts, the name being one word, and the value too where the name is like no directive's: other
+    text in a comment is a note.
+    """
+    warnings: dict[str, str] = {}
+    for key, value in _directives(comment):
+        if key in _READERS or not _WORD.fullmatch(key):
+            continue
+        near = difflib.get_close_matches(key.lower(), _READERS, n=1, cutoff=LIKENESS_LEAST)
+        if near or len(value.split()) == 1:
+            meant = f"was {near[0]} meant?" if near else "a note is better written without ="
+            warnings[key] = f"{key}=… in the COMMENT is ignored, because there is no such directive: {meant}"
+    return tuple(warnings.values())
 
 
 # The other way: what CREATE QUEUE and ALTER QUEUE make of a comment. There, directives have the names of options.

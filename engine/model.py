@@ -97,6 +97,8 @@ class QueueTable:
     """What `*` means."""
     advice: tuple[str, ...] = ()
     """What works and could be better, for the log."""
+    warnings: tuple[str, ...] = ()
+    """What somebody asked for and does not get, each with what to do: for the log, and for SHOW QUEUES' `Problem`."""
     id_pad_chars: int = 0
     """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other types."""
     id_grows: bool = False

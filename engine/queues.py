@@ -111,6 +111,10 @@ class Queues:
             if table not in self._running:
                 log.info("queue %s: %s", table, "; ".join(found.advice) or "ready")
                 self._running.add(table)
+            known_before = before.found.warnings if before and isinstance(before.found, QueueTable) else ()
+            for warning in found.warnings:
+                if warning not in known_before:
+                    log.warning("queue %s: %s", table, warning)
             self._listener.found(found)
             return
         if isinstance(found, BrokenTable) and (before is None or before.found != found):

@@ -118,13 +118,14 @@ class Inspection:
     async def _queue_row(self, session: Session, queue: QueueTable) -> list[object]:
         state = "paused" if queue.policy.paused else "running"
         subscribers = {each.id: len(dispatcher.subscribers) for each, dispatcher in self._engine.runners()}
+        problems = list(queue.warnings)
         if queue.scan_index is None:
-            return _bare_row(queue.id, state, "; ".join(queue.advice))
+            return _bare_row(queue.id, state, "; ".join([*problems, *queue.advice]))
         try:
             depth = await measure(session, queue)
             dead = await self._dead(session, queue, depth)
         except Refused as refused:
-            return _bare_row(queue.id, state, parse_err(refused.payload).message)
+            return _bare_row(queue.id, state, "; ".join([parse_err(refused.payload).message, *problems]))
         return [
             queue.id.db,
             queue.id.name,
@@ -139,7 +140,7 @@ class Inspection:
             depth.acked_per_s,
             subscribers.get(queue.id, 0),
             ", ".join(sorted(depth.estimated)),
-            None,
+            "; ".join(problems) or None,
         ]
 
     async def _dead(self, session: Session, queue: QueueTable, depth: Depth) -> int | None:

@@ -88,6 +88,16 @@ def test_paused_and_broken_queues_say_so(connection, database) -> None:
     assert "ADD INDEX (time_acked, priority, time_next)" in found["slow"]["Problem"]
 
 
+def test_a_directive_that_does_not_exist_is_told_as_a_problem_and_once_in_the_log(proxy, connection, database) -> None:
+    create_queue(connection, "m", max_attemps="3")
+    said = "max_attemps=… in the COMMENT is ignored, because there is no such directive: was max_attempts meant?"
+    for _ in range(2):
+        run(connection, "CREATE TABLE IF NOT EXISTS another (a INT)")  # The queue is looked at anew.
+        row = listed(connection, database)["m"]
+        assert (row["State"], row["Ready"], row["Problem"]) == ("running", 0, said)
+    assert proxy.output.count(f"queue {database}.m: {said}") == 1
+
+
 def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) -> None:
     run(connection, "CREATE QUEUE m (payload TEXT)")
     run(connection, "INSERT INTO m (priority) " + MANY.format(columns="a.d % 3", tens=2))

@@ -239,3 +239,11 @@ class TestIndexes:
     def test_a_priority_that_may_be_null_is_advised_against(self) -> None:
         (advice,) = queue(facts(column("priority", "int", nullable=True))).advice
         assert advice.startswith("priority may be NULL")
+
+
+def test_a_directive_that_does_not_exist_is_a_warning_of_a_queue_and_a_problem_of_a_table_that_is_none() -> None:
+    assert queue(facts()).warnings == ()
+    (warning,) = queue(facts(comment=f"{COMMENT},max_attemps=3")).warnings
+    assert "was max_attempts meant?" in warning
+    *_, last = problems(facts(comment=COMMENT.replace("ack_wait", "ack_wiat")))
+    assert "was vt_ack_wait meant?" in last

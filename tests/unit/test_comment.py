@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.comment import (
     OPTIONS,
     combination_problem,
+    comment_warnings,
     make_comment,
     option_problem,
     parse_comment,
@@ -241,3 +242,52 @@ def test_a_text_besides_the_directives_may_not_be_one() -> None:
     problem = text_problem("orders, max_rate=5")
     assert problem is not None
     assert "MAX_RATE" in problem
+
+
+# What is ignored.
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("max_attemps", "max_attempts"),
+        ("attempts", "max_attempts"),
+        ("Max_Attempts", "max_attempts"),
+        ("rate", "max_rate"),
+        ("deadletter", "dead_letter"),
+        ("vt_ack_wiat", "vt_ack_wait"),
+        ("ack_wait", "vt_ack_wait"),
+        ("vt_max_attempts", "max_attempts"),
+        ("on_disconect", "on_disconnect"),
+        ("message_cols", "vt_message_cols"),
+    ],
+)
+def test_a_directive_that_does_not_exist_is_a_warning_with_the_nearest_name(written: str, meant: str) -> None:
+    assert isinstance(parse_comment(comment(**{written: "3"})), Policy)
+    (warning,) = comment_warnings(comment(**{written: "3"}))
+    assert warning == (f"{written}=… in the COMMENT is ignored, because there is no such directive: was {meant} meant?")
+
+
+def test_one_that_is_like_none_is_told_once_with_how_to_write_a_note() -> None:
+    (warning,) = comment_warnings(comment(colour="red") + ", colour=green")
+    assert warning.startswith("colour=… in the COMMENT is ignored")
+    assert warning.endswith("a note is better written without =")
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "what the shop sold",
+        "max_attempts",
+        "see https://wiki/queues?page=7",
+        "a = b or so = on",
+        "price in € = gross",
+        "=",
+        "= 3",
+        "",
+        "vitess_sequence",
+    ],
+)
+def test_notes_and_known_directives_are_no_warnings(note: str) -> None:
+    everything = dict.fromkeys(OPTIONS.values(), "1")
+    assert comment_warnings(f"{comment(**everything)},{note}") == ()
