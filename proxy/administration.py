@@ -106,7 +106,7 @@ class Administration:
         was_in_transaction = session.in_transaction
         context, statement = await self._read(session, query_text(payload, attributes=session.judge.attributes))
         if isinstance(statement, RedriveQueue) and statement.param_count:
-            raise UNBOUND
+            raise UNBOUND.again()
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
@@ -353,7 +353,7 @@ class Administration:
 def _full_name(context: Context, table: TableName) -> TableName:
     full = context.full_name(table)
     if full.db is None:
-        raise NO_DATABASE
+        raise NO_DATABASE.again()
     return full
 
 

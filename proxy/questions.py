@@ -6,8 +6,11 @@ passed on as it came.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pymysql.constants import ER
 
 from engine.model import RowFormat
 from engine.store import StoreError
@@ -30,6 +33,9 @@ charset; whether a backslash escapes in LIKE is asked for, because the servers d
 own, because the session's sql_select_limit may be 0."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
+
+RESTORING_ATTEMPTS = 3
+"""Times that a setting of the client's session is set back before the connection is given up."""
 
 UNBOUND = ServerError(
     1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
@@ -83,9 +89,10 @@ async def end_what_we_began(session: Session, *, was_in_transaction: bool) -> No
 
 async def refuse_temporary(session: Session, table: TableName) -> None:
     """With a temporary table of the queue's name in its place, our questions would show rights on that one."""
-    answer = await session.ask(f"SHOW CREATE TABLE {table.quoted()}".encode(session.codec))
-    if not answer.outcome.ok:  # Denied, with rights on single columns only: on a temporary table one has all rights.
-        return
+    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.ask)
+    if answer.outcome.error_code == ER.TABLEACCESS_DENIED_ERROR:
+        return  # With rights on single columns only: on a temporary table one has all rights.
+    not_refused(answer)
     statement = _text_row(answer.packets[-2].payload)[1] or b""
     if statement.replace(b"\0", b"").startswith(b"CREATE TEMPORARY"):
         text = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
@@ -108,8 +115,49 @@ def as_packet(error: Exception) -> bytes:
 
 
 async def ask(session: Session, text: bytes) -> Answer:
-    """The server's answer, which is no error."""
+    """The server's answer, which is no error. Raises Refused with the server's, or the error that the running statement
+    is to end with, if it is: then the server is not asked."""
+    session.check_interrupted()
     return not_refused(await session.ask(text))
+
+
+async def ask_text(session: Session, text: str) -> Answer:
+    """The same for a text that may name what the client's charset cannot spell."""
+    session.check_interrupted()
+    return not_refused(await spelled(session, text, session.ask))
+
+
+async def spelled(session: Session, text: str, asked: Callable[[bytes], Awaitable[Answer]]) -> Answer:
+    """What `asked` answers to the text in the session's charset.
+
+    Where that lacks a character, the session reads UTF-8 for this one question: a client of the server may well SELECT
+    all columns of a table, some of whose names its charset cannot spell, and is shown a question mark in them.
+    """
+    if (encoded := encodable(session, text)) is not None:
+        return await asked(encoded)
+    await ask(session, b"SET character_set_client = utf8mb4")
+    try:
+        answer = await asked(text.encode())
+    except ServerError:
+        await _read_as_before(session)
+        raise
+    await _read_as_before(session)
+    return answer
+
+
+def encodable(session: Session, text: str) -> bytes | None:
+    """The text in the client's charset, None where that lacks a character."""
+    try:
+        return text.encode(session.codec)
+    except UnicodeEncodeError:
+        return None
+
+
+async def _read_as_before(session: Session) -> None:
+    for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY may be meant for the question and reach this one.
+        if (await session.ask(f"SET character_set_client = {session.charset}".encode())).outcome.ok:
+            return
+    session.hang_up(ServerError(1105, "HY000", "ackstream could not set character_set_client back"))
 
 
 def not_refused(answer: Answer) -> Answer:
@@ -132,6 +180,7 @@ async def read_context(session: Session) -> Context:
         frozenset((sql_mode or "").split(",")),
         like_escapes == "1",
     )
+    session.charset = client or "utf8mb4"
     session.codec = context.codec
     session.judge.remember_db(context.db)
     return context

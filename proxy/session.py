@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mysql_mimic.types import ServerStatus
@@ -25,7 +25,7 @@ from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Hints, Killed, Preparing, Tag
 from proxy.judge import ABOUT_STATEMENTS, COM_STMT_SEND_LONG_DATA, UNCLEAR, UNREMARKABLE, CarriedOutHere, Judge
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
-from proxy.stream import SERVER_LOST, Stream
+from proxy.stream import SERVER_LOST, Stream, unforeseen
 from proxy.tls import TlsLayer
 from proxy.wire.commands import COM_CHANGE_USER, SILENT
 from proxy.wire.fields import PacketTooLarge, WireError
@@ -70,9 +70,19 @@ class _Question:
 
     def feed(self, data: bytes) -> None:
         self.size += len(data)
-        if self.size > ANSWER_MAX:
-            raise PacketTooLarge(f"the server answered with more than {ANSWER_MAX} bytes")
-        self.received += self.packets.feed(data)
+        if self.size <= ANSWER_MAX:
+            self.received += self.packets.feed(data)
+        else:
+            self.received.clear()
+
+    def finish(self, outcome: Outcome[Tag]) -> None:
+        if self.answered.done():
+            return
+        if self.size <= ANSWER_MAX:
+            self.answered.set_result(Answer(tuple(self.received), outcome))
+        else:
+            text = f"ackstream's question about the table was answered with more than {ANSWER_MAX} bytes"
+            self.answered.set_exception(ServerError(1105, "HY000", text))
 
 
 class Session:
@@ -91,7 +101,8 @@ class Session:
         self.judge = Judge()
         self.hints = Hints(proxy.engine)
         self.codec = "utf-8"
-        """Python's name of the charset in which the client writes, as of the last time it was asked for."""
+        self.charset = "utf8mb4"
+        """The charset in which the client writes, as of the last time it was asked for; `codec`: as Python calls it."""
         self._server_ready = False
         self._server_is_full = False
         self._client_is_full = False
@@ -105,6 +116,8 @@ class Session:
         self._question: _Question | None = None
         self._change_user: ChangeUserRelay | None = None
         """A change of user under way, where what is said must be fitted to two legs of different kind."""
+        self._farewell: ServerError | None = None
+        """Why the connection is to end as soon as the server has answered what it was asked."""
         self._closed = False
         self._deadline = asyncio.get_running_loop().call_later(proxy.settings.login_timeout_s, self._login_too_slow)
 
@@ -138,6 +151,11 @@ class Session:
         return bool(self.status & NO_BACKSLASH_ESCAPES)
 
     @property
+    def in_step(self) -> bool:
+        """Whether the server is there and owes nothing: then a statement of ours can fail and the connection go on."""
+        return self._walker.idle and self._question is None and self._server_ready
+
+    @property
     def idle(self) -> bool:
         """Whether the client could be sent away without breaking anything off."""
         return self.login is None and self._task is None and self._walker.idle and not self.in_transaction
@@ -158,6 +176,8 @@ class Session:
 
     def client_sent(self, data: bytes) -> None:
         """Bytes from the client."""
+        if self._farewell is not None:
+            return
         try:
             if self.login is not None:
                 self._carry_out(self.login.from_client(data))
@@ -173,12 +193,15 @@ class Session:
             self.hang_up(refused.error)
         except WireError as error:
             self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
+        except Exception as error:  # noqa: BLE001  # Anything else is a fault of ours: the client is told so.
+            self._fail(error)
 
     def client_lost(self) -> None:
         """The client is gone: free its backing connection and what it holds."""
         if self._closed:
             return
         self._closed = True
+        self._farewell = None
         self._deadline.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -237,15 +260,29 @@ class Session:
         except WireError as error:
             self._cannot_follow(error)
             return
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+            return
         if self._closed:
             if self._walker.idle or self._framer.infile:
                 self.server.close()
+        elif self._farewell is not None:
+            if self._walker.idle:
+                self.hang_up(self._farewell)
         elif (self._withheld or self._client_is_held) and self._task is None:
             self._resume()
 
     def _cannot_follow(self, error: WireError) -> None:
         log.warning("%r: the server's answer cannot be followed: %s", self, error)
-        self.hang_up(None)
+        if self._task is not None:  # Nothing of it has been shown to the client.
+            self.hang_up(ServerError(error.code, error.sqlstate, f"ackstream cannot follow the server: {error}"))
+        self.client.close()
+
+    def _fail(self, error: Exception) -> None:
+        """Something that was not foreseen was raised outside a statement of ours: where the bytes stand is not known
+        any more, so the connection ends."""
+        log.error("%r: the connection ends", self, exc_info=error)
+        self.hang_up(unforeseen(error, self.number))
 
     def server_lost(self) -> None:
         """The server closed the connection: so does the proxy, having said why where it can."""
@@ -285,12 +322,26 @@ class Session:
         if self.stream is not None:
             self.stream.abort(error)
 
-    def hang_up(self, error: ServerError | None) -> None:
-        """Close the connection, having said why where that can be said."""
+    def check_interrupted(self) -> None:
+        """Raises the error that the running statement of ours is to end with, if somebody wants it to end.
+
+        To be called after each await of it, before what it did can no longer be taken back.
+        """
+        if self.interrupted is not None:
+            raise self.interrupted.again()
+
+    def hang_up(self, error: ServerError) -> None:
+        """Close the connection, having said why: in the place of the answer that is owed, or behind those under way."""
         relay = self.login or self._change_user
-        if error is not None and relay is not None:
+        if relay is not None:
             self._write_client(relay.refusal(error))
-        elif error is not None and self._walker.idle and self.stream is None:
+        elif self.stream is not None:
+            self.stream.abort(error)
+            self.stream.close(self.capabilities, self.status)
+        elif self._task is None and not self._walker.idle and self._server_ready:
+            self._farewell = error  # In the middle of an answer there is no place for it.
+            return
+        else:
             self.send_error(error)
         self.client.close()
 
@@ -320,6 +371,11 @@ class Session:
         self.judge.preparing = isinstance(tag, Preparing)
         self._walker.expect(payload[0], tag)
         self._write_server(frame(payload, 0))
+
+    def show(self, answer: Answer, tag: Tag) -> None:
+        """Pass the answer to a command of ours on to the client, as if the client had sent that command."""
+        self.judge.answered(replace(answer.outcome, tag=tag))
+        self.send(b"".join(frame(packet.payload, packet.seq) for packet in answer.packets))
 
     def send_error(self, error: ServerError) -> None:
         """Answer the client's command with an error."""
@@ -436,8 +492,7 @@ class Session:
         """The server has answered a command."""
         question = self._question
         if question is not None:
-            if not question.answered.done():
-                question.answered.set_result(Answer(tuple(question.received), outcome))
+            question.finish(outcome)
             return
         if outcome.command is None and self.stream is not None:
             # The server hangs up, and said why; a stream's client must hear it in its place.
@@ -467,15 +522,10 @@ class Session:
     def _ours_is_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self.stream = None
-        if task.cancelled() or self._closed:
+        if task.cancelled() or self._closed or self.client.is_closing():
             return
         if (error := task.exception()) is not None:
-            if isinstance(error, WireError):
-                self._cannot_follow(error)
-                return
-            if not isinstance(error, ConnectionError):
-                log.error("%r: a statement failed", self, exc_info=error)
-            self.client.close()
+            self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             return
         if not self._server_ready:
             self.client.close()

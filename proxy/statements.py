@@ -9,8 +9,11 @@ client's session and transaction, and so are NACK and EXTEND; their answer is th
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mysql_mimic.types import Commands
@@ -27,13 +30,15 @@ from proxy.questions import (
     Context,
     Refused,
     as_packet,
-    ask,
+    ask_text,
+    encodable,
     end_what_we_began,
     not_refused,
     read_context,
     refuse_temporary,
+    spelled,
 )
-from proxy.stream import Stream
+from proxy.stream import SERVER_LOST, Stream, unforeseen
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import WireError
 from proxy.wire.framing import frame
@@ -48,6 +53,8 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 if TYPE_CHECKING:
     from proxy.judge import OwnStatement
     from proxy.session import Answer, Session
+
+log = logging.getLogger(__name__)
 
 NO_BULK = ServerError(
     1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
@@ -68,13 +75,29 @@ class Statements:
         self._ping_interval_s = ping_interval_s
 
     async def carry_out(self, session: Session, verb: Verb, payload: bytes) -> None:
-        """Do what a withheld command says, and answer the client."""
+        """Do what a withheld command says, and answer the client, whatever is raised meanwhile.
+
+        The connection stays usable, unless the server is gone or its answers are out of step.
+        """
         was_in_transaction = session.in_transaction
+        failed: Exception
         try:
+            session.check_interrupted()
             await self._dispatch(session, verb, payload)
+            return
         except (Refused, SqlError, ServerError, WireError, UnusableQueue, StoreError) as error:
-            await end_what_we_began(session, was_in_transaction=was_in_transaction)
-            session.send(frame(as_packet(error), 1))
+            failed = error
+        except ConnectionError:
+            failed = SERVER_LOST
+        except Exception as error:
+            log.exception("%r: a statement failed", session)
+            failed = unforeseen(error, session.number)
+        if session.in_step:
+            with suppress(ConnectionError, WireError):
+                await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        session.send(frame(as_packet(failed), 1))
+        if not session.in_step:
+            session.client.close()
 
     async def _dispatch(self, session: Session, verb: Verb, payload: bytes) -> None:
         match payload[0], verb:
@@ -97,7 +120,7 @@ class Statements:
         own = session.judge.statement(execute_id(payload))
         assert own is not None
         if payload[0] == COM_STMT_BULK_EXECUTE:
-            raise NO_BULK
+            raise NO_BULK.again()
         try:
             match own.statement:
                 case PreparedStream() as prepared:
@@ -121,12 +144,12 @@ class Statements:
         context = await read_context(session)
         statement = _parse_stream(text, context)
         if statement.param_count:
-            raise UNBOUND
+            raise UNBOUND.again()
         queue = await self._queue(session, context.full_name(statement.table), fresh=True)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
         where = statement.condition.sql() if statement.condition else "TRUE"
-        header = await ask(session, _select(queue, columns, statement.partitions, where).encode(context.codec))
+        header = await ask_text(session, _select(queue, columns, statement.partitions, where))
         await self._deliver(
             session,
             queue,
@@ -147,8 +170,13 @@ class Statements:
         where = (condition.template() if condition else "TRUE") + " AND ? IS NULL" * others
         select = _select(queue, _columns(statement, queue), statement.partitions, where)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        session.check_interrupted()
         prepared = PreparedStream(queue.id, statement)
-        session.forward(bytes([COM_STMT_PREPARE]) + select.encode(context.codec), Preparing(prepared))
+        if (encoded := encodable(session, select)) is not None:
+            session.forward(bytes([COM_STMT_PREPARE]) + encoded, Preparing(prepared))
+        else:
+            answer = await spelled(session, select, partial(_asked_to_prepare, session))
+            session.show(answer, Preparing(prepared))
 
     async def _execute_stream(
         self, session: Session, own: OwnStatement, prepared: PreparedStream, payload: bytes
@@ -183,6 +211,7 @@ class Statements:
                 attributes=session.judge.attributes,
             )
         own.long_data = frozenset()  # It was for one execution.
+        session.check_interrupted()
         header = not_refused(await session.ask_command(plain))
         row_format = context.row_format(_columns(statement, queue), binary=True)
         await self._deliver(session, queue, statement, row_format, header, was_in_transaction=was_in_transaction)
@@ -199,6 +228,7 @@ class Statements:
     ) -> None:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        session.check_interrupted()  # From here on the stream itself is there to be ended.
         *columns, last = header.packets
         stream = Stream(session.send, last.seq, _wanted(statement))
         handle = self._engine.subscribe(
@@ -219,9 +249,14 @@ class Statements:
                 await session.ask_command(COM_PING)  # Or the server would close the idle connection under the stream.
         except ConnectionError:
             assert stream.over  # The session has ended it when it lost its server.
+        except Exception as error:
+            log.exception("%r: a stream failed", session)
+            stream.abort(unforeseen(error, session.number))
         finally:
             handle.cancel()
         stream.close(session.capabilities, session.status)
+        if not session.in_step:
+            session.client.close()
 
     # ACK, NACK and EXTEND.
 
@@ -246,6 +281,7 @@ class Statements:
         )
         db = statement.table.db or session.judge.known_db or (await read_context(session)).db
         queue = await self._queue(session, TableName(statement.table.name, db), fresh=False)
+        session.check_interrupted()
         return statement, queue.id
 
     # All.
@@ -253,18 +289,22 @@ class Statements:
     async def _queue(self, session: Session, table: TableName, *, fresh: bool) -> QueueTable:
         """The table as a queue, if the client's session may stream from it and acknowledge in it."""
         if table.db is None:
-            raise NO_DATABASE
+            raise NO_DATABASE.again()
         try:
             queue = await self._engine.queue(TableId(table.db, table.name), fresh=fresh)
         except UnusableQueue:
             # Who may not see the table learns nothing about it but what MySQL says.
-            await ask(session, _encode(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0"))
+            await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
             raise
         if fresh:
             probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
-            await ask(session, _encode(session, probe.format(table.quoted())))
+            await ask_text(session, probe.format(table.quoted()))
             await refuse_temporary(session, table)
         return queue
+
+
+async def _asked_to_prepare(session: Session, text: bytes) -> Answer:
+    return await session.ask_command(bytes([COM_STMT_PREPARE]) + text)
 
 
 def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettle, payload: bytes) -> None:
@@ -289,10 +329,6 @@ def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettl
     )
     own.long_data = frozenset()
     session.forward(reordered, prepared.settled(execute.values))
-
-
-def _encode(session: Session, text: str) -> bytes:
-    return text.encode(session.codec)
 
 
 def _select(queue: QueueTable, columns: tuple[str, ...], partitions: tuple[str, ...], where: str) -> str:

@@ -23,6 +23,12 @@ SERVER_LOST = ServerError(
 )
 
 
+def unforeseen(error: Exception, session: int) -> ServerError:
+    """What a client is told of a fault of ours. What the exception says may be nobody's business but the log's."""
+    text = f"ackstream failed ({type(error).__name__}): its log tells more, at session {session}"
+    return ServerError(1105, "HY000", text)
+
+
 class Stream:
     """The engine's sink for one client's STREAM statement."""
 

@@ -135,7 +135,7 @@ async def _in_batches(
         total, last = total + done.count, done.last
         if not done.count:
             return make_ok(affected_rows=total, status=session.status)
-    raise session.interrupted
+    raise session.interrupted.again()
 
 
 async def _in_transaction(session: Session, work: Callable[[], Awaitable[_Batch]]) -> _Batch:

@@ -84,6 +84,10 @@ class ServerError(Exception):
     def __str__(self) -> str:
         return f"{self.code} ({self.sqlstate}): {self.message}"
 
+    def again(self) -> ServerError:
+        """Another one that says the same, to be raised: one that is kept would gather the frames of each raise."""
+        return ServerError(self.code, self.sqlstate, self.message)
+
 
 def ok_head_at(data: bytes, at: int, end: int) -> OkHead:
     """The numbers of the OK packet whose first byte stands at `at`; it ends before `end`."""

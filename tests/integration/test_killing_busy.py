@@ -69,19 +69,30 @@ def test_kill_query_interrupts_a_statement_of_ours_while_it_asks_the_server(
         assert client.query("ACK FROM m WHERE id = 1")[-1].payload[:2] == b"\0\1"
 
 
-@pytest.mark.parametrize(("statement", "locking"), STATEMENTS, ids=["STREAM", "ACK"])
-def test_kill_ends_a_connection_while_it_asks_the_server_with_the_servers_own_words(
-    server, proxy, database, root, statement, locking
+def test_kill_ends_a_connection_while_the_server_is_at_work_for_its_ack_as_it_ends_any(
+    server, proxy, database, root
 ) -> None:
     answers = []
-    for place, text in ((server, "UPDATE m SET payload = 'x' WHERE id = 1"), (proxy, statement)):
+    for place, text in ((server, "UPDATE m SET payload = 'x' WHERE id = 1"), (proxy, "ACK FROM m WHERE id = 1")):
         with (
             RawClient(place, database=database) as client,
-            waiting_for_a_lock(server, database, root, client, text, locking) as number,
+            waiting_for_a_lock(server, database, root, client, text, LOCKED_ROW) as number,
         ):
             run(root, f"KILL {number}")
             answers.append(_all_that_comes(client))
     assert answers[0] == answers[1]
+
+
+def test_kill_ends_a_connection_whose_stream_has_not_begun_and_the_client_is_told(
+    server, proxy, database, root
+) -> None:
+    with (
+        RawClient(proxy, database=database) as client,
+        waiting_for_a_lock(server, database, root, client, "STREAM * FROM m NOWAIT", LOCKED_TABLE) as number,
+    ):
+        run(root, f"KILL {number}")
+        (error,) = _all_that_comes(client)
+        assert parse_err(error.payload).code == 1053
 
 
 def test_kill_ends_a_stream_whose_client_does_not_read_and_releases_what_it_was_sent(

@@ -232,3 +232,25 @@ def test_a_prepared_use_changes_the_database_of_what_follows(flavour, proxy, dat
                 client.execute(use)
                 assert parse_ok(client.query("ACK FROM there WHERE id = 1")[-1].payload).head.affected_rows == 1
         run(plain, f"DROP DATABASE {database}_2")
+
+
+UNSPELLABLE: Final = "日本"
+
+
+@pytest.mark.parametrize("charset", ["latin1", "ascii"])
+def test_a_client_whose_charset_lacks_a_column_s_name_streams_as_it_selects(server, proxy, database, charset) -> None:
+    with connect(server, database=database) as root:
+        create_queue(root, "m", f"`{UNSPELLABLE}` INT COMMENT '{UNSPELLABLE}', payload TEXT", vt_ack_wait="30")
+        comment = rows(root, "SELECT table_comment FROM information_schema.tables WHERE table_name = 'm'")[0][0]
+        run(root, f"ALTER TABLE m COMMENT '{comment}, {UNSPELLABLE}'")
+        for _ in range(3):
+            run(root, f"INSERT INTO m (`{UNSPELLABLE}`, payload) VALUES (7, '{UNSPELLABLE}')")
+    with RawClient(proxy, BASE, database) as client:
+        client.query(f"SET NAMES {charset}")
+        streamed = client.query("STREAM * FROM m LIMIT 1 NOWAIT")
+        assert [each.payload.count(b"??") for each in streamed[2:3]] == [2]  # The name, and that in the table.
+        assert streamed[-2].payload == b"\x011\x017\x02??"
+        number = client.prepare("STREAM * FROM m LIMIT 1 NOWAIT")
+        assert client.execute(number)[-2].payload[-3:] == b"\x02??"
+        assert client.query("SELECT @@character_set_client")[-2].payload.endswith(charset.encode())
+        assert client.query("ACK FROM m WHERE id IN (1, 2)")[-1].payload[:2] == b"\0\2"
