@@ -6,7 +6,6 @@ how many rows it has, a checksum of them, and the extremes of each column.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,8 +15,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.cut import HASH, PIECE, Cut, Piece
+from pipeline.cut import PIECE, Cut, Piece
 from pipeline.endpoint import quoted
+from pipeline.fingerprint import Version
 from pipeline.mapping import Mapped
 from pipeline.table import Column, Table
 
@@ -25,7 +25,6 @@ EXAMPLES: Final = 5
 """Of duplicate keys are shown."""
 
 FIRST_OF: Final = {"first_id": "id", "first_time": "time_next"}
-U64: Final = 2**64 - 1
 
 _BY_CHARACTERS: Final = frozenset({"char", "varchar"})
 
@@ -46,15 +45,14 @@ class Facts:
         """About how large they are on the wire."""
         return sum(each.octets for each in self.pieces)
 
-    def fingerprint(self, names: Sequence[str]) -> str:
+    def fingerprint(self, names: Sequence[str], version: Version) -> str:
         """The same for the same rows, cut in the same way; of the columns by their names."""
-        said = repr((tuple(names), [(each.rows, each.checksum) for each in self.pieces]))
-        return hashlib.sha256(said.encode()).hexdigest()[:32]
+        return version.fingerprint(names, [(each.rows, each.checksum) for each in self.pieces])
 
 
 def read(cut: Cut, mapped: Mapped) -> tuple[Facts, list[str]]:
     """Read it all: the facts, and what does not fit."""
-    aggregates = [f.count(f.lit(1)).alias("rows"), f.bit_xor(HASH).alias("checksum"), _octets(mapped).alias("octets")]
+    aggregates = [f.count(f.lit(1)).alias("rows"), _octets(mapped).alias("octets"), *cut.version.aggregates()]
     # All of them have buffers of fixed length (but for ids that are text), so that Spark hashes and does not sort.
     aggregates += [cut.first(_col(name)).alias(first) for first, name in FIRST_OF.items() if mapped.has(name)]
     for number, column in enumerate(mapped.columns):
@@ -62,7 +60,7 @@ def read(cut: Cut, mapped: Mapped) -> tuple[Facts, list[str]]:
             aggregates.append(f.count(f.when(_col(column.name).isNull(), 1)).alias(f"nulls{number}"))
         aggregates += _extremes(mapped.frame, number, column)
     found = cut.frame.groupBy(PIECE).agg(*aggregates).collect()
-    facts = Facts(_pieces(found, cut.pieces))
+    facts = Facts(_pieces(found, cut))
     problems = [
         problem for number, column in enumerate(mapped.columns) for problem in _misfits(found, number, column, facts)
     ]
@@ -86,13 +84,14 @@ def _octets(mapped: Mapped) -> Expression:
     return f.sum(total.cast("bigint"))
 
 
-def _pieces(found: Sequence[Row], count: int) -> tuple[Piece, ...]:
+def _pieces(found: Sequence[Row], cut: Cut) -> tuple[Piece, ...]:
     by_number = {row[PIECE]: row for row in found}
+    empty = Piece(0, cut.version.together([]), 0)
     return tuple(
-        Piece(row["rows"], row["checksum"] & U64, row["octets"], *map(row.asDict().get, FIRST_OF))
+        Piece(row["rows"], cut.version.checksum(row), row["octets"], *map(row.asDict().get, FIRST_OF))
         if (row := by_number.get(number)) is not None
-        else Piece(0, 0, 0)
-        for number in range(count)
+        else empty
+        for number in range(cut.pieces)
     )
 
 

@@ -19,15 +19,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from operator import xor
 from typing import Any, Final, Protocol
 
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from pipeline.endpoint import quoted
+from pipeline.fingerprint import ORDER, Checksum, Version
 from pipeline.mapping import Mapped
 
 PIECES_MAX: Final = 4096
@@ -36,7 +34,6 @@ PIECES_MAX: Final = 4096
 PIECE: Final = "ackstream_piece"
 SLICE: Final = "ackstream_slice"
 PLACE: Final = "ackstream_place"
-HASH: Final = "ackstream_hash"
 
 ROWS_OF_A_PARTITION: Final = 2**33
 """Spark's monotonically_increasing_id counts rows below this, and partitions above."""
@@ -47,8 +44,8 @@ class Piece:
     """What is known of some rows: of a slice, or of a part of one."""
 
     rows: int
-    checksum: int
-    """The exclusive or of their hashes, as the server computes it, too."""
+    checksum: Checksum
+    """What tells them from any other rows (`fingerprint`)."""
     octets: int
     first_id: Any = None
     """Of the first row, if the data has ids."""
@@ -64,8 +61,12 @@ class Cut(Protocol):
         """The size that files are cut into, as the ledger keeps it; None by hash."""
 
     @property
+    def version(self) -> Version:
+        """How its rows are known again."""
+
+    @property
     def frame(self) -> DataFrame:
-        """The mapped columns, and of each row its HASH and its PIECE."""
+        """The mapped columns, and of each row the words of its checksum and its PIECE."""
 
     @property
     def pieces(self) -> int:
@@ -81,7 +82,7 @@ class Cut(Protocol):
         """The slices, of which there are `count`."""
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
-        """The rows of the wanted slices, with SLICE, PLACE (from 0 on in each slice) and HASH.
+        """The rows of the wanted slices, with SLICE, PLACE (from 0 on in each slice) and the words.
 
         A slice is in one partition, and of those there are `tasks` at most.
         """
@@ -96,13 +97,15 @@ class ByHash:
     file_octets = None
     pieces = PIECES_MAX
 
-    def __init__(self, mapped: Mapped) -> None:
-        hashed = mapped.frame.withColumn(HASH, f.xxhash64(*_columns(mapped)))
-        self.frame: DataFrame = hashed.withColumn(PIECE, _bucket(f.col(HASH)))
+    def __init__(self, mapped: Mapped, version: Version) -> None:
+        self.version: Version = version
+        ordered = mapped.frame.withColumn(ORDER, version.order(mapped.names))
+        bucketed = ordered.withColumn(PIECE, _bucket(f.col(ORDER)))
+        self.frame: DataFrame = version.words(bucketed, mapped.names, None)
 
     def first(self, value: Expression) -> Expression:
         """The row with the least hash. Of fixed length, as all aggregates here: so Spark hashes and does not sort."""
-        return f.min_by(value, HASH)
+        return f.min_by(value, ORDER)
 
     def count(self, slices: int) -> int:
         """A power of two, since slices are made of buckets."""
@@ -111,7 +114,7 @@ class ByHash:
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
         """Neighbouring buckets put together."""
         size = PIECES_MAX // count
-        return tuple(_together(pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
+        return tuple(self._together(pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
         """Slice s is in partition s modulo their number."""
@@ -119,26 +122,25 @@ class ByHash:
         frame = self.frame.withColumn(SLICE, (f.col(PIECE) / f.lit(PIECES_MAX // count)).cast("int"))
         frame = _only(frame, slices, wanted)
         partitions = min(count, tasks or count)
-        frame = frame.repartitionById(partitions, f.col(SLICE) % partitions).sortWithinPartitions(HASH)
+        frame = frame.repartitionById(partitions, f.col(SLICE) % partitions).sortWithinPartitions(ORDER)
         chosen = set(wanted)
         counts = [each.rows if number in chosen else 0 for number, each in enumerate(slices)]
         return frame.withColumn(PLACE, _row() - looked_up(_starts(counts, partitions), f.col(SLICE)))
+
+    def _together(self, pieces: Sequence[Piece]) -> Piece:
+        first = next((each for each in pieces if each.rows), None)
+        return Piece(
+            sum(each.rows for each in pieces),
+            self.version.together(each.checksum for each in pieces),
+            sum(each.octets for each in pieces),
+            first.first_id if first else None,
+            first.first_time if first else None,
+        )
 
 
 def _bucket(value: Expression) -> Expression:
     """The bucket of a hash: its highest bits, so that the order of hashes is that of buckets, too."""
     return f.shiftright(value, 64 - PIECES_MAX.bit_length() + 1).cast("int") + f.lit(PIECES_MAX // 2)
-
-
-def _together(pieces: Sequence[Piece]) -> Piece:
-    first = next((each for each in pieces if each.rows), Piece(0, 0, 0))
-    return Piece(
-        sum(each.rows for each in pieces),
-        reduce(xor, (each.checksum for each in pieces), 0),
-        sum(each.octets for each in pieces),
-        first.first_id,
-        first.first_time,
-    )
 
 
 def _starts(counts: Sequence[int], partitions: int) -> list[int]:
@@ -170,12 +172,13 @@ def file_octets(slice_rows: int, slice_octets: int) -> int:
 class ByFiles:
     """The cut along the partitions of a scan."""
 
-    def __init__(self, rows: DataFrame, mapped: Mapped, pieces: int, file_octets: int) -> None:
+    def __init__(self, rows: DataFrame, mapped: Mapped, pieces: int, file_octets: int, version: Version) -> None:
+        self.version: Version = version
         self.file_octets: int = file_octets
         self.pieces = pieces
-        # Where a row stands is in its hash, so that the same rows in another order are other data.
+        # Where a row stands is in its words, so that the same rows in another order are other data.
         numbered = rows.withColumn(PIECE, f.spark_partition_id()).withColumn(PLACE, _row())
-        self.frame: DataFrame = numbered.withColumn(HASH, f.xxhash64(*_columns(mapped), PLACE))
+        self.frame: DataFrame = version.words(numbered, mapped.names, PLACE)
 
     def first(self, value: Expression) -> Expression:
         """The row in the first place."""
@@ -196,7 +199,7 @@ class ByFiles:
         return frame if tasks is None or tasks >= self.pieces else frame.coalesce(tasks)
 
 
-def by_files(mapped: Mapped, file_octets: int) -> ByFiles | None:
+def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | None:
     """The cut into partitions of about so many bytes of the files, if that is possible.
 
     The partitions are settled here, once: what is checked and what is written are the same RDD, whatever becomes of the
@@ -223,7 +226,7 @@ def by_files(mapped: Mapped, file_octets: int) -> ByFiles | None:
     spark = frame.sparkSession
     session: Any = spark._jsparkSession  # noqa: SLF001
     rows = DataFrame(session.internalCreateDataFrame(cut, frame._jdf.schema(), False), spark)  # noqa: SLF001
-    return ByFiles(rows, mapped, pieces, file_octets)
+    return ByFiles(rows, mapped, pieces, file_octets, version)
 
 
 @contextmanager
@@ -240,10 +243,6 @@ def _set(conf: Any, settings: Mapping[str, int]) -> Iterator[None]:
 
 
 # --- both ---
-
-
-def _columns(mapped: Mapped) -> list[Expression]:
-    return [f.col(quoted(name)) for name in mapped.names]
 
 
 def _row() -> Expression:

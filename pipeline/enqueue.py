@@ -28,6 +28,7 @@ from pipeline.cut import ByHash, Cut, by_files, file_octets
 from pipeline.direct import Direct, unfit
 from pipeline.endpoint import Endpoint, driver_of
 from pipeline.errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
+from pipeline.fingerprint import version_of
 from pipeline.ledger import BATCH_CHARACTERS, Batch, Ledger
 from pipeline.load import Load, Progress, Settings, Way, rows_of, serves, slices_wanted, unused
 from pipeline.mapping import Mapped, mapped
@@ -129,7 +130,7 @@ def _begun(
     ledger = Ledger(queue)
     known = endpoint.run(lambda connection: ledger.find(connection, batch))
     cut, facts = _cut(fitting, queue, known, settings)
-    slices, fingerprint = cut.count(slices_wanted(facts, settings)), facts.fingerprint(fitting.names)
+    slices, fingerprint = cut.count(slices_wanted(facts, settings)), facts.fingerprint(fitting.names, cut.version)
     new = Batch(batch, mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
     found = endpoint.run(lambda connection: ledger.begin(connection, new))
     spread_ns = None if spread_s is None else round(spread_s * NS_PER_S)
@@ -140,20 +141,21 @@ def _begun(
 def _cut(fitting: Mapped, queue: Table, known: Batch | None, settings: Settings) -> tuple[Cut, Facts]:
     """The data as it is cut, and what is known of it when it has been read. A known batch is cut as it was."""
     octets = known.file_octets if known else file_octets(settings.slice_rows, settings.slice_octets)
-    files = None if octets is None else by_files(fitting, octets)
+    version = version_of(known.fingerprint if known else None)
+    files = None if octets is None else by_files(fitting, octets, version)
     if known and octets is not None and files is None:
         raise PipelineError(
             f"batch {known.name!r} was begun with rows as they came from files, and these come in another way: give"
             " this one another name, or the same data as then"
         )
-    cut: Cut = files or ByHash(fitting)
+    cut: Cut = files or ByHash(fitting, version)
     facts, problems = read(cut, fitting)
     problems += duplicates(fitting, queue)
     if problems:
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
     cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
     if files and not known and not serves(facts, settings, cores):
-        cut = ByHash(fitting)
+        cut = ByHash(fitting, version)
         facts, _ = read(cut, fitting)
     return cut, facts
 

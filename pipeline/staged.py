@@ -7,7 +7,7 @@ one transaction, and a rerun finds what is staged already, or that all is done.
 Spark may carry out a task more than once, and each time may commit. A row's key is a number made of its slice and its
 place there, and a transaction holds whole slices: so of several transactions with the same slice one alone can commit,
 and the first row of a slice is the proof of the others. Before a slice is published, the server counts its rows and
-adds up their hashes: they must be the data that was checked.
+adds up the words of their digests: they must be the data that was checked.
 
 The statements are one a slice, because a server with `innodb_autoinc_lock_mode = 1` (MariaDB's default) lets nobody
 else insert while one runs.
@@ -22,7 +22,7 @@ import pymysql
 from pymysql.constants import ER
 from pyspark.sql import functions as f
 
-from pipeline.cut import HASH, PLACE, ROWS_OF_A_PARTITION, SLICE
+from pipeline.cut import PLACE, ROWS_OF_A_PARTITION, SLICE
 from pipeline.endpoint import quoted, quoted_list
 from pipeline.errors import JobError
 from pipeline.ledger import NOW_NS
@@ -45,9 +45,10 @@ class Staged:
 
     def prepare(self) -> None:
         """Make the staging table: columns as the queue has them."""
+        words = "".join(f", {name} BIGINT NOT NULL DEFAULT 0" for name in self._load.cut.version.staged)
         definition = (
-            f"CREATE TABLE IF NOT EXISTS {self._staging} ({ROW} BIGINT NOT NULL DEFAULT 0 PRIMARY KEY,"
-            f" {HASH} BIGINT NOT NULL DEFAULT 0) ENGINE=InnoDB"
+            f"CREATE TABLE IF NOT EXISTS {self._staging} ({ROW} BIGINT NOT NULL DEFAULT 0 PRIMARY KEY{words})"
+            " ENGINE=InnoDB"
             f" SELECT {quoted_list(self._load.mapped.names)} FROM {self._load.table.quoted} WHERE FALSE"
         )
         self._load.endpoint.run(lambda connection: _execute(connection, definition))
@@ -66,7 +67,8 @@ class Staged:
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks."""
         row = f.col(SLICE) * ROWS_OF_A_PARTITION + f.col(PLACE)
-        columns = [row.alias(ROW), f.col(HASH), *(f.col(quoted(each)) for each in self._load.mapped.names)]
+        names = (*self._load.cut.version.staged, *self._load.mapped.names)
+        columns = [row.alias(ROW), *(f.col(quoted(each)) for each in names)]
         self._load.write(self._load.sliced(wanted).select(columns), self._staging)
 
     def finish(self, report: Callable[[Progress], None]) -> None:
@@ -108,9 +110,10 @@ class Staged:
         connection.commit()
 
     def _verify(self, cursor: Any, number: int) -> None:
-        cursor.execute(f"SELECT COUNT(*), BIT_XOR({HASH}) FROM {self._staging} WHERE {_within(number)}")
-        expected = self._load.slices[number]
-        if cursor.fetchone() != (expected.rows, expected.checksum):
+        version, expected = self._load.cut.version, self._load.slices[number]
+        cursor.execute(f"SELECT COUNT(*), {version.asked()} FROM {self._staging} WHERE {_within(number)}")
+        count, *answer = cursor.fetchone()
+        if count != expected.rows or not version.agrees(expected.checksum, answer):
             cursor.connection.rollback()
             cursor.execute(f"DROP TABLE {self._staging}")
             raise JobError(

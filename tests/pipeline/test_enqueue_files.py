@@ -16,6 +16,7 @@ from pipeline.direct import WITHHELD_NS, Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.errors import JobError, PipelineError
+from pipeline.fingerprint import version_of
 from pipeline.load import Settings, serves
 from pipeline.mapping import Mapped
 from pipeline.staged import Staged
@@ -150,17 +151,17 @@ def test_rows_that_came_in_any_other_way_are_not(
     spark: SparkSession, save: Save, change: Callable[[DataFrame], DataFrame]
 ) -> None:
     frame = save(messages(spark)).select("id", "payload")
-    assert by_files(Mapped(frame, ()), 12_800) is not None
-    assert by_files(Mapped(change(frame), ()), 12_800) is None
+    assert by_files(Mapped(frame, ()), 12_800, version_of(None)) is not None
+    assert by_files(Mapped(change(frame), ()), 12_800, version_of(None)) is None
 
 
 def test_very_many_files_are_put_together_so_that_there_are_not_too_many_slices(
     spark: SparkSession, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapped = Mapped(save(messages(spark)), ())
-    apart = by_files(mapped, 1_000)
+    apart = by_files(mapped, 1_000, version_of(None))
     monkeypatch.setattr("pipeline.cut.PIECES_MAX", 8)
-    together = by_files(mapped, 1_000)
+    together = by_files(mapped, 1_000, version_of(None))
     assert apart is not None
     assert apart.pieces > FILES
     assert together is not None
@@ -180,7 +181,7 @@ def test_files_whose_pieces_are_too_large_for_a_transaction_are_cut_by_hash(
 
 
 def of(*sizes: int, octets: int = 100) -> Facts:
-    return Facts(tuple(Piece(size, 0, size * octets) for size in sizes))
+    return Facts(tuple(Piece(size, (), size * octets) for size in sizes))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""By what a batch is known again: no two different sets of rows look alike, and the order of rows does not count."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipeline.checking import Facts, read
+from pipeline.cut import ByHash, by_files
+from pipeline.endpoint import Endpoint
+from pipeline.enqueue import Mode, enqueue
+from pipeline.errors import PipelineError
+from pipeline.fingerprint import FINGERPRINT_CHARACTERS, Sums, Version, Xor, version_of
+from pipeline.load import Settings
+from pipeline.mapping import Mapped
+from pipeline.table import Column
+from tests.support.queues import rows, run
+
+OLD_BY_HASH, OLD_BY_FILES = "f7558ccadf624524f13626db9921cf40", "d06c695ccc71232c6a04dac294a8d4f7"
+"""Of `orders` and of the file below, as the first version of the fingerprint had them."""
+
+SETTINGS = Settings(slice_rows=100, look_s=0.05)
+MODES = pytest.mark.parametrize("mode", ["streaming", "atomic"])
+
+
+def fitted(frame: DataFrame) -> Mapped:
+    """A frame for a table of nullable columns that take anything."""
+    return Mapped(
+        frame,
+        tuple(Column(each, "any", "any", True, False, False, False, None, None, None, None) for each in frame.columns),
+    )
+
+
+def known_by(frame: DataFrame, version: Version) -> str:
+    fitting = fitted(frame)
+    facts: Facts = read(ByHash(fitting, version), fitting)[0]
+    return facts.fingerprint(fitting.names, version)
+
+
+def of(spark: SparkSession, types: str, *values: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame(list(values), types)
+
+
+VALUES = "s STRING, s2 STRING, i INT, i2 INT, n BIGINT, d DOUBLE, e FLOAT, c DECIMAL(38,4), b BINARY"
+
+DIFFERENT: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "where NULL is": ([{"i": 5}], [{"i2": 5}]),
+    "pairs": ([{"s": "x"}] * 2, [{"s": "y"}] * 2),
+    "how often a row is there": ([{"s": "x"}], [{"s": "x"}] * 3),
+    "an empty text and NULL": ([{"s": ""}], [{}]),
+    "a text like the mark of NULL": ([{"s": "N;"}], [{}]),
+    "where a text ends": ([{"s": "a", "s2": "bc"}], [{"s": "ab", "s2": "c"}]),
+    "texts with lengths in them": ([{"s": "a;1:b", "s2": "c"}], [{"s": "a", "s2": "b;1:c"}]),
+    "the sign of a DOUBLE's zero": ([{"d": 0.0}], [{"d": -0.0}]),
+    "the sign of a FLOAT's zero": ([{"e": 0.0}], [{"e": -0.0}]),
+    "NaN and NULL": ([{"d": float("nan")}], [{}]),
+    "NaN and infinity": ([{"d": float("nan")}], [{"d": float("inf")}]),
+    "the last bit": ([{"d": 0.1}], [{"d": 0.1 + 2**-56}]),
+    "the last digit of a DECIMAL": ([{"c": Decimal(f"{10**30}.0001")}], [{"c": Decimal(f"{10**30}.0002")}]),
+    "how many bytes": ([{"b": b"\0"}], [{"b": b"\0\0"}]),
+    "bytes that are no text": ([{"b": b"\xff"}], [{"b": b"\xfe"}]),
+    "signs": ([{"n": -1}], [{"n": 1}]),
+    "the order of a map's keys as text": ([{"s": '{"a":1,"b":2}'}], [{"s": '{"b":2,"a":1}'}]),
+    "values that change places": ([{"i": 1, "i2": 2}, {"i": 3, "i2": 4}], [{"i": 1, "i2": 4}, {"i": 3, "i2": 2}]),
+}
+
+
+def test_rows_that_differ_have_another_checksum_and_their_order_does_not_count(spark: SparkSession) -> None:
+    """All of them in one job: a set of rows for each case and side, and one for each case with its rows turned."""
+    schema = f"case STRING, side INT, {VALUES}"
+    columns = [each.split()[0] for each in VALUES.split(", ")]
+    table = [
+        (case, side, *map(row.get, columns))
+        for case, (one, other) in DIFFERENT.items()
+        for side, some in enumerate((one, other, one[::-1]))
+        for row in some
+    ]
+    frame = Sums().words(spark.createDataFrame(table, schema), columns, None)
+    found = frame.groupBy("case", "side").agg(*Sums().aggregates()).collect()
+    checksums = {(row["case"], row["side"]): Sums().checksum(row) for row in found}
+    assert {case for case in DIFFERENT if checksums[case, 0] == checksums[case, 1]} == set()
+    assert {case for case in DIFFERENT if checksums[case, 0] != checksums[case, 2]} == set()
+
+
+@pytest.fixture
+def orders(spark: SparkSession) -> DataFrame:
+    return spark.range(1000).select(f.format_string("order %d", f.col("id") % 900).alias("payload"))
+
+
+def test_a_batch_is_held_against_the_version_that_it_was_begun_with(
+    spark: SparkSession, orders: DataFrame, tmp_path: Path
+) -> None:
+    assert isinstance(version_of(OLD_BY_HASH), Xor)
+    assert known_by(orders, Xor()) == OLD_BY_HASH
+    new = known_by(orders, version_of(None))
+    assert (type(version_of(new)), len(new)) == (Sums, FINGERPRINT_CHARACTERS)
+    (tmp_path / "a.txt").write_text("".join(f"message {number}\n" for number in range(100)))
+    fitting = fitted(spark.read.text(str(tmp_path)).withColumnRenamed("value", "payload"))
+    cut = by_files(fitting, 12_800, Xor())
+    assert cut is not None
+    assert read(cut, fitting)[0].fingerprint(fitting.names, Xor()) == OLD_BY_FILES
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("types", "first", "second"),
+    [
+        ("a INT, b INT, c INT", (1, 5, None), (1, None, 5)),
+        ("a INT, b INT, c INT", (1, 1, 1), (2, 2, 2)),
+    ],
+)
+def test_a_batch_whose_rows_have_changed_is_refused(
+    endpoint: Endpoint, connection: Any, spark: SparkSession, mode: Mode, types: str, first: Any, second: Any
+) -> None:
+    """Twice the same row: an exclusive or of hashes would be that of no rows."""
+    run(connection, "CREATE QUEUE m (a INT, b INT, c INT)")
+    assert enqueue(of(spark, types, first, first), endpoint, "m", batch="b", mode=mode, settings=SETTINGS).added
+    with pytest.raises(PipelineError, match="was begun with other data"):
+        enqueue(of(spark, types, second, second), endpoint, "m", batch="b", mode=mode, settings=SETTINGS)
+    assert rows(connection, "SELECT a, b, c FROM m") == [first, first]
+
+
+@MODES
+def test_a_batch_of_the_first_version_is_finished_and_then_known_again(
+    endpoint: Endpoint, connection: Any, orders: DataFrame, mode: Mode
+) -> None:
+    run(connection, "CREATE QUEUE m (payload VARCHAR(100))")
+    enqueue(orders.limit(0), endpoint, "m", batch="makes the ledger", mode=mode, settings=SETTINGS)
+    run(
+        connection,
+        "INSERT INTO ackstream_batches (queue, batch, mode, fingerprint, slices, messages, begun)"
+        f" VALUES ('m', 'old', '{mode}', '{OLD_BY_HASH}', 16, 1000, 1)",
+    )
+    assert enqueue(orders, endpoint, "m", batch="old", mode=mode, settings=SETTINGS).added
+    assert not enqueue(orders, endpoint, "m", batch="old", mode=mode, settings=SETTINGS).added
+    with pytest.raises(PipelineError, match="was begun with other data"):
+        enqueue(orders.limit(999), endpoint, "m", batch="old", mode=mode, settings=SETTINGS)
+    assert rows(connection, "SELECT COUNT(*), COUNT(DISTINCT payload) FROM m") == [(1000, 900)]
