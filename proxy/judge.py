@@ -30,7 +30,17 @@ from proxy.wire.fields import Reader, WireError
 from proxy.wire.framing import HEADER, Command
 from proxy.wire.params import ParamType, execute_id, parse_execute, query_text
 from proxy.wire.walker import Outcome
-from sqlrewrite.classify import OTHER, OWN_VERBS, Head, Kill, Verb, begins_like_ours, classify, parse_kill
+from sqlrewrite.classify import (
+    OTHER,
+    OWN_VERBS,
+    Head,
+    Kill,
+    Verb,
+    begins_like_ours,
+    classify,
+    needs_no_transaction,
+    parse_kill,
+)
 
 QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
@@ -63,6 +73,12 @@ CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
 """Prepared statements whose execution is withheld from the server."""
 
 
+UNTAGGED = (Verb.OTHER, Verb.NEXT_TRANSACTION, *OWN_VERBS)
+"""Statements of which nothing is to be remembered until they are answered."""
+KEEPING = (Verb.STREAM, Verb.QUEUE, Verb.KILL, Verb.USE)
+"""Statements that use up no SET TRANSACTION: the first two are refused while there is one."""
+
+
 class Unclear(enum.Enum):
     """A command takes more than a glance."""
 
@@ -90,6 +106,10 @@ class Judge:
         self.prepared: dict[int, OwnStatement] = {}
         self.preparing = False
         """Whether a PREPARE of ours is with the server, so that no command about a statement can be judged."""
+        self.next_transaction_is_set = False
+        """Whether a SET TRANSACTION without SESSION may wait for the next transaction, if none is open: any statement
+        that begins one uses it up, one of ours as well. It is seen where it comes as text and alone; one that failed
+        counts too, up to the next statement that uses a table."""
         self.known_db: str | None = None
         """The default database, None when it is to be asked for (again)."""
         self._db_may_change = False
@@ -124,11 +144,17 @@ class Judge:
             except WireError:
                 return UNCLEAR
             head = classify(text, multi_statements=self._multi_statements)
-            return None if head is OTHER else UNCLEAR if head.verb in OWN_VERBS else self._tag(head, text)
+            if head is OTHER and not self.next_transaction_is_set:
+                return None
+            if head.verb in OWN_VERBS:
+                return UNCLEAR
+            self._next_transaction(head, text)
+            return self._tag(head, text)
         if byte == COM_STMT_EXECUTE and not self.preparing and len(data) >= NUMBER.stop:
             own = self.statement(int.from_bytes(data[NUMBER], "little"))
             statement = own.statement if own is not None else None
             if statement is None or isinstance(statement, Touched):
+                self.next_transaction_is_set = False
                 return statement
         return UNCLEAR
 
@@ -169,6 +195,7 @@ class Judge:
     def session_command(self, command: Command) -> None:
         """A command changes what is known of the session."""
         self.known_db = None
+        self.next_transaction_is_set &= command.byte not in FORGETTING
         switch = command.payload[1:] if command.byte == Commands.COM_SET_OPTION else None
         if switch in (MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF):
             self._multi_statements = switch == MULTI_STATEMENTS_ON
@@ -178,6 +205,7 @@ class Judge:
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self.attributes)
             head = classify(text, multi_statements=self._multi_statements)
+            self._next_transaction(head, text)
             return head.verb, self._tag(head, text)
         if byte == COM_STMT_PREPARE:
             head = classify(command.payload[1:], multi_statements=False)
@@ -192,8 +220,15 @@ class Judge:
             return Verb.OTHER, Killed(Kill(Reader(command.payload, 1).uint(4), query_only=False))
         return Verb.OTHER, None
 
+    def _next_transaction(self, head: Head, text: bytes) -> None:
+        """A statement sets the characteristics of the next transaction, or uses up what another one has set."""
+        if head.verb is Verb.NEXT_TRANSACTION:
+            self.next_transaction_is_set = True
+        elif self.next_transaction_is_set and head.verb not in KEEPING:
+            self.next_transaction_is_set = head is OTHER and needs_no_transaction(text)
+
     def _tag(self, head: Head, text: bytes) -> Touched | Killed | None:
-        if head.verb is Verb.OTHER or head.verb in OWN_VERBS:
+        if head.verb in UNTAGGED:
             return None
         if head.table is None:  # Several statements, EXECUTE, USE, DROP DATABASE …
             self.known_db = None
@@ -213,6 +248,8 @@ class Judge:
         elif own is not None and command.byte == COM_STMT_RESET:
             own.long_data = frozenset()
         elif own is not None and command.byte in EXECUTIONS:
+            if isinstance(own.statement, PreparedSettle):
+                self.next_transaction_is_set = False
             match own.statement:
                 case PreparedSettle() as prepared if not prepared.delay_is_param:
                     return self._prepared_settle(own, prepared, command)

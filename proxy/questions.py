@@ -32,6 +32,11 @@ CONTEXT = (
 charset; whether a backslash escapes in LIKE is asked for, because the servers disagree on when it does. A LIMIT of its
 own, because the session's sql_select_limit may be 0."""
 
+COMMIT = b"COMMIT AND NO CHAIN NO RELEASE"
+ROLLBACK = b"ROLLBACK AND NO CHAIN NO RELEASE"
+"""The ends of transactions of ours. A plain COMMIT does what the session's completion_type says: it may begin another
+transaction, or close the connection."""
+
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 
 RESTORING_ATTEMPTS = 3
@@ -84,7 +89,17 @@ class Context:
 async def end_what_we_began(session: Session, *, was_in_transaction: bool) -> None:
     """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
     if session.in_transaction and not was_in_transaction:
-        await session.ask(b"COMMIT")
+        await session.ask(COMMIT)
+
+
+def keep_next_transaction(session: Session) -> None:
+    """A SET TRANSACTION is for the client's next transaction. Our questions read tables, which would be that one."""
+    if session.judge.next_transaction_is_set and not session.in_transaction:
+        text = (
+            "This statement would use up the SET TRANSACTION of this session, which is for its next transaction: begin"
+            " that first, or COMMIT to drop the setting, or make it last with SET SESSION TRANSACTION"
+        )
+        raise ServerError(1105, "HY000", text)
 
 
 async def refuse_temporary(session: Session, table: TableName) -> None:

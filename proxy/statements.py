@@ -33,6 +33,7 @@ from proxy.questions import (
     ask_text,
     encodable,
     end_what_we_began,
+    keep_next_transaction,
     not_refused,
     read_context,
     refuse_temporary,
@@ -60,6 +61,9 @@ NO_BULK = ServerError(
     1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
 )
 
+SETTLING = (Verb.ACK, Verb.NACK, Verb.EXTEND)
+"""The statements that are one UPDATE in the client's transaction."""
+
 COM_PING = bytes([Commands.COM_PING])
 
 CURSOR_FLAGS_AT = 5
@@ -83,6 +87,8 @@ class Statements:
         failed: Exception
         try:
             session.check_interrupted()
+            if verb not in SETTLING:
+                keep_next_transaction(session)
             await self._dispatch(session, verb, payload)
             return
         except (Refused, SqlError, ServerError, WireError, UnusableQueue, StoreError) as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from engine.model import Key, QueueTable
 from engine.queries import FORMS, qualified, quoted
 from engine.service import Engine
-from proxy.questions import Refused, ask, end_what_we_began, from_hex, raw_rows, rows, text_literal
+from proxy.questions import COMMIT, ROLLBACK, Refused, ask, end_what_we_began, from_hex, raw_rows, rows, text_literal
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition
 from sqlrewrite.definitions import NOW_NS
@@ -147,13 +147,13 @@ async def _in_transaction(session: Session, work: Callable[[], Awaitable[_Batch]
         await ask(session, b"START TRANSACTION")
         try:
             done = await work()
-            await ask(session, b"COMMIT")
+            await ask(session, COMMIT)
             return done
         except ServerError:
-            await session.ask(b"ROLLBACK")
+            await session.ask(ROLLBACK)
             raise
         except Refused as error:
-            await session.ask(b"ROLLBACK")
+            await session.ask(ROLLBACK)
             if parse_err(error.payload).code != DEADLOCK or attempts == ATTEMPTS_MAX:
                 raise
 

@@ -25,6 +25,7 @@ from sqlrewrite.lexicon import (
     COMMENT,
     GAP,
     NAME,
+    WORD_BYTE,
     WORD_END,
     bytes_pattern,
     strings,
@@ -49,6 +50,8 @@ class Verb(enum.Enum):
     """Relay it; it may change rows."""
     SCHEMA = enum.auto()
     """Relay it; it may create, change or drop tables, and rows with them."""
+    NEXT_TRANSACTION = enum.auto()
+    """Relay it; it sets the characteristics of the session's next transaction and of no other one."""
     USE = enum.auto()
     """Relay it; it changes the session's default database."""
 
@@ -84,6 +87,7 @@ OWN_VERBS: Final = (*MESSAGE_VERBS, Verb.QUEUE)
 OTHER: Final = Head(Verb.OTHER)
 ANY_WRITE: Final = Head(Verb.WRITE)
 ANY_SCHEMA: Final = Head(Verb.SCHEMA)
+NEXT_TRANSACTION: Final = Head(Verb.NEXT_TRANSACTION)
 
 _READS: Final = (b"SELECT ", b"select ")
 """How most statements begin: they are told without a pattern."""
@@ -116,6 +120,11 @@ def begins_like_ours(text: bytes) -> bool:
     To be asked of a long packet before it is read to its end: `classify` wants the whole statement.
     """
     return _first_statement(text).verb in OWN_VERBS
+
+
+def needs_no_transaction(text: bytes) -> bool:
+    """Whether a statement whose verb is OTHER is seen to use no table, so that it does not begin a transaction."""
+    return _NO_TRANSACTION.match(text) is not None and b"FROM" not in text[:LEXED_BYTES_MAX].upper()
 
 
 def parse_kill(text: bytes) -> Kill | None:
@@ -163,6 +172,7 @@ _KILL = bytes_pattern(
     rf"{GAP}KILL{WORD_END}{GAP}(?>(?:(?:HARD|SOFT){WORD_END}{GAP})?)"
     rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)(?P<id>[0-9]{{1,20}}|\?){GAP}(?>(?:;{GAP})?)"
 )
+_NO_TRANSACTION = bytes_pattern(rf"{GAP}(?:SELECT|SET|DO|PREPARE|DEALLOCATE|SHOW{GAP}CREATE){WORD_END}")
 
 
 def _word(word: str) -> str:
@@ -209,6 +219,10 @@ _QUEUE = _head(rf"QUEUE{WORD_END}{GAP}(?![:(.=])")
 _SHOW = _head(rf"(?:QUEUES|STREAMS|CREATE{WORD_END}{GAP}QUEUE){WORD_END}{GAP}(?![:(.=])")
 _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
 _NOT_OUR_SHAPE = _head("[:(.=]")
+_STATEMENT = _head(_word("STATEMENT"))
+_TRANSACTION = _head(_word("TRANSACTION"))
+# Without SESSION or GLOBAL behind the `@@`, which one variable in four has of its own.
+_ITS_VARIABLES = bytes_pattern(rf"@@`?(?:TRANSACTION|TX)_(?:ISOLATION|READ_ONLY)(?!{WORD_BYTE})")
 
 
 # The rules.
@@ -239,6 +253,13 @@ def _insert(text: bytes, end: int) -> Head:
     ignore, written, values = match.group("ignore", "table", "values")
     table = _bare_name(written)
     return Head(Verb.WRITE, table, inserts=bool(table and values and not ignore and not _updates(text)))
+
+
+def _set(text: bytes, end: int) -> Head:
+    if _STATEMENT.match(text, end):
+        return ANY_WRITE
+    variables = b"@@" in text and _ITS_VARIABLES.search(text, end, LEXED_BYTES_MAX)
+    return NEXT_TRANSACTION if variables or _TRANSACTION.match(text, end) else OTHER
 
 
 def _with(text: bytes, end: int) -> Head:
@@ -282,7 +303,7 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     b"WITH": _with,
     **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),
     b"BEGIN": _if(_head(_word("NOT")), ANY_WRITE, _always(OTHER)),
-    b"SET": _if(_head(_word("STATEMENT")), ANY_WRITE, _always(OTHER)),
+    b"SET": _set,
     # They run other statements or contain them. MariaDB's ANALYZE carries out what it explains.
     **dict.fromkeys(
         (b"CALL", b"EXECUTE", b"DO", b"XA", b"ANALYZE",

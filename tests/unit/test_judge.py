@@ -116,3 +116,35 @@ def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
     judge.look(command(bytes([PREPARE]) + b"USE other"))
     judge.remember_db("shop")
     assert judge.known_db is None
+
+
+@pytest.mark.parametrize(
+    ("statements", "is_set"),
+    [
+        (["SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"], True),
+        (["/* x */ set\ttransaction read only", "SELECT @@version", "SET @x = 1", "USE shop", "KILL 7"], True),
+        (["SET @a = 1, @@transaction_isolation = 'SERIALIZABLE'"], True),
+        (["SET @@`tx_read_only` = 1", "STREAM * FROM orders", "SHOW CREATE TABLE orders"], True),
+        (["SET SESSION TRANSACTION READ ONLY", "SET @@SESSION.transaction_read_only = 1"], False),
+        (["SET @transaction_read_only = 1"], False),
+        (["SET transaction_isolation = 'SERIALIZABLE'", "SET @@transaction_isolations = 1"], False),
+        (["SET TRANSACTION READ ONLY", "SELECT * FROM orders"], False),
+        (["SET TRANSACTION READ ONLY", "START TRANSACTION"], False),
+        (["SET TRANSACTION READ ONLY", "COMMIT"], False),
+        (["SET TRANSACTION READ ONLY", "UPDATE orders SET a = 1"], False),
+        (["SET TRANSACTION READ ONLY", "ACK FROM orders WHERE id = 1"], False),
+        (["SET TRANSACTION READ ONLY", bytes([RESET])], False),
+        (["SET TRANSACTION READ ONLY", bytes([EXECUTE, 1, 0, 0, 0, 0, 1, 0, 0, 0])], False),
+        ([bytes([PREPARE]) + b"SET TRANSACTION READ ONLY"], False),
+    ],
+)  # fmt: skip
+def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_begun(
+    statements: list[str | bytes], is_set: bool
+) -> None:
+    judge = Judge()
+    judge.logged_in(0)
+    for each in statements:
+        payload = each if isinstance(each, bytes) else make_query(each.encode(), attributes=False)
+        if judge.glance(frame(payload, 0)) is UNCLEAR:
+            judge.look(command(payload))
+    assert judge.next_transaction_is_set == is_set
