@@ -169,7 +169,7 @@ def test_a_transaction_that_our_questions_began_ends_before_the_client_hears_of_
             + frame(b"\x02zz\4utf8\4utf8\6SYSTEM\0\x011", 4)  # No hexadecimal name of a database.
             + frame(b"\xfe\0\0" + IN_TRANS.to_bytes(2, "little"), 5)
         )
-        assert await played.asked() == b"\x03COMMIT"
+        assert await played.asked() == b"\x03COMMIT AND NO CHAIN NO RELEASE"
         assert not played.client.written
         played.answer(OK)
         assert parse_err((await played.told()).payload).code == 1105
