@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from io import BytesIO
-from typing import Any, BinaryIO
 
 from engine.binlog import News
 from engine.binlog_mysql import LogReader, Outbox
@@ -36,14 +34,11 @@ class Ear(Outbox):
         if news.schema_changed:
             raise EndError
 
-    def write_to(self, pipe: BinaryIO) -> None:
-        pass
-
 
 class Unsifted(LogReader):
     """Takes every event apart."""
 
-    def _sift(self, connection: Any) -> None:
+    def _sift(self) -> None:
         pass
 
 
@@ -63,7 +58,7 @@ def reader(kind: type[LogReader], server: EmbeddedServer) -> LogReader:
     order = Order(
         BackendAddress(server.host, server.port, "root"), BinlogLimits(), frozenset({TableId("bench", "queue")})
     )
-    return kind(order, Ear(order.limits), BytesIO())
+    return kind(order, Ear(order.limits), lambda _: None)
 
 
 def cost_us(kind: type[LogReader], server: EmbeddedServer, begin: tuple[str, int]) -> float:

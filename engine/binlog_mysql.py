@@ -17,38 +17,32 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-import pymysql
-from pymysql.constants import ER
-from pymysql.cursors import Cursor
-from pymysqlreplication import BinLogStreamReader
-from pymysqlreplication.event import (
-    HeartbeatLogEvent,
-    NotImplementedEvent,
-    QueryEvent,
-    RotateEvent,
-    XAPrepareEvent,
-    XidEvent,
-)
-from pymysqlreplication.row_event import (
-    DeleteRowsEvent,
-    PartialUpdateRowsEvent,
-    UpdateRowsEvent,
-    WriteRowsEvent,
-)
-
-from engine.binlog import Change, Layout, News, Transactions, UnclearRowError
+from engine.binlog import Layout, News, Transactions, UnclearRowError
 from engine.binlog_pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
 from engine.catalog_mysql import now_ns
 from engine.link import Link, LinkLimits, connect
 from engine.model import TableId
+from engine.pymysql_adapter import ER, Connection, Cursor, IncompatibleVersionError, InterfaceError, MySQLError
 from engine.queries import statement, text_literal
 from engine.rawrows import text_values
-from engine.rowimage import ColumnType, bits, field_of
+from engine.replication_adapter import (
+    Committed,
+    Event,
+    Idle,
+    LogStream,
+    Opaque,
+    Other,
+    Rows,
+    SetAside,
+    SiftedConnection,
+    Statement,
+)
+from engine.rowimage import ColumnType, field_of
 from engine.sieve import Sieve
 from engine.store import StoreError
 
@@ -65,11 +59,6 @@ DENIED = frozenset(
     }
 )
 """What does not get better by trying again soon."""
-
-COMPRESSED = frozenset({40, *range(165, 172)})
-"""Events that hold others, compressed, which the library does not open: MySQL's whole transactions, MariaDB's rows and
-statements."""
-
 
 UNREADABLE_IN_A_ROW_MAX = 100
 """Events that the library cannot read, one after another, before the reader gives up. Few kinds of event are
@@ -166,52 +155,44 @@ class Wanted:
 class LogReader:
     """Follows the log from its present end."""
 
-    def __init__(self, order: Order, outbox: Outbox, pipe: BinaryIO) -> None:
+    def __init__(self, order: Order, outbox: Outbox, begun: Callable[[str], None]) -> None:
+        """`begun` is called once, with the place in the log, when the server has accepted the request."""
         self.wanted = Wanted()
         self.wanted.become(order.tables)
         self._address, self._limits = order.address, order.limits
         self._link_limits = LinkLimits()
-        self._outbox, self._pipe = outbox, pipe
+        self._outbox, self._begun = outbox, begun
         self._transactions = Transactions(order.limits.rows_max, outbox.add)
         self._sieve = Sieve(self._follows, lambda: bool(self._transactions.pending))
         self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
         self._generation = 0
         self._connections = 0
-        self._stream_connection: Any = None
+        self._stream_connection: SiftedConnection | None = None
         self._ahead_s = 0.0
         self._lag_s = 0.0
         self._rows = 0
 
     def run(self) -> None:
-        """Read, for ever; raises UnreadableLogError, StuckLogError, StoreError, pymysql.MySQLError."""
+        """Read until the server ends it.
+
+        Raises UnreadableLogError, StuckLogError, StoreError, MySQLError, IncompatibleVersionError.
+        """
         file, position = self._begin()
-        stream = BinLogStreamReader(
-            {},
-            random.choice(SERVER_IDS),
-            log_file=file,
-            log_pos=position,
-            resume_stream=True,
-            blocking=True,
-            only_events=[
-                *(RotateEvent, QueryEvent, XidEvent, XAPrepareEvent, HeartbeatLogEvent, NotImplementedEvent),
-                *(WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent, PartialUpdateRowsEvent),
-            ],
-            filter_non_implemented_events=False,
-            only_tables=self.wanted.names,
-            only_schemas=self.wanted.databases,
-            freeze_schema=True,  # A changed table has another number in the log.
-            slave_heartbeat=self._limits.heartbeat_s,
-            pymysql_wrapper=self._connect,
-            enable_logging=False,
+        stream = LogStream(
+            self._connect,
+            server_id=random.choice(SERVER_IDS),
+            file=file,
+            position=position,
+            tables=self.wanted.names,
+            schemas=self.wanted.databases,
+            heartbeat_s=self._limits.heartbeat_s,
         )
         first = True
         for event in readable(stream.fetchone, self._transactions_unclear):
-            if first:  # The server has accepted the request.
-                self._pipe.write(message(Began(f"{file}:{position}")))
-                self._pipe.flush()
-                _thread(self._outbox.write_to, self._pipe)
+            if first:
+                self._begun(f"{file}:{position}")
                 first = False
-                self._sift(self._stream_connection)
+                self._sift()
             self._take(event)
 
     def _begin(self) -> tuple[str, int]:
@@ -239,57 +220,52 @@ class LogReader:
         """The library's two connections. When one is lost it would go on with what it knew of tables: we begin anew."""
         self._connections += 1
         if self._connections > 2:
-            raise pymysql.InterfaceError("the connection was lost")
-        asked = {"database": options.get("db"), "cursorclass": options.get("cursorclass", Cursor)}
-        connection = connect(self._address, self._link_limits, **asked)
-        if "db" not in options:  # The other one asks information_schema.
-            self._stream_connection = connection
-        return connection
+            raise InterfaceError("the connection was lost")
+        asked = {
+            "database": options.get("database") or options.get("db"),
+            "cursorclass": options.get("cursorclass", Cursor),
+        }
+        if asked["database"] is not None:  # It asks information_schema.
+            return connect(self._address, self._link_limits, Connection, **asked)
+        self._stream_connection = connect(self._address, self._link_limits, SiftedConnection, **asked)
+        return self._stream_connection
 
-    def _sift(self, connection: Any) -> None:
-        """Pass over events that are of no interest before the library, which asks for them so, takes them apart."""
-        read, wants = connection._read_packet, self._sieve.wants  # noqa: SLF001
-
-        def wanted(*arguments: Any) -> Any:
-            while not wants((packet := read(*arguments)).get_all_data()):
-                pass
-            return packet
-
-        connection._read_packet = wanted  # noqa: SLF001
+    def _sift(self) -> None:
+        """Pass over events that are of no interest before the library takes them apart."""
+        assert self._stream_connection is not None
+        self._stream_connection.wants = self._sieve.wants
 
     def _transactions_unclear(self) -> None:
         self._transactions.pending.everything = True
 
-    def _take(self, event: Any) -> None:
+    def _take(self, event: Event) -> None:
         transactions = self._transactions
         match event:
-            case WriteRowsEvent() | UpdateRowsEvent() | DeleteRowsEvent():
+            case Rows():
                 self._take_rows(event)
-            case XidEvent():
+            case Committed():
                 self._committed(event)
-            case QueryEvent():
-                transactions.statement(event.query)
-            case XAPrepareEvent(one_phase=True):
-                self._committed(event)
-            case XAPrepareEvent():
+            case Statement():
+                transactions.statement(event.text)
+            case SetAside():
                 transactions.undone()
-            case HeartbeatLogEvent():
+            case Idle():
                 self._lag_s = 0.0
                 self._outbox.count(0, 0.0)
-            case NotImplementedEvent() if event.event_type in COMPRESSED:
+            case Opaque():
                 transactions.pending.everything = transactions.pending.schema_changed = True
                 transactions.committed()
-            case _:
+            case Other():
                 pass
 
-    def _committed(self, event: Any) -> None:
+    def _committed(self, event: Committed) -> None:
         behind_s = time.monotonic() - self._ahead_s - event.timestamp
         self._lag_s = max(0.0, behind_s - 1)  # The log tells the second in which it happened.
         self._outbox.count(self._rows, round(self._lag_s, 1))
         self._rows = 0
         self._transactions.committed()
 
-    def _take_rows(self, event: Any) -> None:
+    def _take_rows(self, event: Rows) -> None:
         known = self._layout(event)
         if known is None:
             return
@@ -298,13 +274,12 @@ class LogReader:
         if pending.knows_no_details(table) or self._outbox.knows_no_details(table):
             pending.anything(table)
             return
-        if layout is None or self._lag_s > self._limits.lag_max_s or isinstance(event, PartialUpdateRowsEvent):
+        if layout is None or self._lag_s > self._limits.lag_max_s or event.partial:
             pending.anything(table)
             return
-        change, *present = _images(event)
-        data = event.packet.read(event.event_size - event.packet.read_bytes)
+        present, data = event.images()
         try:
-            for key, entry in layout.changes(change, present, data):
+            for key, entry in layout.changes(event.change, present, data):
                 self._rows += 1
                 pending.row(table, key, entry)
         except (UnclearRowError, UnicodeDecodeError, IndexError):
@@ -314,38 +289,42 @@ class LogReader:
         wanted = self.wanted
         return name.decode("utf-8", "replace") in wanted.names and db.decode("utf-8", "replace") in wanted.databases
 
-    def _layout(self, event: Any) -> tuple[TableId, Layout | None] | None:
+    def _layout(self, event: Rows) -> tuple[TableId, Layout | None] | None:
         """The queue whose rows these are, and how to read them if that is known; None when they are of no queue."""
         if self._generation != self.wanted.generation:
             self._generation = self.wanted.generation
             self._layouts.clear()
-        number = event.table_id
+        number = event.number
         if number not in self._layouts:
             table = TableId(event.schema, event.table)
-            self._layouts[number] = (table, self._learn(table, event.columns)) if table in self.wanted.tables else None
+            self._layouts[number] = (
+                (table, self._learn(table, event.columns())) if table in self.wanted.tables else None
+            )
         return self._layouts[number]
 
-    def _learn(self, table: TableId, logged: Sequence[Any]) -> Layout | None:
+    def _learn(self, table: TableId, logged: Sequence[Mapping[str, Any]]) -> Layout | None:
         names = {"db": text_literal(table.db), "name": text_literal(table.name)}
         with closing(Link(self._address, self._link_limits)) as link:
             (found,) = link.run([statement("binlog_columns", **names)])
         rows = [_texts(row) for row in found.rows]
         columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
         try:
-            return Layout(columns, [field_of(each.data) for each in logged])
+            return Layout(columns, [field_of(told) for told in logged])
         except UnclearRowError:
             return None
 
 
 def readable(fetch: Callable[[], Any], unreadable: Callable[[], None]) -> Iterator[Any]:
     """The events that `fetch` returns, up to its first None. `unreadable` is called for each event that it cannot read:
-    what that one meant is unknown. Raises pymysql.MySQLError, and StuckLogError after UNREADABLE_IN_A_ROW_MAX of them.
+    what that one meant is unknown.
+
+    Raises MySQLError, IncompatibleVersionError, and StuckLogError after UNREADABLE_IN_A_ROW_MAX of them.
     """
     failures = 0
     while True:
         try:
             event = fetch()
-        except pymysql.MySQLError:
+        except (MySQLError, IncompatibleVersionError):
             raise
         except Exception as error:
             unreadable()
@@ -361,17 +340,6 @@ def readable(fetch: Callable[[], Any], unreadable: Callable[[], None]) -> Iterat
 
 def _texts(row: bytes) -> list[str]:
     return [(value or b"").decode() for value in text_values(row)]
-
-
-def _images(event: Any) -> tuple[Any, ...]:
-    """What was done, and which columns each image of a row has."""
-    match event:
-        case WriteRowsEvent():
-            return Change.INSERT, bits(event.columns_present_bitmap)
-        case DeleteRowsEvent():
-            return Change.DELETE, bits(event.columns_present_bitmap)
-        case _:
-            return Change.UPDATE, bits(event.columns_present_bitmap), bits(event.columns_present_bitmap2)
 
 
 def _listen(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
@@ -401,11 +369,11 @@ def why_it_ends(read: Callable[[], None]) -> Ended:
     """Read the log until that is over; what is to be told the parent, which starts another reader after a pause."""
     try:
         read()
-    except UnreadableLogError as error:
+    except (UnreadableLogError, IncompatibleVersionError) as error:
         return Ended(str(error), refused=True)
     except StoreError as error:
         return Ended(str(error), refused=error.code in DENIED)
-    except (pymysql.MySQLError, OSError) as error:
+    except (MySQLError, OSError) as error:
         code = error.args[0] if error.args else 0
         return Ended(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
     except StuckLogError as error:
@@ -423,7 +391,13 @@ def main() -> None:
     if order is None:
         return
     outbox = Outbox(order.limits)
-    reader = LogReader(order, outbox, pipe)
+
+    def begun(where: str) -> None:
+        pipe.write(message(Began(where)))
+        pipe.flush()
+        _thread(outbox.write_to, pipe)
+
+    reader = LogReader(order, outbox, begun)
     _thread(_listen, reader, outbox, orders)
     ended = why_it_ends(reader.run)
     pipe.write(message(ended))

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pymysql.constants import ER
-
 from engine.catalog import judge
 from engine.catalog_mysql import now_ns, table_facts
 from engine.link import MOVING, Link
 from engine.model import Buried, Key, QueueTable, TableId, Wanted
 from engine.moving import columns_to_move, obstacles
+from engine.pymysql_adapter import ER
 from engine.queries import END_OF_TIME_NS, TableStatements, qualified, quoted, statement
 from engine.rawrows import text_values
 from engine.scan_mysql import entries_of, keys_of

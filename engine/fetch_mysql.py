@@ -10,11 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from pymysql.constants import COMMAND
-
 from engine.catalog_mysql import now_ns
 from engine.link import Link, Result, SessionContext
 from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
+from engine.pymysql_adapter import COMMAND
 from engine.queries import TableStatements, quoted, statement
 from engine.rawrows import split_binary_row, split_text_row
 from engine.store import Timed

@@ -1,9 +1,9 @@
 """One connection to the server, on which the engine reads rows as the bytes they came in.
 
-PyMySQL connects, authenticates and sends; replies are read here, because a fetch passes row packets on unread, and
-because decoding thousands of keys value by value would cost more than all else that the engine does. A reply is
-read from the connection in large pieces: commands go out one after the other and nothing arrives unasked, so whatever
-comes belongs to the replies that are owed. This is the only module that knows PyMySQL's inside.
+PyMySQL connects and authenticates (engine.pymysql_adapter). Commands and replies are written and read here, on its
+socket, because a fetch passes row packets on unread, and because decoding thousands of keys value by value would cost
+more than all else that the engine does. A reply is read in large pieces: commands go out one after the other and
+nothing arrives unasked, so whatever comes belongs to the replies that are owed.
 
 Errors leave as StoreError. One that the server reported leaves the connection usable; any other breaks it.
 """
@@ -18,11 +18,9 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-import pymysql
-from pymysql.constants import CLIENT, COMMAND, CR, ER
-
+from engine.pymysql_adapter import CLIENT, COMMAND, CR, ER, Connection, IncompatibleVersionError, MySQLError, channel
 from engine.queries import statement, text_literal
 from engine.rawrows import length_encoded
 from engine.store import StoreError
@@ -42,6 +40,8 @@ LASTING = frozenset(
     }
 )
 """What does not go away until somebody changes the table or its privileges."""
+
+_Kind = TypeVar("_Kind", bound=Connection)
 
 _PACKET_MOST = 0xFFFFFF
 _OK, _ERR, _EOF = 0x00, 0xFF, 0xFE
@@ -126,7 +126,13 @@ class Link:
         self.context: SessionContext | None = None
         self._buffer, self._at = b"", 0
         with self._failing():
-            self._connection = connect(address, limits)
+            self._connection: Connection = connect(address, limits, Connection)
+        try:
+            self._socket = channel(self._connection)
+        except IncompatibleVersionError as error:
+            self._connection.close()
+            raise StoreError(str(error), lasting=True) from error
+        self._socket.settimeout(limits.read_s)
         try:
             self.run([statement("isolation"), _session_statement(limits)])
         except StoreError:
@@ -152,8 +158,14 @@ class Link:
 
     def send(self, command: int, payload: bytes) -> None:
         """Send one command, whose reply is then owed."""
+        framed = bytearray()
+        body = bytes([command]) + payload
+        for number, start in enumerate(range(0, len(body) + 1, _PACKET_MOST)):
+            part = body[start : start + _PACKET_MOST]
+            framed += struct.pack("<I", len(part) | (number & 0xFF) << 24)
+            framed += part
         with self._failing():
-            self._connection._execute_command(command, payload)  # noqa: SLF001  # see the module's text
+            self._socket.sendall(framed)
 
     def result(self, keep: Callable[[bytes], None] | None = None) -> Result:
         """The next result, its rows handed to `keep` one by one, if there is one, and not held."""
@@ -179,19 +191,23 @@ class Link:
 
     def stale(self) -> bool:
         """Whether something has arrived while nothing was owed: the server's farewell, or the end of the stream."""
+        if self.broken:
+            return True
         poll = select.poll()
-        poll.register(self._connection._sock, select.POLLIN)  # noqa: SLF001
-        return self.broken or bool(poll.poll(0))
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def abort(self) -> None:
         """Let the thread that waits for an answer fail at once. The one method for other threads."""
         with suppress(OSError):
-            self._connection._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close without a farewell, which could block."""
+        """Close. Never blocks: the connection is cut first, so that PyMySQL's farewell is not waited for."""
         self.broken = True
-        self._connection._force_close()  # noqa: SLF001
+        self.abort()
+        with suppress(MySQLError):
+            self._connection.close()
 
     def _reply(self) -> bytes:
         packet = self._packet()
@@ -243,7 +259,7 @@ class Link:
         have = len(pieces[0])
         with self._failing():
             while have < size:
-                pieces.append(self._connection._rfile.read1(READ_BYTES))  # noqa: SLF001
+                pieces.append(self._socket.recv(READ_BYTES))
                 if not pieces[-1]:
                     raise ConnectionResetError("the server closed the connection")
                 have += len(pieces[-1])
@@ -253,7 +269,7 @@ class Link:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except pymysql.MySQLError as error:
+        except MySQLError as error:
             self.broken = True
             code, text = (*error.args, "", "")[:2]
             code = code if isinstance(code, int) else 0
@@ -263,9 +279,9 @@ class Link:
             raise StoreError(f"the connection to the server broke: {error}", code=CR.CR_SERVER_LOST) from error
 
 
-def connect(address: BackendAddress, limits: LinkLimits, **more: Any) -> Any:
-    """A bare connection of PyMySQL's, with `more` of its options."""
-    return pymysql.connect(
+def connect(address: BackendAddress, limits: LinkLimits, kind: type[_Kind], **more: Any) -> _Kind:
+    """A bare connection of PyMySQL's or of a kind of it, with `more` of its options."""
+    return kind(
         program_name="ackstream",
         host=address.host,
         port=address.port,

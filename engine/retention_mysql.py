@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pymysql.constants import ER
-
 from engine.catalog_mysql import partitions
 from engine.link import Link
 from engine.model import QueueTable, TableId
+from engine.pymysql_adapter import ER
 from engine.queries import TableStatements, partition_definitions, quoted
 from engine.retention import Upkeep, upkeep
 from engine.store import StoreError

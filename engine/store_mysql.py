@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from pymysql.constants import ER
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from engine.bury_mysql import Burial
@@ -43,6 +42,7 @@ from engine.model import (
     Wanted,
 )
 from engine.pool import Pool
+from engine.pymysql_adapter import ER
 from engine.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.rawrows import text_values
 from engine.retention_mysql import Retention

@@ -29,8 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-import pymysql
-
+from engine.pymysql_adapter import ER, Connection, OperationalError
 from proxy.leash import LeashedProcess
 
 Flavour = Literal["mysql", "mariadb"]
@@ -313,11 +312,11 @@ class EmbeddedServer:
             return self._ask(channel)
 
     def _ask(self, channel: socket.socket) -> tuple[int, str] | None:
-        connection = pymysql.connect(user="root", defer_connect=True)
+        connection = Connection(user="root", defer_connect=True)
         try:
             connection.connect(channel)
-        except pymysql.err.OperationalError as failure:
-            if failure.args[0] == pymysql.constants.ER.ACCESS_DENIED_ERROR:
+        except OperationalError as failure:
+            if failure.args[0] == ER.ACCESS_DENIED_ERROR:
                 raise EmbeddedServerError(
                     f"root of the embedded server in {self.data_dir} has a password, so it cannot "
                     "be the default backend: take the password away, or name it with --backend"

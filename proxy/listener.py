@@ -13,8 +13,7 @@ from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from pymysql.constants import ER
-
+from engine.pymysql_adapter import ER
 from engine.service import Engine
 from engine.store import StoreError
 from proxy.administration import Administration

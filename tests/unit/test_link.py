@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
+import socket
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.link import BackendAddress, Link
+from engine.link import BackendAddress, Link, LinkLimits
 from engine.store import StoreError
+from tests.support.scripted import scripted_server
 
 EOF = b"\xfe\x00\x00\x02\x00"
 MORE = b"\xfe\x00\x00\x0a\x00"
@@ -19,15 +21,15 @@ ERROR = b"\xff\x7a\x04#42S02Table 'a.b' doesn't exist"
 LARGEST = 0xFFFFFF
 
 
-class Pieces(io.BytesIO):
-    """A stream that gives at most `size` bytes at a time."""
+class Pieces:
+    """A socket that gives at most `size` bytes at a time."""
 
     def __init__(self, data: bytes, size: int) -> None:
-        super().__init__(data)
-        self.size = size
+        self._data = io.BytesIO(data)
+        self._size = size
 
-    def read1(self, size: int | None = -1, /) -> bytes:
-        return super().read1(min(size or self.size, self.size))
+    def recv(self, size: int) -> bytes:
+        return self._data.read(min(size, self._size))
 
 
 def packets(*payloads: bytes) -> bytes:
@@ -45,7 +47,7 @@ def reading(data: bytes, size: int = 1 << 20) -> Link:
     link = Link.__new__(Link)
     link.broken = False
     link._buffer, link._at = b"", 0
-    link._connection = SimpleNamespace(_rfile=Pieces(data, size))
+    link._socket = cast(socket.socket, Pieces(data, size))
     return link
 
 
@@ -80,6 +82,17 @@ def test_an_error_of_the_server_leaves_the_connection_usable(reply: list[bytes])
     with pytest.raises(StoreError, match=r"^Table 'a.b' doesn't exist \(1146\)$") as caught:
         link.result()
     assert (caught.value.code, caught.value.lasting, link.broken) == (1146, True, False)
+
+
+@pytest.mark.parametrize("size", [0, 1, LARGEST - 2, LARGEST - 1, LARGEST, 2 * LARGEST - 1])
+def test_a_command_larger_than_a_packet_is_sent_in_several(size: int) -> None:
+    text = b"x" * size
+    with scripted_server() as server:
+        link = Link(BackendAddress(server.host, server.port, "root"), LinkLimits())
+        link.send(3, text)
+        assert link.result().affected == 0
+        assert server.commands[-1] == b"\x03" + text
+        link.close()
 
 
 def test_a_reply_that_ends_too_early_breaks_the_connection() -> None:

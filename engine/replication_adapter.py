@@ -1,0 +1,206 @@
+"""All that ackstream has of mysql-replication: the log's events, as values of ours.
+
+The library asks for the log, negotiates, and takes events apart: which transaction, which table, which columns. The
+rows themselves it is not asked for (engine.rowimage says why). What is used beyond its documentation stands here and
+nowhere else; where an installed release lacks it, IncompatibleVersionError names it:
+
+- it reads each packet of the log by `_read_packet` of the connection that its `pymysql_wrapper` made, so a connection
+  that overrides this method passes over what is of no interest before it is taken apart (`SiftedConnection`). If a
+  release reads otherwise, nothing is passed over, and all else works;
+- an event of rows has `table_id`, `schema`, `table`, `columns` with their `data`, the bitmaps of the columns that are
+  present, and leaves its rows unread in `packet`, from `packet.read_bytes` to `event_size`.
+
+No other module of engine imports the library (an import contract in pyproject.toml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+from pymysqlreplication import BinLogStreamReader
+from pymysqlreplication.event import (
+    HeartbeatLogEvent,
+    NotImplementedEvent,
+    QueryEvent,
+    RotateEvent,
+    XAPrepareEvent,
+    XidEvent,
+)
+from pymysqlreplication.row_event import (
+    DeleteRowsEvent,
+    PartialUpdateRowsEvent,
+    UpdateRowsEvent,
+    WriteRowsEvent,
+)
+
+from engine.binlog import Change
+from engine.pymysql_adapter import Connection, IncompatibleVersionError
+from engine.rowimage import bits
+
+COMPRESSED: Final = frozenset({40, *range(165, 172)})
+"""Events that hold others, compressed, which the library does not open: MySQL's whole transactions, MariaDB's rows and
+statements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The end of a transaction, at this second by the server's clock."""
+
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """XA PREPARE: what came before is not committed yet, and may never be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement's text: DDL, BEGIN, ROLLBACK, or a change that was logged by its text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A heartbeat: all there is has been read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """A transaction, or a part of one, that cannot be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one table, changed by one statement. `number` is the table's in the log until it is opened anew."""
+
+    change: Change
+    number: int
+    schema: str
+    table: str
+    partial: bool
+    """Whether the images hold parts of values (JSON)."""
+    _event: Any
+
+    def columns(self) -> Sequence[Mapping[str, Any]]:
+        """What the log tells of each column, for engine.rowimage.field_of."""
+        with _expected():
+            return [column.data for column in self._event.columns]
+
+    def images(self) -> tuple[Sequence[int], bytes]:
+        """Which columns each image of a row has, a bit for each column, and the rows' bytes. Can be asked once."""
+        event = self._event
+        with _expected():
+            present = [bits(event.columns_present_bitmap)]
+            if self.change is Change.UPDATE:
+                present.append(bits(event.columns_present_bitmap2))
+            return present, event.packet.read(event.event_size - event.packet.read_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """An event that means nothing here."""
+
+
+Event = Committed | SetAside | Statement | Idle | Opaque | Rows | Other
+
+_CHANGES: Final = {
+    WriteRowsEvent: Change.INSERT,
+    UpdateRowsEvent: Change.UPDATE,
+    PartialUpdateRowsEvent: Change.UPDATE,
+    DeleteRowsEvent: Change.DELETE,
+}
+_OTHERS: Final = (RotateEvent, QueryEvent, XidEvent, XAPrepareEvent, HeartbeatLogEvent, NotImplementedEvent)
+
+
+class SiftedConnection(Connection):
+    """A connection of PyMySQL's that passes over packets, once it is told what is wanted."""
+
+    wants: Callable[[bytes], bool] | None = None
+    """Whether a packet is handed out; None: all are."""
+
+    def _read_packet(self, *arguments: Any) -> Any:
+        read: Callable[..., Any] = super()._read_packet
+        wants = self.wants
+        packet = read(*arguments)
+        if wants is not None:
+            while not wants(packet.get_all_data()):
+                packet = read(*arguments)
+        return packet
+
+
+class LogStream:
+    """The log from a position on. Connections are made by `connect`, which gets PyMySQL's options."""
+
+    def __init__(
+        self,
+        connect: Callable[..., Connection],
+        *,
+        server_id: int,
+        file: str,
+        position: int,
+        tables: set[str],
+        schemas: set[str],
+        heartbeat_s: float,
+    ) -> None:
+        """The two sets are looked into at each event, so they can change. Raises IncompatibleVersionError."""
+        with _expected():
+            self._stream = BinLogStreamReader(
+                {},
+                server_id,
+                log_file=file,
+                log_pos=position,
+                resume_stream=True,
+                blocking=True,
+                only_events=[*_CHANGES, *_OTHERS],
+                filter_non_implemented_events=False,
+                only_tables=tables,
+                only_schemas=schemas,
+                freeze_schema=True,  # A changed table has another number in the log.
+                slave_heartbeat=heartbeat_s,
+                pymysql_wrapper=connect,
+                enable_logging=False,
+            )
+
+    def fetchone(self) -> Event | None:
+        """The next event; None at the end. Raises MySQLError, and anything at an event that the library cannot read."""
+        found = self._stream.fetchone()
+        return None if found is None else _event(found)
+
+
+def _event(found: Any) -> Event:
+    with _expected():
+        match found:
+            case WriteRowsEvent() | UpdateRowsEvent() | DeleteRowsEvent():
+                change = _CHANGES[type(found)]
+                partial = isinstance(found, PartialUpdateRowsEvent)
+                return Rows(change, found.table_id, found.schema, found.table, partial, found)
+            case XidEvent() | XAPrepareEvent(one_phase=True):
+                return Committed(found.timestamp)
+            case XAPrepareEvent():
+                return SetAside()
+            case QueryEvent():
+                return Statement(found.query)
+            case HeartbeatLogEvent():
+                return Idle()
+            case NotImplementedEvent() if found.event_type in COMPRESSED:
+                return Opaque()
+            case _:
+                return Other()
+
+
+@contextmanager
+def _expected() -> Iterator[None]:
+    """What the library's documentation does not promise is there, or the error says what is missing."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        raise IncompatibleVersionError(
+            f"mysql-replication {version('mysql-replication')} does not fit this ackstream: {error}."
+            " Install another release of mysql-replication."
+        ) from error

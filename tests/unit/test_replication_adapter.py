@@ -1,0 +1,196 @@
+"""What ackstream needs of mysql-replication beyond its documentation: a release that lacks one of these fails here.
+
+The library reads a log that is written by hand, from a server that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from engine import replication_adapter
+from engine.binlog import Change
+from engine.binlog_mysql import readable, why_it_ends
+from engine.binlog_pipe import Ended
+from engine.link import BackendAddress, LinkLimits, connect
+from engine.pymysql_adapter import Connection, Cursor, IncompatibleVersionError
+from engine.replication_adapter import (
+    Committed,
+    Event,
+    Idle,
+    LogStream,
+    Opaque,
+    Other,
+    Rows,
+    SetAside,
+    SiftedConnection,
+    Statement,
+)
+from engine.rowimage import Field, field_of
+from tests.support.scripted import QUERY, Say, ordinary, rows, scripted_server
+
+DUMP = 0x12
+QUERY_EVENT, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, XA_PREPARE, COMPRESSED = 2, 4, 15, 16, 19, 27, 38, 40
+WRITE, UPDATE, DELETE, PARTIAL_UPDATE = 30, 31, 32, 39
+ORDERS = 7
+SECOND = 1_700_000_000
+ROW = b"\x00" + (5).to_bytes(4, "little") + b"\x03abc"
+
+
+def event(kind: int, body: bytes = b"") -> bytes:
+    """A packet of the log, without a checksum."""
+    size = 19 + len(body)
+    header = SECOND.to_bytes(4, "little") + bytes([kind]) + (1).to_bytes(4, "little") + size.to_bytes(4, "little")
+    return b"\0" + header + (4).to_bytes(4, "little") + b"\0\0" + body
+
+
+def table_map(number: int = ORDERS, schema: bytes = b"shop", table: bytes = b"orders") -> bytes:
+    """A table of INT and VARCHAR(300)."""
+    names = b"".join(bytes([len(name)]) + name + b"\0" for name in (schema, table))
+    return event(TABLE_MAP, number.to_bytes(6, "little") + b"\1\0" + names + b"\x02\x03\x0f\x02\x2c\x01\x03")
+
+
+def changed(kind: int, *images: bytes, number: int = ORDERS) -> bytes:
+    """An event of rows, of the second version."""
+    bitmaps = b"\x03" * (2 if kind in {UPDATE, PARTIAL_UPDATE} else 1)
+    return event(kind, number.to_bytes(6, "little") + b"\1\0" + b"\2\0" + b"\x02" + bitmaps + b"".join(images))
+
+
+def query(text: bytes) -> bytes:
+    return event(QUERY_EVENT, bytes(8) + b"\x04" + bytes(4) + b"shop\0" + text)
+
+
+def rotate() -> bytes:
+    return event(ROTATE, (4).to_bytes(8, "little") + b"log.000001")
+
+
+@contextmanager
+def stream(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> Iterator[LogStream]:
+    """The log as the library reads it, up to its end."""
+
+    def script(command: int, payload: bytes) -> Say:
+        if command == DUMP:
+            return Say([*log, b"\xfe\0\0\2\0"])
+        if command == QUERY and b"LIKE 'BINLOG" in payload:
+            return Say(rows(["BINLOG_CHECKSUM", "NONE"]))
+        return ordinary(command, payload)
+
+    def connected(*, cursorclass: type = Cursor, **_: object) -> Connection:
+        connection = connect(address, LinkLimits(), SiftedConnection, cursorclass=cursorclass)
+        connection.wants = wants
+        return connection
+
+    with scripted_server(script) as server:
+        address = BackendAddress(server.host, server.port, "root")
+        yield LogStream(
+            connected,
+            server_id=4711,
+            file="log.000001",
+            position=4,
+            tables={"orders"},
+            schemas={"shop"},
+            heartbeat_s=1.0,
+        )
+
+
+def read(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> list[Event]:
+    """All events of a log that mean something."""
+    with stream(rotate(), *log, wants=wants) as log_stream:
+        events = list(readable(log_stream.fetchone, lambda: pytest.fail("an event could not be read")))
+    assert events[0] == Other()
+    return events[1:]
+
+
+def of_rows(found: Event) -> tuple[object, ...]:
+    assert isinstance(found, Rows)
+    return (found.change, found.number, found.schema, found.table, found.partial, *found.images())
+
+
+@pytest.mark.parametrize(
+    ("packet", "change", "partial", "present"),
+    [
+        (changed(WRITE, ROW), Change.INSERT, False, [3]),
+        (changed(UPDATE, ROW), Change.UPDATE, False, [3, 3]),
+        (changed(PARTIAL_UPDATE, ROW), Change.UPDATE, True, [3, 3]),
+        (changed(DELETE, ROW), Change.DELETE, False, [3]),
+    ],
+)
+def test_rows_come_with_their_table_and_their_bytes_unread(
+    packet: bytes, change: Change, *, partial: bool, present: Sequence[int]
+) -> None:
+    (found,) = read(table_map(), packet)
+    assert of_rows(found) == (change, ORDERS, "shop", "orders", partial, present, ROW)
+
+
+def test_what_the_log_tells_of_columns_is_what_the_reading_of_rows_needs() -> None:
+    (found,) = read(table_map(), changed(WRITE, ROW))
+    assert isinstance(found, Rows)
+    assert [field_of(told) for told in found.columns()] == [Field(3, 4), Field(15, 2, counted=True, width=300)]
+
+
+def test_rows_of_tables_that_are_not_followed_are_none() -> None:
+    assert read(table_map(8, b"shop", b"mails"), changed(WRITE, ROW, number=8)) == []
+    assert read(table_map(9, b"other", b"orders"), changed(WRITE, ROW, number=9)) == []
+
+
+@pytest.mark.parametrize(
+    ("packet", "meaning"),
+    [
+        (event(XID, bytes(8)), Committed(SECOND)),
+        (event(XA_PREPARE, b"\1" + bytes(12)), Committed(SECOND)),
+        (event(XA_PREPARE, b"\0" + bytes(12)), SetAside()),
+        (query(b"DROP TABLE t"), Statement("DROP TABLE t")),
+        (event(HEARTBEAT, b"log.000001"), Idle()),
+        (event(COMPRESSED, b"whatever"), Opaque()),
+        (event(166, b"whatever"), Opaque()),
+        (event(200, b"from the future"), Other()),
+    ],
+)
+def test_all_else_comes_as_what_it_means(packet: bytes, meaning: Event) -> None:
+    assert read(packet) == [meaning]
+
+
+def test_a_packet_that_is_not_wanted_is_not_taken_apart() -> None:
+    broken = event(QUERY_EVENT, b"of no meaning")
+    seen: list[bytes] = []
+
+    def wants(packet: bytes) -> bool:
+        seen.append(packet)
+        return packet != broken
+
+    assert read(broken, query(b"BEGIN"), broken, broken, event(XID, bytes(8)), wants=wants) == [
+        Statement("BEGIN"),
+        Committed(SECOND),
+    ]
+    assert seen.count(broken) == 3
+
+
+def test_what_an_event_lacks_is_named_with_the_installed_release() -> None:
+    event_of_another_release = SimpleNamespace(columns_present_bitmap=b"\3")
+    found = Rows(Change.UPDATE, ORDERS, "shop", "orders", False, event_of_another_release)
+    with pytest.raises(
+        IncompatibleVersionError, match=r"^mysql-replication [\d.]+ does not fit .* 'columns_present_bit"
+    ):
+        found.images()
+
+
+def test_a_library_without_one_of_its_settings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_wrapper(settings: object, server_id: int, *, log_file: str) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(replication_adapter, "BinLogStreamReader", without_wrapper)
+    with pytest.raises(IncompatibleVersionError, match="unexpected keyword argument"), stream():
+        pass
+
+
+def test_an_incompatible_release_ends_the_reader_for_good_with_its_name() -> None:
+    def fetch() -> Event:
+        raise IncompatibleVersionError("mysql-replication 9.9 does not fit")
+
+    def read_on() -> None:
+        list(readable(fetch, lambda: None))
+
+    assert why_it_ends(read_on) == Ended("mysql-replication 9.9 does not fit", refused=True)
