@@ -15,7 +15,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 import uvloop
 
+from engine import pymysql_adapter
 from engine.link import BackendAddress
+from engine.pymysql_adapter import IncompatibleVersionError
 from engine.service import Engine
 from engine.shell import EngineSettings
 from engine.store import StoreError
@@ -80,8 +82,9 @@ def serve(config: Path | None, **flags: Any) -> None:
         _give_up(str(error))
     _set_up_logging(settings)
     try:
+        pymysql_adapter.check()
         uvloop.run(_serve(settings))
-    except BadSetting as error:
+    except (BadSetting, IncompatibleVersionError) as error:
         _give_up(str(error))
 
 

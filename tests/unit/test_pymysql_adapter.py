@@ -7,11 +7,13 @@ from typing import Any
 
 import pymysql
 import pytest
+from click.testing import CliRunner
 
 from engine import pymysql_adapter
 from engine.link import BackendAddress, Link, LinkLimits, connect
 from engine.pymysql_adapter import CLIENT, CR, Connection, IncompatibleVersionError, OperationalError
 from engine.store import StoreError
+from proxy.__main__ import EXIT_BAD_SETTING, serve
 from tests.support.scripted import DONE, GONE, OK, Say, rows, scripted_server
 
 
@@ -85,6 +87,13 @@ def test_a_release_that_does_not_fit_is_named_with_what_it_lacks(
         pymysql_adapter.check()
     assert lack in str(caught.value)
     assert f"PyMySQL {pymysql.__version__} does not fit" in str(caught.value)
+
+
+def test_the_program_does_not_start_on_a_release_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pymysql, "connect", lambda **_: SimpleNamespace(client_flag=0))
+    outcome = CliRunner().invoke(serve, ["--backend", "mysql://root@127.0.0.1:1", "--data-dir", "/nowhere"])
+    assert outcome.exit_code == EXIT_BAD_SETTING
+    assert outcome.output.startswith(f"ackstream: PyMySQL {pymysql.__version__} does not fit this ackstream")
 
 
 def test_the_engine_refuses_a_connection_that_speaks_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
