@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pymysql.constants import ER
-
 from engine.model import RowFormat
+from engine.pymysql_adapter import ER
 from engine.store import StoreError
 from proxy.charsets import codec_of
 from proxy.wire.fields import NULL_MARK, Reader, WireError
