@@ -8,10 +8,9 @@ UTC, which is the session's zone too, and `time_next` as the number of nanosecon
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column as Expression
@@ -19,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from pipeline.stable import unstable
 from pipeline.table import Column, Table
 
 FILLED: Final = ("priority", "epoch", "time_next", "time_acked")
@@ -28,8 +28,6 @@ REFUSED: Final = {
     "epoch": "counts deliveries and begins at 0",
     "time_acked": "is set when the message is acknowledged",
 }
-
-_UNSTABLE: Final = re.compile(r"\b(current_timestamp|current_date|localtimestamp|now|current_time)\(", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -88,18 +86,14 @@ def mapped(
     ]
     chosen = [given[column.name] for column in table.columns if column.name in given]
     result = frame.select([value.alias(column.name) for column, value in chosen])
-    if not problems and not is_stable(result):
+    if frame.isStreaming:
+        problems.append("the data is a stream: use writeStream, whose sink is format('ackstream')")
+    elif not problems and (culprits := unstable(result)):
         problems.append(
-            "the data is not the same at each reading (rand, uuid, current_timestamp, …), so nothing could tell what"
-            " was written: write it to files first. For `time_next`, leave it out (now) or use the spread"
+            f"the data is not the same at each reading ({', '.join(culprits)}), so nothing could tell what was written:"
+            " write it to files first. For `time_next`, leave it out (now) or use the spread"
         )
     return Mapped(result, tuple(column for column, _ in chosen)), problems
-
-
-def is_stable(frame: DataFrame) -> bool:
-    """Whether reading the frame twice gives the same rows, as far as its plan says."""
-    plan: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 (there is no other way to ask)
-    return bool(plan.deterministic()) and _UNSTABLE.search(plan.toString()) is None
 
 
 def _unknown(wanted: Mapping[str, object], table: Table) -> list[str]:
