@@ -1,9 +1,9 @@
 """The moving of dead messages into their dead-letter table: one transaction, all of it on the server.
 
-The rows are locked as a claim locks them, and only then the two tables are compared: who adds a column has to wait
-until they are unlocked, so none can be missed. A message that the server refuses keeps no other one back: the batch is
-undone to a savepoint and tried in halves. What is left is postponed in the same transaction, so wherever the
-connection dies, each row is in one of the two tables.
+The rows are locked as a claim locks them, the dead-letter table is held against changes, and only then the two tables
+are compared: who adds a column, or takes back the consent that its comment gives, has to wait until they are unlocked.
+A message that the server refuses keeps no other one back: the batch is undone to a savepoint and tried in halves. What
+is left is postponed in the same transaction, so wherever the connection dies, each row is in one of the two tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.catalog import judge
 from engine.catalog_mysql import now_ns, table_facts
 from engine.link import MOVING, Link
 from engine.model import Buried, Key, QueueTable, TableId, Wanted
-from engine.moving import columns_to_move, obstacles
+from engine.moving import Chain, columns_to_move, obstacles
 from engine.pymysql_adapter import ER
 from engine.queries import END_OF_TIME_NS, TableStatements, qualified, quoted, statement
 from engine.rawrows import text_values
@@ -51,15 +51,37 @@ class Burial:
         return Timed(Buried(tuple(moved), self._problem()), self._now_ns)
 
     def _moved_from(self, keys: Sequence[Key]) -> list[Key]:
+        denied = self._hold()
         source = table_facts(self._link, self._table.id).value
         target = table_facts(self._link, self._dead_letter).value
         if source is None:
             raise StoreError(f"Table '{self._table.id}' doesn't exist", code=ER.NO_SUCH_TABLE, lasting=True)
         if problems := obstacles(source, self._dead_letter, target):
             return self._refuse(keys, "; ".join(problems))
+        if denied is not None:
+            return self._refuse(keys, denied)
         there = target and judge(target)
         assert isinstance(there, QueueTable)
+        if problem := self._circle(there):
+            return self._refuse(keys, problem)
         return self._moved(TableStatements(there), columns_to_move(source), keys)
+
+    def _hold(self) -> str | None:
+        """Keep the dead-letter table from being altered until the commit; why that cannot be, if it cannot."""
+        try:
+            self._link.run([statement("bury_hold", dead_letter=qualified(self._dead_letter))])
+        except StoreError as error:
+            if not error.lasting:
+                raise
+            return str(error)
+        return None
+
+    def _circle(self, there: QueueTable) -> str | None:
+        chain = Chain(self._table.id, there)
+        while chain.onward is not None:
+            facts = table_facts(self._link, chain.onward).value
+            chain.add(None if facts is None else judge(facts))
+        return chain.problem
 
     def _moved(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
         """Those of `keys` that were moved; why the others were not is noted."""

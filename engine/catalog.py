@@ -80,6 +80,8 @@ class TableFacts:
     indexes: Sequence[Index]
     by_time: bool = False
     """Whether it is partitioned by ranges of time_acked."""
+    folds_names: bool = False
+    """Whether the server takes names of tables for the same that differ in case alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
         kept_by_partition=facts.by_time,
+        folds_names=facts.folds_names,
     )
 
 

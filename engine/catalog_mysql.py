@@ -43,7 +43,7 @@ def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
     row = _same_table(table, list(_rows(tables)))
     if row is None:
         return Timed(None, now_ns(now))
-    db, name, comment, engine, _ = row
+    db, name, comment, engine, lower_case_table_names = row
     facts = TableFacts(
         TableId(db, name),
         comment,
@@ -51,6 +51,7 @@ def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
         [_column(rest) for each_db, each_name, *rest in _rows(columns) if (each_db, each_name) == (db, name)],
         list(_indexes([each for each in _rows(indexes) if each[:2] == (db, name)])),
         any(each[:2] == (db, name) and is_by_time(*each[2:]) for each in _rows(partitioning)),
+        lower_case_table_names != "0",
     )
     return Timed(facts, now_ns(now))
 

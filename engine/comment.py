@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.backoff import WAIT_MAX_NS
-from engine.model import NS_PER_S, OnDisconnect, Policy
+from engine.model import NS_PER_S, OnDisconnect, Policy, TableId
 
 ROWS_MOST = 1_000_000
 """Rows of a batch or of the cache: beyond that a slip of the hand is likelier than a wish, and keys cost memory."""
@@ -32,6 +32,8 @@ _MARK = re.compile(r"(?<![0-9A-Za-z_$])vitess_message(?![0-9A-Za-z_$])")
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?|\.[0-9]{1,12}")
 _WHOLE = re.compile(r"[0-9]{1,12}")
 _WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
+_BARE_NAME = r"[0-9A-Za-z_$\u0080-\uffff-]+"
+_SOURCE = re.compile(rf"(?:({_BARE_NAME}|`(?:[^`]|``)+`)\.)?({_BARE_NAME}|`(?:[^`]|``)+`)\s*(\||\Z)\s*")
 _TABLE_NAME = re.compile(r"(?:[0-9A-Za-z_$\u0080-\uffff-]+\.)?[0-9A-Za-z_$\u0080-\uffff-]+")
 
 
@@ -130,6 +132,21 @@ def text_problem(rest: str) -> str | None:
     return None
 
 
+def with_source(values: Mapping[str, str], table: TableId, source: TableId) -> dict[str, str] | None:
+    """The directives of `table` with its consent to take the dead messages of `source`; None where a comment cannot
+    spell that name, since commas divide it."""
+    db = "" if source.db == table.db else f"{_quoted(source.db)}."
+    name = f"{db}{_quoted(source.name)}"
+    if "," in name:
+        return None
+    before = values.get("dead_letter_of")
+    return {**values, "dead_letter_of": f"{before}|{name}" if before else name}
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(_BARE_NAME, name) else "`" + name.replace("`", "``") + "`"
+
+
 def combination_problem(values: Mapping[str, str]) -> str | None:
     """Why values that are good one by one cannot stand together, if they cannot."""
     if int(values.get("max_attempts", "0")) and "dead_letter" not in values:
@@ -175,6 +192,7 @@ class _Reader:
             on_disconnect=values["on_disconnect"] or OnDisconnect.RELEASE,
             max_attempts=values["max_attempts"] or 0,
             dead_letter=values["dead_letter"],
+            dead_letter_of=values["dead_letter_of"] or (),
             max_rate=values["max_rate"],
             paused=bool(values["paused"]),
         )
@@ -262,6 +280,23 @@ def _table(text: str) -> str:
     return text
 
 
+def _sources(text: str) -> tuple[tuple[str | None, str], ...]:
+    names: list[tuple[str | None, str]] = []
+    at = 0
+    more = True
+    while more:
+        found = _SOURCE.match(text, at)
+        if found is None:
+            raise _BadValue("a list of table names separated by |, odd ones in backquotes")
+        names.append((_unquoted(found[1]) if found[1] else None, _unquoted(found[2])))
+        at, more = found.end(), bool(found[3])
+    return tuple(names)
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
 def _plain(number: Decimal) -> str:
     return format(number.normalize(), "f")
 
@@ -281,6 +316,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "vt_message_cols": (_columns, "the columns that * means", "id|body"),
     "max_attempts": (_whole(0, 1_000_000_000), "deliveries until a message is dead, 0 for never", "10"),
     "dead_letter": (_table, "where dead messages go", "mail_dead"),
+    "dead_letter_of": (_sources, "the tables whose dead messages may come here", "mail|shop.orders"),
     "max_rate": (_rate, "deliveries of this table a second at most", "100"),
     "max_in_flight": (_whole(1, ROWS_MOST), "delivered and unacknowledged messages at most", "1000"),
     "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),

@@ -54,6 +54,8 @@ class Policy:
     """Deliveries until a message is dead; 0: it never is."""
     dead_letter: str | None = None
     """Where dead messages go: a table's name, with or without its database."""
+    dead_letter_of: tuple[tuple[str | None, str], ...] = ()
+    """The tables whose dead messages may come here: databases (None: this table's) and names."""
     max_rate: float | None = None
     """Deliveries a second."""
     paused: bool = False
@@ -105,6 +107,8 @@ class QueueTable:
     """Whether the server gives out ascending ids (AUTO_INCREMENT), so that what is new has a greater one."""
     kept_by_partition: bool = False
     """Whether it is partitioned by time_acked, so that whole partitions can be dropped in place of deletes."""
+    folds_names: bool = False
+    """Whether its server takes names of tables for the same that differ in case alone."""
 
     @property
     def dead_letter(self) -> TableId | None:
@@ -113,6 +117,19 @@ class QueueTable:
             return None
         db, _, name = self.policy.dead_letter.rpartition(".")
         return TableId(db or self.id.db, name)
+
+    def takes_dead_letters_of(self, source: TableId) -> bool:
+        """Whether its comment names that table, in the server's spelling, as one whose dead messages may come here."""
+        named = {TableId(db or self.id.db, name) for db, name in self.policy.dead_letter_of}
+        if self.folds_names:
+            return _folded(source) in map(_folded, named)
+        return source in named
+
+
+def _folded(table: TableId) -> TableId:
+    """Without regard to the case of ASCII letters. Which other letters are the same, only the server knows: those have
+    to be written as it has them."""
+    return TableId(*(part.encode().lower().decode() for part in (table.db, table.name)))
 
 
 @dataclass(frozen=True, slots=True)

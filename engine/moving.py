@@ -3,6 +3,9 @@
 The server copies them (INSERT … SELECT under a strict sql_mode) and refuses most of what would be lost. What it does
 without a word is told here beforehand, by the types: rounding of times and decimals, padding of binary strings. So
 columns have to be of the same type, but for the families in which the server itself refuses what does not fit.
+
+The engine's account may write to tables that the owner of a queue may not. So rows move only into a table whose own
+comment names the queue (dead_letter_of): whoever wrote that may ALTER it. That is asked whatever database it lies in.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.catalog import INTEGERS, OWN_COLUMNS, Column, TableFacts, judge
 from engine.model import BrokenTable, QueueTable, TableId
+from engine.queries import qualified
 
 _TEXTS = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _BLOBS = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
@@ -21,6 +25,9 @@ _FAMILIES = (
     (_BLOBS | {"binary"}, _BLOBS),
 )
 """From any type of the first to any of the second: what does not fit is an error or at least a warning there."""
+
+CHAIN_MOST = 16
+"""Dead-letter tables followed from one to the next, until it is said that there are too many: nobody has three."""
 
 NAMES_MOST = 10
 """Columns named in one problem: a table can have 4,096."""
@@ -42,8 +49,64 @@ def obstacles(source: TableFacts, name: TableId, target: TableFacts | None) -> t
             return (f"{name} is no message table: its COMMENT does not hold the word vitess_message",)
         case BrokenTable() as broken:
             return (str(broken),)
+        case QueueTable() as queue if not queue.takes_dead_letters_of(source.id):
+            return (f"{name} does not take dead messages of {source.id}: {consenting(source.id, name)}",)
         case QueueTable():
             return tuple(_column_obstacles(source, target))
+
+
+def consenting(source: TableId, name: TableId) -> str:
+    """How dead messages of `source` come to be taken by the table `name`."""
+    return (
+        f"ALTER QUEUE {qualified(source)} DEAD_LETTER = {qualified(name)}, by an account with ALTER on both tables,"
+        f" writes {source} into dead_letter_of in the COMMENT of {name}"
+    )
+
+
+def closed_to(source: TableId, name: TableId, found: QueueTable | BrokenTable | None) -> str | None:
+    """Why dead messages of `source` do not move to the table `name`, in words for those who may see `source` and
+    perhaps not the other: they are the same whatever that is. None where it takes them."""
+    if name == source:
+        return f"dead messages stay here: {name}, its DEAD_LETTER, is the table itself: name another one"
+    if isinstance(found, QueueTable) and found.takes_dead_letters_of(source):
+        return None
+    return (
+        f"dead messages stay here: {name}, its DEAD_LETTER, does not exist, cannot be used as a queue, or does not take"
+        f" them: {consenting(source, name)}, or makes it"
+    )
+
+
+class Chain:
+    """The dead-letter tables behind a queue's own: where they lead back to the queue, messages would move for ever.
+
+    Look at the table `onward` and `add` what was found, until `onward` is None.
+    """
+
+    def __init__(self, source: TableId, first: QueueTable) -> None:
+        self._source = source
+        self._passed = [first.id]
+        self.onward = first.dead_letter
+        self.problem: str | None = None
+        """Why no message of the queue may be moved, if none may."""
+        self._judge_length()
+
+    def add(self, found: QueueTable | BrokenTable | None) -> None:
+        """What was found of the table `onward`."""
+        reached, self.onward = self._passed[-1], None
+        if not isinstance(found, QueueTable) or not found.takes_dead_letters_of(reached):
+            return
+        if found.id == self._source:
+            names = " > ".join(map(str, (self._source, *self._passed, self._source)))
+            self.problem = f"dead messages would come back: {names}: take one of these DEAD_LETTER away"
+        elif found.id not in self._passed:
+            self._passed.append(found.id)
+            self.onward = found.dead_letter
+            self._judge_length()
+
+    def _judge_length(self) -> None:
+        if self.onward is not None and len(self._passed) >= CHAIN_MOST:
+            self.onward = None
+            self.problem = f"{CHAIN_MOST} DEAD_LETTER tables behind each other, and more, are not followed"
 
 
 def _column_obstacles(source: TableFacts, target: TableFacts) -> Iterable[str]:

@@ -188,6 +188,13 @@ UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
+-- name: bury_hold
+-- The dead-letter table's metadata lock, kept until the commit: what its comment says then is what it says to the end. Before
+-- the savepoint, with which it would go.
+SELECT /* ackstream bury */ 1
+FROM $dead_letter
+LIMIT 0
+
 -- name: bury_there
 -- Which of some dead messages have an acknowledged row in the dead-letter table (lookup finds the others). The condition
 -- on time_acked keeps both servers from reading all of an index that holds it.

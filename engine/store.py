@@ -88,9 +88,10 @@ class Store(Protocol):
         """Give claims back; the count of rows that were still ours to give."""
 
     def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
-        """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in one transaction: due
-        there now, unacknowledged, and else as they are, with their epoch. One that cannot be moved stays, and is
-        due again after its `wait_ns`; a row of its id that is acknowledged there gives way to it."""
+        """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in one transaction, if
+        that one's comment names the table in `dead_letter_of` when they move: due there now, unacknowledged, and else
+        as they are, with their epoch. One that cannot be moved stays, and is due again after its `wait_ns`; a row of
+        its id that is acknowledged there gives way to it."""
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them. Where the table is

@@ -186,7 +186,12 @@ class MemoryStore:
         """See Store."""
         rows, target = self._rows(table), self.tables.get(dead_letter)
         missing = set(table.columns) - set(target.columns) if isinstance(target, QueueTable) else set()
-        unfit = not isinstance(target, QueueTable) or dead_letter == table.id or missing
+        unfit = (
+            not isinstance(target, QueueTable)
+            or dead_letter == table.id
+            or not target.takes_dead_letters_of(table.id)
+            or missing
+        )
         moved: list[Key] = []
         kept: list[Key] = []
         for each, row in self._claimable(rows, wanted):

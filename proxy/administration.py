@@ -27,6 +27,7 @@ from engine.comment import (
     queue_values,
     split_comment,
     text_problem,
+    with_source,
 )
 from engine.model import NS_PER_S, BrokenTable, Policy, QueueTable, TableId
 from engine.queries import first_partition_clause
@@ -215,14 +216,19 @@ class Administration:
     ) -> TableName | None:
         """The table where dead messages go, if it had to be made."""
         dead = _dead_letter(values, statement.table)
-        if dead is None or dead == statement.table:
+        if dead is None:
             return None
+        if dead == statement.table:
+            problem = f"DEAD_LETTER = {values['dead_letter']} is the queue itself: name another table"
+            raise ServerError(1105, "HY000", problem)
         comment = await _comment(session, context, dead)
         if comment is not None:
             if not is_marked(comment):
                 raise _no_queue(dead, "so it cannot be a DEAD_LETTER")
+            await self._let_in(session, context, dead, statement.table)
             return None
         own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
+        own = _consenting(own, dead, statement.table)
         definitions = statement.dead_letter_sql()
         text = _create_table(session, context, statement, dead, definitions, make_comment(own))
         answer = await self._schema(session, text, may_fail=True)
@@ -231,6 +237,18 @@ class Administration:
         if answer.error.code == TABLE_EXISTS:  # Made meanwhile, or of no concern to this client.
             return None
         raise Refused(answer.packets[-1].payload)
+
+    async def _let_in(self, session: Session, context: Context, dead: TableName, source: TableName) -> None:
+        """Have the comment of `dead` name `source`, whose dead messages may come there, with the client's rights."""
+        if _takes(await _marked_comment(session, context, dead), dead, source):
+            return
+
+        def change(values: dict[str, str], rest: str) -> tuple[dict[str, str], str]:
+            if _takes(make_comment(values, rest), dead, source):  # Somebody else has done it meanwhile.
+                return values, rest
+            return _consenting(values, dead, source), rest
+
+        await self._change(session, context, dead, change)
 
     async def _refuse_broken(self, session: Session, context: Context, table: TableName) -> None:
         """A table whose own declarations make it useless as a queue is taken back."""
@@ -401,7 +419,7 @@ def _paused(values: dict[str, str], *, paused: bool) -> dict[str, str]:
     return {**others, "paused": "1"} if paused else others
 
 
-_NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "max_rate", "paused"})
+_NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused"})
 """The directives that a dead-letter table does not take over from its queue."""
 
 
@@ -411,6 +429,27 @@ def _dead_letter(values: Mapping[str, str], table: TableName) -> TableName | Non
         return None
     db, _, name = values["dead_letter"].rpartition(".")
     return TableName(name, db or table.db)
+
+
+def _takes(comment: str, dead: TableName, source: TableName) -> bool:
+    """Whether a comment lets dead messages of `source` into the table `dead`; raises where it is none of a queue."""
+    match parse_comment(comment):
+        case Policy() as policy:
+            named = (TableId(db or _id(dead).db, name) for db, name in policy.dead_letter_of)
+            return _id(source) in named
+        case problems:
+            raise _no_queue(dead, f"so it cannot be a DEAD_LETTER: {'; '.join(problems or ())}")
+
+
+def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -> dict[str, str]:
+    """The directives of `dead`, with consent to take the dead messages of `source`."""
+    consenting = with_source(values, _id(dead), _id(source))
+    if consenting is None:
+        problem = (
+            f"The COMMENT of {dead.db}.{dead.name} has to name {source.db}.{source.name}, and cannot for its comma"
+        )
+        raise ServerError(1105, "HY000", problem)
+    return consenting
 
 
 def _no_queue(table: TableName, hint: str) -> ServerError:

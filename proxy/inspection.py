@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.model import NS_PER_S, BrokenTable, QueueTable, TableId
+from engine.moving import Chain, closed_to
 from engine.service import Engine
 from engine.store import StoreError
 from proxy.depth import Depth, count_unacknowledged, measure
@@ -118,7 +119,7 @@ class Inspection:
     async def _queue_row(self, session: Session, queue: QueueTable) -> list[object]:
         state = "paused" if queue.policy.paused else "running"
         subscribers = {each.id: len(dispatcher.subscribers) for each, dispatcher in self._engine.runners()}
-        problems = list(queue.warnings)
+        problems = [*queue.warnings, *await self._dead_letter_problems(queue)]
         if queue.scan_index is None:
             return _bare_row(queue.id, state, "; ".join([*problems, *queue.advice]))
         try:
@@ -142,6 +143,22 @@ class Inspection:
             ", ".join(sorted(depth.estimated)),
             "; ".join(problems) or None,
         ]
+
+    async def _dead_letter_problems(self, queue: QueueTable) -> list[str]:
+        """Why its dead messages stay where they are, if they do."""
+        if queue.dead_letter is None:
+            return []
+        try:
+            found = await self._engine.inspect(queue.dead_letter)
+            if problem := closed_to(queue.id, queue.dead_letter, found):
+                return [problem]
+            assert isinstance(found, QueueTable)
+            chain = Chain(queue.id, found)
+            while chain.onward is not None:
+                chain.add(await self._engine.inspect(chain.onward))
+        except StoreError as error:
+            return [str(error)]
+        return [chain.problem] if chain.problem else []
 
     async def _dead(self, session: Session, queue: QueueTable, depth: Depth) -> int | None:
         """The messages in its dead-letter table; None without one, or where the client may not look."""

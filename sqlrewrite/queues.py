@@ -413,7 +413,7 @@ class _Reader:
         if self._at("("):
             inner = self._tokens.inside(self._all, self._next)
             self._next += len(inner) + 2
-            return "|".join(self._tokens.name(part[0]) for part, _ in self._tokens.split(inner))
+            return "|".join(self._listed(part) for part, _ in self._tokens.split(inner))
         self._next += 1
         if token.kind == "string":
             return self._tokens.string(token)
@@ -424,6 +424,12 @@ class _Reader:
             return None
         written = self._tokens.name(token)
         return f"{written}.{self._name('a name was expected')}" if self._take(".") else written
+
+    def _listed(self, part: Sequence[Token]) -> str:
+        """One of several names, with its database if that is written."""
+        if len(part) == 3 and self._tokens.text(part[1]) == ".":
+            return f"{self._tokens.name(part[0])}.{self._tokens.name(part[2])}"
+        return self._tokens.name(part[0])
 
     def _string(self) -> str:
         if not self._more() or self._all[self._next].kind != "string":

@@ -15,7 +15,7 @@ from engine.model import NS_PER_S, Buried, TableId, Wanted
 from engine.store import StoreError
 from engine.store_mysql import MySQLStore
 from proxy.embedded import EmbeddedServer
-from tests.support.stores import COLUMNS, COMMENT, ServerSubject, interrupted_store, nothing
+from tests.support.stores import COLUMNS, COMMENT, TAKING, ServerSubject, interrupted_store, nothing
 from tests.support.waiting import eventually
 
 S = NS_PER_S
@@ -60,7 +60,7 @@ def put_dead_messages(subject: ServerSubject, *keys: int, body: str = "x") -> li
     return [Wanted(key, 3, 60 * S) for key in keys]
 
 
-def make_dead(subject: ServerSubject, definition: str, name: str = "dead", comment: str = COMMENT) -> TableId:
+def make_dead(subject: ServerSubject, definition: str, name: str = "dead", comment: str = TAKING) -> TableId:
     subject.execute(f"CREATE TABLE {name} ({definition}) COMMENT '{comment}'")
     return TableId(subject.database, name)
 
@@ -128,6 +128,8 @@ class TestValues:
         quoted = f"`{other.replace('`', '``')}`"
         subject.execute(f"CREATE DATABASE {quoted}")
         subject.execute(f"CREATE TABLE {quoted}.{name} LIKE messages")
+        taking = f"{COMMENT},dead_letter_of={subject.database}.messages"
+        subject.execute(f"ALTER TABLE {quoted}.{name} COMMENT '{taking}'")
         wanted = put_dead_messages(subject, 1)
         bare = name[1:-1].replace("``", "`")
         assert subject.store.bury(subject.table, wanted, TableId(other, bare)).value == Buried((1,))
@@ -155,6 +157,11 @@ class TestWhatCannotBeMoved:
         subject.execute("CREATE TABLE dead LIKE messages")
         subject.execute("ALTER TABLE dead COMMENT ''")
         self.stays(subject, "dead is no message table", "vitess_message")
+
+    def test_the_table_does_not_consent(self, subject: ServerSubject) -> None:
+        make_dead(subject, COLUMNS, comment=f"{COMMENT},dead_letter_of=others|{subject.database}x.messages")
+        name = f"`{subject.database}`"
+        self.stays(subject, "dead does not take", f"ALTER QUEUE {name}.`messages` DEAD_LETTER = {name}.`dead`")
 
     def test_the_table_is_broken(self, subject: ServerSubject) -> None:
         make_dead(subject, COLUMNS, comment="vitess_message")
@@ -305,3 +312,26 @@ def test_no_column_can_be_added_while_the_tables_are_compared(subject: ServerSub
     with interrupted_store(subject, after=after_locking) as store:
         assert store.bury(subject.table, wanted, dead_letter).value == Buried((1,))
     assert refused == [1205]
+
+
+@pytest.mark.parametrize(("after", "held"), [(1, False), (2, True)])
+def test_consent_is_that_of_the_moment_of_the_move(subject: ServerSubject, after: int, *, held: bool) -> None:
+    """It is taken back after so many packets: before the dead-letter table is held, or in vain."""
+    dead_letter = subject.dead_letter()
+    wanted = put_dead_messages(subject, 1)
+    refused: list[int] = []
+
+    def take_back(at: int, _link: Link) -> None:
+        if at != after:
+            return
+        with subject.connect() as other, other.cursor() as cursor:
+            cursor.execute("SET lock_wait_timeout = 1")
+            try:
+                cursor.execute(f"ALTER TABLE dead COMMENT '{COMMENT}'")
+            except pymysql.OperationalError as error:
+                refused.append(error.args[0])
+
+    with interrupted_store(subject, after=take_back) as store:
+        buried = store.bury(subject.table, wanted, dead_letter).value
+    assert (refused, buried.moved) == (([1205], (1,)) if held else ([], ()))
+    assert ids(subject) == ([] if held else [1])

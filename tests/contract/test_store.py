@@ -514,6 +514,16 @@ class TestBury:
         for key in (1, 2):
             assert subject.row(key) == Row(key, 0, 3, answer.now_ns + key * HOUR)
 
+    def test_into_a_table_that_does_not_name_this_one_nothing_moves(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, epoch=3)
+        subject.put_dead(Row(2, 9, 9, None, 5))
+        subject.close_dead_letter()
+        answer = subject.store.bury(subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], subject.dead_letter())
+        assert (answer.value.moved, bool(answer.value.problem)) == ((), True)
+        for key in (1, 2):
+            assert subject.row(key) == Row(key, 0, 3, answer.now_ns + key * HOUR)
+        assert [subject.dead(1), subject.dead(2)] == [None, Row(2, 9, 9, None, 5)]
+
     def test_a_table_is_not_its_own_dead_letter_table(self, subject: Subject) -> None:
         put_due(subject, 1, epoch=3)
         buried = subject.store.bury(subject.table, [Wanted(1, 3, HOUR)], subject.table.id).value

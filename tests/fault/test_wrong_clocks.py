@@ -139,7 +139,7 @@ def test_a_long_poll_waits_as_long_as_it_says(connection) -> None:
 
 def test_acknowledged_messages_are_purged_at_their_age_and_dead_ones_are_due_at_once(connection) -> None:
     create_queue(connection, "m", vt_purge_after="1", vt_ack_wait="0.1", max_attempts="1", dead_letter="dead")
-    create_queue(connection, "dead")
+    create_queue(connection, "dead", dead_letter_of="m")
     create_queue(connection, "kept", vt_purge_after="1800")
     for name in ("m", "kept"):
         enqueue(connection, name, "ab")

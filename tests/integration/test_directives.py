@@ -35,7 +35,7 @@ def queue(proxy, database):
 
 def test_a_message_delivered_as_often_as_it_may_be_moves_to_the_dead_letter_table(queue) -> None:
     connection = queue(vt_ack_wait="0.05", max_attempts="2", dead_letter="graves")
-    create_queue(connection, "graves")
+    create_queue(connection, "graves", dead_letter_of="m")
     enqueue(connection, "m", ["poison"])
     epochs = [rows(connection, "STREAM id, epoch FROM m LIMIT 1 WAIT 5") for _ in range(2)]
     assert epochs == [[(1, 1)], [(1, 2)]]
@@ -254,7 +254,7 @@ def test_a_rate_that_is_lifted_lets_the_rest_go(queue, change, proxy, database, 
 
 def test_attempts_that_are_limited_later_count_from_the_beginning(queue, change, proxy, database, consume) -> None:
     connection = queue(vt_ack_wait="0.05", vt_max_backoff="0.05")
-    create_queue(connection, "graves")
+    create_queue(connection, "graves", dead_letter_of="m")
     stream = consume(proxy.connect(database=database), "STREAM epoch FROM m")
     enqueue(connection, "m", ["poison"])
     eventually(lambda: (3,) in stream.received)

@@ -98,7 +98,8 @@ class Stage:
     def __post_init__(self) -> None:
         self.queue = queue_table(self.policy, id_grows=self.id_grows)
         self.store.add_table(self.queue)
-        self.store.add_table(replace(self.queue, id=DEAD_LETTERS))
+        taking = replace(self.policy, dead_letter_of=((None, TABLE.name),))
+        self.store.add_table(replace(self.queue, id=DEAD_LETTERS, policy=taking))
         self.store.conditions = {
             str(EVEN.condition): lambda row: int(row.key) % 2 == 0,
             str(LOW.condition): lambda row: int(row.key) <= 20,

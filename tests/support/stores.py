@@ -29,6 +29,8 @@ from tests.support.waiting import eventually
 COMMENT = (
     "vitess_message,vt_ack_wait=30,vt_purge_after=3153600000,vt_batch_size=100,vt_cache_size=1000,vt_poller_interval=30"
 )
+TAKING = f"{COMMENT},dead_letter_of=messages"
+"""With consent to take the subject's dead messages."""
 COLUMNS = """
     id BIGINT NOT NULL PRIMARY KEY, priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0,
     time_next BIGINT DEFAULT 0, time_acked BIGINT, body VARCHAR(5000)
@@ -70,7 +72,10 @@ class Subject(Protocol):
         """The row as it now is, without its payload."""
 
     def dead_letter(self) -> TableId:
-        """A table like the first one, empty at the first call."""
+        """A table like the first one, empty at the first call, that takes its dead messages."""
+
+    def close_dead_letter(self) -> None:
+        """That table takes no dead messages any more."""
 
     def put_dead(self, *rows: Row) -> None:
         """Insert rows there."""
@@ -119,10 +124,14 @@ class MemorySubject:
         return self.store.rows[self.table.id].get(key)
 
     def dead_letter(self) -> TableId:
-        dead = replace(self.table, id=TableId("test", "dead"))
+        taking = replace(POLICY, dead_letter_of=((None, self.table.id.name),))
+        dead = replace(self.table, id=TableId("test", "dead"), policy=taking)
         if dead.id not in self.store.tables:
             self.store.add_table(dead)
         return dead.id
+
+    def close_dead_letter(self) -> None:
+        self.store.tables[self.dead_letter()] = replace(self.table, id=self.dead_letter())
 
     def put_dead(self, *rows: Row) -> None:
         for row in rows:
@@ -218,7 +227,11 @@ class ServerSubject:
     def dead_letter(self) -> TableId:
         if not self.execute("SHOW TABLES LIKE 'dead'"):
             self.execute("CREATE TABLE dead LIKE messages")
+            self.execute(f"ALTER TABLE dead COMMENT '{TAKING}'")
         return TableId(self.database, "dead")
+
+    def close_dead_letter(self) -> None:
+        self.execute(f"ALTER TABLE {self.dead_letter().name} COMMENT '{COMMENT}'")
 
     def put_dead(self, *rows: Row) -> None:
         self._put(self.dead_letter().name, rows)

@@ -16,8 +16,9 @@ from engine.comment import (
     queue_values,
     split_comment,
     text_problem,
+    with_source,
 )
-from engine.model import NS_PER_S, OnDisconnect, Policy
+from engine.model import NS_PER_S, OnDisconnect, Policy, TableId
 
 S = NS_PER_S
 REQUIRED = {
@@ -291,3 +292,42 @@ def test_one_that_is_like_none_is_told_once_with_how_to_write_a_note() -> None:
 def test_notes_and_known_directives_are_no_warnings(note: str) -> None:
     everything = dict.fromkeys(OPTIONS.values(), "1")
     assert comment_warnings(f"{comment(**everything)},{note}") == ()
+
+
+# Whose dead messages a table takes.
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("mail", [(None, "mail")]),
+        ("mail|shop.orders", [(None, "mail"), ("shop", "orders")]),
+        (" mail | größe-2 ", [(None, "mail"), (None, "größe-2")]),
+        ("`a b`|`x|y`.`a``.b`", [(None, "a b"), ("x|y", "a`.b")]),
+    ],
+)
+def test_tables_whose_dead_messages_come_here_are_named_with_or_without_database(
+    text: str, named: list[tuple[str | None, str]]
+) -> None:
+    assert list(policy(dead_letter_of=text).dead_letter_of) == named
+
+
+@pytest.mark.parametrize("text", ["", "|", "mail|", "|mail", "a b", "a.b.c", "shop.", ".mail", "`mail", "``"])
+def test_what_names_no_tables_is_a_problem(text: str) -> None:
+    (problem,) = problems(dead_letter_of=text)
+    assert "list of table names" in problem
+
+
+@pytest.mark.parametrize("name", ["orders", "a b", "a`b", "x.y", "ü", "a|b", "=", "1"])
+@pytest.mark.parametrize("db", ["shop", "odd `|.db"])
+def test_a_consent_that_is_written_names_that_table_and_keeps_the_others(db: str, name: str) -> None:
+    source = TableId(db, name)
+    values = with_source({**REQUIRED, "dead_letter_of": "first"}, TableId("shop", "dead"), source)
+    assert values is not None
+    parsed = parse_comment(make_comment(values))
+    assert isinstance(parsed, Policy), parsed
+    assert [TableId(db or "shop", name) for db, name in parsed.dead_letter_of] == [TableId("shop", "first"), source]
+
+
+def test_a_name_with_a_comma_cannot_stand_in_a_comment() -> None:
+    assert with_source(REQUIRED, TableId("shop", "dead"), TableId("shop", "a,b")) is None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from engine.catalog import Column, Index, IndexColumn, TableFacts
-from engine.model import TableId
-from engine.moving import NAMES_MOST, columns_to_move, obstacles
+from engine.catalog import Column, Index, IndexColumn, TableFacts, judge
+from engine.model import BrokenTable, QueueTable, TableId
+from engine.moving import CHAIN_MOST, NAMES_MOST, Chain, closed_to, columns_to_move, obstacles
 from tests.support.stores import COMMENT
 
 SHOP, DEAD = TableId("shop", "mail"), TableId("shop", "dead")
+TAKING = f"{COMMENT},dead_letter_of=mail"
 
 
 def column(name: str, full_type: str = "bigint", extra: str = "") -> Column:
@@ -28,7 +30,7 @@ def facts(table: TableId, *own: Column, comment: str = COMMENT) -> TableFacts:
 
 
 def told(source: list[Column], target: list[Column]) -> str:
-    return "; ".join(obstacles(facts(SHOP, *source), DEAD, facts(DEAD, *target)))
+    return "; ".join(obstacles(facts(SHOP, *source), DEAD, facts(DEAD, *target, comment=TAKING)))
 
 
 def test_all_that_is_stored_is_moved_but_the_two_times() -> None:
@@ -114,4 +116,89 @@ def test_a_type_that_could_change_a_value_without_a_word_is_not(ours: str, their
 
 def test_the_times_and_the_comment_of_the_source_do_not_matter() -> None:
     source = replace(facts(SHOP), comment="vitess_message")
-    assert obstacles(source, DEAD, facts(DEAD)) == ()
+    assert obstacles(source, DEAD, facts(DEAD, comment=TAKING)) == ()
+
+
+# Whether the owner of the other table lets them in.
+
+
+def queue_of(table: TableId, directives: str = "", *, folds_names: bool = False) -> QueueTable:
+    judged = judge(replace(facts(table, comment=f"{COMMENT}{directives}"), folds_names=folds_names))
+    assert isinstance(judged, QueueTable), judged
+    return judged
+
+
+@pytest.mark.parametrize(
+    ("directives", "taken"),
+    [
+        ("", False),
+        (",dead_letter_of=mail", True),
+        (",dead_letter_of=x|shop.mail", True),
+        (",dead_letter_of=shop2.mail", False),
+        (",dead_letter_of=Mail", False),
+        (",dead_letter_of=`shop.mail`", False),
+    ],
+)
+def test_a_table_takes_dead_messages_of_those_that_its_comment_names(directives: str, *, taken: bool) -> None:
+    target = facts(DEAD, comment=COMMENT + directives)
+    problems = obstacles(facts(SHOP), DEAD, target)
+    assert (problems == ()) is taken
+    assert taken or "ALTER QUEUE `shop`.`mail` DEAD_LETTER = `shop`.`dead`" in problems[0]
+
+
+def test_a_name_without_database_is_in_that_of_the_table_whose_comment_it_is() -> None:
+    elsewhere = TableId("archive", "dead")
+    assert obstacles(facts(SHOP), elsewhere, facts(elsewhere, comment=TAKING))
+    assert not obstacles(facts(SHOP), elsewhere, facts(elsewhere, comment=f"{COMMENT},dead_letter_of=shop.mail"))
+
+
+def test_names_are_compared_as_the_server_compares_them() -> None:
+    folding = queue_of(DEAD, ",dead_letter_of=Mail|ÜBER", folds_names=True)
+    assert folding.takes_dead_letters_of(TableId("shop", "mail"))
+    assert not folding.takes_dead_letters_of(TableId("shop", "über"))
+    assert folding.takes_dead_letters_of(TableId("shop", "ÜBER"))
+    assert not queue_of(DEAD, ",dead_letter_of=Mail").takes_dead_letters_of(TableId("shop", "mail"))
+
+
+def test_who_sees_the_queue_alone_is_told_the_same_of_any_table_that_does_not_take_its_messages() -> None:
+    broken = BrokenTable(DEAD, ("secret",))
+    told = {
+        closed_to(SHOP, DEAD, found) for found in (None, broken, queue_of(DEAD), queue_of(DEAD, ",dead_letter_of=x"))
+    }
+    assert len(told) == 1
+    assert "ALTER QUEUE `shop`.`mail` DEAD_LETTER = `shop`.`dead`" in str(told.pop())
+    assert closed_to(SHOP, DEAD, queue_of(DEAD, ",dead_letter_of=mail")) is None
+    assert "is the table itself" in str(closed_to(SHOP, SHOP, queue_of(SHOP)))
+
+
+def followed(*tables: QueueTable) -> Chain:
+    """The chain from SHOP by way of the first of these tables; the others are there."""
+    there = {each.id: each for each in tables}
+    chain = Chain(SHOP, tables[0])
+    while chain.onward is not None:
+        chain.add(there.get(chain.onward))
+    return chain
+
+
+def onward(name: str, to: str, takes: str) -> QueueTable:
+    return queue_of(TableId("shop", name), f",max_attempts=9,dead_letter={to},dead_letter_of={takes}")
+
+
+def test_messages_that_would_come_back_are_not_moved() -> None:
+    mail = onward("mail", "dead", "dead|last")
+    assert "shop.mail > shop.dead > shop.mail" in str(followed(onward("dead", "mail", "mail"), mail).problem)
+    chain = followed(onward("dead", "last", "mail"), onward("last", "mail", "dead"), mail)
+    assert "shop.mail > shop.dead > shop.last > shop.mail" in str(chain.problem)
+
+
+def test_a_chain_that_ends_or_goes_in_a_circle_of_its_own_is_no_obstacle() -> None:
+    assert followed(queue_of(DEAD)).problem is None
+    assert followed(onward("dead", "nowhere", "mail")).problem is None
+    assert followed(onward("dead", "last", "mail"), onward("last", "dead", "dead")).problem is None
+    assert followed(onward("dead", "mail", "mail"), onward("mail", "dead", "others")).problem is None
+
+
+def test_a_chain_without_end_is_not_followed_for_ever() -> None:
+    names = [f"d{at}" for at in range(CHAIN_MOST + 5)]
+    tables = [onward(name, to, "mail" if at == 0 else names[at - 1]) for at, (name, to) in enumerate(pairwise(names))]
+    assert "not followed" in str(followed(*tables).problem)

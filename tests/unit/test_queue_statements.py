@@ -102,6 +102,7 @@ def test_what_is_declared_is_not_added(declared: str, added: list[str]) -> None:
         ("ack_wait .5 Max_Rate=100,CACHE_SIZE 7", {"ACK_WAIT": ".5", "MAX_RATE": "100", "CACHE_SIZE": "7"}, ""),
         ("DEAD_LETTER orders_dead", {"DEAD_LETTER": "orders_dead"}, ""),
         ("DEAD_LETTER = app . `dead`", {"DEAD_LETTER": "app.dead"}, ""),
+        ("DEAD_LETTER_OF (a, app . `b`)", {"DEAD_LETTER_OF": "a|app.b"}, ""),
         ("ON_DISCONNECT = keep", {"ON_DISCONNECT": "keep"}, ""),
         ("MESSAGE_COLS = (id, `a b`)", {"MESSAGE_COLS": "id|a b"}, ""),
         ("MESSAGE_COLS 'id|a'", {"MESSAGE_COLS": "id|a"}, ""),
