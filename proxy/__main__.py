@@ -17,7 +17,6 @@ import uvloop
 
 from engine import pymysql_adapter
 from engine.link import BackendAddress
-from engine.pymysql_adapter import IncompatibleVersionError
 from engine.service import Engine
 from engine.shell import EngineSettings
 from engine.store import StoreError
@@ -29,6 +28,8 @@ from proxy.embedded import EmbeddedServer, EmbeddedServerError
 from proxy.listener import Proxy
 from proxy.settings import BadSetting, Settings, load
 from proxy.tls import Tls
+from proxy.wire import mimic_adapter
+from sqlrewrite import sqlglot_adapter
 
 log = logging.getLogger("ackstream")
 
@@ -82,10 +83,24 @@ def serve(config: Path | None, **flags: Any) -> None:
         _give_up(str(error))
     _set_up_logging(settings)
     try:
-        pymysql_adapter.check()
+        _check_libraries()
         uvloop.run(_serve(settings))
-    except (BadSetting, IncompatibleVersionError) as error:
+    except BadSetting as error:
         _give_up(str(error))
+
+
+def _check_libraries() -> None:
+    """Raise BadSetting if an installed release of a given library lacks what is used of it."""
+    try:
+        pymysql_adapter.check()
+        sqlglot_adapter.check()
+        mimic_adapter.check()
+    except (
+        pymysql_adapter.IncompatibleVersionError,
+        sqlglot_adapter.IncompatibleVersionError,
+        mimic_adapter.IncompatibleVersionError,
+    ) as error:
+        raise BadSetting(str(error)) from None
 
 
 def _give_up(text: str) -> NoReturn:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mysql_mimic.types import Capabilities, Commands
-
 from proxy.hints import (
     Killed,
     Prepared,
@@ -28,6 +26,7 @@ from proxy.hints import (
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import Reader, WireError
 from proxy.wire.framing import HEADER, Command
+from proxy.wire.mimic_adapter import Capabilities, Commands
 from proxy.wire.params import ParamType, execute_id, parse_execute, query_text
 from proxy.wire.walker import Outcome
 from sqlrewrite.classify import (

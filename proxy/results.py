@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mysql_mimic.types import Commands
-
 from proxy.questions import end_what_we_began, not_refused, text_literal
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
+from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import make_end, prepare_ok_at
 from sqlrewrite.names import quote
 

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mysql_mimic.types import ServerStatus
-
 from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Hints, Killed, Preparing, Tag
 from proxy.judge import ABOUT_STATEMENTS, COM_STMT_SEND_LONG_DATA, UNCLEAR, UNREMARKABLE, CarriedOutHere, Judge
@@ -30,6 +28,7 @@ from proxy.tls import TlsLayer
 from proxy.wire.commands import COM_CHANGE_USER, SILENT
 from proxy.wire.fields import PacketTooLarge, WireError
 from proxy.wire.framing import HEADER, Command, CommandFramer, Event, Packet, Packets, frame
+from proxy.wire.mimic_adapter import ServerStatus
 from proxy.wire.packets import ServerError, make_err, parse_err
 from proxy.wire.params import make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker

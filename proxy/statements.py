@@ -16,8 +16,6 @@ from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mysql_mimic.types import Commands
-
 from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
 from engine.queues import UnusableQueue
 from engine.service import Engine
@@ -43,6 +41,7 @@ from proxy.stream import SERVER_LOST, Stream, unforeseen
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import WireError
 from proxy.wire.framing import frame
+from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, make_query, parse_execute, python_value, query_text, rearranged
 from sqlrewrite.ack import SettleStatement, parse_settle

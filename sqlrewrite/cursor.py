@@ -1,8 +1,8 @@
 """A statement of ours, cut into words and read from left to right.
 
-sqlglot's MySQL tokenizer cuts the text. Comments are blanked out before, because sqlglot and the
-server disagree on what is one (`--x`, `/*! … */`); no offset moves by that. Where the server would
-read something in another way, it is refused.
+sqlglot's MySQL tokenizer cuts the text (sqlrewrite.sqlglot_adapter). Comments are blanked out before,
+because sqlglot and the server disagree on what is one (`--x`, `/*! … */`); no offset moves by that.
+Where the server would read something in another way, it is refused.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, NoReturn
 
-from sqlglot import Token
-from sqlglot.dialects.mysql import MySQL
-from sqlglot.errors import TokenError
-
 from sqlrewrite.errors import syntax_error
 from sqlrewrite.lexicon import COMMENT, UNREADABLE, strings
 from sqlrewrite.names import Param, unquote
+from sqlrewrite.sqlglot_adapter import UncuttableError, cut
 
 TEXT_MAX: Final = 512 * 1024
 """Characters of a statement that is cut into words: what a condition of the largest size may be
@@ -44,28 +41,6 @@ class SqlMode:
 PLAIN: Final = SqlMode()
 
 
-class _SessionMySQL(MySQL):
-    IDENTIFIERS_CAN_START_WITH_DIGIT = True
-
-    class Tokenizer(MySQL.Tokenizer):
-        VAR_SINGLE_TOKENS = {*MySQL.Tokenizer.VAR_SINGLE_TOKENS, "$"}  # noqa: RUF012
-
-
-@cache
-def _dialect(*, ansi_quotes: bool, no_backslash_escapes: bool) -> MySQL:
-    string_marks: list[str | tuple[str, str]] = ["'"] if ansi_quotes else ["'", '"']
-    name_marks: list[str | tuple[str, str]] = ["`", '"'] if ansi_quotes else ["`"]
-    escapes = ["'"] if ansi_quotes else ["'", '"']
-
-    class SessionMySQL(_SessionMySQL):
-        class Tokenizer(_SessionMySQL.Tokenizer):
-            QUOTES = string_marks
-            IDENTIFIERS = name_marks
-            STRING_ESCAPES = escapes if no_backslash_escapes else [*escapes, "\\"]
-
-    return SessionMySQL()
-
-
 @cache
 def _opaque(*, ansi_quotes: bool, no_backslash_escapes: bool) -> re.Pattern[str]:
     """What is no token, what hides comment marks, and what the server would read in another way."""
@@ -84,7 +59,7 @@ class Cursor:
         self._statement = statement
         self._name_marks = ("`", '"') if mode.ansi_quotes else ("`",)
         self._next = 0
-        self._tokens = self._tokenized()
+        self._spans = self._cut()
 
     @property
     def text(self) -> str:
@@ -99,7 +74,7 @@ class Cursor:
     @property
     def position(self) -> int:
         """Where the next token begins."""
-        return self._tokens[self._next].start if self._next < len(self._tokens) else len(self._sql)
+        return self._spans[self._next][0] if self._next < len(self._spans) else len(self._sql)
 
     @property
     def at_word(self) -> bool:
@@ -118,11 +93,14 @@ class Cursor:
     def ahead(self, count: int) -> str:
         """The token behind so many others, as written, empty at the end."""
         at = self._next + count
-        return self._cut(self._tokens[at]) if at < len(self._tokens) else ""
+        if at >= len(self._spans):
+            return ""
+        start, end = self._spans[at]
+        return self._sql[start:end]
 
     def since(self, begin: int) -> str:
         """What is written from there to the end of the last token that was gone over."""
-        return self._sql[begin : self._tokens[self._next - 1].end + 1]
+        return self._sql[begin : self._spans[self._next - 1][1]]
 
     def step(self) -> str:
         """Go over the next token."""
@@ -177,16 +155,13 @@ class Cursor:
         before, near = self._sql[:position], self._sql[position:]
         raise syntax_error(self._statement, before, near, position, expected)
 
-    def _cut(self, token: Token) -> str:
-        return self._sql[token.start : token.end + 1]
-
-    def _tokenized(self) -> list[Token]:
+    def _cut(self) -> list[tuple[int, int]]:
         if len(self._sql) > TEXT_MAX:
             self.fail_at(0, f"the statement has more than {TEXT_MAX} characters")
         marks = {"ansi_quotes": self.mode.ansi_quotes, "no_backslash_escapes": self.mode.no_backslash_escapes}
         try:
-            return _dialect(**marks).tokenize(_opaque(**marks).sub(self._blank, self._sql))
-        except TokenError:
+            return cut(_opaque(**marks).sub(self._blank, self._sql), **marks)
+        except UncuttableError:
             self.fail_at(0, "the statement cannot be cut into words")
 
     def _blank(self, found: re.Match[str]) -> str:

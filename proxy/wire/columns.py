@@ -11,9 +11,8 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from mysql_mimic.types import ColumnType, str_len
-
 from proxy.wire.fields import Reader
+from proxy.wire.mimic_adapter import ColumnType, str_len
 
 UTF8MB4_GENERAL_CI: Final = 45
 BINARY_COLLATION: Final = 63

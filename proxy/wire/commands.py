@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from mysql_mimic.types import Commands
+from proxy.wire.mimic_adapter import Commands
 
 COM_SLEEP: Final = int(Commands.COM_SLEEP)
 COM_QUERY: Final = int(Commands.COM_QUERY)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mysql_mimic.errors import ErrorCode
+from proxy.wire.mimic_adapter import ErrorCode
 
 NULL_MARK: Final = 0xFB
 """First byte of a NULL where a length-encoded string would stand (text rows)."""

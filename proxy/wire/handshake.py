@@ -19,9 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mysql_mimic.types import Capabilities, str_len
-
 from proxy.wire.fields import BadHandshake, Reader, WireError, lenenc_pairs
+from proxy.wire.mimic_adapter import Capabilities, str_len
 
 LONG_PASSWORD: Final = int(Capabilities.CLIENT_LONG_PASSWORD)
 CONNECT_WITH_DB: Final = int(Capabilities.CLIENT_CONNECT_WITH_DB)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from mysql_mimic.types import Capabilities, ServerStatus, str_len, uint_len
-
 from proxy.wire.fields import Reader, WireError, lenenc_at
+from proxy.wire.mimic_adapter import Capabilities, ServerStatus, str_len, uint_len
 
 OK: Final = 0x00
 LOCAL_INFILE: Final = 0xFB

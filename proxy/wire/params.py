@@ -17,9 +17,8 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
-from mysql_mimic.types import ColumnType, ComStmtExecuteFlags
-
 from proxy.wire.fields import Reader, WireError
+from proxy.wire.mimic_adapter import ColumnType, ComStmtExecuteFlags
 
 UNSIGNED: Final = 0x80
 PARAMS_MAX: Final = 0xFFFF

@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from mysql_mimic.types import Commands
-
 from proxy.wire.commands import (
     COM_CHANGE_USER,
     COM_CLONE,
@@ -37,6 +35,7 @@ from proxy.wire.commands import (
 from proxy.wire.fields import WireError, lenenc_at
 from proxy.wire.framing import HEADER, PAYLOAD_MAX
 from proxy.wire.handshake import MARIADB_CACHE_METADATA
+from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import (
     CURSOR_EXISTS,
     DEPRECATE_EOF,
