@@ -7,7 +7,8 @@ another spelling counts only where the server itself does not tell them apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from engine.catalog import Column, Index, IndexColumn, TableFacts
@@ -17,43 +18,98 @@ from engine.model import TableId
 from engine.queries import statement, text_literal
 from engine.rawrows import text_values
 from engine.retention import Partition, is_by_time
-from engine.store import Timed
+from engine.store import Listing, Timed
 
 Row = tuple[str, ...]
 
 
-def marked_tables(link: Link) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
-    """Every table whose comment holds the word; the bare names of what carries a write to other tables."""
-    names = ("now", "catalog_marked", "catalog_views", "catalog_triggers")
-    now, marked, *carriers = link.run([statement(name) for name in names])
-    found = (TableId(db, name) for db, name, comment in _rows(marked) if is_marked(comment))
-    carrying = frozenset(name.casefold() for result in carriers for (name,) in _rows(result))
-    return Timed((tuple(sorted(found)), carrying), now_ns(now))
+def listing(link: Link) -> Timed[Listing]:
+    """See Store.discover."""
+    now, tables, triggers = link.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
+    marked: dict[TableId, _Signs] = {}
+    carriers = {name for (name,) in _rows(triggers)}
+    for db, name, kind, comment, engine, changed, settled in _rows(tables):
+        if kind.upper() == "VIEW":
+            carriers.add(name)
+        elif is_marked(comment):
+            marked[TableId(db, name)] = _Signs(comment, engine, changed, settled == "1")
+    if any(not signs.changed for signs in marked.values()):
+        _ask_for_times(link, marked)
+    stamps = {table: signs.stamp for table, signs in marked.items()}
+    return Timed(Listing(stamps, frozenset(name.casefold() for name in carriers)), now_ns(now))
+
+
+@dataclass(slots=True)
+class _Signs:
+    """By what it is told that a table is as it was."""
+
+    comment: str
+    engine: str
+    changed: str
+    settled: bool
+    """Whether it was changed so long ago that another change would show another time."""
+
+    @property
+    def stamp(self) -> str | None:
+        return f"{self.changed} {self.engine} {self.comment}" if self.settled else None
+
+
+def _ask_for_times(link: Link, marked: Mapping[TableId, _Signs]) -> None:
+    (times,) = link.run([statement("catalog_times", whose=_whose(marked))])
+    for db, name, changed, settled in _rows(times):
+        if signs := marked.get(TableId(db, name)):
+            signs.changed, signs.settled = changed, settled == "1"
 
 
 def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
     """All about one table, in one packet; None when there is none of that name."""
-    names = {"db": text_literal(table.db), "name": text_literal(table.name)}
-    now, tables, columns, indexes, partitioning = link.run(
-        [
-            statement("now"),
-            *(statement(f"catalog_{name}", **names) for name in ("table", "columns", "indexes", "partitioning")),
-        ]
-    )
-    row = _same_table(table, list(_rows(tables)))
-    if row is None:
-        return Timed(None, now_ns(now))
-    db, name, comment, engine, lower_case_table_names = row
-    facts = TableFacts(
-        TableId(db, name),
-        comment,
-        engine,
-        [_column(rest) for each_db, each_name, *rest in _rows(columns) if (each_db, each_name) == (db, name)],
-        list(_indexes([each for each in _rows(indexes) if each[:2] == (db, name)])),
-        any(each[:2] == (db, name) and is_by_time(*each[2:]) for each in _rows(partitioning)),
-        lower_case_table_names != "0",
-    )
+    found = facts_of(link, [table])
+    return Timed(found.value.get(table), found.now_ns)
+
+
+def facts_of(link: Link, tables: Sequence[TableId]) -> Timed[Mapping[TableId, TableFacts]]:
+    """All about these tables, in one packet, by the names asked for. Those that are not there are left out."""
+    names = ("table", "columns", "indexes", "partitioning")
+    whose = _whose(tables)
+    now, found, *parts = link.run([statement("now"), *(statement(f"catalog_{name}", whose=whose) for name in names)])
+    rows = list(_rows(found))
+    columns, indexes, partitioning = map(_by_table, parts)
+    facts: dict[TableId, TableFacts] = {}
+    exact = {row[:2]: row for row in rows}
+    for table in tables:
+        row = exact.get((table.db, table.name)) or _same_table(table, rows)
+        if row is not None:
+            db, name, comment, engine, lower_case_table_names = row
+            facts[table] = TableFacts(
+                TableId(db, name),
+                comment,
+                engine,
+                [_column(rest) for rest in columns.get((db, name), ())],
+                list(_indexes(indexes.get((db, name), ()))),
+                any(is_by_time(*rest) for rest in partitioning.get((db, name), ())),
+                lower_case_table_names != "0",
+            )
     return Timed(facts, now_ns(now))
+
+
+def _whose(tables: Collection[TableId]) -> str:
+    """The condition on information_schema that finds these tables, and perhaps others that have the database of one and
+    the name of another. Both servers look up names that are listed, and open nothing else."""
+    dbs = ", ".join(text_literal(db) for db in sorted({table.db for table in tables}))
+    names = ", ".join(text_literal(name) for name in sorted({table.name for table in tables}))
+    if not tables:
+        return "FALSE"
+    if len(tables) == 1:
+        return f"table_schema = {dbs} AND table_name = {names}"
+    return f"table_schema IN ({dbs}) AND table_name IN ({names})"
+
+
+def _by_table(result: Result) -> Mapping[Row, list[Row]]:
+    """The rest of each row, by the database and the table that it begins with."""
+    found: dict[Row, list[Row]] = {}
+    for row in _rows(result):
+        found.setdefault(row[:2], []).append(row[2:])
+    return found
 
 
 def partitions(link: Link, table: TableId) -> Timed[list[Partition]]:
@@ -73,11 +129,9 @@ def now_ns(result: Result) -> int:
 
 
 def _same_table(table: TableId, rows: Sequence[Row]) -> Row | None:
+    """The table in another spelling, where the server does not tell spellings apart."""
     for row in rows:
-        if row[:2] == (table.db, table.name):
-            return row
-    for row in rows:
-        if row[-1] != "0" and [each.lower() for each in row[:2]] == [table.db.lower(), table.name.lower()]:
+        if row[-1] != "0" and [word.lower() for word in row[:2]] == [table.db.lower(), table.name.lower()]:
             return row
     return None
 
@@ -89,13 +143,13 @@ def _column(row: Sequence[str]) -> Column:
 
 def _indexes(rows: Sequence[Row]) -> Iterator[Index]:
     """The indexes that can order rows and that a statement can be forced to use."""
-    for name, group in groupby(rows, key=lambda row: row[2]):
+    for name, group in groupby(rows, key=lambda row: row[0]):
         columns = list(group)
-        _, _, _, _, not_unique, kind, _, _, hidden = columns[0]
+        _, _, not_unique, kind, _, _, hidden = columns[0]
         if kind == "BTREE" and hidden == "0":
             parts = tuple(
                 IndexColumn(column, order == "D", bool(column) and prefix == "0")
-                for _, _, _, column, _, _, order, prefix, _ in columns
+                for _, column, _, _, order, prefix, _ in columns
             )
             yield Index(name, not_unique == "0", parts)
 

@@ -284,17 +284,23 @@ LIMIT 1
 ALTER /* ackstream purge */ TABLE $table $nowait
 REORGANIZE PARTITION $names INTO ($definitions)
 
--- name: catalog_marked
--- Tables that may be message tables, with the comments that decide it.
-SELECT /* ackstream catalog */ table_schema, table_name, table_comment
+-- name: catalog_listing
+-- Tables that may be message tables, with what tells that one was changed; and views, as what is written to a view goes
+-- to another table. The servers' own tables and views are left out before they are opened. Every ALTER sets create_time
+-- to the current second. MariaDB opens each table to know it: there it is asked for marked tables only, afterwards.
+SELECT /* ackstream catalog */
+    table_schema, table_name, table_type, table_comment, COALESCE(engine, ''),
+    /*!80000 COALESCE(UNIX_TIMESTAMP(create_time), 0), create_time < NOW() - INTERVAL 2 SECOND */ /*M! '', '' */
 FROM information_schema.tables
-WHERE table_comment LIKE '%vitess\_message%' AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
+WHERE table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
+    AND (table_type = 'VIEW' OR table_comment LIKE '%vitess\_message%')
 
--- name: catalog_views
--- What is written to a view goes to another table. (The servers' own views are of no interest.)
-SELECT /* ackstream catalog */ DISTINCT table_name
+-- name: catalog_times
+-- When tables were made or altered, for MariaDB: it opens no others than those whose names are listed.
+SELECT /* ackstream catalog */
+    table_schema, table_name, COALESCE(UNIX_TIMESTAMP(create_time), 0), create_time < NOW() - INTERVAL 2 SECOND
 FROM information_schema.tables
-WHERE table_type = 'VIEW' AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
+WHERE $whose
 
 -- name: catalog_triggers
 -- What is written to a table with a trigger may go to others, too. Those are shown that the account has TRIGGER on.
@@ -303,36 +309,36 @@ FROM information_schema.triggers
 WHERE event_object_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
 
 -- name: catalog_table
--- One table. MariaDB compares names without regard to case: the caller picks.
+-- Tables by their names. MariaDB compares names without regard to case: the caller picks.
 SELECT /* ackstream catalog */
     table_schema, table_name, table_comment, COALESCE(engine, ''), @@lower_case_table_names
 FROM information_schema.tables
-WHERE table_schema = $db AND table_name = $name AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
+WHERE $whose AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
 
 -- name: catalog_columns
--- Its columns in their order.
+-- Their columns, each table's in their order.
 SELECT /* ackstream catalog */
     table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra,
     column_type
 FROM information_schema.columns
-WHERE table_schema = $db AND table_name = $name
+WHERE $whose
 ORDER BY ordinal_position
 
 -- name: catalog_partitioning
--- How it is partitioned.
+-- How they are partitioned.
 SELECT /* ackstream catalog */ DISTINCT
     table_schema, table_name, COALESCE(partition_method, ''), COALESCE(partition_expression, '')
 FROM information_schema.partitions
-WHERE table_schema = $db AND table_name = $name
+WHERE $whose
 
 -- name: catalog_indexes
--- Its indexes, a column a row. Whether an index is hidden from the optimizer has a name of its own on each server.
+-- Their indexes, a column a row. Whether an index is hidden from the optimizer has a name of its own on each server.
 SELECT /* ackstream catalog */
     table_schema, table_name, index_name, COALESCE(column_name, ''), non_unique, index_type,
     COALESCE(collation, ''), COALESCE(sub_part, 0)
     /*!80000 , is_visible = 'NO' */ /*M!100600 , ignored = 'YES' */
 FROM information_schema.statistics
-WHERE table_schema = $db AND table_name = $name
+WHERE $whose
 ORDER BY index_name, seq_in_index
 
 -- name: kill

@@ -105,13 +105,14 @@ class Engine:
         self._wake_all.cancel()
         for runner in self._runners.values():
             runner.disarm()
+        await self._queues.close()
         await self._shell.close()
 
     # What clients do.
 
-    async def queue(self, table: TableId, *, fresh: bool = False) -> QueueTable:
+    async def queue(self, table: TableId, *, text: bytes | None = None, fresh: bool = False) -> QueueTable:
         """See Queues."""
-        return await self._queues.queue(table, fresh=fresh)
+        return await self._queues.queue(table, text=text, fresh=fresh)
 
     async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
         """See Queues."""
@@ -199,9 +200,13 @@ class Engine:
     def _buried(self, grave: TableId) -> None:
         self.written(grave.name.casefold())
 
-    def schema_changed(self) -> None:
-        """Some table may have been created, altered or dropped."""
-        self._queues.schema_changed()
+    def schema_changed(self, name: str | None = None) -> None:
+        """See Queues."""
+        self._queues.schema_changed(name)
+
+    def schema_told(self) -> None:
+        """The server's log tells that some table was created, altered or dropped."""
+        self._queues.look_again()
 
     def runners(self) -> Iterable[tuple[QueueTable, Dispatcher]]:
         """All queues and their dispatchers, for reading."""
@@ -213,23 +218,22 @@ class Engine:
         if runner := self._runners.get(queue.id):
             runner.reconfigure(queue)
             return
-        runner = TableRunner(self._shell, queue, self._limits, self.schema_changed, self._buried)
+        on_doubt = partial(self._queues.doubt, queue.id)
+        runner = TableRunner(self._shell, queue, self._limits, on_doubt, self._buried)
         self._runners[queue.id] = runner
-        self._index()
+        self._of_name.setdefault(queue.id.name.casefold(), []).append(runner)
+        self.on_queues()
         if self._draining:
             runner.happen(runner.dispatcher.drain)
 
     def _lost(self, table: TableId, text: str) -> None:
         runner = self._runners.pop(table)
-        self._index()
-        runner.retire(text)
-
-    def _index(self) -> None:
-        """There is another queue, or one less."""
-        self._of_name = {}
-        for table, runner in self._runners.items():
-            self._of_name.setdefault(table.name.casefold(), []).append(runner)
+        name = table.name.casefold()
+        self._of_name[name].remove(runner)
+        if not self._of_name[name]:
+            del self._of_name[name]
         self.on_queues()
+        runner.retire(text)
 
 
 def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:

@@ -35,8 +35,14 @@ class EngineSettings:
     blind_scans_per_s: float = 100.0
     """Scans for commits of which it is not known what they touched (a procedure, a trigger, a view), over all tables
     that somebody waits for: one such table is looked at 10 ms after the last time at the latest."""
+    catalog_pause_s: float = 0.25
+    """Between two looks at the catalog at least. The first look comes at once; a program that creates tables all day
+    causes four looks a second at most."""
+    catalog_share: float = 0.05
+    """How much of the time the catalog may be looked at: a look takes a second where there are 100,000 tables."""
     catalog_tables_max: int = 10_000
-    """Tables remembered as not being queues; beyond that they are forgotten and asked for again."""
+    """Tables remembered as not being queues until the next look at the catalog, and other spellings of queues; beyond
+    that they are forgotten and asked for again."""
 
 
 @dataclass(slots=True)
@@ -56,6 +62,10 @@ class Counters:
     unburied: int = 0
     """Attempts at that which failed; the messages stayed where they were."""
     store_errors: int = 0
+    catalog_looks: int = 0
+    catalog_described: int = 0
+    catalog_faults: int = 0
+    """Unexpected exceptions while the catalog was read; it was read again."""
 
 
 class Shell:

@@ -54,15 +54,30 @@ class StoreError(Exception):
         self.lasting = lasting
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What one look at the whole catalog shows."""
+
+    marked: Mapping[TableId, str | None]
+    """Every table whose comment holds the word vitess_message, with a stamp: as long as it is the same, so is what
+    `describe` would say. None: the table was changed a moment ago, and no stamp tells that state from the next."""
+    carriers: frozenset[str]
+    """The bare names, casefolded, of all views and of all tables with triggers, through which a write may reach another
+    table."""
+
+
 class Store(Protocol):
     """All that the engine asks of a database."""
 
-    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
-        """Every table whose comment holds the word vitess_message; and the bare names, casefolded, of all views and of
-        all tables with triggers, through which a write may reach another table."""
+    def discover(self) -> Timed[Listing]:
+        """Every table that is marked as a queue, in a number of statements that does not depend on how many."""
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """The table as a queue; None when it is none (absent, or not marked)."""
+
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+        """Those of the tables that are marked, in the server's spelling, in a number of statements that does not depend
+        on how many. What seems broken may be a table that was being altered: `describe` looks again."""
 
     def scan(
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None

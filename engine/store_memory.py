@@ -31,7 +31,7 @@ from engine.model import (
     Wanted,
 )
 from engine.scanning import Gathering, is_behind
-from engine.store import StoreError, Timed
+from engine.store import Listing, StoreError, Timed
 
 T = TypeVar("T")
 
@@ -97,13 +97,17 @@ class MemoryStore:
 
     # The port.
 
-    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
+    def discover(self) -> Timed[Listing]:
         """See Store."""
-        return self._timed((tuple(sorted(self.tables)), self.carriers))
+        return self._timed(Listing({table: repr(self.tables[table]) for table in sorted(self.tables)}, self.carriers))
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""
         return self._timed(self.tables.get(table))
+
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+        """See Store."""
+        return self._timed({table: self.tables[table] for table in tables if table in self.tables})
 
     def scan(
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None

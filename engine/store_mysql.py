@@ -20,7 +20,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from engine.bury_mysql import Burial
 from engine.catalog import judge
-from engine.catalog_mysql import marked_tables, now_ns, table_facts
+from engine.catalog_mysql import facts_of, listing, now_ns, table_facts
 from engine.fetch_mysql import Fetch
 from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, SessionContext
 from engine.model import (
@@ -47,7 +47,7 @@ from engine.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.rawrows import text_values
 from engine.retention_mysql import Retention
 from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
-from engine.store import StoreError, Timed
+from engine.store import Listing, StoreError, Timed
 
 T = TypeVar("T")
 
@@ -114,10 +114,10 @@ class MySQLStore:
             now, _killed = link.run([statement("now"), statement("kill", connection_id=connection_id)])
         return Timed(None, now_ns(now))
 
-    def discover(self) -> Timed[tuple[tuple[TableId, ...], frozenset[str]]]:
+    def discover(self) -> Timed[Listing]:
         """See Store."""
         with self._pool.link() as link:
-            return marked_tables(link)
+            return listing(link)
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""
@@ -132,6 +132,13 @@ class MySQLStore:
         with self._pool.link() as link:
             facts = table_facts(link, table)
         return Timed(None if facts.value is None else judge(facts.value), facts.now_ns)
+
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+        """See Store."""
+        with self._pool.link() as link:
+            facts = facts_of(link, tables)
+        judged = (judge(found) for found in facts.value.values())
+        return Timed({found.id: found for found in judged if found is not None}, facts.now_ns)
 
     def scan(
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None

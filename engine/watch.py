@@ -158,9 +158,9 @@ class BinlogWatch:
         following.lag_s = batch.lag_s
         if batch.schema_changed:
             loop = asyncio.get_running_loop()
-            engine.schema_changed()
+            engine.schema_told()
             for delay_s in self._limits.schema_again_s:
-                loop.call_later(delay_s, engine.schema_changed)
+                loop.call_later(delay_s, engine.schema_told)
         if batch.everything:
             engine.noticed(None)
             return

@@ -137,7 +137,7 @@ class Hints:
             case Touched() as tag if outcome.ok or outcome.results:
                 self._touch(tag)
                 if tag.schema:
-                    self._engine.schema_changed()
+                    self._engine.schema_changed(tag.table)
             case Settled() as tag if outcome.ok and outcome.affected_rows:
                 self._remember(tag, outcome)
         if (self._touched or self._settled) and not outcome.in_transaction:

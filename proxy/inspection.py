@@ -201,6 +201,7 @@ async def _visible_tables(session: Session, db: str | None, like: bytes | None) 
     question = (
         "SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))"
         " FROM information_schema.tables WHERE table_comment LIKE '%vitess_message%'"
+        " AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')"
         " AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')"
     )
     text = question.encode()

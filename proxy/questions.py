@@ -6,10 +6,13 @@ passed on as it came.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.comment import is_marked
 from engine.model import RowFormat
 from engine.pymysql_adapter import ER
 from engine.store import StoreError
@@ -40,6 +43,12 @@ NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 
 RESTORING_ATTEMPTS = 3
 """Times that a setting of the client's session is set back before the connection is given up."""
+
+NOT_SHOWN = frozenset({ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
+"""Errors of SHOW CREATE TABLE where other questions tell the client in the usual words what is wrong."""
+
+_COUNTER = re.compile(rb"(?<= )AUTO_INCREMENT=[0-9]+ ")
+"""The part of a definition that each INSERT changes."""
 
 UNBOUND = ServerError(
     1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
@@ -101,16 +110,29 @@ def keep_next_transaction(session: Session) -> None:
         raise ServerError(1105, "HY000", text)
 
 
-async def refuse_temporary(session: Session, table: TableName) -> None:
-    """With a temporary table of the queue's name in its place, our questions would show rights on that one."""
+async def definition_seen(session: Session, table: TableName) -> bytes | None:
+    """A digest of the table's definition as this session is shown it, for Queues.inspect: any other definition has
+    another. None where the session is not shown all of it.
+
+    With a temporary table of the queue's name in its place, our questions would show rights on that one: raises
+    ServerError.
+    """
     answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.ask)
-    if answer.outcome.error_code == ER.TABLEACCESS_DENIED_ERROR:
-        return  # With rights on single columns only: on a temporary table one has all rights.
+    if answer.outcome.error_code in NOT_SHOWN:
+        return None  # With rights on single columns only: on a temporary table one has all rights.
     not_refused(answer)
-    statement = _text_row(answer.packets[-2].payload)[1] or b""
-    if statement.replace(b"\0", b"").startswith(b"CREATE TEMPORARY"):
-        text = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
-        raise ServerError(1105, "HY000", text)
+    text = (_text_row(answer.packets[-2].payload)[1] or b"").replace(b"\0", b"")
+    if text.startswith(b"CREATE TEMPORARY"):
+        refusal = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
+        raise ServerError(1105, "HY000", refusal)
+    if not is_marked(text.decode("utf-8", "replace")):
+        return None  # It is no queue, or MariaDB leaves the comment out, as this session's sql_mode asks for.
+    return hashlib.blake2b(_COUNTER.sub(b"", text), digest_size=16).digest()
+
+
+async def refuse_temporary(session: Session, table: TableName) -> None:
+    """A temporary table of the queue's name is in its place: raises ServerError."""
+    await definition_seen(session, table)
 
 
 def as_packet(error: Exception) -> bytes:

@@ -29,12 +29,12 @@ from proxy.questions import (
     Refused,
     as_packet,
     ask_text,
+    definition_seen,
     encodable,
     end_what_we_began,
     keep_next_transaction,
     not_refused,
     read_context,
-    refuse_temporary,
     spelled,
 )
 from proxy.stream import SERVER_LOST, Stream, unforeseen
@@ -150,7 +150,7 @@ class Statements:
         statement = _parse_stream(text, context)
         if statement.param_count:
             raise UNBOUND.again()
-        queue = await self._queue(session, context.full_name(statement.table), fresh=True)
+        queue = await self._queue_to_stream(session, context.full_name(statement.table))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
         where = statement.condition.sql() if statement.condition else "TRUE"
@@ -168,7 +168,7 @@ class Statements:
         was_in_transaction = session.in_transaction
         context = await read_context(session)
         statement = _parse_stream(text, context)
-        queue = await self._queue(session, context.full_name(statement.table), fresh=True)
+        queue = await self._queue_to_stream(session, context.full_name(statement.table))
         # As many places for parameters as the statement has, so that the server counts and takes them.
         condition = statement.condition
         others = statement.param_count - (condition.param_count if condition else 0)
@@ -203,7 +203,7 @@ class Statements:
         ]
         statement = statement.bind(values)
         table = TableName(prepared.table.name, prepared.table.db)
-        queue = await self._queue(session, table, fresh=True)
+        queue = await self._queue_to_stream(session, table)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows come as they come.
         plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
@@ -285,27 +285,33 @@ class Statements:
             text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes
         )
         db = statement.table.db or session.judge.known_db or (await read_context(session)).db
-        queue = await self._queue(session, TableName(statement.table.name, db), fresh=False)
+        queue = await self._queue(session, TableName(statement.table.name, db))
         session.check_interrupted()
         return statement, queue.id
 
     # All.
 
-    async def _queue(self, session: Session, table: TableName, *, fresh: bool) -> QueueTable:
-        """The table as a queue, if the client's session may stream from it and acknowledge in it."""
+    async def _queue_to_stream(self, session: Session, table: TableName) -> QueueTable:
+        """The table as the queue that it is now, if the client's session may stream from it and acknowledge in it."""
+        if table.db is None:
+            raise NO_DATABASE.again()
+        seen = await definition_seen(session, table)
+        queue = await self._queue(session, table, text=seen, fresh=seen is None)
+        probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
+        await ask_text(session, probe.format(table.quoted()))
+        return queue
+
+    async def _queue(
+        self, session: Session, table: TableName, *, text: bytes | None = None, fresh: bool = False
+    ) -> QueueTable:
+        """See Queues.queue; who may not see the table learns nothing about it but what MySQL says."""
         if table.db is None:
             raise NO_DATABASE.again()
         try:
-            queue = await self._engine.queue(TableId(table.db, table.name), fresh=fresh)
+            return await self._engine.queue(TableId(table.db, table.name), text=text, fresh=fresh)
         except UnusableQueue:
-            # Who may not see the table learns nothing about it but what MySQL says.
             await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
             raise
-        if fresh:
-            probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
-            await ask_text(session, probe.format(table.quoted()))
-            await refuse_temporary(session, table)
-        return queue
 
 
 async def _asked_to_prepare(session: Session, text: bytes) -> Answer:

@@ -585,8 +585,11 @@ class TestPurge:
 
 class TestCatalog:
     def test_a_marked_table_is_discovered_and_described(self, subject: Subject) -> None:
-        assert subject.table.id in subject.store.discover().value[0]
+        assert subject.table.id in subject.store.discover().value.marked
         assert subject.store.describe(subject.table.id).value == subject.table
+        absent = TableId(subject.table.id.db, "absent")
+        described = subject.store.describe_all([absent, subject.table.id]).value
+        assert described == {subject.table.id: subject.table}
 
     def test_an_absent_table_is_no_queue(self, subject: Subject) -> None:
         assert subject.store.describe(TableId(subject.table.id.db, "absent")).value is None
@@ -599,6 +602,7 @@ class TestClock:
         answers = [
             store.discover(),
             store.describe(table.id),
+            store.describe_all([table.id]),
             store.scan(table, 10),
             store.claim(table, []),
             store.fetch(table, TEXT, {1: Delivery(0, 0)}, 1000),

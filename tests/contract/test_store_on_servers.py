@@ -7,7 +7,7 @@ import itertools
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from pymysql.constants import COMMAND
 
 from engine import catalog_mysql, store_mysql
 from engine.catalog import TableFacts
-from engine.link import BackendAddress, Link
+from engine.link import BackendAddress, Link, Result
 from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import StoreError, Timed
 from engine.store_mysql import MySQLStore, StoreLimits
@@ -494,10 +494,87 @@ class TestCatalog:
         subject.execute("CREATE TABLE nearly (id INT PRIMARY KEY) COMMENT 'vitess_messages'")
         subject.execute("CREATE TABLE broken (id INT PRIMARY KEY) COMMENT 'see wiki, vitess_message'")
         subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
-        found = [each.name for each in subject.store.discover().value[0] if each.db == subject.database]
-        assert found == ["broken", "messages"]
+        found = {table.name for table in subject.store.discover().value.marked if table.db == subject.database}
+        assert found == {"broken", "messages"}
         assert subject.store.describe(TableId(subject.database, "plain")).value is None
         assert subject.store.describe(TableId(subject.database, "seen")).value is None
+
+    def test_many_tables_are_described_as_each_of_them_is(self, subject: ServerSubject) -> None:
+        other_db = f"{subject.database}_too"
+        subject.execute(f"CREATE DATABASE {other_db}")
+        try:
+            subject.execute(f"CREATE TABLE broken (id INT, {OWN}) COMMENT '{COMMENT}'")
+            subject.execute("CREATE TABLE plain (id INT PRIMARY KEY)")
+            subject.execute(
+                f"CREATE TABLE {other_db}.broken (extra INT, id INT PRIMARY KEY, {OWN}) COMMENT '{COMMENT}'"
+            )
+            subject.execute(f"CREATE TABLE {other_db}.messages LIKE messages")
+            asked = [
+                TableId(db, name) for db in (subject.database, other_db) for name in ("messages", "broken", "plain")
+            ][:-1]
+            alone = {table: subject.store.describe(table).value for table in asked}
+            assert isinstance(alone[TableId(other_db, "broken")], QueueTable)
+            together = subject.store.describe_all(asked).value
+            assert together == {table: found for table, found in alone.items() if found is not None}
+            assert len(together) == 4
+        finally:
+            subject.execute(f"DROP DATABASE {other_db}")
+
+    def test_every_change_of_a_table_changes_its_stamp_and_writing_to_it_does_not(self, subject: ServerSubject) -> None:
+        hidden = "INVISIBLE" if subject.server.flavour == "mysql" else "IGNORED"
+        changes = {
+            "a": "COMMENT 'vitess_message'",
+            "b": "ADD COLUMN more INT",
+            "c": "ADD COLUMN more INT FIRST, ALGORITHM=INSTANT",
+            "d": "RENAME COLUMN body TO text",
+            "e": "DROP COLUMN body",
+            "f": "DROP INDEX next_up",
+            "g": "ADD INDEX by_epoch (epoch)",
+            "h": "RENAME INDEX next_up TO other",
+            "i": f"ALTER INDEX next_up {hidden}",
+            "j": "ALTER COLUMN body SET DEFAULT 5",
+            "k": "MODIFY COLUMN body BIGINT",
+            "l": "ENGINE=MyISAM",
+        }
+        definition = f"(id INT PRIMARY KEY, {OWN}, body INT, KEY next_up (time_acked, priority, time_next))"
+        for name in [*changes, "same"]:
+            subject.execute(f"CREATE TABLE {name} {definition} COMMENT '{COMMENT}'")
+
+        def stamps() -> Mapping[str, str | None]:
+            marked = subject.store.discover().value.marked
+            return {table.name: stamp for table, stamp in marked.items() if table.db == subject.database}
+
+        eventually(lambda: None not in stamps().values())
+        before = stamps()
+        for name, change in changes.items():
+            subject.execute(f"ALTER TABLE {name} {change}")
+        subject.execute("INSERT INTO same (id) VALUES (1)")
+        subject.execute("UPDATE same SET epoch = 1")
+        after = stamps()
+        assert {name for name in after if after[name] == before[name]} == {"same", "messages"}
+
+    def test_a_look_takes_as_many_statements_for_a_hundred_queues_as_for_one(
+        self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sent: list[str] = []
+        run = Link.run
+
+        def counted(link: Link, statements: Sequence[str], *more: Any) -> list[Result]:
+            sent.extend(statements)
+            return run(link, statements, *more)
+
+        def statements_of_a_look() -> int:
+            sent.clear()
+            marked = subject.store.discover().value.marked
+            subject.store.describe_all(list(marked))
+            return len(sent)
+
+        subject.store.discover()  # Its connection is open now.
+        monkeypatch.setattr(Link, "run", counted)
+        few = statements_of_a_look()
+        for number in range(100):
+            subject.execute(f"CREATE TABLE m{number} LIKE messages")
+        assert statements_of_a_look() == few <= 9
 
     def test_everything_wrong_is_told_at_once(self, subject: ServerSubject) -> None:
         subject.execute(
@@ -584,10 +661,10 @@ class TestCatalog:
         names = {"plain", "Süß", "seen"}
         for name in ("plain", "Süß"):
             subject.execute(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)")
-        assert not names & subject.store.discover().value[1]
+        assert not names & subject.store.discover().value.carriers
         subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
         subject.execute("CREATE TRIGGER t AFTER DELETE ON `Süß` FOR EACH ROW DELETE FROM messages WHERE id = OLD.id")
-        carriers = subject.store.discover().value[1]
+        carriers = subject.store.discover().value.carriers
         assert {"seen", "süss"} <= carriers
         assert "plain" not in carriers
         assert "processlist" not in carriers

@@ -26,8 +26,8 @@ class Engineer:
     def written(self, name: str | None, *, inserted: bool = False) -> None:
         self.told.append(("inserted" if inserted else "written", name))
 
-    def schema_changed(self) -> None:
-        self.told.append(("schema",))
+    def schema_changed(self, name: str | None = None) -> None:
+        self.told.append(("schema", name))
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         self.told.append(("acked", None if values is None else list(values), certain))
@@ -103,7 +103,7 @@ def test_a_transaction_over_very_many_tables_wakes_all(hints: Hints, engineer: E
 
 def test_a_changed_table_makes_the_catalog_stale(hints: Hints, engineer: Engineer) -> None:
     hints.finished(done(Touched("m", schema=True)))
-    assert engineer.told == [("schema",), ("written", "m")]
+    assert engineer.told == [("schema", "m"), ("written", "m")]
 
 
 def test_an_ack_is_certain_when_it_affected_all_that_it_names(hints: Hints, engineer: Engineer) -> None:

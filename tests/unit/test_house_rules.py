@@ -27,6 +27,7 @@ ALLOWED: dict[str, int] = {}
 ENGINE_SHELL = {
     "engine.carriers",
     "engine.binlog_pipe",
+    "engine.gathered",
     "engine.link",
     "engine.pool",
     "engine.pymysql_adapter",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.effects import Cause
@@ -39,6 +40,11 @@ class OneTableIsIll(MemoryStore):
         if table == OTHER:
             raise StoreError("the table is being altered", code=1205)
         return super().describe(table)
+
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+        if OTHER in tables:
+            raise StoreError("a table is being altered", code=1205)
+        return super().describe_all(tables)
 
 
 def test_an_acknowledgement_frees_its_message_at_once_also_when_the_id_is_zero() -> None:

@@ -1,0 +1,108 @@
+"""Calls that are shared by those who ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.gathered import Gathered
+
+
+class Slow:
+    """A function that returns when it is let go, with the number of the run."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.gates: list[asyncio.Event] = []
+        self.began = asyncio.Event()
+
+    async def run(self, key: str) -> tuple[str, int]:
+        self.runs += 1
+        number = self.runs
+        self.gates.append(gate := asyncio.Event())
+        self.began.set()
+        await gate.wait()
+        if key == "bad":
+            raise ValueError(number)
+        return key, number
+
+    async def begun(self) -> None:
+        await self.began.wait()
+        self.began.clear()
+
+
+def test_who_asks_during_a_run_shares_the_next_one_with_all_who_do() -> None:
+    async def play() -> None:
+        slow = Slow()
+        gathered = Gathered(slow.run)
+        first = asyncio.create_task(gathered("a"))
+        await slow.begun()
+        others = [asyncio.create_task(gathered("a")) for _ in range(1_000)]
+        other_key = asyncio.create_task(gathered("b"))
+        await slow.begun()
+        slow.gates[0].set()
+        assert await first == ("a", 1)
+        await slow.begun()
+        for gate in slow.gates:
+            gate.set()
+        assert set(await asyncio.gather(*others)) == {("a", 3)}
+        assert await other_key == ("b", 2)
+        late = asyncio.create_task(gathered("a"))
+        await slow.begun()
+        slow.gates[-1].set()
+        assert await late == ("a", 4)
+
+    asyncio.run(play())
+
+
+def test_an_exception_goes_to_all_who_wait_for_that_run_and_to_nobody_else() -> None:
+    async def play() -> None:
+        slow = Slow()
+        gathered = Gathered(slow.run)
+        first = asyncio.create_task(gathered("bad"))
+        await slow.begun()
+        second = asyncio.create_task(gathered("bad"))
+        slow.gates[0].set()
+        with pytest.raises(ValueError, match="1"):
+            await first
+        await slow.begun()
+        slow.gates[1].set()
+        with pytest.raises(ValueError, match="2"):
+            await second
+
+    asyncio.run(play())
+
+
+def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
+    async def play() -> None:
+        slow = Slow()
+        gathered = Gathered(slow.run)
+        first = asyncio.create_task(gathered("a"))
+        await slow.begun()
+        gone, stays = (asyncio.create_task(gathered("a")) for _ in range(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        slow.gates[0].set()
+        await slow.begun()
+        slow.gates[1].set()
+        assert (await first, await stays) == (("a", 1), ("a", 2))
+
+    asyncio.run(play())
+
+
+def test_closing_ends_what_runs_and_what_waits() -> None:
+    async def play() -> None:
+        slow = Slow()
+        gathered = Gathered(slow.run)
+        tasks = [asyncio.create_task(gathered("a"))]
+        await slow.begun()
+        tasks.append(asyncio.create_task(gathered("a")))
+        await asyncio.sleep(0)
+        await gathered.close()
+        assert all(
+            isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*tasks, return_exceptions=True)
+        )
+        assert slow.runs == 1
+
+    asyncio.run(play())

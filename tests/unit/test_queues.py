@@ -1,0 +1,400 @@
+"""What is known of queues: when the catalog is asked, how often, and what becomes of faults."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from engine.carriers import Carriers
+from engine.model import BrokenTable, QueueTable, TableId
+from engine.queues import TEXTS_MAX, Listener, Queues, UnusableQueue
+from engine.shell import EngineSettings, Shell
+from engine.store import Listing, StoreError, Timed
+from engine.store_memory import MemoryStore
+from tests.support.play import queue_table
+
+QUEUE = queue_table()
+SEEN, OTHER_TEXT = b"seen", b"another"
+
+
+def table(number: int) -> TableId:
+    return TableId("test", f"m{number}")
+
+
+@dataclass
+class CountingStore(MemoryStore):
+    """It counts its calls, and does what the test wants before it answers."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    described: list[TableId] = field(default_factory=list)
+    before: Callable[[str, Sequence[TableId]], None] = lambda _name, _tables: None
+    stir: Callable[[], object] = lambda: None
+
+    def discover(self) -> Timed[Listing]:
+        self.calls["discover"] += 1
+        self.stir()
+        self.before("discover", [])
+        return super().discover()
+
+    def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
+        self.calls["describe"] += 1
+        self.described.append(table)
+        answer = super().describe(table)
+        self.before("describe", [table])
+        return answer
+
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+        self.calls["describe_all"] += 1
+        self.described += tables
+        self.before("describe_all", tables)
+        return super().describe_all(tables)
+
+    def forget_calls(self) -> None:
+        self.calls.clear()
+        self.described.clear()
+
+
+class Catalog:
+    """The queues of a store, and what their listener is told."""
+
+    def __init__(self, store: CountingStore, settings: EngineSettings) -> None:
+        self.store = store
+        self.running: dict[TableId, QueueTable] = {}
+        self.found: Callable[[QueueTable], None] = lambda _queue: None
+        self.shell = Shell(store, settings)
+        self.stirred = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        store.stir = lambda: loop.call_soon_threadsafe(self.stirred.set)
+        self.queues = Queues(self.shell, Carriers(), Listener(self._found, self._lost, lambda: None))
+
+    def _found(self, queue: QueueTable) -> None:
+        self.found(queue)
+        self.running[queue.id] = queue
+        self.stirred.set()
+
+    def _lost(self, table: TableId, _text: str) -> None:
+        del self.running[table]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what follows from the calls of the store and from what it answers."""
+        async with asyncio.timeout(10):
+            while not condition():
+                await self.stirred.wait()
+                self.stirred.clear()
+
+
+def play(
+    scene: Callable[[Catalog], Awaitable[None]], *, queues: int = 1, settings: EngineSettings | None = None
+) -> None:
+    """Play a scene on a catalog of so many queues, named m0, m1, … It is read when the scene has it read."""
+
+    async def played() -> None:
+        store = CountingStore(now_ns=10**18)
+        for number in range(queues):
+            store.add_table(replace(QUEUE, id=table(number)))
+        catalog = Catalog(store, settings or EngineSettings(catalog_interval_s=3600, catalog_pause_s=0.001))
+        await catalog.queues.start()
+        store.forget_calls()
+        try:
+            await scene(catalog)
+        finally:
+            await catalog.queues.close()
+            await catalog.shell.close()
+
+    asyncio.run(played())
+
+
+# What a look costs.
+
+
+@pytest.mark.parametrize("queues", [1, 1_000])
+def test_a_look_at_a_catalog_that_did_not_change_is_one_question_however_many_queues_there_are(queues: int) -> None:
+    async def scene(catalog: Catalog) -> None:
+        assert len(catalog.running) == queues
+        await catalog.queues.refresh()
+        assert catalog.store.calls == {"discover": 1}
+
+    play(scene, queues=queues)
+
+
+def test_a_look_describes_what_changed_and_nothing_else_all_in_one_call() -> None:
+    async def scene(catalog: Catalog) -> None:
+        store = catalog.store
+        for number in (3, 5):
+            changed = replace(QUEUE, id=table(number), columns=(*QUEUE.columns, "more"))
+            store.tables[table(number)] = changed
+        del store.tables[table(7)]
+        store.add_table(replace(QUEUE, id=table(1_000)))
+        await catalog.queues.refresh()
+        assert store.calls == {"discover": 1, "describe_all": 1}
+        assert set(store.described) == {table(3), table(5), table(7), table(1_000)}
+        assert catalog.running.keys() == {table(number) for number in (*range(100), 1_000) if number != 7}
+        assert "more" in catalog.running[table(3)].columns
+
+    play(scene, queues=100)
+
+
+def test_a_thousand_changes_in_a_row_cause_one_look_at_once_and_the_next_after_a_pause() -> None:
+    async def scene(catalog: Catalog) -> None:
+        catalog.queues.look_again()
+        await catalog.until(lambda: catalog.store.calls["discover"] == 1)
+        for _ in range(1_000):
+            catalog.queues.schema_changed("t")
+            await asyncio.sleep(0)
+        for _ in range(10):  # Each takes as long as a look would.
+            await catalog.queues.inspect(table(0), fresh=True)
+        assert catalog.store.calls["discover"] == 1
+
+    play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
+
+
+def test_looks_take_no_more_than_their_share_of_the_time() -> None:
+    async def scene(catalog: Catalog) -> None:
+        def slowly(_name: str, _tables: Sequence[TableId]) -> None:
+            threading.Event().wait(0.02)
+
+        catalog.store.before = slowly
+        catalog.queues.look_again()
+        await catalog.until(lambda: catalog.store.calls["discover"] == 1)
+        catalog.queues.look_again()
+        for _ in range(10):
+            await catalog.queues.inspect(table(0), fresh=True)
+        assert catalog.store.calls["discover"] == 1
+
+    play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=0.001, catalog_share=0.000_001))
+
+
+# What is asked of single tables.
+
+
+def test_a_definition_that_was_seen_with_what_is_known_asks_nothing() -> None:
+    async def scene(catalog: Catalog) -> None:
+        for _ in range(2):
+            assert (await catalog.queues.queue(table(0), text=SEEN)).id == table(0)
+        assert catalog.store.calls == {"describe": 1}
+        catalog.queues.schema_changed()
+        await catalog.queues.queue(table(0), text=SEEN)
+        assert catalog.store.calls["describe"] == 1
+
+    play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
+
+
+def test_a_definition_that_is_new_has_the_table_looked_at_before_it_is_used() -> None:
+    async def scene(catalog: Catalog) -> None:
+        await catalog.queues.queue(table(0), text=SEEN)
+        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0), default_columns=("id", "more"))
+        queue = await catalog.queues.queue(table(0), text=OTHER_TEXT)
+        assert queue.default_columns == ("id", "more")
+        assert catalog.running[table(0)] == queue
+        del catalog.store.tables[table(0)]
+        with pytest.raises(UnusableQueue, match="not a message table"):
+            await catalog.queues.queue(table(0), text=b"a third")
+        assert not catalog.running
+
+    play(scene)
+
+
+def test_a_definition_from_before_the_last_change_proves_nothing() -> None:
+    async def scene(catalog: Catalog) -> None:
+        await catalog.queues.queue(table(0), text=SEEN)
+        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0), default_columns=("id", "more"))
+        await catalog.queues.queue(table(0), text=OTHER_TEXT)
+        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0))
+        assert (await catalog.queues.queue(table(0), text=SEEN)).default_columns == QUEUE.default_columns
+
+    play(scene)
+
+
+def test_a_thousand_clients_that_ask_at_once_cause_two_looks() -> None:
+    async def scene(catalog: Catalog) -> None:
+        asking = (catalog.queues.queue(table(0), text=SEEN) for _ in range(1_000))
+        await asyncio.gather(*asking)
+        assert catalog.store.calls["describe"] <= 2
+
+    play(scene)
+
+
+def test_a_changed_table_is_looked_at_when_it_is_asked_for_and_the_others_are_not() -> None:
+    async def scene(catalog: Catalog) -> None:
+        await catalog.queues.refresh()  # The next one is an hour away.
+        catalog.store.forget_calls()
+        catalog.queues.schema_changed("m1")
+        for number in (0, 1, 1, 2):
+            await catalog.queues.queue(table(number))
+        assert catalog.store.described == [table(1)]
+        catalog.queues.schema_changed()
+        for number in (0, 1, 2):
+            await catalog.queues.queue(table(number))
+        assert catalog.store.described == [table(1), table(0), table(1), table(2)]
+
+    play(scene, queues=3, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
+
+
+def test_a_look_at_everything_makes_single_looks_unnecessary() -> None:
+    async def scene(catalog: Catalog) -> None:
+        catalog.queues.schema_changed()
+        await catalog.queues.refresh()
+        for number in range(100):
+            await catalog.queues.queue(table(number))
+        assert catalog.store.calls == {"discover": 1}
+
+    play(scene, queues=100)
+
+
+def test_what_the_log_tells_has_the_catalog_read_and_does_not_hold_up_acknowledgements() -> None:
+    async def scene(catalog: Catalog) -> None:
+        await catalog.queues.refresh()
+        catalog.queues.look_again()
+        await catalog.queues.queue(table(0))
+        assert catalog.store.calls == {"discover": 1}
+
+    play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
+
+
+def test_a_table_that_the_server_doubts_is_described_again_although_its_stamp_is_the_same() -> None:
+    async def scene(catalog: Catalog) -> None:
+        catalog.queues.doubt(table(1))
+        await catalog.queues.refresh()
+        assert catalog.store.described == [table(1)]
+
+    play(scene, queues=3)
+
+
+def test_what_an_earlier_look_shows_does_not_replace_what_a_later_one_has_shown() -> None:
+    async def scene(catalog: Catalog) -> None:
+        store, go_on, waits = catalog.store, threading.Event(), threading.Event()
+
+        def hold_the_single_look(name: str, _tables: Sequence[TableId]) -> None:
+            if name == "describe":
+                waits.set()
+                go_on.wait(10)
+
+        store.before = hold_the_single_look
+        early = asyncio.create_task(catalog.queues.inspect(table(0), fresh=True))
+        await asyncio.to_thread(waits.wait, 10)
+        store.tables[table(0)] = replace(QUEUE, id=table(0), columns=("new",))
+        await catalog.queues.refresh()
+        assert catalog.running[table(0)].columns == ("new",)
+        go_on.set()
+        await early
+        assert catalog.running[table(0)].columns == ("new",)
+
+    play(scene)
+
+
+# Memory.
+
+
+def test_tables_that_are_no_queues_are_remembered_until_the_next_look_and_not_without_bound() -> None:
+    async def scene(catalog: Catalog) -> None:
+        before = catalog.queues.remembered
+        for number in range(100, 200):
+            assert await catalog.queues.inspect(table(number)) is None
+        assert catalog.queues.remembered <= before + 10
+        asked = catalog.store.calls["describe"]
+        assert await catalog.queues.inspect(table(199)) is None
+        assert catalog.store.calls["describe"] == asked
+        await catalog.queues.refresh()
+        assert catalog.queues.remembered == before
+
+    play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=0.001, catalog_tables_max=10))
+
+
+def test_queues_that_are_dropped_are_forgotten() -> None:
+    async def scene(catalog: Catalog) -> None:
+        catalog.store.tables.clear()
+        await catalog.queues.refresh()
+        await catalog.queues.refresh()
+        assert catalog.queues.remembered == 0
+        assert not catalog.running
+
+    play(scene, queues=100)
+
+
+def test_of_the_definitions_of_a_queue_a_few_are_remembered() -> None:
+    async def scene(catalog: Catalog) -> None:
+        before = catalog.queues.remembered
+        for number in range(10 * TEXTS_MAX):
+            await catalog.queues.queue(table(0), text=b"%d" % number)
+        assert catalog.queues.remembered <= before + TEXTS_MAX
+
+    play(scene)
+
+
+# Faults.
+
+
+@pytest.mark.parametrize("error", [StoreError("the server is gone"), ValueError("a fault of ours")])
+def test_a_look_that_fails_is_made_again_and_finds_what_was_missed(error: Exception) -> None:
+    async def scene(catalog: Catalog) -> None:
+        failing = iter([True, True, False])
+
+        def fail(name: str, _tables: Sequence[TableId]) -> None:
+            if name == "discover" and next(failing, False):
+                raise error
+
+        catalog.store.before = fail
+        catalog.store.add_table(replace(QUEUE, id=table(5)))
+        catalog.queues.look_again()
+        await catalog.until(lambda: table(5) in catalog.running)
+        assert catalog.shell.counters.catalog_faults == (2 if isinstance(error, ValueError) else 0)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("error", [StoreError("it is locked"), ValueError("a fault of ours")])
+def test_a_table_that_cannot_be_described_harms_no_other_and_is_described_when_it_can_be(error: Exception) -> None:
+    async def scene(catalog: Catalog) -> None:
+        ill = True
+
+        def fail(_name: str, tables: Sequence[TableId]) -> None:
+            if table(5) in tables and ill:
+                raise error
+
+        catalog.store.before = fail
+        for number in (4, 5, 6):
+            catalog.store.add_table(replace(QUEUE, id=table(number)))
+        await catalog.queues.refresh()
+        assert catalog.running.keys() == {table(0), table(4), table(6)}
+        with pytest.raises(StoreError):
+            await catalog.queues.queue(table(5))
+        ill = False
+        await catalog.queues.refresh()
+        assert table(5) in catalog.running
+
+    play(scene)
+
+
+def test_a_queue_that_could_not_be_started_is_started_by_the_next_look() -> None:
+    async def scene(catalog: Catalog) -> None:
+        def refuse(queue: QueueTable) -> None:
+            if queue.id == table(5):
+                raise ValueError("a fault of ours")
+
+        catalog.found = refuse
+        for number in (4, 5, 6):
+            catalog.store.add_table(replace(QUEUE, id=table(number)))
+        await catalog.queues.refresh()
+        assert catalog.running.keys() == {table(0), table(4), table(6)}
+        assert catalog.shell.counters.catalog_faults == 1
+        catalog.found = lambda _queue: None
+        await catalog.queues.refresh()
+        assert table(5) in catalog.running
+
+    play(scene)
+
+
+def test_a_broken_table_says_so_and_ends_its_queue() -> None:
+    async def scene(catalog: Catalog) -> None:
+        catalog.store.tables[table(0)] = BrokenTable(table(0), ("column id is missing",))
+        await catalog.queues.refresh()
+        assert not catalog.running
+        with pytest.raises(UnusableQueue, match="column id is missing"):
+            await catalog.queues.queue(table(0))
+
+    play(scene)
