@@ -89,6 +89,8 @@ def main() -> None:
 
 def said(outcome: Outcome) -> str:
     """An outcome in a line."""
+    if outcome.beside:
+        return f"batch {outcome.batch}: {outcome.messages:,} messages in {outcome.queue}, ended by another run of it"
     if not outcome.added:
         return f"batch {outcome.batch} is in {outcome.queue} already ({outcome.messages:,} messages): nothing added"
     rate = outcome.messages / max(outcome.seconds, 0.001)

@@ -82,8 +82,9 @@ class Direct:
         slices = {number: Slice(mark, self._time_of_mark(number), published=False) for number, mark in marks.items()}
         connection.begin()
         with connection.cursor() as cursor:
-            ledger.lock(cursor, load.batch)
-            if known := ledger.slices(connection, load.batch.name):  # another driver was faster
+            finished = ledger.lock(cursor, load.batch).finished is not None
+            # Another driver was faster. Slices that it has published and forgotten must not be written down again.
+            if (known := ledger.slices(connection, load.batch.name)) or finished:
                 connection.rollback()
                 return known
             if with_ids and (there := self._find(connection, marks)):
@@ -114,9 +115,9 @@ class Direct:
         return drawn
 
     def look(self) -> tuple[int, ...]:
-        """Publish the slices whose marks are there."""
+        """Publish the slices whose marks are there; other runs of the batch may do so, too."""
         if self._missing:
-            self._missing -= self._load.endpoint.run(self._publish)
+            self._missing = self._load.endpoint.run(self._publish)
         return tuple(sorted(self._missing))
 
     def _publish(self, connection: Any) -> set[int]:
@@ -129,8 +130,9 @@ class Direct:
                 # The ledger's row first: whoever else publishes this slice waits for it, and then finds it done.
                 if load.ledger.publish(cursor, load.batch.name, number):
                     self._release(cursor, number, time_next)
+            missing = load.ledger.unpublished(cursor, load.batch.name)
         connection.commit()
-        return set(found)
+        return missing
 
     def _release(self, cursor: Any, number: int, time_next: int | None) -> None:
         mark = self._marks[number]
@@ -187,15 +189,16 @@ class Direct:
         frame = load.sliced(wanted)
         load.write(frame.select([value.alias(name) for name, value in columns.items()]), load.table.quoted)
 
-    def finish(self, report: Callable[[Progress], None]) -> None:
+    def finish(self, report: Callable[[Progress], None]) -> bool:
         """Write down that all of it is in."""
         load = self._load
+        tried: set[int] = set()
 
-        def done(connection: Any) -> None:
+        def done(connection: Any) -> bool:
             connection.begin()
             with connection.cursor() as cursor:
-                if load.ledger.lock(cursor, load.batch).finished is None:
-                    load.ledger.finish(cursor, load.batch.name)
+                by_us = load.ledger.finish(cursor, load.batch, tried)
             connection.commit()
+            return by_us
 
-        load.endpoint.run(done)
+        return load.endpoint.run(done)

@@ -45,13 +45,15 @@ ENDING_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch. `added`: by this very run."""
+    """What became of a batch. Of all runs of it exactly one says that it `added` it."""
 
     batch: str
     queue: str
     messages: int
     added: bool
     seconds: float
+    beside: bool = False
+    """Another run of it was at work at the same time, and ended it."""
 
 
 def enqueue(
@@ -91,15 +93,16 @@ def enqueue(
     if problems:
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
     load = _begun(frame, fitting, queue, endpoint, batch, mode, spread_s, settings, report)
-    if load.batch.finished is None:
+    there = load.batch.finished is not None
+    added = False
+    if not there:
         try:
-            _carry_out(Direct(load) if mode == "streaming" else Staged(load), load, report)
+            added = _carry_out(Direct(load) if mode == "streaming" else Staged(load), load, report)
         except AbandonedError:
             settle(endpoint, queue, load.batch)
             raise
-    return Outcome(
-        batch, f"{database}.{name}", load.batch.messages, load.batch.finished is None, time.monotonic() - began
-    )
+    seconds = time.monotonic() - began
+    return Outcome(batch, f"{database}.{name}", load.batch.messages, added, seconds, beside=not (there or added))
 
 
 def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Settings) -> None:
@@ -160,8 +163,8 @@ def _cut(fitting: Mapped, queue: Table, known: Batch | None, settings: Settings)
     return cut, facts
 
 
-def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> None:
-    """Write what is missing until nothing is."""
+def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> bool:
+    """Write what is missing until nothing is; whether it was this run that ended the batch."""
     way.prepare()
     failure: BaseException | None = None
     for _ in range(load.settings.rounds):
@@ -176,7 +179,7 @@ def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> None
                 f"{left:,} of {load.batch.messages:,} messages could not be written:"
                 f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}"
             ) from failure
-    way.finish(report)
+    return way.finish(report)
 
 
 def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Progress], None]) -> BaseException | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -172,13 +173,31 @@ class Ledger:
             )
             return [(Batch(*row[:-2]), row[-2], row[-1]) for row in cursor.fetchall()]
 
-    def finish(self, cursor: Any, batch: str) -> None:
-        """Write down that all of it is published. Its slices are of no more interest."""
+    def finish(self, cursor: Any, batch: Batch, tried: set[int]) -> bool:
+        """Write down that all of it is published, unless that is done; whether it was this run that did it.
+
+        Of several runs of a batch exactly one gets True, though answers to commits are lost and this is repeated:
+        `tried` keeps the moments that this run has written, each with a random end. Raises AbandonedError.
+        """
+        finished = self.lock(cursor, batch).finished
+        if finished is not None:
+            return finished in tried
+        cursor.execute(f"SELECT {NOW_NS}")
+        moment = cursor.fetchone()[0] + secrets.randbelow(1000)  # the server's clock counts microseconds
+        tried.add(moment)
+        this = [self._table.name, batch.name]
+        cursor.execute(f"UPDATE {self._batches} SET finished = {moment} WHERE queue = %s AND batch = %s", this)
+        # They are of no more interest.
+        cursor.execute(f"DELETE FROM {self._slices} WHERE queue = %s AND batch = %s", this)
+        return True
+
+    def unpublished(self, cursor: Any, batch: str) -> set[int]:
+        """The slices that are written down and not published, by whomever."""
         cursor.execute(
-            f"UPDATE {self._batches} SET finished = {NOW_NS} WHERE queue = %s AND batch = %s AND finished IS NULL",
+            f"SELECT slice FROM {self._slices} WHERE queue = %s AND batch = %s AND published IS NULL",
             [self._table.name, batch],
         )
-        cursor.execute(f"DELETE FROM {self._slices} WHERE queue = %s AND batch = %s", [self._table.name, batch])
+        return {number for (number,) in cursor.fetchall()}
 
     def slices(self, connection: Any, batch: str) -> dict[int, Slice]:
         """The slices that are written down."""

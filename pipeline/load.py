@@ -115,8 +115,8 @@ class Way(Protocol):
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks that write these."""
 
-    def finish(self, report: Callable[[Progress], None]) -> None:
-        """All are there: end the batch."""
+    def finish(self, report: Callable[[Progress], None]) -> bool:
+        """All are there: end the batch, unless another run has done it; whether it was this one."""
 
 
 def slices_wanted(facts: Facts, settings: Settings) -> int:

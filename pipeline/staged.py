@@ -55,12 +55,20 @@ class Staged:
 
     def look(self) -> tuple[int, ...]:
         """See which slices are staged: all, each time, since a failover may take back what was there."""
+        return self._load.endpoint.run(self._missing)
+
+    def _missing(self, connection: Any) -> tuple[int, ...]:
+        load = self._load
+        found = load.ledger.find(connection, load.batch.name)
+        if found and found.begun == load.batch.begun and found.finished is not None:
+            return ()  # another run has published it
         try:
-            staged = self._load.endpoint.run(lambda connection: slices_staged(connection, self._staging, self._filled))
+            staged = slices_staged(connection, self._staging, self._filled)
         except pymysql.ProgrammingError as error:
             if error.args[0] != ER.NO_SUCH_TABLE:
                 raise
-            self._load.endpoint.run(self._check)
+            if self._is_finished(connection):  # just now
+                return ()
             raise JobError("the staging table has been dropped: run this again") from None
         return tuple(number for number in self._filled if number not in staged)
 
@@ -71,32 +79,35 @@ class Staged:
         columns = [row.alias(ROW), *(f.col(quoted(each)) for each in names)]
         self._load.write(self._load.sliced(wanted).select(columns), self._staging)
 
-    def finish(self, report: Callable[[Progress], None]) -> None:
+    def finish(self, report: Callable[[Progress], None]) -> bool:
         """Publish it all."""
         load = self._load
+        tried: set[int] = set()
         try:
-            load.endpoint.run(lambda connection: self._publish(connection, report))
+            by_us = load.endpoint.run(lambda connection: self._publish(connection, report, tried))
         except pymysql.MySQLError as error:
             raise JobError(
                 f"the server refuses the batch, none of it is in the queue: {error.args[1]}. Make the data fit and give"
                 " it another name, or make room for it and run this again"
             ) from None
         load.endpoint.run(lambda connection: _execute(connection, f"DROP TABLE IF EXISTS {self._staging}"))
+        return by_us
 
-    def _check(self, connection: Any) -> None:
-        """Raise AbandonedError if so: whoever abandons a batch locks it first, and then drops its table."""
+    def _is_finished(self, connection: Any) -> bool:
+        """Raises AbandonedError if so: whoever abandons a batch locks it first, and then drops its table."""
         with connection.cursor() as cursor:
-            self._load.ledger.lock(cursor, self._load.batch)
+            return self._load.ledger.lock(cursor, self._load.batch).finished is not None
 
-    def _publish(self, connection: Any, report: Callable[[Progress], None]) -> None:
+    def _publish(self, connection: Any, report: Callable[[Progress], None], tried: set[int]) -> bool:
         load = self._load
         with connection.cursor() as cursor:
             # Else the server locks each row that is staged while it copies it.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.begin()
             if load.ledger.lock(cursor, load.batch).finished is not None:
+                by_us = load.ledger.finish(cursor, load.batch, tried)
                 connection.rollback()
-                return
+                return by_us
             cursor.execute(f"SELECT {NOW_NS}")
             (now,) = cursor.fetchone()
             done = 0
@@ -106,8 +117,9 @@ class Staged:
                 report(Progress("publishing", done, load.batch.messages))
             if done != load.batch.messages:
                 raise JobError(f"{done:,} of {load.batch.messages:,} messages are staged: run this again")
-            load.ledger.finish(cursor, load.batch.name)
+            by_us = load.ledger.finish(cursor, load.batch, tried)
         connection.commit()
+        return by_us
 
     def _verify(self, cursor: Any, number: int) -> None:
         version, expected = self._load.cut.version, self._load.slices[number]
