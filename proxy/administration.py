@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.comment import (
@@ -154,7 +155,8 @@ class Administration:
     async def _read(self, session: Session, text: bytes) -> tuple[Context, QueueStatement]:
         """The statement, its tables with their databases."""
         context = await read_context(session)
-        statement = parse_queue_statement(text, OPTIONS, context.codec, context.mode)
+        read = partial(parse_queue_statement, options=OPTIONS, codec=context.codec, mode=context.mode)
+        statement = await session.proxy.reading.whole(session, text, read)
         named: dict[str, Any] = {
             each.name: _full_name(context, name)
             for each in fields(statement)

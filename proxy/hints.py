@@ -16,7 +16,7 @@ from engine.cursor import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import Engine
 from proxy.wire.walker import Outcome
-from sqlrewrite.ack import SettleStatement
+from sqlrewrite.ack import KEYS_MAX, SettleStatement
 from sqlrewrite.classify import Head, Kill, Verb
 from sqlrewrite.names import Param
 from sqlrewrite.queues import QueueStatement
@@ -24,7 +24,7 @@ from sqlrewrite.stream import StreamStatement
 
 TOUCHED_TABLES_MAX = 64
 """Tables remembered for one transaction; one that touches more wakes all."""
-SETTLED_VALUES_MAX = 100_000
+SETTLED_VALUES_MAX = KEYS_MAX
 """Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
 
 

@@ -19,6 +19,7 @@ from engine.store import StoreError
 from proxy.administration import Administration
 from proxy.inspection import Inspection
 from proxy.legs import ClientLeg, ServerLeg
+from proxy.reading import Reading
 from proxy.session import Session
 from proxy.settings import Settings
 from proxy.statements import Statements
@@ -51,6 +52,7 @@ class Proxy:
         self._unix_socket: UnixSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
+        self.reading = Reading()
         administration = Administration(engine, Inspection(engine, self.streams))
         self.carry_out = Statements(engine, settings.ping_interval_s, administration).carry_out
 
@@ -91,6 +93,7 @@ class Proxy:
             log.warning("%d connections were cut off at the end of the drain", len(self.sessions))
         for session in list(self.sessions):
             session.client.abort()
+        self.reading.close()
 
     # What sessions tell.
 

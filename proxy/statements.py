@@ -37,6 +37,7 @@ from proxy.questions import (
     read_context,
     spelled,
 )
+from proxy.reading import in_steps
 from proxy.stream import SERVER_LOST, Stream, unforeseen
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import WireError
@@ -44,7 +45,7 @@ from proxy.wire.framing import frame
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, make_query, parse_execute, python_value, query_text, rearranged
-from sqlrewrite.ack import SettleStatement, parse_settle
+from sqlrewrite.ack import SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName, quote
@@ -147,7 +148,7 @@ class Statements:
     async def _stream(self, session: Session, text: bytes) -> None:
         was_in_transaction = session.in_transaction
         context = await read_context(session)
-        statement = _parse_stream(text, context)
+        statement = await session.proxy.reading.whole(session, text, partial(_parse_stream, context))
         if statement.param_count:
             raise UNBOUND.again()
         queue = await self._queue_to_stream(session, context.full_name(statement.table))
@@ -167,7 +168,7 @@ class Statements:
     async def _prepare_stream(self, session: Session, text: bytes) -> None:
         was_in_transaction = session.in_transaction
         context = await read_context(session)
-        statement = _parse_stream(text, context)
+        statement = await session.proxy.reading.whole(session, text, partial(_parse_stream, context))
         queue = await self._queue_to_stream(session, context.full_name(statement.table))
         # As many places for parameters as the statement has, so that the server counts and takes them.
         condition = statement.condition
@@ -272,7 +273,7 @@ class Statements:
 
     async def _prepare_settle(self, session: Session, text: bytes) -> None:
         statement, table = await self._read_settle(session, text)
-        prepared = PreparedSettle(table, statement)
+        prepared = PreparedSettle(table, replace(statement, condition=b""))  # The server keeps that one.
         session.forward(bytes([COM_STMT_PREPARE]) + statement.update(), Preparing(prepared))
 
     async def _read_settle(self, session: Session, text: bytes) -> tuple[SettleStatement, TableId]:
@@ -281,8 +282,9 @@ class Statements:
         if b'"' in text or not text.isascii():
             context = await read_context(session)
             codec, ansi_quotes = context.codec, context.mode.ansi_quotes
-        statement = parse_settle(
-            text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes
+        statement = await in_steps(
+            session,
+            settle_steps(text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes),
         )
         db = statement.table.db or session.judge.known_db or (await read_context(session)).db
         queue = await self._queue(session, TableName(statement.table.name, db))
@@ -360,7 +362,7 @@ def _columns(statement: StreamStatement, queue: QueueTable) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _parse_stream(text: bytes, context: Context) -> StreamStatement:
+def _parse_stream(context: Context, text: bytes) -> StreamStatement:
     try:
         sql = text.decode(context.codec)
     except UnicodeDecodeError as error:

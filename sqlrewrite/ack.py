@@ -10,13 +10,17 @@ parentheses, before one number or `?`: no expression of SQL ends like that, so a
 a name.
 
 Most conditions have one shape, `id = …` or `id IN (…)`. One expression recognises it in a single
-pass and yields the keys, so that ten thousand of them cost less than a millisecond.
+pass and yields the keys, so that ten thousand of them cost less than a millisecond. Of a longer list
+the keys are not read (KEYS_MAX): such a statement is measured like any other condition.
+
+A statement can have 16 MB. So reading comes in steps, between which the caller may do something
+else (`settle_steps`): a step looks at STEP_PIECES pieces of the condition at most.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -51,6 +55,15 @@ ACKNOWLEDGED = b"time_acked = %b, time_next = NULL" % NOW
 DELAY_MAX_S: Final = 36_525 * 86_400
 """A hundred years: further ahead, the time in nanoseconds nears the end of a BIGINT."""
 
+KEYS_MAX: Final = 10_000
+"""Ids that are read in one statement: as many as a queue has in flight by default (vt_cache_size). Of more it is not
+told which ones they are, and the engine looks up what is in flight, which costs it less than reading them."""
+KEYS_BYTES_MAX: Final = 512 * 1024
+"""The longest list of ids that is read, in bytes: KEYS_MAX of 50 each, gone over by one expression in some ms."""
+STEP_PIECES: Final = 2_048
+"""Pieces of a condition that are gone over at once, which takes about a millisecond. A piece is a word, a string, a
+comment or a mark."""
+
 FRACTION_DIGITS_MAX: Final = 9
 """Nanoseconds are what the table counts."""
 
@@ -68,7 +81,8 @@ class SettleStatement:
     """The condition as written."""
     keys: tuple[bytes | Param, ...] | None
     """The ids, when the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`: digits,
-    the contents of a string, or a parameter. A hint for the engine; None for any other condition."""
+    the contents of a string, or a parameter. A hint for the engine; None for any other condition, and for more than
+    KEYS_MAX."""
     param_count: int
     delay_s: Decimal | Param | None = None
     """NACK and EXTEND: in how many seconds from now the message is due. A parameter is the statement's last."""
@@ -119,7 +133,21 @@ def parse_settle(
     `codec` is Python's name for the client's character set; the two flags are its sql_mode. Raises
     SqlError (1064 with the byte offset).
     """
-    return _Reader(sql, codec, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes).statement()
+    steps = settle_steps(sql, codec, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            statement: SettleStatement = done.value
+            return statement
+
+
+def settle_steps(
+    sql: bytes, codec: str = "utf-8", *, no_backslash_escapes: bool = False, ansi_quotes: bool = False
+) -> Generator[None, None, SettleStatement]:
+    """The same in steps: it yields after each, and returns the statement."""
+    reader = _Reader(sql, codec, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+    return (yield from reader.statement())
 
 
 # The patterns
@@ -139,6 +167,10 @@ _SECONDS = re.compile(rb"[0-9]{1,10}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _OPERAND_END = bytes_pattern(rf"(?:[)'\"`?]|(?<!{WORD_BYTE})(?:[0-9]++|TRUE|FALSE|NULL)){BLANK}*+\Z")
 """Text behind which no column can stand."""
 
+STRETCH_PIECES: Final = 512
+"""Pieces without interest that the pattern goes over before the reader hears of it."""
+NEAR_BYTES: Final = 1024
+"""As much of the statement as an error can quote, in any character set."""
 _NO_CLAUSES = "the condition is all that follows WHERE; there is no ORDER BY and no LIMIT"
 _COMPLAINTS: Final[Mapping[str, str]] = {
     **UNREADABLE,
@@ -176,7 +208,8 @@ def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _G
         pieces=bytes_pattern(
             rf"(?>(?:{BLANK}++|{BLOCK_COMMENT}|{LINE_COMMENT}|{quoted}"
             rf"|(?!(?:{clauses}){WORD_END})[0-9A-Z_$.@\x80-\xff]++"
-            rf"|-(?!-[\x00-\x20\x7f-\xff]|-\Z)|/(?!\*)|[^\x00'\"`\#();?/\-0-9A-Z_$.@\x80-\xff])+)"
+            rf"|-(?!-[\x00-\x20\x7f-\xff]|-\Z)|/(?!\*)|[^\x00'\"`\#();?/\-0-9A-Z_$.@\x80-\xff])"
+            rf"{{1,{STRETCH_PIECES}}})"
             rf"|(?P<mark>[();?])|(?P<clause>{clauses})|(?P<bad>/\*|--|[\s\S])"
         ),
     )
@@ -220,16 +253,16 @@ class _Reader:
         self._verb = Verb[verb[1].decode().upper()]
         self._grammar = _grammar(self._verb, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
 
-    def statement(self) -> SettleStatement:
+    def statement(self) -> Generator[None, None, SettleStatement]:
         self._skip(_VERB)
         self._skip(_FROM)
         table, table_sql = self._table()
         if not self._skip(_WHERE):
             self._fail(f"WHERE was expected; {self._for_all}")
         start = self._position
-        shape = self._grammar.keys.match(self._text, start)
+        shape = self._grammar.keys.match(self._text, start) if self._keys_can_be_read(start) else None
         if shape is None:
-            end, param_count, seconds = self._measure(start)
+            end, param_count, seconds = yield from self._measure(start)
             keys = None
         else:
             end = shape.end("condition")
@@ -289,10 +322,17 @@ class _Reader:
             self._position = match.end() if gap is None else gap.end()
         return match is not None
 
-    def _measure(self, start: int) -> tuple[int, int, bytes | None]:
+    def _keys_can_be_read(self, start: int) -> bool:
+        return len(self._text) - start <= KEYS_BYTES_MAX and self._text.count(b",", start) < KEYS_MAX
+
+    def _measure(self, start: int) -> Generator[None, None, tuple[int, int, bytes | None]]:
         """Where the condition ends, how many parameters it has, and the seconds that follow it."""
-        depth = param_count = 0
+        depth = param_count = gone_over = 0
         for piece in self._grammar.pieces.finditer(self._text, start):
+            gone_over += STRETCH_PIECES if piece.lastgroup is None else 1
+            if gone_over >= STEP_PIECES:
+                gone_over = 0
+                yield
             if piece.lastgroup is None:
                 continue
             self._position = piece.start()
@@ -327,7 +367,7 @@ class _Reader:
             self._fail(f"{word} takes {_TAKES}, and ends the statement")
 
     def _fail(self, expected: str) -> NoReturn:
-        before, near = self._sql[: self._position], self._sql[self._position :]
+        before, near = self._sql[: self._position], self._sql[self._position :][:NEAR_BYTES]
         raise syntax_error(
             self._verb.name,
             before.decode(self._codec, "replace"),

@@ -7,7 +7,16 @@ from decimal import Decimal
 
 import pytest
 
-from sqlrewrite.ack import ACKNOWLEDGED, DELAY_MAX_S, NOW, SettleStatement, parse_settle
+from sqlrewrite.ack import (
+    ACKNOWLEDGED,
+    DELAY_MAX_S,
+    KEYS_MAX,
+    NOW,
+    STEP_PIECES,
+    SettleStatement,
+    parse_settle,
+    settle_steps,
+)
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import Param, TableName
@@ -421,3 +430,69 @@ def test_a_time_that_cannot_be_read_is_refused_with_its_reason(sql: bytes, reaso
 def test_hostile_times_come_to_an_end(verb: bytes, unit: bytes) -> None:
     with suppress(SqlError):
         parse_settle(b"%b t WHERE a = 1 " % verb + unit * (1_000_000 // len(unit)) + b")")
+
+
+def steps_of(sql: bytes) -> tuple[int, SettleStatement]:
+    """How many steps it takes to read, and what is read."""
+    steps, count = settle_steps(sql), 1
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return count, done.value
+        count += 1
+
+
+def ids(count: int, form: bytes = b"%d") -> bytes:
+    return b"id IN (" + b", ".join(form % number for number in range(count)) + b")"
+
+
+def test_as_many_ids_as_a_queue_has_in_flight_are_read_and_of_more_it_is_not_known_which() -> None:
+    few, many = (parse_settle(b"ACK FROM t WHERE " + ids(count)) for count in (KEYS_MAX, KEYS_MAX + 1))
+    assert few.keys == tuple(b"%d" % number for number in range(KEYS_MAX))
+    assert many.keys is None
+    assert many.condition == ids(KEYS_MAX + 1)
+    assert many.update().startswith(b"UPDATE t SET time_acked = ")
+
+
+def test_parameters_are_counted_where_the_ids_are_not_read() -> None:
+    condition = b"id IN (" + b"'a?', ?, " * KEYS_MAX + b"?) AND epoch = ?"
+    statement = parse_settle(b"NACK FROM t WHERE " + condition + b" DELAY ?")
+    assert (statement.keys, statement.param_count) == (None, KEYS_MAX + 3)
+    assert statement.condition == condition
+
+
+@pytest.mark.parametrize(
+    "piece", [b"id = 7 OR ", b"(", b"?, ", b"a DELAY ", b"'it''s (' OR ", b"1 /* ) */ ", b"1 -- )\n", b"5-1/2 "]
+)
+@pytest.mark.parametrize("verb", [b"ACK", b"NACK"])
+def test_each_step_of_a_long_statement_is_bounded(verb: bytes, piece: bytes) -> None:
+    """Twice as many pieces take twice as many steps, each of a bounded count of pieces."""
+    closing = {b"(": b")"}.get(piece, b"")
+
+    def steps(count: int) -> int:
+        return steps_of(verb + b" FROM t WHERE " + count * piece + b"1" + count * closing)[0]
+
+    count = 10 * STEP_PIECES
+    once, twice = steps(count), steps(2 * count)
+    assert once >= count // STEP_PIECES
+    assert 2 * once - 2 <= twice <= 2 * once + 2
+
+
+def test_two_million_ids_are_read_in_steps() -> None:
+    count, statement = steps_of(b"ACK FROM t WHERE " + ids(2_000_000))
+    assert count >= 2_000_000 // STEP_PIECES
+    assert statement.keys is None
+
+
+def test_a_long_condition_means_what_a_short_one_does_wherever_a_step_ends() -> None:
+    """Pieces that a reader that begins in the middle of them would take for others."""
+    tricky = (
+        b"a = 'x''); \\' ' AND b = \"(\" AND `c``)` = 5- -1 /* ; ) ' */ AND ordering = order_by AND \xe9 = 6/2 AND "
+    )
+    for shift in range(0, 40, 3):
+        condition = b"x AND " * shift + tricky * 100 + b"(1)"
+        statement = parse_settle(b"EXTEND FROM t WHERE " + condition + b" BY 5")
+        assert (statement.condition, statement.param_count) == (condition, 0)
+        with pytest.raises(SqlError):
+            parse_settle(b"EXTEND FROM t WHERE " + condition + b") OR (1 BY 5")
