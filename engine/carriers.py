@@ -36,6 +36,10 @@ class Carriers:
             self._unjudged.clear()
         return carried
 
+    def may_be(self, name: str) -> bool:
+        """Whether a table of this bare name may have a trigger, which may undo what a statement did to its rows."""
+        return self._outdated or name in self._names
+
     def carry(self, name: str) -> bool:
         """Whether what was written to a table of this bare name may have come elsewhere too."""
         if name in self._names:

@@ -14,6 +14,7 @@ from functools import partial
 
 from engine.carriers import Carriers, WakeAll
 from engine.dispatcher import Dispatcher
+from engine.keys import certain as certain_key
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
 from engine.pacing import Limits
@@ -151,14 +152,21 @@ class Engine:
             runner.happen(runner.dispatcher.disconnected, holder)
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
-        """Messages with these ids (None: unknown ones) were acknowledged, or, not `certain`, may have been."""
+        """Messages with these ids (None: unknown ones) were acknowledged, or, not `certain`, may have been. Numbers are
+        int or Decimal, strings bytes.
+
+        `certain`: a committed UPDATE of this very table, by these ids and nothing that stands for others as well, has
+        changed as many rows. Whether the ids do that depends on their type, and is looked at here.
+        """
         if runner := self._runners.get(table):
+            name = table.name.casefold()
+            values = None if values is None else list(values)
             keys = _keys(runner, values)
-            if certain and keys is not None:
+            if keys is not None and certain and not self._carriers.may_be(name) and _certain(runner, values or ()):
                 runner.happen(runner.dispatcher.settled, keys)
             else:
                 runner.happen(runner.dispatcher.doubted, keys)
-            self._written_through(table.name.casefold())
+            self._written_through(name)
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """Messages with these ids (None: unknown ones) may have been given back."""
@@ -237,5 +245,19 @@ class Engine:
 
 
 def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:
+    """The keys, None when they are not known, as when one of the values cannot be understood."""
+    if values is None:
+        return None
     kind = runner.queue.id_kind
-    return None if values is None else [key for each in values if (key := key_of(kind, each)) is not None]
+    keys: list[Key] = []
+    for value in values:
+        key = key_of(kind, value)
+        if key is None:
+            return None
+        keys.append(key)
+    return keys
+
+
+def _certain(runner: TableRunner, values: Iterable[object]) -> bool:
+    kind = runner.queue.id_kind
+    return all(certain_key(kind, value) for value in values)

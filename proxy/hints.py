@@ -2,8 +2,9 @@
 
 Each relayed command carries a tag through the walker and comes back with how it ended. What it touched is kept while a
 transaction is open and told when none is: not every transaction that ends was committed, but a hint that was not needed
-costs one look. An ACK that autocommitted and affected as many rows as it names is certain; inside a transaction it is
-a doubt, which the engine settles by looking the messages up.
+costs one look. An ACK that autocommitted and affected as many rows as it names is certain, where the session can have
+no temporary table that hides the queue; any other, and one inside a transaction, is a doubt, which the engine settles
+by looking the messages up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from engine.cursor import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import Engine
 from proxy.wire.walker import Outcome
-from sqlrewrite.ack import KEYS_MAX, SettleStatement
+from sqlrewrite.ack import KEYS_MAX, SettleStatement, Spelling
 from sqlrewrite.classify import Head, Kill, Verb
 from sqlrewrite.names import Param
 from sqlrewrite.queues import QueueStatement
@@ -26,6 +27,9 @@ TOUCHED_TABLES_MAX = 64
 """Tables remembered for one transaction; one that touches more wakes all."""
 SETTLED_VALUES_MAX = KEYS_MAX
 """Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
+
+DIGITS_MAX = 80
+"""Of a number that can be an id; a DECIMAL has 65."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,10 @@ class Settled:
     verb: Verb
     table: TableId
     values: Sequence[object] | None
+    """Numbers are int or Decimal, strings bytes."""
+    certain: bool = False
+    """Whether it is known that the table is the queue and the values are all that it was about, so that, committed and
+    with as many rows affected, it has acknowledged these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +74,15 @@ class PreparedSettle:
         """Whether each execution brings the time: the UPDATE then has its parameters in another order."""
         return isinstance(self.statement.delay_s, Param)
 
-    def settled(self, values: Sequence[object] | None) -> Settled:
+    def settled(self, values: Sequence[object] | None, *, may_be_hidden: bool) -> Settled:
         """What an execution with these values is about; None where they cannot be read."""
-        keys = self.statement.keys
+        statement = self.statement
+        keys = _literals(statement)
         if keys is None or values is None:
-            return Settled(self.statement.verb, self.table, None)
+            return Settled(statement.verb, self.table, None)
         found = [values[key.index] if isinstance(key, Param) else key for key in keys]
-        return Settled(self.statement.verb, self.table, found)
+        certain = statement.spelling is not Spelling.UNLIKE and not may_be_hidden
+        return Settled(statement.verb, self.table, found, certain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +93,20 @@ class PreparedStream:
     statement: StreamStatement
 
 
-def literals(statement: SettleStatement) -> list[object] | None:
-    """The ids that a statement names, None when it names them otherwise (or with parameters)."""
-    if statement.keys is None or statement.param_count:
+def settled(statement: SettleStatement, table: TableId, *, may_be_hidden: bool) -> Settled:
+    """What a statement without parameters is about. `may_be_hidden`: a temporary table may stand before the queue."""
+    values = None if statement.param_count else ()
+    return PreparedSettle(table, statement).settled(values, may_be_hidden=may_be_hidden)
+
+
+def _literals(statement: SettleStatement) -> Sequence[object] | None:
+    """The ids that a statement names, None when it names them otherwise."""
+    keys = statement.keys
+    if keys is None or statement.spelling is not Spelling.NUMBERS:
+        return keys
+    if any(len(key) > DIGITS_MAX for key in keys if isinstance(key, bytes)):
         return None
-    return list(statement.keys)
+    return [int(key) if isinstance(key, bytes) else key for key in keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +170,18 @@ class Hints:
             self._touched = {None: False}
 
     def _remember(self, tag: Settled, outcome: Outcome[Tag]) -> None:
+        values = tag.values
+        if values is not None and outcome.affected_rows > len(values):
+            values = None  # It was about others as well: a number equals many an id that is text.
         if not outcome.in_transaction:
-            certain = tag.values is not None and outcome.affected_rows == len(tag.values)
-            self._tell(tag.verb, tag.table, tag.values, certain=certain)
+            certain = tag.certain and values is not None and outcome.affected_rows == len(values)
+            self._tell(tag.verb, tag.table, values, certain=certain)
             return
         known = self._settled.setdefault((tag.verb, tag.table), [])
-        if known is None or tag.values is None or len(known) + len(tag.values) > SETTLED_VALUES_MAX:
+        if known is None or values is None or len(known) + len(values) > SETTLED_VALUES_MAX:
             self._settled[tag.verb, tag.table] = None
         else:
-            known.extend(tag.values)
+            known.extend(values)
 
     def _tell(self, verb: Verb, table: TableId, values: Sequence[object] | None, *, certain: bool) -> None:
         match verb:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
+from engine.model import TableId
 from proxy.hints import (
     Killed,
     Prepared,
@@ -26,10 +28,11 @@ from proxy.hints import (
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import Reader, WireError
 from proxy.wire.framing import HEADER, Command
-from proxy.wire.mimic_adapter import Capabilities, Commands
+from proxy.wire.mimic_adapter import Capabilities, ColumnType, Commands
 from proxy.wire.params import ParamType, execute_id, parse_execute, query_text
 from proxy.wire.walker import Outcome
 from sqlrewrite.classify import (
+    MESSAGE_VERBS,
     OTHER,
     OWN_VERBS,
     Head,
@@ -40,6 +43,7 @@ from sqlrewrite.classify import (
     needs_no_transaction,
     parse_kill,
 )
+from sqlrewrite.harmless import runs_nothing_stored
 
 QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
@@ -67,6 +71,11 @@ FORGETTING = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
 UNREMARKABLE = frozenset((COM_QUERY, COM_STMT_EXECUTE))
 """Commands whose answers change nothing of what is known, unless they have a tag."""
 ABOUT_THE_SESSION = FORGETTING | {int(Commands.COM_INIT_DB), int(Commands.COM_SET_OPTION)}
+
+TABLES_SHOWN_MAX = 64
+"""Tables that are remembered to have been looked at; a session streams from fewer."""
+
+DECIMALS = (int(ColumnType.DECIMAL), int(ColumnType.NEWDECIMAL))
 
 CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
 """Prepared statements whose execution is withheld from the server."""
@@ -111,6 +120,15 @@ class Judge:
         counts too, up to the next statement that uses a table."""
         self.known_db: str | None = None
         """The default database, None when it is to be asked for (again)."""
+        self._ran_nothing_stored = True
+        """Whether nothing has run in this session that can have made a temporary table: all statements were ours or are
+        known to run nothing stored. (What the server's init_connect does is its administrator's.)"""
+        self._not_since_reset = True
+        """The same of what was sent on since a command that drops temporary tables, whose answer may be to come."""
+        self._not_hidden: set[TableId] = set()
+        """Tables that the server was asked about since anything else ran."""
+        self._something_is_known = True
+        """Whether one of these three says anything: only then is a statement that is not ours looked at."""
         self._db_may_change = False
         self._multi_statements = False
         self._last_prepared = 0
@@ -124,6 +142,22 @@ class Judge:
         """The server said which the default database is."""
         if not self._db_may_change:
             self.known_db = db
+
+    def not_hidden(self, table: TableId) -> None:
+        """The server said that no temporary table stands before this one."""
+        if len(self._not_hidden) < TABLES_SHOWN_MAX:
+            self._not_hidden.add(table)
+            self._something_is_known = True
+
+    def may_be_hidden(self, table: TableId) -> bool:
+        """Whether a statement of this session that names a table may be about a temporary one."""
+        return not self._ran_nothing_stored and table not in self._not_hidden
+
+    def _runs(self, text: bytes | None) -> None:
+        """A statement is sent on; None: one that is not known, or runs what is stored."""
+        if self._something_is_known and (text is None or not runs_nothing_stored(text)):
+            self._ran_nothing_stored = self._not_since_reset = self._something_is_known = False
+            self._not_hidden.clear()
 
     def statement(self, number: int) -> OwnStatement | None:
         """A prepared statement that is ours, or matters."""
@@ -143,6 +177,8 @@ class Judge:
             except WireError:
                 return UNCLEAR
             head = classify(text, multi_statements=self._multi_statements)
+            if self._something_is_known and head.verb not in MESSAGE_VERBS:
+                self._runs(text)
             if head is OTHER and not self.next_transaction_is_set:
                 return None
             if head.verb in OWN_VERBS:
@@ -154,6 +190,7 @@ class Judge:
             statement = own.statement if own is not None else None
             if statement is None or isinstance(statement, Touched):
                 self.next_transaction_is_set = False
+                self._runs(None)
                 return statement
         return UNCLEAR
 
@@ -162,6 +199,7 @@ class Judge:
         try:
             return self._judge(command)
         except WireError:
+            self._runs(None)
             return Verb.OTHER, Touched(None)  # It is cut off, or nonsense: the server will say so, or understand it.
 
     def wants_whole(self, head: bytes) -> bool:
@@ -195,6 +233,8 @@ class Judge:
         """A command changes what is known of the session."""
         self.known_db = None
         self.next_transaction_is_set &= command.byte not in FORGETTING
+        if command.byte in FORGETTING:
+            self._not_since_reset = self._something_is_known = True
         switch = command.payload[1:] if command.byte == Commands.COM_SET_OPTION else None
         if switch in (MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF):
             self._multi_statements = switch == MULTI_STATEMENTS_ON
@@ -204,6 +244,8 @@ class Judge:
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self.attributes)
             head = classify(text, multi_statements=self._multi_statements)
+            if head.verb not in MESSAGE_VERBS:
+                self._runs(text if command.whole else None)
             self._next_transaction(head, text)
             return head.verb, self._tag(head, text)
         if byte == COM_STMT_PREPARE:
@@ -249,6 +291,8 @@ class Judge:
         elif own is not None and command.byte in EXECUTIONS:
             if isinstance(own.statement, PreparedSettle):
                 self.next_transaction_is_set = False
+            elif not isinstance(own.statement, PreparedStream | Killed):
+                self._runs(None)
             match own.statement:
                 case PreparedSettle() as prepared if not prepared.delay_is_param:
                     return self._prepared_settle(own, prepared, command)
@@ -258,6 +302,8 @@ class Judge:
                     return self._prepared_kill(own, killed, command)
                 case statement:
                     return statement
+        elif command.byte in EXECUTIONS:
+            self._runs(None)
         return None
 
     def _prepared_settle(self, own: OwnStatement, prepared: PreparedSettle, command: Command) -> Settled:
@@ -265,7 +311,7 @@ class Judge:
         statement = prepared.statement
         long_data, own.long_data = own.long_data, frozenset()  # It was for one execution.
         if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
-            return prepared.settled(None)
+            return prepared.settled(None, may_be_hidden=True)
         execute = parse_execute(
             command.payload,
             statement.param_count,
@@ -274,7 +320,8 @@ class Judge:
             attributes=self.attributes,
         )
         own.types = execute.types
-        return prepared.settled(execute.values)
+        values = [_as_read(value, kind) for value, kind in zip(execute.values, execute.types, strict=False)]
+        return prepared.settled(values, may_be_hidden=self.may_be_hidden(prepared.table))
 
     def _prepared_kill(self, own: OwnStatement, killed: Killed, command: Command) -> Killed | None:
         """Whom an execution of `KILL ?` ends."""
@@ -292,9 +339,18 @@ class Judge:
         """The server has answered a command."""
         if outcome.command in FORGETTING and outcome.ok:
             self.prepared.clear()
+            self._ran_nothing_stored = self._not_since_reset
+            self._not_hidden.clear()
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id
         if isinstance(outcome.tag, Preparing):
             self.preparing = False
             if outcome.prepared is not None:
                 self.prepared[outcome.prepared.statement_id] = OwnStatement(outcome.tag.statement)
+
+
+def _as_read(value: object, kind: ParamType) -> object:
+    """A parameter as the engine reads ids: strings alone are bytes."""
+    if isinstance(value, bytes) and kind.type in DECIMALS:
+        return Decimal(value.decode()) if value.isdigit() else None
+    return value

@@ -524,7 +524,11 @@ class Session:
         if task.cancelled() or self._closed or self.client.is_closing():
             return
         if (error := task.exception()) is not None:
-            self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            if isinstance(error, WireError):
+                self._cannot_follow(error)
+            elif not isinstance(error, ConnectionError):
+                log.error("%r: a statement failed", self, exc_info=error)
+            self.client.close()
             return
         if not self._server_ready:
             self.client.close()

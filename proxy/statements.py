@@ -21,7 +21,7 @@ from engine.queues import UnusableQueue
 from engine.service import Engine
 from engine.store import StoreError
 from proxy.administration import Administration
-from proxy.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, Settled, literals
+from proxy.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, settled
 from proxy.questions import (
     NO_DATABASE,
     UNBOUND,
@@ -269,7 +269,8 @@ class Statements:
     async def _settle(self, session: Session, text: bytes) -> None:
         statement, table = await self._read_settle(session, text)
         update = make_query(statement.update(), attributes=session.judge.attributes)
-        session.forward(update, Settled(statement.verb, table, literals(statement)))
+        may_be_hidden = session.judge.may_be_hidden(table)
+        session.forward(update, settled(statement, table, may_be_hidden=may_be_hidden))
 
     async def _prepare_settle(self, session: Session, text: bytes) -> None:
         statement, table = await self._read_settle(session, text)
@@ -301,6 +302,7 @@ class Statements:
         queue = await self._queue(session, table, text=seen, fresh=seen is None)
         probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
         await ask_text(session, probe.format(table.quoted()))
+        session.judge.not_hidden(queue.id)
         return queue
 
     async def _queue(
@@ -341,7 +343,7 @@ def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettl
         attributes=session.judge.attributes,
     )
     own.long_data = frozenset()
-    session.forward(reordered, prepared.settled(execute.values))
+    session.forward(reordered, prepared.settled(execute.values, may_be_hidden=True))
 
 
 def _select(queue: QueueTable, columns: tuple[str, ...], partitions: tuple[str, ...], where: str) -> str:

@@ -19,6 +19,7 @@ else (`settle_steps`): a step looks at STEP_PIECES pieces of the condition at mo
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,15 @@ FRACTION_DIGITS_MAX: Final = 9
 """Nanoseconds are what the table counts."""
 
 
+class Spelling(enum.Enum):
+    """How the keys of a statement are written. It decides how the server compares them with ids."""
+
+    NUMBERS = enum.auto()
+    STRINGS = enum.auto()
+    UNLIKE = enum.auto()
+    """Some so and some so."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettleStatement:
     """What becomes of delivered messages, as the client wrote it, in the bytes of its own character set."""
@@ -84,6 +94,8 @@ class SettleStatement:
     the contents of a string, or a parameter. A hint for the engine; None for any other condition, and for more than
     KEYS_MAX."""
     param_count: int
+    spelling: Spelling = Spelling.NUMBERS
+    """How the literals among the keys are written."""
     delay_s: Decimal | Param | None = None
     """NACK and EXTEND: in how many seconds from now the message is due. A parameter is the statement's last."""
 
@@ -263,10 +275,10 @@ class _Reader:
         shape = self._grammar.keys.match(self._text, start) if self._keys_can_be_read(start) else None
         if shape is None:
             end, param_count, seconds = yield from self._measure(start)
-            keys = None
+            keys, spelling = None, Spelling.NUMBERS
         else:
             end = shape.end("condition")
-            keys, param_count = _keys(self._sql[shape.start("list") : shape.end("list")])
+            keys, param_count, spelling = _keys(self._sql[shape.start("list") : shape.end("list")])
             param_count += (shape["fence"] or b"").endswith(b"?")
             seconds = shape.groupdict().get("seconds")
             self._position = end
@@ -275,7 +287,7 @@ class _Reader:
             self._fail(f"a condition was expected; {self._for_all}")
         delay_s = self._delay(seconds, param_count)
         param_count += isinstance(delay_s, Param)
-        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, delay_s)
+        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, spelling, delay_s)
 
     @property
     def _for_all(self) -> str:
@@ -377,18 +389,20 @@ class _Reader:
         )
 
 
-def _keys(listed: bytes) -> tuple[tuple[bytes | Param, ...], int]:
-    """The keys of a literal or a list of the common shape, and how many of them are parameters."""
+def _keys(listed: bytes) -> tuple[tuple[bytes | Param, ...], int, Spelling]:
+    """The keys of a literal or a list of the common shape, how many of them are parameters, and how the others are
+    written."""
     inner = listed[1:-1] if listed.startswith(b"(") else listed
     params = map(Param, count())
     keys: Iterable[bytes | Param]
+    spelling = Spelling.NUMBERS
     if b"'" in inner or b'"' in inner:
-        keys = (
-            next(params) if bare == b"?" else single or double or bare
-            for single, double, bare in _ELEMENT.findall(inner)
-        )
+        elements = _ELEMENT.findall(inner)
+        alike = all(bare in (b"", b"?") for _, _, bare in elements)
+        spelling = Spelling.STRINGS if alike else Spelling.UNLIKE
+        keys = (next(params) if bare == b"?" else single or double or bare for single, double, bare in elements)
     else:
         keys = inner.translate(None, b" \t\n\v\f\r").split(b",")
         if b"?" in inner:
             keys = (next(params) if key == b"?" else key for key in keys)
-    return tuple(keys), next(params).index
+    return tuple(keys), next(params).index, spelling

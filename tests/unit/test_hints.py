@@ -9,9 +9,10 @@ import pytest
 
 from engine.model import TableId
 from engine.service import Engine
-from proxy.hints import SETTLED_VALUES_MAX, TOUCHED_TABLES_MAX, Hints, Settled, Tag, Touched
+from proxy.hints import SETTLED_VALUES_MAX, TOUCHED_TABLES_MAX, Hints, Settled, Tag, Touched, settled
 from proxy.wire.packets import AUTOCOMMIT, IN_TRANS
 from proxy.wire.walker import Outcome
+from sqlrewrite.ack import parse_settle
 from sqlrewrite.classify import Verb
 
 M = TableId("shop", "m")
@@ -107,14 +108,45 @@ def test_a_changed_table_makes_the_catalog_stale(hints: Hints, engineer: Enginee
 
 
 def test_an_ack_is_certain_when_it_affected_all_that_it_names(hints: Hints, engineer: Engineer) -> None:
-    hints.finished(done(Settled(Verb.ACK, M, [b"1", b"2"]), affected_rows=2))
-    hints.finished(done(Settled(Verb.ACK, M, [b"1", b"2"]), affected_rows=1))
+    hints.finished(done(Settled(Verb.ACK, M, [1, 2], certain=True), affected_rows=2))
+    hints.finished(done(Settled(Verb.ACK, M, [1, 2], certain=True), affected_rows=1))
+    hints.finished(done(Settled(Verb.ACK, M, [1, 2], certain=False), affected_rows=2))
     hints.finished(done(Settled(Verb.ACK, M, None), affected_rows=5))
     assert engineer.told == [
-        ("acked", [b"1", b"2"], True),
-        ("acked", [b"1", b"2"], False),
+        ("acked", [1, 2], True),
+        ("acked", [1, 2], False),
+        ("acked", [1, 2], False),
         ("acked", None, False),
     ]
+
+
+@pytest.mark.parametrize("open_transaction", [False, True])
+def test_an_ack_that_affected_more_than_it_names_may_have_been_of_any(
+    hints: Hints, engineer: Engineer, open_transaction: bool
+) -> None:
+    hints.finished(done(Settled(Verb.ACK, M, [0], certain=True), affected_rows=2, open_transaction=open_transaction))
+    hints.finished(done(None))
+    assert engineer.told == [("acked", None, False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "certain"),
+    [
+        (b"ACK FROM m WHERE id = 7", [7], True),
+        (b"ACK FROM m WHERE id IN (1, -2, 1)", [1, -2, 1], True),
+        (b"ACK FROM m WHERE id IN ('1_000', 'b')", [b"1_000", b"b"], True),
+        (b"ACK FROM m WHERE id IN (0, 'b')", [b"0", b"b"], False),
+        (b"ACK FROM m WHERE id = " + b"9" * 5000, None, False),
+        (b"ACK FROM m WHERE payload = 7", None, False),
+        (b"ACK FROM m WHERE id = ?", None, False),
+    ],
+)
+def test_numbers_are_told_from_strings_and_a_list_of_both_is_never_certain(
+    text: bytes, values: list[object] | None, certain: bool
+) -> None:
+    statement = parse_settle(text)
+    assert settled(statement, M, may_be_hidden=False) == Settled(Verb.ACK, M, values, certain)
+    assert not settled(statement, M, may_be_hidden=True).certain
 
 
 def test_an_ack_that_affected_nothing_tells_nothing(hints: Hints, engineer: Engineer) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mysql_mimic.types import Capabilities, Commands
 
 from engine.model import TableId
-from proxy.hints import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Touched
+from proxy.hints import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
 from proxy.judge import LAST_PREPARED, UNCLEAR, Judge
 from proxy.wire.framing import Command, frame
 from proxy.wire.packets import PrepareOk
@@ -148,3 +148,68 @@ def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_b
         if judge.glance(frame(payload, 0)) is UNCLEAR:
             judge.look(command(payload))
     assert judge.next_transaction_is_set == is_set
+
+
+# -- Whether a temporary table may stand before a queue
+
+
+def told(judge: Judge, payload: bytes) -> None:
+    """The client sends a command, seen at a glance or looked at."""
+    if judge.glance(frame(payload, 0)) is UNCLEAR:
+        judge.look(command(payload))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x03SELECT f()",
+        b"\x03CREATE TEMPORARY TABLE orders (id INT)",
+        b"\x03INSERT INTO orders VALUES (1)",
+        b"\x03CALL p",
+        b"\x03PURGE QUEUE orders",
+        bytes([EXECUTE]) + b"\x09\0\0\0\0\1\0\0\0",
+        bytes([EXECUTE]) + b"\xff\xff\xff\xff\0\1\0\0\0",
+        bytes([EXECUTE]),
+        b"\x03",
+    ],
+)
+def test_whatever_may_run_something_stored_may_have_made_a_temporary_table(payload: bytes) -> None:
+    judge = Judge()
+    for harmless in (b"SET NAMES utf8mb4", b"BEGIN", b"STREAM * FROM orders", b"ACK orders WHERE id = 1"):
+        told(judge, b"\x03" + harmless)
+    assert not judge.may_be_hidden(TABLE)
+    told(judge, payload)
+    assert judge.may_be_hidden(TABLE)
+
+
+def test_a_table_that_the_server_was_asked_about_is_not_hidden_until_something_runs() -> None:
+    judge = Judge()
+    told(judge, b"\x03CALL p")
+    judge.not_hidden(TABLE)
+    told(judge, b"\x03ACK orders WHERE id = 1")
+    assert not judge.may_be_hidden(TABLE)
+    assert judge.may_be_hidden(TableId("shop", "others"))
+    told(judge, b"\x03CALL p")
+    assert judge.may_be_hidden(TABLE)
+
+
+def test_what_drops_temporary_tables_is_believed_when_it_is_done_but_for_what_was_sent_behind_it() -> None:
+    judge = Judge()
+    reset: Outcome[Tag] = Outcome(RESET, None, True, 0)
+    told(judge, b"\x03CALL p")
+    told(judge, bytes([RESET]))
+    assert judge.may_be_hidden(TABLE)
+    judge.answered(reset)
+    assert not judge.may_be_hidden(TABLE)
+    told(judge, bytes([RESET]))
+    told(judge, b"\x03CALL p")
+    judge.answered(reset)
+    assert judge.may_be_hidden(TABLE)
+
+
+def test_a_prepared_ack_is_certain_where_no_temporary_table_can_be() -> None:
+    judge = Judge()
+    answered(judge, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")), 3)
+    assert judge.look(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=True)
+    told(judge, b"\x03CALL p")
+    assert judge.look(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=False)
