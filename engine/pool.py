@@ -14,15 +14,18 @@ from contextlib import contextmanager, suppress
 
 from engine.link import OWN_CONTEXT, Link, SessionContext
 from engine.queries import statement
+from engine.reach import Reach
 from engine.store import StoreError
 
 
 class Pool:
-    """At most `most` links at a time; whoever needs one more waits. Safe for threads."""
+    """At most `most` links at a time; whoever needs one more waits. Safe for threads. `reach` is told how each attempt
+    to open one went."""
 
-    def __init__(self, open_link: Callable[[], Link], most: int) -> None:
+    def __init__(self, open_link: Callable[[], Link], most: int, reach: Reach | None = None) -> None:
         self._open_link = open_link
         self._most = most
+        self._reach = reach or Reach()
         self._changed = threading.Condition()
         self._idle: list[Link] = []  # guarded by _changed, as is all below
         self._busy: set[Link] = set()
@@ -78,6 +81,10 @@ class Pool:
         link = None
         try:
             link = self._open_link()
+            self._reach.reached()
+        except StoreError as error:
+            self._reach.failed(error)
+            raise
         finally:
             with self._changed:
                 self._opening -= 1

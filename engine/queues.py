@@ -317,7 +317,8 @@ class Queues:
             await self._look(table)
         except StoreError as error:
             self._distrust(table)
-            log.warning("cannot look at %s: %s", table, error)
+            if not error.unreachable:
+                log.warning("cannot look at %s: %s", table, error)
 
     def _distrust(self, table: TableId) -> None:
         if known := self._known.get(table):
@@ -348,7 +349,8 @@ class Queues:
         try:
             await self.refresh()
         except StoreError as error:
-            self._say(f"cannot look for message tables: {error}")
+            if not error.unreachable:  # engine.reach tells of that, once.
+                self._say(f"cannot look for message tables: {error}")
             self._look_again.set()
             return False
         except Exception:

@@ -142,6 +142,10 @@ class Engine:
         runner.happen(runner.dispatcher.subscribe, spec)
         return StreamHandle(runner, subscriber)
 
+    async def ping(self) -> None:
+        """Ask the server something trivial; raises StoreError. It takes as long as the server takes."""
+        await self._shell.call(self._shell.store.ping)
+
     async def kill(self, connection_id: int) -> None:
         """End a client's connection to the server and what it is doing; raises StoreError."""
         await self._shell.call(self._shell.store.kill, connection_id)

@@ -41,17 +41,24 @@ class Timed(Generic[T_co]):
     now_ns: int
 
 
+UNREACHABLE = frozenset({1040, 1053, 2002, 2003, 2006, 2013})
+"""Errors of a server that is full, stopping or not there, or whose connection broke. It may be well again without
+anybody changing a table or an account."""
+
+
 class StoreError(Exception):
     """The database did not do it, or its answer was lost: then whether it did is unknown.
 
     `code` is MySQL's error number (0 when there was none), `lasting` is True when trying again cannot help
-    before somebody changes the table (it is gone, a column is missing, a privilege is denied).
+    before somebody changes the table (it is gone, a column is missing, a privilege is denied). `unreachable` is True
+    for the errors in UNREACHABLE: they are not about the statement.
     """
 
     def __init__(self, message: str, *, code: int = 0, lasting: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.lasting = lasting
+        self.unreachable = code in UNREACHABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,9 @@ class Store(Protocol):
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them. Where the table is
         partitioned by time, whole partitions of them are dropped, which counts as nothing, and new ones made."""
+
+    def ping(self) -> Timed[None]:
+        """Do nothing, but on the server."""
 
     def kill(self, connection_id: int) -> Timed[None]:
         """End another connection to the server and what it is doing."""

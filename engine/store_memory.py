@@ -222,6 +222,10 @@ class MemoryStore:
             del rows[key]
         return self._timed(len(acked[:limit]))
 
+    def ping(self) -> Timed[None]:
+        """See Store."""
+        return self._timed(None)
+
     def kill(self, connection_id: int) -> Timed[None]:
         """See Store."""
         return self._timed(None)

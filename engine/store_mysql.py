@@ -45,6 +45,7 @@ from engine.pool import Pool
 from engine.pymysql_adapter import ER
 from engine.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.rawrows import text_values
+from engine.reach import Reach
 from engine.retention_mysql import Retention
 from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
 from engine.store import Listing, StoreError, Timed
@@ -92,10 +93,11 @@ class MySQLStore:
         address: BackendAddress,
         limits: StoreLimits | None = None,
         link_limits: LinkLimits | None = None,
+        reach: Reach | None = None,
     ) -> None:
         self._limits = limits or StoreLimits()
         timing = link_limits or LinkLimits()
-        self._pool = Pool(lambda: Link(address, timing), self._limits.connections)
+        self._pool = Pool(lambda: Link(address, timing), self._limits.connections, reach)
         self._retention = Retention(
             self._limits.locked_pauses_s, self._limits.partition_busy_pause_s, self._limits.partition_refused_pause_s
         )
@@ -107,6 +109,12 @@ class MySQLStore:
     def close(self) -> None:
         """See Store."""
         self._pool.close()
+
+    def ping(self) -> Timed[None]:
+        """See Store."""
+        with self._pool.link() as link:
+            (now,) = link.run([statement("now")])
+        return Timed(None, now_ns(now))
 
     def kill(self, connection_id: int) -> Timed[None]:
         """See Store."""

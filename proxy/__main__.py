@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
+import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -16,17 +19,23 @@ import click
 import uvloop
 
 from engine import pymysql_adapter
-from engine.link import BackendAddress
+from engine.link import BackendAddress, LinkLimits
+from engine.pymysql_adapter import ER
+from engine.reach import Reach
 from engine.service import Engine
 from engine.shell import EngineSettings
 from engine.store import StoreError
 from engine.store_mysql import MySQLStore, StoreLimits
 from engine.watch import BinlogWatch
 from proxy import __version__
+from proxy.addresses import beyond_loopback, shown
 from proxy.admin import Admin
+from proxy.backend import ENCODED
+from proxy.commandline import conceal
 from proxy.embedded import EmbeddedServer, EmbeddedServerError
 from proxy.listener import Proxy
-from proxy.settings import BadSetting, Settings, load
+from proxy.proxyprotocol import check_taken
+from proxy.settings import BadSetting, Endpoint, Settings, advice, load
 from proxy.tls import Tls
 from proxy.wire import mimic_adapter
 from sqlrewrite import sqlglot_adapter
@@ -34,6 +43,9 @@ from sqlrewrite import sqlglot_adapter
 log = logging.getLogger("ackstream")
 
 EXIT_BAD_SETTING = 2
+
+START_AGAIN_S = 0.25
+"""Between two attempts at a server that takes no connection yet: one costs it nothing, and clients wait for us."""
 
 _Taken = TypeVar("_Taken")
 
@@ -63,6 +75,9 @@ def main() -> None:
     metavar="URL",
     help="mysql://USER:PASSWORD@HOST:PORT, the engine's own account. Default: a private server.",
 )
+@click.option(
+    "--backend-password-file", metavar="FILE", help="What holds that password, in place of the URL: a line, or no more."
+)
 @click.option("--listen", metavar="HOST:PORT", help="Where clients connect (127.0.0.1:3307; port 0: any free one).")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are served (127.0.0.1:9307).")
 @click.option("--listen-socket", metavar="PATH", help="A unix socket where clients may connect as well.")
@@ -71,6 +86,11 @@ def main() -> None:
 @click.option("--tls-key", metavar="FILE", help="PEM, its key, if it is not in the same file.")
 @click.option("--backend-tls", metavar="WHEN", help="mirror (what the client chose), always or never.")
 @click.option("--backend-ca", metavar="FILE", help="PEM, who signed the server's certificate, which is verified then.")
+@click.option(
+    "--proxy-protocol",
+    metavar="on|off",
+    help="Whether the server is told clients' addresses by the PROXY protocol (off).",
+)
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file with any of the settings.")
 @click.option("--data-dir", metavar="DIR", help="Where the private server keeps its data (ackstream-data).")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
@@ -81,7 +101,12 @@ def serve(config: Path | None, **flags: Any) -> None:
         settings = load(flags, config)
     except BadSetting as error:
         _give_up(str(error))
+    concealed = _conceal_password(settings)
     _set_up_logging(settings)
+    for line in advice(settings, os.environ):
+        log.warning("%s", line)
+    if not concealed:
+        log.warning("whoever may list processes can read the password in the URL: --backend-password-file hides it")
     try:
         _check_libraries()
         uvloop.run(_serve(settings))
@@ -103,6 +128,14 @@ def _check_libraries() -> None:
         raise BadSetting(str(error)) from None
 
 
+def _conceal_password(settings: Settings) -> bool:
+    """Take the password out of the command line that others see; False where it could be there and stays."""
+    backend = settings.backend
+    if backend is None or not backend.encoded_password:
+        return True
+    return conceal(backend.before_password, backend.encoded_password)
+
+
 def _give_up(text: str) -> NoReturn:
     click.echo(f"ackstream: {text}", err=True)
     sys.exit(EXIT_BAD_SETTING)
@@ -121,30 +154,47 @@ async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopping = asyncio.ensure_future(stop.wait())
     async with contextlib.AsyncExitStack() as stack:
-        address = await stack.enter_async_context(_backend(settings))
-        tls = Tls.of(settings)
-        engine = await stack.enter_async_context(_engine(settings, address))
-        proxy = Proxy(engine, settings, (address.host, address.port), tls)
-        watch = await stack.enter_async_context(_watch(settings, engine, address))
-        admin = Admin(proxy, watch.following)
-        listen = _shown(*await _listening("listen", settings.listen, proxy.start()))
-        stack.callback(proxy.stop_listening)
-        if (path := settings.listen_socket) is not None:
-            await _listening("listen-socket", path, proxy.start_locally(path))
-        if settings.tls_certificate is not None:  # Else a closed terminal ends the program, as it should.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
-        endpoint = settings.admin
-        admin_at = _shown(*await _listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
-        stack.push_async_callback(admin.stop)
-        backend = _shown(address.host, address.port)
-        also = "" if path is None else f" socket={path}"
-        print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
-        await stop.wait()
+        starting = asyncio.ensure_future(_start(settings, stack))
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            log.info("told to stop before it was ready")
+            starting.cancel()
+            await asyncio.wait({starting})
+            return
+        proxy, admin = starting.result()
+        await stopping
         log.info("draining")
         admin.drain()
         proxy.stop_listening()
         await proxy.drain()
+
+
+async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Proxy, Admin]:
+    """Put the parts together, each to be closed with the stack, and say that clients are taken. Raises BadSetting."""
+    address = await stack.enter_async_context(_backend(settings))
+    tls = Tls.of(settings)
+    reach = Reach()
+    engine = await stack.enter_async_context(_engine(settings, address, reach))
+    if settings.proxy_protocol:
+        await asyncio.to_thread(check_taken, address, LinkLimits())
+    proxy = Proxy(engine, settings, (address.host, address.port), tls)
+    watch = await stack.enter_async_context(_watch(settings, engine, address))
+    admin = Admin(proxy, watch.following, reach)
+    listen = shown(*await _listening("listen", settings.listen, proxy.start()))
+    stack.callback(proxy.stop_listening)
+    if (path := settings.listen_socket) is not None:
+        await _listening("listen-socket", path, proxy.start_locally(path))
+    if settings.tls_certificate is not None:  # Else a closed terminal ends the program, as it should.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
+    endpoint = settings.admin
+    admin_at = shown(*await _listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
+    stack.push_async_callback(admin.stop)
+    also = "" if path is None else f" socket={path}"
+    backend = shown(address.host, address.port)
+    print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
+    return proxy, admin
 
 
 @contextlib.asynccontextmanager
@@ -154,11 +204,12 @@ async def _backend(settings: Settings) -> AsyncIterator[BackendAddress]:
         given = settings.backend
         tls = {"mirror": None, "always": True, "never": False}[settings.backend_tls]
         ca = None if settings.backend_ca is None else str(settings.backend_ca)
-        yield BackendAddress(given.host, given.port, given.user, given.password, tls=tls, ca=ca)
+        yield BackendAddress(given.host, given.port, given.user, settings.backend_password, tls=tls, ca=ca)
         return
+    await _keep_private(settings.listen)
     try:
         server = EmbeddedServer(settings.data_dir)
-        await asyncio.to_thread(server.start)
+        await _started(server)
     except EmbeddedServerError as error:
         raise BadSetting(str(error)) from None
     try:
@@ -167,21 +218,71 @@ async def _backend(settings: Settings) -> AsyncIterator[BackendAddress]:
         await asyncio.to_thread(server.stop)
 
 
+async def _keep_private(listen: Endpoint) -> None:
+    """Raise BadSetting when other machines could reach the private server by way of this endpoint."""
+    address = await _listening("listen", listen, asyncio.to_thread(beyond_loopback, listen.host))
+    if address is not None:
+        raise BadSetting(
+            f"--listen {listen}: other machines can reach {address}, and root of the private server has no password."
+            " Listen on 127.0.0.1 (or ::1), with --listen-socket beside it if need be, or name a server whose accounts"
+            " have passwords with --backend"
+        )
+
+
+async def _started(server: EmbeddedServer) -> None:
+    """Start it on a thread; when that is cancelled, nothing is left running."""
+    starting = asyncio.ensure_future(asyncio.to_thread(server.start))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        server.abandon()
+        await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None:  # It was faster.
+            await asyncio.to_thread(server.stop)
+        raise
+
+
 @contextlib.asynccontextmanager
-async def _engine(settings: Settings, address: BackendAddress) -> AsyncIterator[Engine]:
-    store = MySQLStore(address, StoreLimits(connections=settings.engine_connections))
+async def _engine(settings: Settings, address: BackendAddress, reach: Reach) -> AsyncIterator[Engine]:
+    store = MySQLStore(address, StoreLimits(connections=settings.engine_connections), reach=reach)
     engine = Engine(
         store,
         EngineSettings(threads=settings.engine_connections, catalog_interval_s=settings.catalog_interval_s),
     )
     try:
-        try:
-            await engine.start()
-        except StoreError as error:
-            raise BadSetting(f"--backend {address.host}:{address.port}: {error}") from None
+        await _begin(engine, settings, shown(address.host, address.port))
         yield engine
     finally:
         await engine.close()
+
+
+async def _begin(engine: Engine, settings: Settings, at: str) -> None:
+    """Start the engine, once its server takes connections. Raises BadSetting when it does not in time, or objects."""
+    clock = asyncio.get_running_loop().time
+    deadline, waiting = clock() + settings.backend_wait_s, False
+    while True:
+        try:
+            await engine.start()
+        except StoreError as error:
+            if not _may_pass(error) or clock() >= deadline:
+                raise BadSetting(f"--backend {at}: {error}{_hint(error, settings)}") from None
+            if not waiting:
+                waiting = True
+                log.warning("waiting up to %g s for the server at %s: %s", settings.backend_wait_s, at, error)
+            await asyncio.sleep(START_AGAIN_S)
+        else:
+            return
+
+
+def _may_pass(error: StoreError) -> bool:
+    """Whether a server that is starting says this. A certificate that cannot be verified looks the same at first."""
+    original = getattr(error.__cause__, "original_exception", None)
+    return error.unreachable and not isinstance(original, ssl.SSLError)
+
+
+def _hint(error: StoreError, settings: Settings) -> str:
+    encoded = settings.backend is not None and "%" in settings.backend.encoded_password
+    return f" ({ENCODED})" if encoded and error.code == ER.ACCESS_DENIED_ERROR else ""
 
 
 @contextlib.asynccontextmanager
@@ -210,11 +311,13 @@ async def _listening(name: str, endpoint: object, start: Awaitable[_Taken]) -> _
     try:
         return await start
     except OSError as error:
-        raise BadSetting(f"--{name} {endpoint}: {error.strerror or error}") from None
+        raise BadSetting(f"--{name} {endpoint}: {_reason(error)}") from None
 
 
-def _shown(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{os.strerror(error.errno)}: another program listens there; end it (`ss -ltnpx` shows it) or choose another"
+    return error.strerror or str(error)
 
 
 if __name__ == "__main__":

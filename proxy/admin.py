@@ -1,11 +1,13 @@
 """The admin side: health and metrics over HTTP, for machines.
 
-`/health` says whether the proxy takes clients; `/metrics` is the Prometheus text format, made anew at each request from
-what the proxy and the engine count anyway, so that nothing is counted twice and the hot paths pay nothing for it.
+`/health` says whether the proxy takes clients and can reach the server; `/metrics` is the Prometheus text format, made
+anew at each request from what the proxy and the engine count anyway, so that nothing is counted twice and the hot paths
+pay nothing for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from aiohttp import web
@@ -14,13 +16,22 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from engine.reach import Reach
+from engine.service import Engine
+from engine.store import StoreError
 from engine.watch import Following
 from proxy.listener import Proxy
 
+PROBE_WAIT_S = 2.0
+"""A server that takes longer for a question without a table is in no state to take clients. Those who ask for health
+wait for 1 s (Kubernetes) to 10 s (load balancers)."""
+PROBE_LASTS_S = 1.0
+"""An answer counts for so long: however many ask, the server is asked once a second."""
+
 
 class _Collector(Collector):
-    def __init__(self, proxy: Proxy, binlog: Following) -> None:
-        self._proxy, self._binlog = proxy, binlog
+    def __init__(self, proxy: Proxy, binlog: Following, reach: Reach) -> None:
+        self._proxy, self._binlog, self._reach = proxy, binlog, reach
 
     def collect(self) -> Iterable[Metric]:
         yield from self._connections()
@@ -30,6 +41,9 @@ class _Collector(Collector):
 
     def _connections(self) -> Iterable[Metric]:
         proxy = self._proxy
+        reachable = self._reach.reason is None
+        text = "Whether the server took the engine's last new connection"
+        yield GaugeMetricFamily("ackstream_server_reachable", text, reachable)
         yield GaugeMetricFamily("ackstream_connections", "Client connections", len(proxy.sessions))
         yield GaugeMetricFamily("ackstream_streams", "Running STREAM statements", len(list(proxy.streams())))
         yield CounterMetricFamily("ackstream_connections_accepted", "Client connections", proxy.connections_total)
@@ -75,12 +89,51 @@ class _Collector(Collector):
         return (in_flight, ready, subscribers)
 
 
+class Probe:
+    """Whether the server answers the engine: asked when somebody wants to know, and once at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._asking: asyncio.Task[str | None] | None = None
+        self._until_s = 0.0
+        self._reason: str | None = None
+
+    async def reason(self) -> str | None:
+        """Why the server is out of reach; None when it answers. It takes PROBE_WAIT_S at most."""
+        clock = asyncio.get_running_loop().time
+        if self._asking is None:
+            if clock() < self._until_s:
+                return self._reason
+            self._asking = asyncio.get_running_loop().create_task(self._ask(), name="probe")
+        asking = self._asking
+        done, _ = await asyncio.wait({asking}, timeout=PROBE_WAIT_S)
+        return asking.result() if done else f"the server has not answered within {PROBE_WAIT_S:g} s"
+
+    async def close(self) -> None:
+        """Stop asking."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
+
+    async def _ask(self) -> str | None:
+        try:
+            await self._engine.ping()
+            self._reason = None
+        except StoreError as error:
+            self._reason = str(error)
+        finally:
+            self._asking = None
+        self._until_s = asyncio.get_running_loop().time() + PROBE_LASTS_S
+        return self._reason
+
+
 class Admin:
     """The HTTP listener."""
 
-    def __init__(self, proxy: Proxy, binlog: Following) -> None:
+    def __init__(self, proxy: Proxy, binlog: Following, reach: Reach) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(proxy, binlog))
+        self._registry.register(_Collector(proxy, binlog, reach))
+        self._probe = Probe(proxy.engine)
         self._draining = False
         app = web.Application()
         app.add_routes([web.get("/health", self._health), web.get("/metrics", self._metrics)])
@@ -100,12 +153,19 @@ class Admin:
     async def stop(self) -> None:
         """Close the listener."""
         await self._runner.cleanup()
+        await self._probe.close()
 
     async def _health(self, request: web.Request) -> web.Response:
         if self._draining:
-            return web.json_response({"status": "draining"}, status=503)
+            return _unwell("draining", "the proxy was told to stop")
+        if (reason := await self._probe.reason()) is not None:
+            return _unwell("unreachable", reason)
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = generate_latest(self._registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _unwell(status: str, reason: str) -> web.Response:
+    return web.json_response({"status": status, "reasons": [reason]}, status=503)

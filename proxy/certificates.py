@@ -104,7 +104,10 @@ def _keep(path: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, certi
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        raise BadSetting(f"data_dir: {path} cannot be kept: {error.strerror or error}") from None
+        raise BadSetting(
+            f"data_dir: {path} cannot be kept: {error.strerror or error};"
+            " give a --data-dir that can be written, or for TLS a --tls-certificate"
+        ) from None
 
 
 def _now() -> dt.datetime:

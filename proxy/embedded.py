@@ -22,6 +22,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class EmbeddedServer:
     `host`, `port`, `socket_path`, `server_version` and `pid` hold while it runs; a server that is
     started again keeps its port when it can. `options` go to the server's command line after the
     built-in ones. The methods block: call them from a thread. Not for use by several threads at a
-    time.
+    time, but for `abandon`.
     """
 
     host = "127.0.0.1"
@@ -123,6 +124,7 @@ class EmbeddedServer:
         self._proxy_lock: int | None = None
         self._socket_dir: Path | None = None
         self._log_start = 0
+        self._abandoned = threading.Event()
 
     def __enter__(self) -> Self:
         self.start()
@@ -161,18 +163,34 @@ class EmbeddedServer:
     def start(self, timeout_s: float = 60.0) -> None:
         """Make the data directory if it is new, run the server, return once it takes logins.
 
-        Raises EmbeddedServerError: the directory is in use, belongs to another kind of server, or
-        the server does not start; nothing is left running then.
+        Raises EmbeddedServerError: the directory cannot be used, is in use, belongs to another kind of
+        server, or the server does not start; nothing is left running then.
         """
         deadline = time.monotonic() + timeout_s
-        self._take_directory()
         try:
+            self._take_directory()
             with self._server_lock(deadline) as lock:
                 self._initialise_if_new(lock, deadline)
                 self._launch(lock, deadline)
+        except OSError as failure:
+            self.stop(timeout_s=0)
+            raise EmbeddedServerError(
+                f"{failure.filename or self.data_dir} cannot be used ({failure.strerror or failure}): "
+                "give a --data-dir that can be written, or name a server with --backend"
+            ) from failure
         except BaseException:
             self.stop(timeout_s=0)
             raise
+
+    def abandon(self) -> None:
+        """Have a `start` that is under way, and any later one, end with EmbeddedServerError soon. From any thread."""
+        self._abandoned.set()
+
+    def _until(self, deadline: float) -> bool:
+        """Wait a little; False once it is too late. Raises EmbeddedServerError when the start is given up."""
+        if self._abandoned.wait(POLL_S):
+            raise EmbeddedServerError(f"the start of {self.binary.program} was given up")
+        return time.monotonic() < deadline
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the server has ended, for whatever reason; False when it still runs."""
@@ -225,12 +243,11 @@ class EmbeddedServer:
         lock = _open_lock(self.data_dir / "server.lock")
         try:
             while not _try_lock(lock):
-                if time.monotonic() >= deadline:
+                if not self._until(deadline):
                     raise EmbeddedServerError(
                         f"the earlier server of {self.data_dir} has still not ended: "
                         "see `fuser server.lock` in that directory"
                     )
-                time.sleep(POLL_S)
             yield lock
         finally:
             os.close(lock)  # a server that was started holds it now
@@ -248,8 +265,9 @@ class EmbeddedServer:
         shutil.rmtree(self.data_dir / "data", ignore_errors=True)
         (self.data_dir / "data").mkdir(mode=0o700)
         self._process = self._run(self._initialise_command(), lock)
-        if not self._process.wait(deadline - time.monotonic()):
-            raise EmbeddedServerError(f"making {self.data_dir} takes too long{self._log_tail()}")
+        while not self._process.wait(0):
+            if not self._until(deadline):
+                raise EmbeddedServerError(f"making {self.data_dir} takes too long{self._log_tail()}")
         if self._process.returncode != 0:
             raise EmbeddedServerError(f"{self.data_dir} cannot be made{self._log_tail()}")
         _write_durably(stamp, f"{self.binary}\n")
@@ -293,11 +311,11 @@ class EmbeddedServer:
 
     def _await_login(self, deadline: float) -> bool:
         assert self._process is not None
-        while not self._process.wait(POLL_S):
+        while not self._process.wait(0):
             if (seen := self._login()) is not None:
                 port, self.server_version = seen
                 return port == self.port
-            if time.monotonic() >= deadline:
+            if not self._until(deadline):
                 raise EmbeddedServerError(f"{self.binary.program} took no login in time{self._log_tail()}")
         return False
 

@@ -26,7 +26,7 @@ from proxy.statements import Statements
 from proxy.stream import INTERRUPTED, SERVER_LOST
 from proxy.tls import Tls
 from proxy.unixsocket import UnixSocket
-from proxy.wire.packets import ServerError
+from proxy.wire.packets import UNREACHABLE, ServerError
 from sqlrewrite.classify import Kill
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Proxy:
         except (OSError, TimeoutError) as error:
             reason = str(error) or "it does not answer"
             text = f"ackstream cannot connect to the backing server at {host}:{port}: {reason}"
-            session.refuse_login(ServerError(2003, "HY000", text))
+            session.refuse_login(ServerError(UNREACHABLE, "HY000", text))
             return
         self._tune(transport)
 

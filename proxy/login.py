@@ -34,7 +34,7 @@ from proxy.wire.handshake import (
     ssl_request,
     with_auth_response,
 )
-from proxy.wire.packets import ERR, OK, ServerError, make_err, parse_ok
+from proxy.wire.packets import ERR, OK, UNREACHABLE, ServerError, make_err, parse_ok
 
 LOGIN_PACKET_MAX = 64 * 1024
 """No honest login packet comes near it; before a login succeeds a client may hold no more of our memory."""
@@ -151,7 +151,11 @@ class _Exchange:
 
 
 class LoginRelay(_Exchange):
-    """One login. `done` once the server accepted it, `refused` once it did not.
+    """One login. `done` once the server accepted it, `refused` once it did not and the client was told.
+
+    A server that has greeted may refuse before it is answered (MariaDB, when it has read the header of the PROXY
+    protocol). The client expects no packet then, so it is told when it has answered: the login is `waiting` till then,
+    and needs no server any more.
 
     `client_is_local`: the client is on a unix socket.
     """
@@ -160,12 +164,18 @@ class LoginRelay(_Exchange):
         super().__init__()
         self.done: LoggedIn | None = None
         self.refused = False
+        self._early_refusal: bytes | None = None
         self.greeting: Greeting | None = None
         self._policy = policy
         self._client_is_local = client_is_local
         self._client_tls = False
         self._response: HandshakeResponse | None = None
         self._dialogue: AuthDialogue | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the client is to be told of a refusal once it has answered the greeting."""
+        return self._early_refusal is not None and not self.refused
 
     def from_server(self, chunk: bytes) -> Sequence[Step]:
         """What is to be done. Raises WireError when that is no MySQL server."""
@@ -187,12 +197,18 @@ class LoginRelay(_Exchange):
                 steps += self._framed(self._dialogue.from_client(payload))
             elif parse_response(payload).is_ssl_request:
                 return [self._secure_client()]
+            elif self._early_refusal is not None:
+                self.refused = True
+                return [ToClient(self._client.send(self._early_refusal))]
             else:
                 steps += self._answered(payload, self.greeting)
         return steps
 
     def _server_said(self, payload: bytes) -> Said:
         first = payload[0] if payload else None
+        if first == ERR and self.greeting is not None and self._response is None:
+            self._early_refusal = payload
+            return []
         if first == ERR:
             self.refused = True
         elif self.greeting is None:
@@ -239,7 +255,7 @@ class LoginRelay(_Exchange):
         has_it = bool(greeting.capabilities & SSL)
         if wanted and not has_it and (self._policy.verified or self._policy.backend == "always"):
             text = "ackstream does not go on: the backing server offers no TLS, and its settings demand it"
-            raise LoginRefused(ServerError(2026, "HY000", text))
+            raise LoginRefused(ServerError(UNREACHABLE, "HY000", text))
         return wanted and has_it
 
 

@@ -23,13 +23,14 @@ from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Hints, Killed, Preparing, Tag
 from proxy.judge import ABOUT_STATEMENTS, COM_STMT_SEND_LONG_DATA, UNCLEAR, UNREMARKABLE, CarriedOutHere, Judge
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
+from proxy.proxyprotocol import announcement
 from proxy.stream import SERVER_LOST, Stream, unforeseen
 from proxy.tls import TlsLayer
 from proxy.wire.commands import COM_CHANGE_USER, SILENT
 from proxy.wire.fields import PacketTooLarge, WireError
 from proxy.wire.framing import HEADER, Command, CommandFramer, Event, Packet, Packets, frame
 from proxy.wire.mimic_adapter import ServerStatus
-from proxy.wire.packets import ServerError, make_err, parse_err
+from proxy.wire.packets import UNREACHABLE, ServerError, make_err, parse_err
 from proxy.wire.params import make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from sqlrewrite.classify import OWN_VERBS, Verb
@@ -169,6 +170,8 @@ class Session:
     def server_connected(self, transport: asyncio.Transport) -> None:
         """Its backing connection is open."""
         self.server = transport
+        if self.proxy.settings.proxy_protocol:
+            transport.write(announcement(self.client, transport))
         self._server_ready = True
         if self._closed:
             transport.abort()
@@ -179,7 +182,7 @@ class Session:
             return
         try:
             if self.login is not None:
-                self._carry_out(self.login.from_client(data))
+                self._client_said_in_login(self.login, data)
                 return
             at_rest = self._task is None and not self._withheld and self._change_user is None
             if at_rest and self._framer.is_command(data) and (tag := self.judge.glance(data)) is not UNCLEAR:
@@ -295,7 +298,7 @@ class Session:
             self._question.answered.set_exception(ConnectionResetError("the server closed the connection"))
         if self.stream is not None:
             self.stream.abort(SERVER_LOST)
-        elif self._task is None:
+        elif self._task is None and not (self.login is not None and self.login.waiting):
             self.client.close()
 
     def server_full(self) -> None:
@@ -421,7 +424,9 @@ class Session:
 
     def _server_tls_failed(self, reason: str) -> None:
         log.warning("%r: TLS with the server failed: %s", self, reason)
-        self.hang_up(ServerError(2026, "HY000", f"ackstream has no TLS connection to the backing server: {reason}"))
+        self.hang_up(
+            ServerError(UNREACHABLE, "HY000", f"ackstream has no TLS connection to the backing server: {reason}")
+        )
 
     def _server_said_apart(self, data: bytes) -> None:
         """What is not for the client as it is."""
@@ -431,6 +436,11 @@ class Session:
                 self._change_user = None
         elif self._question is not None:
             self._question.feed(data)
+
+    def _client_said_in_login(self, login: LoginRelay, data: bytes) -> None:
+        self._carry_out(login.from_client(data))
+        if login.refused:
+            self.client.close()
 
     def _server_said_in_login(self, login: LoginRelay, data: bytes) -> None:
         self._carry_out(login.from_server(data))

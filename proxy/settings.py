@@ -6,18 +6,23 @@ frozen object, checked once. Each limit has its reason beside it.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from proxy.backend import Backend, is_exposed, password_in
 from proxy.login import BackendTls
+
+PREFIX = "ACKSTREAM_"
+OF_OTHERS = frozenset({"ACKSTREAM_URL", "ACKSTREAM_PASSWORD", "ACKSTREAM_CACHE", "ACKSTREAM_SPARK_LOG"})
+"""Variables that the pipeline's programs, or the tests, read."""
 
 
 class BadSetting(Exception):
@@ -48,33 +53,22 @@ class Endpoint(str):
         return cls(text)
 
 
-class Backend:
-    """The backing server and the engine's own account on it."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "mysql" or not parts.hostname or not parts.username:
-            raise ValueError("it takes the form mysql://USER:PASSWORD@HOST:PORT")
-        if parts.path.strip("/") or parts.query or parts.fragment:
-            raise ValueError("nothing can follow HOST:PORT: a database is chosen by each client")
-        self.host = parts.hostname
-        self.port = parts.port or 3306
-        self.user = unquote(parts.username)
-        self.password = unquote(parts.password or "")
-
-    def __repr__(self) -> str:
-        return f"mysql://{self.user}:…@{self.host}:{self.port}"
-
-
 class Settings(BaseSettings):
     """The settings of `ackstream serve`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ACKSTREAM_", extra="forbid", frozen=True, arbitrary_types_allowed=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     backend: Backend | None = None
     """The server to stand in front of. None: a private one, its data under `data_dir`."""
+    backend_password_file: Path | None = None
+    """The password of the engine's account, in place of one in the URL: whoever may list processes reads a command
+    line. One line end behind it is no part of it."""
+    backend_wait_s: float = Field(default=15.0, ge=0)
+    """How long a server that takes no connection is waited for at start: it may be starting, too. Longer is for whoever
+    starts the program again."""
+    proxy_protocol: bool = False
+    """Whether the server is told each client's address by a header of the PROXY protocol, so that accounts match the
+    client's host. The server must be set to take it from the proxy (MariaDB: proxy_protocol_networks); MySQL cannot."""
     listen: Endpoint = Endpoint("127.0.0.1:3307")
     """Where clients connect."""
     admin: Endpoint = Endpoint("127.0.0.1:9307")
@@ -131,6 +125,8 @@ class Settings(BaseSettings):
     binlog: Literal["auto", "off"] = "auto"
     """Whether what bypasses the proxy is seen in the server's binary log, where it can be read. It takes a process."""
 
+    _password: str = PrivateAttr("")
+
     @field_validator("backend", mode="before")
     @classmethod
     def _backend(cls, value: object) -> object:
@@ -150,7 +146,26 @@ class Settings(BaseSettings):
             raise ValueError("tls_key needs tls_certificate beside it")
         if self.backend_ca is not None and self.backend_tls == "never":
             raise ValueError("backend_ca has no use where backend_tls is never")
+        if self.backend is None and self.proxy_protocol:
+            raise ValueError(
+                "proxy_protocol needs backend beside it: the private server has clients of this machine alone"
+            )
+        if self.backend is None and self.backend_password_file is not None:
+            raise ValueError("backend_password_file needs backend beside it")
+        if self.backend is not None and self.backend_password_file is not None and self.backend.encoded_password:
+            raise ValueError(
+                "backend has a password already: take it out of the URL, or leave backend_password_file out"
+            )
+        if self.backend_password_file is not None:
+            self._password = _password_of(self.backend_password_file)
+        elif self.backend is not None:
+            self._password = self.backend.password
         return self
+
+    @property
+    def backend_password(self) -> str:
+        """The password of the engine's account, wherever it was given."""
+        return self._password
 
     @field_validator("listen", "admin", mode="before")
     @classmethod
@@ -179,7 +194,7 @@ def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
         values[name.replace("-", "_")] = value
         origins[name.replace("-", "_")] = f"{name} in {config}"
     for name in names:
-        variable = f"ACKSTREAM_{name.upper()}"
+        variable = f"{PREFIX}{name.upper()}"
         if variable in os.environ:
             values[name], origins[name] = os.environ[variable], variable
     for name, value in flags.items():
@@ -194,8 +209,34 @@ def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
             raise BadSetting(reason) from None
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
-            raise BadSetting(f"{origins.get(name, name)}: there is no such setting") from None
+            meant = _nearest(name, names)
+            raise BadSetting(f"{origins.get(name, name)}: there is no such setting{meant}") from None
         raise BadSetting(f"{origins.get(name, name)}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def advice(settings: Settings, environment: Mapping[str, str]) -> list[str]:
+    """What is probably not meant as it is, each in a line for the log; none of it keeps the program from running."""
+    names = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    unknown = sorted(name for name in environment if name.startswith(PREFIX) and name not in names | OF_OTHERS)
+    lines = [f"{name} is ignored: there is no such setting{_nearest(name, names)}" for name in unknown]
+    file = settings.backend_password_file
+    if file is not None and is_exposed(file):
+        lines.append(f"backend_password_file: others than its owner may read or change {file}: chmod 600 {file}")
+    return lines
+
+
+def _password_of(path: Path) -> str:
+    try:
+        return password_in(path)
+    except ValueError as error:
+        raise ValueError(f"backend_password_file: {error}") from None
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """A question for the known name that is most like this one; nothing if none is."""
+    by_tail = {known.removeprefix(PREFIX): known for known in names}
+    found = difflib.get_close_matches(name.removeprefix(PREFIX), by_tail, n=1)
+    return f"; did you mean {by_tail[found[0]]}?" if found else ""
 
 
 def _from_file(path: Path) -> dict[str, Any]:

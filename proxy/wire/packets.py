@@ -33,6 +33,11 @@ EOF_MAX: Final = 9
 OK_HEAD_MAX: Final = 1 + 9 + 9 + 2 + 2
 """The fields of an OK packet before its texts are never longer than this."""
 
+UNREACHABLE: Final = 1105
+"""The number under which a client is told that its server cannot be reached. The clients have numbers of their own for
+that (2003, 2013, 2026), but show them only for what they found themselves: MariaDB's take an ERR packet with one of
+2000 to 2999 for a malformed packet (2027), and its text is lost."""
+
 _SQLSTATE_LEN: Final = 5
 
 

@@ -418,7 +418,7 @@ def test_a_client_is_told_that_nobody_vouches_for_the_server(flavour: Flavour, t
             run(root, "ALTER INSTANCE RELOAD TLS" if flavour == "mysql" else "FLUSH SSL")
         with pytest.raises(pymysql.err.OperationalError, match="no TLS connection to the backing server") as error:
             proxy.connect(ssl_disabled=False)
-        assert error.value.args[0] == 2026
+        assert error.value.args[0] == 1105
 
 
 # -- A unix socket

@@ -2,45 +2,125 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any
 
 import pymysql
 import pytest
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded import EmbeddedServer, Flavour
 from proxy.settings import load
-from tests.support.proxies import READY, RunningProxy, running_proxy
+from tests.support.proxies import READY, RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import connect
+from tests.support.servers import client_program, connect
 from tests.support.waiting import eventually
 
 
-def serve(*options: str, timeout_s: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
+def serve(*options: str, timeout_s: float = 30, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "proxy", "serve", *options],
-        capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **variables},
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def serving(*options: str, tmp_path: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The program under way, its log in tmp_path/log; killed in the end."""
+    argv = [sys.executable, "-m", "proxy", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", *options]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*argv, "--data-dir", str(tmp_path / "data")], stdout=log, stderr=log, env={**os.environ, **variables}
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def health(proxy: RunningProxy) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{proxy.admin_port}/health", timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def shown_by_program(proxy: RunningProxy, flavour: Flavour) -> str:
+    argv = [*client_program(flavour), f"-h{proxy.host}", f"-P{proxy.port}", "-uroot", "-e", "SELECT 1"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def shown_by_mysql(proxy: RunningProxy) -> str:
+    return shown_by_program(proxy, "mysql")
+
+
+def shown_by_mariadb(proxy: RunningProxy) -> str:
+    return shown_by_program(proxy, "mariadb")
+
+
+def shown_by_pymysql(proxy: RunningProxy) -> str:
+    with pytest.raises(pymysql.MySQLError) as caught:
+        proxy.connect()
+    return str(caught.value)
+
+
+def health_becomes(proxy: RunningProxy, wanted: int) -> Any:
+    """Wait until /health has this status; what it says then."""
+
+    def found() -> list[Any]:
+        status, said = health(proxy)
+        return [said] if status == wanted else []
+
+    return eventually(found, timeout_s=30)[0]
+
+
+def not_locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def processes_of(pid: int) -> list[str]:
+    """The command lines of a process and of its children, as anybody can read them."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ") for each in [str(pid), *children]]
+
+
 @pytest.mark.parametrize(
-    ("options", "environment", "complaint"),
+    ("options", "variables", "complaint"),
     [
         (["--listen", "nowhere"], {}, "--listen: 'nowhere' is not HOST:PORT"),
         (["--backend", "postgres://a@b"], {}, "--backend: it takes the form mysql://USER:PASSWORD@HOST:PORT"),
         (["--log-level", "loud"], {}, "--log-level: input should be 'debug', 'info', 'warning' or 'error'"),
         ([], {"ACKSTREAM_CONNECTIONS_MAX": "many"}, "ACKSTREAM_CONNECTIONS_MAX: input should be a valid integer"),
         (["--config", "/nonexistent.toml"], {}, "--config /nonexistent.toml: "),
-        (["--backend", "mysql://root@127.0.0.1:1"], {}, "--backend 127.0.0.1:1: "),
+        (["--backend", "mysql://root@127.0.0.1:1"], {"ACKSTREAM_BACKEND_WAIT_S": "0"}, "--backend 127.0.0.1:1: "),
+        (["--backend", "mysql://root:a#b@127.0.0.1"], {}, "--backend-password-file takes the password as it is"),
+        (["--listen", "0.0.0.0:0"], {}, "other machines can reach 0.0.0.0, and root of the private server has no pass"),
+        (["--listen", "[::]:0"], {}, "other machines can reach ::, and root of the private server has no password"),
+        (["--data-dir", "/dev/null/data"], {}, "/dev/null/data cannot be used (Not a directory): give a --data-dir"),
     ],
 )
-def test_a_bad_setting_is_one_clear_line_and_exit_2(options, environment, complaint) -> None:
-    done = serve(*options, **environment)
+def test_a_bad_setting_is_one_clear_line_and_exit_2(options, variables, complaint) -> None:
+    done = serve(*options, **variables)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ackstream: ")]
@@ -52,7 +132,15 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
     file.write_text("lisen = '127.0.0.1:0'\n")
     done = serve("--config", str(file))
     assert done.returncode == 2
-    assert f"lisen in {file}: there is no such setting" in done.stderr
+    assert f"lisen in {file}: there is no such setting; did you mean listen?" in done.stderr
+
+
+def test_an_unknown_name_in_the_environment_is_a_line_in_the_log() -> None:
+    done = serve("--backend", "mysql://root@127.0.0.1:1", ACKSTREAM_LISTN="[::]:1", ACKSTREAM_BACKEND_WAIT_S="0")
+    assert (
+        "WARNING ackstream: ACKSTREAM_LISTN is ignored: there is no such setting; did you mean ACKSTREAM_LISTEN?"
+        in (done.stderr)
+    )
 
 
 def test_the_file_is_overruled_by_the_environment_and_that_by_flags(tmp_path: Path, monkeypatch) -> None:
@@ -100,9 +188,9 @@ def test_without_a_backend_it_runs_a_server_of_its_own_and_ends_it_with_itself(t
         pymysql.connect(host="127.0.0.1", port=int(ready[5].rpartition(":")[2]), user="root")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGTERM] * 3])
 def test_a_drain_ends_streams_with_1053_releases_what_is_unacknowledged_and_exits_0(
-    server: EmbeddedServer, database: str, tmp_path: Path, consume, number: signal.Signals
+    server: EmbeddedServer, database: str, tmp_path: Path, consume, numbers: list[signal.Signals]
 ) -> None:
     with running_proxy(server, tmp_path / "log") as proxy, connect(server, database=database) as direct:
         create_queue(direct, "m")
@@ -110,7 +198,9 @@ def test_a_drain_ends_streams_with_1053_releases_what_is_unacknowledged_and_exit
         consumer = consume(proxy.connect(database=database), "STREAM * FROM m")
         eventually(lambda: len(consumer.received) == 2)
         idle = proxy.connect()
-        assert proxy.terminate(number) == 0
+        for number in numbers[1:]:
+            proxy.send(number)
+        assert proxy.terminate(numbers[0]) == 0
         assert consumer.ended.wait(10)
         assert consumer.error is not None
         assert consumer.error.args[0] == 1053
@@ -119,10 +209,87 @@ def test_a_drain_ends_streams_with_1053_releases_what_is_unacknowledged_and_exit
         idle._force_close()
 
 
-def test_a_second_proxy_on_the_same_address_says_so(proxy: RunningProxy, server: EmbeddedServer) -> None:
-    done = serve("--backend", f"mysql://root@{server.host}:{server.port}", "--listen", f"{proxy.host}:{proxy.port}")
-    assert done.returncode == 2
-    assert f"--listen {proxy.host}:{proxy.port}: " in done.stderr
+@pytest.mark.parametrize("taken", ["listen", "admin"])
+def test_a_second_proxy_on_the_same_address_says_so(proxy: RunningProxy, server: EmbeddedServer, taken: str) -> None:
+    address = f"{proxy.host}:{proxy.port if taken == 'listen' else proxy.admin_port}"
+    addresses = {"listen": f"{proxy.host}:0", "admin": f"{proxy.host}:0", taken: address}
+    options = [text for name, value in addresses.items() for text in (f"--{name}", value)]
+    done = serve("--backend", f"mysql://root@{server.host}:{server.port}", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"ackstream: --{taken} {address}: Address already in use: another program" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_away_at_start_is_waited_for(private_server: EmbeddedServer, tmp_path: Path) -> None:
+    private_server.kill()
+    proxy = RunningProxy(private_server, tmp_path / "log")
+    with environment(ACKSTREAM_BACKEND_WAIT_S="60"), ThreadPoolExecutor(1) as threads:
+        started = threads.submit(proxy.start)
+        eventually(lambda: "waiting up to 60 s for the server at" in proxy.output)
+        private_server.start()
+        started.result()
+    try:
+        with proxy.connect() as client:
+            assert rows(client, "SELECT 1") == [(1,)]
+        assert proxy.output.count("waiting up to") == 1
+    finally:
+        proxy.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_server_is_waited_for_ends_the_program(number: signal.Signals, tmp_path: Path) -> None:
+    with serving("--backend", "mysql://root@127.0.0.1:1", tmp_path=tmp_path, ACKSTREAM_BACKEND_WAIT_S="600") as process:
+        eventually(lambda: "waiting up to" in (tmp_path / "log").read_text(), timeout_s=30)
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_signal_while_the_private_server_is_made_ends_both(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with serving(tmp_path=tmp_path) as process:
+        eventually((data_dir / "data").exists, timeout_s=30)
+        process.terminate()
+        assert process.wait(20) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    with (data_dir / "server.lock").open() as lock:
+        eventually(lambda: not_locked(lock))
+
+
+def test_a_server_that_dies_is_told_of_once_to_clients_in_words_and_to_health(
+    private_server: EmbeddedServer, private_proxy: RunningProxy
+) -> None:
+    assert health(private_proxy) == (200, {"status": "ok"})
+    private_server.kill()
+    said = health_becomes(private_proxy, 503)
+    assert said["status"] == "unreachable"
+    assert "Connection refused" in said["reasons"][0]
+    assert private_proxy.metric("server_reachable") == 0
+    text = f"ackstream cannot connect to the backing server at {private_server.host}:{private_server.port}"
+    for show in (shown_by_mysql, shown_by_mariadb, shown_by_pymysql):
+        complaint = show(private_proxy)
+        assert "1105" in complaint, (show, complaint)
+        assert text in complaint, (show, complaint)
+    private_server.start()
+    assert health_becomes(private_proxy, 200) == {"status": "ok"}
+    assert private_proxy.metric("server_reachable") == 1
+    lines = [line for line in private_proxy.output.splitlines() if " engine.reach: " in line]
+    assert [re.sub(r".* engine\.reach: (the server takes \w+ \w+).*", r"\1", line) for line in lines] == [
+        "the server takes no connection",
+        "the server takes connections again",
+    ]
+
+
+def test_a_server_that_does_not_answer_is_not_healthy(
+    private_server: EmbeddedServer, private_proxy: RunningProxy
+) -> None:
+    os.kill(private_server.pid, signal.SIGSTOP)
+    try:
+        said = health_becomes(private_proxy, 503)
+        assert said["reasons"] == ["the server has not answered within 2 s"]
+    finally:
+        os.kill(private_server.pid, signal.SIGCONT)
+    assert health_becomes(private_proxy, 200) == {"status": "ok"}
 
 
 def test_health_and_metrics_are_served_over_http(proxy: RunningProxy, database: str) -> None:
@@ -138,9 +305,15 @@ def test_health_and_metrics_are_served_over_http(proxy: RunningProxy, database: 
     assert float(delivered.split()[1]) >= 1
 
 
-def test_the_engines_account_needs_select_update_and_delete_on_the_queues_and_nothing_else(
-    server: EmbeddedServer, database: str, tmp_path: Path
+@pytest.mark.parametrize("place", ["URL", "file"])
+def test_the_engines_account_needs_select_update_and_delete_on_the_queues_and_its_password_is_shown_nowhere(
+    server: EmbeddedServer, database: str, tmp_path: Path, place: str
 ) -> None:
+    password_file = tmp_path / "password"
+    password_file.write_text("p@ss:w/rd\n")
+    account, options = (
+        (":p%40ss%3Aw%2Frd", []) if place == "URL" else ("", ["--backend-password-file", str(password_file)])
+    )
     user = f"e_{database}"
     with connect(server, database=database) as root:
         create_queue(root, "m", vt_purge_after="1")
@@ -148,14 +321,15 @@ def test_the_engines_account_needs_select_update_and_delete_on_the_queues_and_no
         run(root, f"GRANT SELECT, UPDATE, DELETE ON {database}.m TO {user}@localhost")
         try:
             with (
-                running_proxy(server, tmp_path / "log", account=f"{user}:p%40ss%3Aw%2Frd") as proxy,
+                running_proxy(server, tmp_path / "log", options, account=f"{user}{account}") as proxy,
                 proxy.connect(database=database) as client,
             ):
                 enqueue(client, "m", "ab")
                 assert len(rows(client, "STREAM * FROM m WAIT 10")) == 2
                 assert run(client, "ACK FROM m WHERE id = 1") == 1
                 eventually(lambda: rows(root, "SELECT id FROM m") == [(2,)], timeout_s=20)
-            assert "p@ss" not in proxy.output
-            assert "p%40ss" not in proxy.output
+                shown = [*processes_of(proxy.pid), proxy.output]
+            assert user in shown[0]
+            assert not [text for text in shown if "p@ss" in text or "p%40ss" in text]
         finally:
             run(root, f"DROP USER {user}@localhost")

@@ -34,6 +34,7 @@ ENGINE_SHELL = {
     "engine.queries",
     "engine.replication_adapter",
     "engine.queues",
+    "engine.reach",
     "engine.runner",
     "engine.service",
     "engine.shell",

@@ -167,7 +167,7 @@ def test_a_server_without_tls_is_put_up_with_where_the_client_merely_has_it() ->
 def test_a_server_without_tls_is_not_put_up_with_where_the_settings_demand_it(policy: TlsPolicy) -> None:
     with pytest.raises(LoginRefused) as refused:
         secured(policy, WITHOUT_TLS).from_client(frame(response(FLAGS | SSL), 2))
-    assert refused.value.error.code == 2026
+    assert refused.value.error.code == 1105
 
 
 # -- The exchange
@@ -215,6 +215,20 @@ def test_a_refusal_of_the_server_is_passed_on_as_it_is() -> None:
     error = make_err(1045, "28000", "Access denied for user 'app'@'localhost' (using password: YES)")
     assert sent(relay.from_server(frame(error, 2)), ToClient) == [(2, error)]
     assert relay.refused
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_server_that_refuses_before_it_is_answered_is_passed_on_when_the_client_has_answered(*, tls: bool) -> None:
+    refusal = make_err(1130, "HY000", "Host '192.0.2.1' is not allowed to connect")
+    relay = greeted()
+    assert relay.from_server(frame(refusal, 1)) == []
+    assert (relay.waiting, relay.refused) == (True, False)
+    if tls:
+        assert relay.from_client(frame(SSL_REQUEST, 1)) == [SecureClient(b"")]
+    number = 2 if tls else 1
+    steps = relay.from_client(frame(response(FLAGS | SSL if tls else FLAGS), number))
+    assert steps == [ToClient(frame(refusal, number + 1))]
+    assert (relay.waiting, relay.refused) == (False, True)
 
 
 def test_a_refusal_of_the_proxy_takes_the_clients_next_number() -> None:

@@ -1,0 +1,47 @@
+"""Whether the server takes the engine's connections, and one line in the log for each change of that.
+
+While the server is down every statement of every queue fails, many times a second in all. What fails then is counted
+(`store_errors`) and not logged; this says when it began, why, and how long it took.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from engine.store import StoreError
+
+log = logging.getLogger(__name__)
+
+
+class Reach:
+    """What became of the last attempt to open a connection. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._ever = False
+        self._reason: str | None = None
+        self._since_s = 0.0
+
+    @property
+    def reason(self) -> str | None:
+        """Why the server takes no connection; None when it takes them, or none was tried yet."""
+        return self._reason
+
+    def reached(self) -> None:
+        """A connection was opened."""
+        with self._guard:
+            before, self._reason = self._reason, None
+            ever, self._ever = self._ever, True
+            if before is not None and ever:
+                log.info("the server takes connections again, after %.1f s", time.monotonic() - self._since_s)
+
+    def failed(self, error: StoreError) -> None:
+        """A connection could not be opened. Before the first that was, whoever starts the engine reports it."""
+        with self._guard:
+            before, self._reason = self._reason, str(error)
+            if before is None:
+                self._since_s = time.monotonic()
+                if self._ever:
+                    log.warning("the server takes no connection; until it does, only a count is kept: %s", error)

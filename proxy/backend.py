@@ -1,0 +1,91 @@
+"""The backing server as an operator names it: a URL with the engine's own account, and a file with its password."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+PASSWORD_BYTES_MAX = 4096
+"""A password of MySQL has at most a few hundred bytes; a larger file is another file."""
+
+ENCODED = (
+    "in the URL a #, /, ?, @, %, [ or ] of the password is written %23, %2F, %3F, %40, %25, %5B or %5D;"
+    " --backend-password-file takes the password as it is"
+)
+
+_FORM = "it takes the form mysql://USER:PASSWORD@HOST:PORT"
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+class Backend:
+    """The backing server and the engine's own account on it.
+
+    Raises ValueError with a text that shows nothing of the password.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            host, user = parts.hostname, parts.username
+        except ValueError:  # Its text can hold the password.
+            raise ValueError(_form_of(url)) from None
+        if parts.scheme != "mysql" or not host or not user:
+            raise ValueError(_form_of(url))
+        if parts.path.strip("/") or parts.query or parts.fragment:
+            hint = f" ({ENCODED})" if "@" in parts.path + parts.query + parts.fragment else ""
+            raise ValueError(f"nothing can follow HOST:PORT: a database is chosen by each client{hint}")
+        encoded = parts.password or ""
+        if _BAD_ESCAPE.search(user + encoded):
+            raise ValueError(f"a % in it is followed by two hexadecimal digits: {ENCODED}")
+        self.host = host
+        self.port = _port_of(parts.netloc)
+        self.user = unquote(user)
+        self.password = unquote(encoded)
+        self.encoded_password = encoded
+        """The password as the URL has it; empty without one."""
+        self.before_password = url.partition(f":{encoded}@")[0] + ":"
+        """What stands before it in the URL."""
+
+    def __repr__(self) -> str:
+        return f"mysql://{self.user}:…@{self.host}:{self.port}"
+
+
+def _form_of(url: str) -> str:
+    return f"{_FORM} ({ENCODED})" if "@" in url and url.startswith("mysql://") else _FORM
+
+
+def _port_of(netloc: str) -> int:
+    _, colon, port = netloc.rpartition("@")[2].rpartition("]")[2].rpartition(":")
+    if not colon or not port:
+        return 3306
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
+        raise ValueError(f"{_FORM}, and PORT is a number between 1 and 65535")
+    return int(port)
+
+
+def password_in(path: Path) -> str:
+    """The password that a file holds: all of it but one line end. Raises ValueError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(PASSWORD_BYTES_MAX + 1)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if len(raw) > PASSWORD_BYTES_MAX:
+        raise ValueError(f"{path} has more than {PASSWORD_BYTES_MAX} bytes: it should hold a password and nothing else")
+    try:
+        password = raw.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
+    if not password:
+        raise ValueError(f"{path} is empty: it should hold a password")
+    if "\n" in password or "\0" in password:
+        raise ValueError(f"{path} has several lines: it should hold a password and nothing else")
+    return password
+
+
+def is_exposed(path: Path) -> bool:
+    """Whether users other than its owner can read or change this file. A pipe is nobody else's."""
+    mode = path.stat().st_mode
+    return stat.S_ISREG(mode) and bool(mode & (stat.S_IRWXG | stat.S_IRWXO))

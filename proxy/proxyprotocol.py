@@ -1,0 +1,107 @@
+"""The header of the PROXY protocol (version 2) that tells the server whose connection it is.
+
+It is the first thing on a client's backing connection, before the server's greeting is answered. The server goes by it
+only where it is set to take it from the proxy's address (MariaDB: `proxy_protocol_networks`); then accounts match the
+client's host, and the processlist shows it.
+
+A client on the proxy's own machine is announced without an address (`LOCAL`), so that the server takes the proxy's:
+127.0.0.1 means another machine there, and would match accounts at localhost, which are for clients on the server's own
+machine. Where the server listens on this machine it means the same, and is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import struct
+from contextlib import suppress
+from typing import Final
+
+from engine.link import BackendAddress, LinkLimits, connect
+from engine.pymysql_adapter import Connection, MySQLError
+from proxy.addresses import is_loopback, shown
+from proxy.settings import BadSetting
+from proxy.wire.fields import WireError
+from proxy.wire.framing import Packets
+from proxy.wire.packets import ERR, parse_err
+
+_SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
+_LOCAL, _PROXY = 0x20, 0x21
+_TCP4, _TCP6 = 0x11, 0x21
+
+LOCAL: Final = _SIGNATURE + struct.pack(">BBH", _LOCAL, 0, 0)
+"""The connection is the proxy's own, or of a client on its machine."""
+
+OBJECTION_MAX: Final = 4096
+"""Bytes of a greeting and an error, of which a server sends some hundreds."""
+
+Address = tuple[str, int]
+
+
+def header(client: Address | None, accepted_at: Address | None, *, server_is_here: bool) -> bytes:
+    """The header for a client at `client` that was accepted at `accepted_at` (None: on a unix socket).
+
+    `server_is_here`: the server is reached by a loopback address.
+    """
+    if client is None or accepted_at is None or (is_loopback(client[0]) and not server_is_here):
+        return LOCAL
+    source, target = _ip(client[0]), _ip(accepted_at[0])
+    if source.version != target.version:
+        return LOCAL
+    addresses = source.packed + target.packed + struct.pack(">HH", client[1], accepted_at[1])
+    family = _TCP4 if source.version == 4 else _TCP6
+    return _SIGNATURE + struct.pack(">BBH", _PROXY, family, len(addresses)) + addresses
+
+
+def announcement(client: asyncio.BaseTransport, server: asyncio.BaseTransport) -> bytes:
+    """The header for what is to be relayed between these two connections."""
+    server_is_here = is_loopback(server.get_extra_info("peername")[0])
+    return header(_address_of(client, "peername"), _address_of(client, "sockname"), server_is_here=server_is_here)
+
+
+def _address_of(transport: asyncio.BaseTransport, end: str) -> Address | None:
+    """None on a unix socket, or where the connection is gone."""
+    found = transport.get_extra_info(end)
+    return (found[0], found[1]) if isinstance(found, tuple) else None
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address, without a zone; one of IPv4 that a socket for both shows as IPv6 is of IPv4."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def check_taken(address: BackendAddress, limits: LinkLimits) -> None:
+    """Log in as the engine behind a header. Raises BadSetting when the server does not take it.
+
+    It blocks, for as long as `limits` allow for two connections. Precondition: without a header the login succeeds.
+    """
+    connection = connect(address, LinkLimits(read_s=limits.connect_s), Connection, defer_connect=True)
+    try:
+        with _introduced(address, limits) as channel:
+            connection.connect(channel)
+            connection.close()
+    except (MySQLError, OSError) as error:
+        raise BadSetting(
+            f"proxy_protocol: the server at {shown(address.host, address.port)} does not take the header of the PROXY"
+            f" protocol (it says: {_objection(address, limits) or error}). MariaDB takes it from the addresses in its"
+            " proxy_protocol_networks, which must hold this machine's; MySQL does not take it"
+        ) from None
+
+
+def _introduced(address: BackendAddress, limits: LinkLimits) -> socket.socket:
+    channel = socket.create_connection((address.host, address.port), timeout=limits.connect_s)
+    channel.sendall(LOCAL)
+    return channel
+
+
+def _objection(address: BackendAddress, limits: LinkLimits) -> str:
+    """What the server answers to a header in place of a login, which a client that logs in does not come to read."""
+    packets, said = Packets(OBJECTION_MAX), ""
+    with suppress(OSError, WireError), _introduced(address, limits) as channel:
+        while data := channel.recv(OBJECTION_MAX):
+            for packet in packets.feed(data):
+                if packet.payload[:1] == bytes([ERR]):
+                    said = parse_err(packet.payload).message
+    return said

@@ -1,0 +1,132 @@
+"""What is said of a server that goes away and comes back: one line for each change, and what /health answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from functools import partial
+
+import pytest
+
+from engine.link import Link
+from engine.pool import Pool
+from engine.reach import Reach
+from engine.service import Engine
+from engine.shell import EngineSettings
+from engine.store import StoreError, Timed
+from engine.store_memory import MemoryStore
+from proxy import admin
+from proxy.admin import Probe
+
+REFUSED = StoreError("Connection refused (2003)", code=2003)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "engine.reach")
+    return caplog
+
+
+def test_each_change_is_one_line_however_often_it_is_tried(log: pytest.LogCaptureFixture) -> None:
+    reach = Reach()
+    reach.reached()
+    reasons = []
+    for happens in [partial(reach.failed, REFUSED)] * 20 + [reach.reached] * 20:
+        happens()
+        reasons.append(reach.reason)
+    assert reasons == ["Connection refused (2003)"] * 20 + [None] * 20
+    assert [record.levelname for record in log.records] == ["WARNING", "INFO"]
+    assert "Connection refused (2003)" in log.messages[0]
+    assert log.messages[1].startswith("the server takes connections again, after ")
+
+
+def test_a_server_that_was_never_reached_is_for_the_start_to_report(log: pytest.LogCaptureFixture) -> None:
+    reach = Reach()
+    reach.failed(REFUSED)
+    assert reach.reason is not None
+    reach.reached()
+    assert log.messages == []
+
+
+def test_the_pool_tells_of_each_attempt_to_open_a_connection() -> None:
+    def refuse() -> Link:
+        raise REFUSED
+
+    reach = Reach()
+    with pytest.raises(StoreError):
+        Pool(refuse, 1, reach).link().__enter__()
+    assert reach.reason == "Connection refused (2003)"
+
+
+class Pinged(MemoryStore):
+    """A store whose pings are counted, and wait until they may be answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pings = 0
+        self.down = False
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def ping(self) -> Timed[None]:
+        self.pings += 1
+        assert self.may_answer.wait(20)
+        if self.down:
+            raise REFUSED
+        return super().ping()
+
+
+def test_a_server_is_asked_once_however_many_want_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PROBE_LASTS_S", 3600.0)
+
+    async def play() -> None:
+        store = Pinged()
+        engine = Engine(store, EngineSettings())
+        probe = Probe(engine)
+        assert await asyncio.gather(*(probe.reason() for _ in range(50))) == [None] * 50
+        assert await probe.reason() is None
+        assert store.pings == 1
+        await engine.close()
+
+    asyncio.run(play())
+
+
+def test_each_answer_is_soon_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PROBE_LASTS_S", 0.0)
+
+    async def play() -> None:
+        store = Pinged()
+        engine = Engine(store, EngineSettings())
+        probe = Probe(engine)
+        assert await probe.reason() is None
+        store.down = True
+        assert await probe.reason() == "Connection refused (2003)"
+        store.down = False
+        assert await probe.reason() is None
+        await engine.close()
+
+    asyncio.run(play())
+
+
+def test_a_server_that_does_not_answer_holds_up_nobody_and_is_not_asked_again_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "PROBE_WAIT_S", 0.01)
+    monkeypatch.setattr(admin, "PROBE_LASTS_S", 0.0)
+
+    async def play() -> None:
+        store = Pinged()
+        store.may_answer.clear()
+        engine = Engine(store, EngineSettings())
+        probe = Probe(engine)
+        for _ in range(3):
+            assert await probe.reason() == "the server has not answered within 0.01 s"
+        assert store.pings == 1
+        store.may_answer.set()
+        while await probe.reason() is not None:
+            pass
+        await probe.close()
+        await engine.close()
+
+    asyncio.run(play())
