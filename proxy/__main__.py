@@ -316,7 +316,8 @@ async def _listening(name: str, endpoint: object, start: Awaitable[_Taken]) -> _
 
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"{os.strerror(error.errno)}: another program listens there; end it (`ss -ltnpx` shows it) or choose another"
+        hint = "another program listens there; end it (`ss -ltnpx` shows it) or choose another"
+        return f"{os.strerror(error.errno)}: {hint}"
     return error.strerror or str(error)
 
 
