@@ -39,8 +39,8 @@ class Standing:
 class StreamHandle:
     """A running subscription, for its client."""
 
-    def __init__(self, runner: TableRunner, subscriber: int) -> None:
-        self._runner, self._subscriber = runner, subscriber
+    def __init__(self, runner: TableRunner, subscriber: int, holder: int) -> None:
+        self._runner, self._subscriber, self._holder = runner, subscriber, holder
 
     @property
     def standing(self) -> Standing | None:
@@ -58,6 +58,12 @@ class StreamHandle:
     def resume(self) -> None:
         """The client reads again."""
         self._runner.happen(self._runner.dispatcher.resumed, self._subscriber)
+
+    def revoke(self) -> None:
+        """End it because its client may not have the messages any more: the sink is told nothing, and what the client's
+        connection holds of this table is given back, as if it were gone."""
+        self._runner.sinks.pop(self._subscriber, None)
+        self._runner.happen(self._runner.dispatcher.disconnected, self._holder)
 
     def cancel(self) -> None:
         """End it: nothing is delivered any more, and the sink is told nothing."""
@@ -140,7 +146,7 @@ class Engine:
         runner.sinks[subscriber] = sink
         spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns, selection)
         runner.happen(runner.dispatcher.subscribe, spec)
-        return StreamHandle(runner, subscriber)
+        return StreamHandle(runner, subscriber, holder)
 
     async def ping(self) -> None:
         """Ask the server something trivial; raises StoreError. It takes as long as the server takes."""

@@ -54,7 +54,7 @@ class Proxy:
         self._kill_refused = False
         self.reading = Reading()
         administration = Administration(engine, Inspection(engine, self.streams))
-        self.carry_out = Statements(engine, settings.ping_interval_s, administration).carry_out
+        self.carry_out = Statements(engine, settings, administration).carry_out
 
     # Life.
 

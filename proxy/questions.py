@@ -171,7 +171,7 @@ async def spelled(session: Session, text: str, asked: Callable[[bytes], Awaitabl
     """
     if (encoded := encodable(session, text)) is not None:
         return await asked(encoded)
-    await ask(session, b"SET character_set_client = utf8mb4")
+    not_refused(await session.ask(b"SET character_set_client = utf8mb4"))
     try:
         answer = await asked(text.encode())
     except ServerError:

@@ -115,6 +115,9 @@ class Settings(BaseSettings):
     alone would notice after seconds, or only when it is done."""
     ping_interval_s: float = Field(default=60.0, gt=0)
     """A stream's backing connection is pinged as often, or the server would close it after its wait_timeout."""
+    rights_max_age_s: float = Field(default=4.0, gt=0)
+    """A running stream delivers nothing on privileges that its client has shown longer ago; it shows them again by two
+    short statements on its own connection, every half of this while rows come, and never while none come."""
     drain_timeout_s: float = Field(default=4.0, gt=0)
     """Time for commands under way when the proxy is told to stop; a private server may take 5 s more to stop."""
     engine_connections: int = Field(default=8, ge=2, le=256)

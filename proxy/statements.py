@@ -10,6 +10,7 @@ client's session and transaction, and so are NACK and EXTEND; their answer is th
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -38,6 +39,8 @@ from proxy.questions import (
     spelled,
 )
 from proxy.reading import in_steps
+from proxy.rights import Rights
+from proxy.settings import Settings
 from proxy.stream import SERVER_LOST, Stream, unforeseen
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import WireError
@@ -73,10 +76,10 @@ PARAMETER_COUNT_AVAILABLE = 0x08
 class Statements:
     """Carries out statements with an engine's help."""
 
-    def __init__(self, engine: Engine, ping_interval_s: float, administration: Administration) -> None:
+    def __init__(self, engine: Engine, settings: Settings, administration: Administration) -> None:
         self._engine = engine
         self._administration = administration
-        self._ping_interval_s = ping_interval_s
+        self._settings = settings
 
     async def carry_out(self, session: Session, verb: Verb, payload: bytes) -> None:
         """Do what a withheld command says, and answer the client, whatever is raised meanwhile.
@@ -151,17 +154,18 @@ class Statements:
         statement = await session.proxy.reading.whole(session, text, partial(_parse_stream, context))
         if statement.param_count:
             raise UNBOUND.again()
+        asked_s = time.monotonic()
         queue = await self._queue_to_stream(session, context.full_name(statement.table))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
-        where = statement.condition.sql() if statement.condition else "TRUE"
-        header = await ask_text(session, _select(queue, columns, statement.partitions, where))
+        header = await ask_text(session, _select(queue, columns, statement.partitions, _condition(statement)))
         await self._deliver(
             session,
             queue,
             statement,
             context.row_format(columns, binary=False),
             header,
+            asked_s=asked_s,
             was_in_transaction=was_in_transaction,
         )
 
@@ -204,6 +208,7 @@ class Statements:
         ]
         statement = statement.bind(values)
         table = TableName(prepared.table.name, prepared.table.db)
+        asked_s = time.monotonic()
         queue = await self._queue_to_stream(session, table)
         _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows come as they come.
@@ -220,7 +225,9 @@ class Statements:
         session.check_interrupted()
         header = not_refused(await session.ask_command(plain))
         row_format = context.row_format(_columns(statement, queue), binary=True)
-        await self._deliver(session, queue, statement, row_format, header, was_in_transaction=was_in_transaction)
+        await self._deliver(
+            session, queue, statement, row_format, header, asked_s=asked_s, was_in_transaction=was_in_transaction
+        )
 
     async def _deliver(
         self,
@@ -230,13 +237,20 @@ class Statements:
         row_format: RowFormat,
         header: Answer,
         *,
+        asked_s: float,
         was_in_transaction: bool,
     ) -> None:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         session.check_interrupted()  # From here on the stream itself is there to be ended.
         *columns, last = header.packets
-        stream = Stream(session.send, last.seq, _wanted(statement))
+        stream = Stream(
+            session.send,
+            last.seq,
+            _wanted(statement),
+            proof_max_age_s=self._settings.rights_max_age_s,
+            proven_s=asked_s,
+        )
         handle = self._engine.subscribe(
             queue,
             stream,
@@ -250,19 +264,32 @@ class Statements:
         stream.attach(handle)
         session.stream = stream
         session.send(b"".join(frame(each.payload, each.seq) for each in columns))  # Rows cannot have come before.
+        asked_about = statement.condition.columns if statement.condition else ()
+        rights = Rights(queue, [*row_format.columns, *asked_about])
         try:
-            while not await stream.wait(self._ping_interval_s):
-                await session.ask_command(COM_PING)  # Or the server would close the idle connection under the stream.
+            await self._attend(session, stream, rights)
         except ConnectionError:
             assert stream.over  # The session has ended it when it lost its server.
         except Exception as error:
             log.exception("%r: a stream failed", session)
-            stream.abort(unforeseen(error, session.number))
+            stream.refuse(unforeseen(error, session.number))
         finally:
             handle.cancel()
         stream.close(session.capabilities, session.status)
         if not session.in_step:
             session.client.close()
+
+    async def _attend(self, session: Session, stream: Stream, rights: Rights) -> None:
+        """Until the stream is over, and what it was given is sent or given back."""
+        while stream.unproven or not stream.over:
+            if stream.unproven:
+                begun_s = time.monotonic()
+                if (refusal := await rights.lost(session)) is None:
+                    stream.proven(begun_s)
+                else:
+                    stream.refuse(refusal)
+            elif not await stream.wait(self._settings.ping_interval_s):
+                await session.ask_command(COM_PING)  # Or the server would close the idle connection under the stream.
 
     # ACK, NACK and EXTEND.
 
@@ -351,6 +378,10 @@ def _select(queue: QueueTable, columns: tuple[str, ...], partitions: tuple[str, 
     table = TableName(queue.id.name, queue.id.db).quoted()
     among = f" PARTITION ({', '.join(map(quote, partitions))})" if partitions else ""
     return f"SELECT {', '.join(map(quote, columns))} FROM {table}{among} WHERE {where} LIMIT 0"
+
+
+def _condition(statement: StreamStatement) -> str:
+    return statement.condition.sql() if statement.condition else "TRUE"
 
 
 def _columns(statement: StreamStatement, queue: QueueTable) -> tuple[str, ...]:

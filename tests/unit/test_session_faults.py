@@ -11,6 +11,7 @@ import pytest
 from engine.service import Engine
 from proxy.administration import Administration
 from proxy.session import ANSWER_MAX, Session
+from proxy.settings import Settings
 from proxy.statements import Statements
 from proxy.stream import INTERRUPTED, Stream
 from proxy.wire.framing import frame
@@ -29,7 +30,7 @@ class Broken:
 
 
 def statements() -> Statements:
-    return Statements(cast(Engine, Broken()), 60, cast(Administration, None))
+    return Statements(cast(Engine, Broken()), Settings(), cast(Administration, None))
 
 
 async def never(_session: Session, _verb: Verb, _payload: bytes) -> None:
