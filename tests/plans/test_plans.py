@@ -329,9 +329,10 @@ class TestBury:
     def test_moving_reads_each_row_once_to_lock_copy_and_delete_it(self, bench: Bench, due: list[Wanted]) -> None:
         dead_letter = bench.subject.dead_letter()
         assert len(bench.store.bury(bench.table, due, dead_letter).value.moved) == len(due)
-        lock, live, acked, insert, delete = bench.meter.take()
+        lock, hold, live, acked, insert, delete = bench.meter.take()
         frugal([lock, insert, delete], **by_id(bench))
         assert max(live.read, acked.read) <= PARTITIONS * len(due) + SLACK
+        assert hold.read == 0
 
     def test_looking_for_their_ids_in_a_full_dead_letter_table_costs_a_look_each(
         self, bench: Bench, due: list[Wanted]
@@ -341,9 +342,10 @@ class TestBury:
         buried = bench.store.bury(bench.table, due, dead_letter).value
         assert buried.problem
         assert buried.moved
-        lock, live, acked, insert, delete, *postpone = bench.meter.take()
+        lock, hold, live, acked, insert, delete, *postpone = bench.meter.take()
         frugal([lock, insert, delete, *postpone], **by_id(bench), least=4)
         assert max(live.read, acked.read) <= PARTITIONS * len(due) + SLACK
+        assert hold.read == 0
 
 
 class TestPurge:
