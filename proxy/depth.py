@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from engine.backoff import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
 from engine.queries import qualified, quoted
-from proxy.questions import ask, rows, text_rows
+from proxy.questions import ask_text, rows, rows_of, text_rows
 from proxy.wire.columns import parse_column
 from proxy.wire.fields import Reader
 from proxy.wire.handshake import MARIADB_EXTENDED_METADATA
@@ -169,7 +169,7 @@ async def _priorities(session: Session, table: str) -> tuple[list[str], bool]:
     behind = ""
     while len(found) <= PRIORITIES_MAX:
         question = f"SELECT MIN(priority) FROM {table} WHERE time_acked IS NULL{behind} LIMIT 1"
-        ((priority,),) = await rows(session, question.encode(session.codec))
+        ((priority,),) = await rows_of(session, question)
         if priority is None:
             return found, True
         found.append(priority)
@@ -191,7 +191,7 @@ async def _count(
     numbered = (each.replace("SELECT ", f"SELECT {at} AS place, ", 1) for at, each in enumerate(questions))
     # Without a SELECT around them, the LIMIT would be that of the last one.
     text = f"SELECT * FROM ({' UNION ALL '.join(numbered)}) AS every_one LIMIT {len(questions)}"
-    found = {int(at or 0): answer for at, *answer in await rows(session, text.encode(session.codec))}
+    found = {int(at or 0): answer for at, *answer in await rows_of(session, text)}
     for at, each in enumerate(ranges):
         each.count, each.delivered = (int(float(value or 0)) for value in found[at])
         each.exact = each.count <= each.bound
@@ -210,7 +210,7 @@ async def _estimate(session: Session, table: str, ranges: Sequence[_Range], *, w
         return
     questions = [f"SELECT COUNT(*) FROM {table} WHERE {each.where}" for each in estimated]
     questions.append(f"SELECT COUNT(*) FROM {table}")
-    answer = await ask(session, f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(questions)}".encode(session.codec))
+    answer = await ask_text(session, f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(questions)}")
     extended = bool(session.capabilities & MARIADB_EXTENDED_METADATA)
     count = Reader(answer.packets[0].payload).lenenc()
     names = [parse_column(each.payload, extended=extended).name for each in answer.packets[1 : 1 + count]]

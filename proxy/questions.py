@@ -175,9 +175,9 @@ async def spelled(session: Session, text: str, asked: Callable[[bytes], Awaitabl
     try:
         answer = await asked(text.encode())
     except ServerError:
-        await _read_as_before(session)
+        await set_surely(session, "character_set_client", session.charset)
         raise
-    await _read_as_before(session)
+    await set_surely(session, "character_set_client", session.charset)
     return answer
 
 
@@ -189,11 +189,12 @@ def encodable(session: Session, text: str) -> bytes | None:
         return None
 
 
-async def _read_as_before(session: Session) -> None:
+async def set_surely(session: Session, variable: str, charset: str) -> None:
+    """Set one of the session's character sets back to what the client has set it to."""
     for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY may be meant for the question and reach this one.
-        if (await session.ask(f"SET character_set_client = {session.charset}".encode())).outcome.ok:
+        if (await session.ask(f"SET {variable} = {charset}".encode())).outcome.ok:
             return
-    session.hang_up(ServerError(1105, "HY000", "ackstream could not set character_set_client back"))
+    session.hang_up(ServerError(1105, "HY000", f"ackstream could not set {variable} back"))
 
 
 def not_refused(answer: Answer) -> Answer:
@@ -237,6 +238,11 @@ def text_rows(session: Session, answer: Answer) -> list[list[str | None]]:
 async def rows(session: Session, text: bytes) -> list[list[str | None]]:
     """The rows of a question whose values are ASCII."""
     return text_rows(session, await ask(session, text))
+
+
+async def rows_of(session: Session, text: str) -> list[list[str | None]]:
+    """The same for a text that may name what the client's charset cannot spell."""
+    return text_rows(session, await ask_text(session, text))
 
 
 def from_hex(value: str | None) -> str:

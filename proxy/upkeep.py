@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING
 from engine.model import Key, QueueTable
 from engine.queries import FORMS, qualified, quoted
 from engine.service import Engine
-from proxy.questions import COMMIT, ROLLBACK, Refused, ask, end_what_we_began, from_hex, raw_rows, rows, text_literal
+from proxy.questions import (
+    COMMIT,
+    ROLLBACK,
+    Refused,
+    ask,
+    ask_text,
+    end_what_we_began,
+    from_hex,
+    raw_rows,
+    rows,
+    rows_of,
+    text_literal,
+)
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition
 from sqlrewrite.definitions import NOW_NS
@@ -67,19 +79,21 @@ class Upkeep:
             if keys:
                 ids = ", ".join(map(form.literal, keys))
                 delete = f"DELETE FROM {table} WHERE id IN ({ids}) AND time_acked IS NOT NULL ORDER BY id"
-                deleted = await ask(session, delete.encode(session.codec))
+                deleted = await ask_text(session, delete)
                 return _Batch(deleted.outcome.affected_rows)
             return _Batch(0)
 
         return await _in_batches(session, batch)
 
     async def redrive(
-        self, session: Session, codec: str, dead: QueueTable, target: QueueTable, condition: Condition | None
+        self, session: Session, dead: QueueTable, target: QueueTable, condition: Condition | None
     ) -> bytes:
         """Move dead messages to another queue as new ones; the OK packet."""
-        columns = await _common_columns(session, codec, dead, target)
         form = FORMS[dead.id_kind]
         source, into = qualified(dead.id), qualified(target.id)
+        # Who may not do this may not see the columns either, and is told so by the server.
+        await ask_text(session, f"INSERT INTO {into} (id) SELECT id FROM {source} LIMIT 0")
+        columns = await _common_columns(session, dead, target)
         names = ", ".join(map(quoted, columns))
         values = ", ".join(_AS_NEW.get(each.casefold(), quoted(each)) for each in columns)
 
@@ -96,8 +110,8 @@ class Upkeep:
             ids = ", ".join(map(form.literal, keys))
             dead_ones = f"FROM {source} WHERE id IN ({ids}) AND time_acked IS NULL ORDER BY id"
             move = f"INSERT INTO {into} ({names}) SELECT {values} {dead_ones}"
-            moved = await ask(session, move.encode(codec))
-            deleted = await ask(session, f"DELETE {dead_ones}".encode(codec))
+            moved = await ask_text(session, move)
+            deleted = await ask_text(session, f"DELETE {dead_ones}")
             counts = moved.outcome.affected_rows, deleted.outcome.affected_rows
             if set(counts) != {len(keys)}:  # A trigger, a strange collation: rather no message moved than one lost.
                 problem = f"Of {len(keys)} dead messages {counts[0]} were copied and {counts[1]} deleted: rolled back"
@@ -162,17 +176,15 @@ def _id(queue: QueueTable) -> str:
     return Template(FORMS[queue.id_kind].expression).substitute(column="id")
 
 
-async def _keys(session: Session, queue: QueueTable, find: str | bytes) -> list[Key]:
-    text = find if isinstance(find, bytes) else find.encode(session.codec)
-    return [
-        FORMS[queue.id_kind].parse(raw) for (raw,) in raw_rows(session, await ask(session, text)) if raw is not None
-    ]
+async def _keys(session: Session, queue: QueueTable, find: str) -> list[Key]:
+    answer = await ask_text(session, find)
+    return [FORMS[queue.id_kind].parse(raw) for (raw,) in raw_rows(session, answer) if raw is not None]
 
 
-async def _common_columns(session: Session, codec: str, dead: QueueTable, target: QueueTable) -> list[str]:
+async def _common_columns(session: Session, dead: QueueTable, target: QueueTable) -> list[str]:
     """The columns to copy: all that the dead messages have. Raises where the target lacks one."""
-    there = {name.casefold(): extra for name, extra in await _written_columns(session, codec, target)}
-    here = [name for name, _ in await _written_columns(session, codec, dead)]
+    there = {name.casefold(): extra for name, extra in await _written_columns(session, target)}
+    here = [name for name, _ in await _written_columns(session, dead)]
     if lost := [name for name in here if name.casefold() not in there]:
         raise ServerError(
             1105,
@@ -184,12 +196,12 @@ async def _common_columns(session: Session, codec: str, dead: QueueTable, target
     return here
 
 
-async def _written_columns(session: Session, codec: str, queue: QueueTable) -> list[tuple[str, str]]:
+async def _written_columns(session: Session, queue: QueueTable) -> list[tuple[str, str]]:
     """The columns that are not generated, with what else is said of them."""
     question = (
         "SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra) FROM information_schema.columns"
         f" WHERE table_schema = {text_literal(queue.id.db)} AND table_name = {text_literal(queue.id.name)}"
         f" ORDER BY ordinal_position LIMIT {COLUMNS_MAX}"
     )
-    found = [(from_hex(name), from_hex(extra).lower()) for name, extra in await rows(session, question.encode(codec))]
+    found = [(from_hex(name), from_hex(extra).lower()) for name, extra in await rows_of(session, question)]
     return [each for each in found if "generated" not in each[1].replace("default_generated", "")]

@@ -36,6 +36,8 @@ class CreateQueue:
     """Whether RETENTION BY PARTITION was asked for."""
     by_time: bool
     """Whether a PARTITION BY of its own has acknowledged rows in partitions by time."""
+    engine: str | None
+    """The storage engine that it names."""
     definitions: tuple[Definition, ...]
     body: bytes
     """What stood between the parentheses."""
@@ -228,6 +230,7 @@ class _Reader:
             clauses.comment,
             clauses.by_partition,
             clauses.by_time,
+            clauses.engine,
             definitions,
             self._tokens.sql[start:end],
             self._remaining(tail, clauses.spans),
@@ -334,7 +337,7 @@ class _Reader:
             elif word in {"SELECT", "AS", "IGNORE", "REPLACE", "LIKE"} or self._at("("):
                 self._fail(_CREATE_NO_COPY)
             elif not any(self._take(*clause) for clause in _WHOLE_CLAUSES):
-                self._table_option()
+                self._table_option(clauses)
 
     def _own_clause(self, clauses: _Clauses) -> None:
         start = self._position
@@ -371,7 +374,7 @@ class _Reader:
                 return
             self._next += 1
 
-    def _table_option(self) -> None:
+    def _table_option(self, clauses: _Clauses) -> None:
         """One of the table's own options, with its value."""
         self._take("DEFAULT")
         word = self._word()
@@ -385,12 +388,18 @@ class _Reader:
         self._take("=")
         if not self._more():
             self._fail(f"a value for {word} was expected")
+        if word == "ENGINE":
+            clauses.engine = self._option_value()
         if self._at("("):
             self._next += len(self._tokens.inside(self._all, self._next)) + 1
         elif number := _NUMBER.match(self._tokens.sql, self._position):
             self._skip_to(number.end())
             return
         self._next += 1
+
+    def _option_value(self) -> str:
+        token = self._all[self._next]
+        return self._tokens.string(token) if token.kind == "string" else self._tokens.name(token)
 
     def _remaining(self, start: int, spans: Sequence[tuple[int, int]]) -> bytes:
         """The text from there on without those spans."""
@@ -508,6 +517,7 @@ class _Clauses:
         self.by_partition = False
         self.partitioned = False
         self.by_time = False
+        self.engine: str | None = None
         self.spans: list[tuple[int, int]] = []
 
 

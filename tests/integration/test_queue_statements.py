@@ -687,3 +687,91 @@ def test_names_that_are_also_our_words_stay_the_applications(connection) -> None
     assert rows(connection, "SELECT queue, queues, streams FROM queue") == [(1, 2, 3)]
     assert re.match("CREATE TABLE `queue`", str(rows(connection, "SHOW CREATE TABLE queue")[0][1]))
     run(connection, "DROP TABLE queue")
+
+
+# Nothing that a statement did not make is dropped by it.
+
+
+def test_if_not_exists_leaves_alone_what_another_session_makes_at_the_same_time(proxy, connection, database) -> None:
+    run(connection, "CREATE QUEUE dead (a INT)")
+    with proxy.connect(database=database) as holder, proxy.connect(database=database) as late:
+        run(holder, "BEGIN")
+        rows(holder, "SELECT * FROM dead")
+        late._execute_command(3, b"CREATE QUEUE IF NOT EXISTS q (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
+        waiting = "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'ALTER TABLE%%' AND id = %s"
+        eventually(lambda: rows(connection, waiting, [late.thread_id()]) == [(1,)], what="it has found no q")
+        run(connection, "CREATE TABLE q (id INT) COMMENT 'vitess_message'")
+        run(connection, "INSERT INTO q VALUES (7)")
+        run(holder, "COMMIT")
+        late._read_query_result()
+        assert [row[1] for row in rows(late, "SHOW WARNINGS")] == [1050]
+    assert rows(connection, "SELECT id FROM q") == [(7,)]
+
+
+def test_a_dead_letter_table_stays_when_its_queue_cannot_be_made_and_the_next_one_uses_it(connection) -> None:
+    create = "CREATE QUEUE {} (a BIGINT{}) MAX_ATTEMPTS = 3 DEAD_LETTER = dead"
+    assert refused(connection, create.format("q", ", FOREIGN KEY (a) REFERENCES nothing (id)"))[0] in (1005, 1824)
+    run(connection, create.format("other", ""))
+    assert comment(connection, "dead").endswith(",dead_letter_of=q|other")
+
+
+# What the client's character set cannot spell.
+
+
+@pytest.mark.parametrize("charset", ["latin1", "ascii"])
+def test_a_client_that_cannot_spell_a_comment_changes_it_all_the_same(
+    proxy, connection, database, charset: str
+) -> None:
+    create_queue(connection, "m", "`订单` TEXT, `größe` TEXT", note="价格 → ''\\\\€''")
+    before = comment(connection, "m")
+    with proxy.connect(database=database, charset=charset) as client:
+        run(client, "PAUSE QUEUE m")
+        run(client, "ALTER QUEUE m MAX_RATE = 5 PAUSED = DEFAULT")
+        run(client, "ALTER QUEUE m MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
+        assert rows(client, "SELECT @@character_set_client, @@character_set_results") == [(charset, charset)]
+        assert "`??` text" in show(client, "m")
+    told = {*comment(connection, "m").split(",")}
+    assert told == {*before.split(","), "max_rate=5", "max_attempts=3", "dead_letter=dead"}
+    assert [row[0] for row in rows(connection, "SHOW COLUMNS FROM dead")][5:] == ["订单", "größe"]
+
+
+@pytest.mark.parametrize("charset", ["latin1", "ascii"])
+def test_a_client_that_cannot_spell_a_visible_name_is_shown_question_marks(
+    proxy, connection, database, charset: str
+) -> None:
+    run(connection, "CREATE QUEUE `订单` (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = `死`")
+    run(connection, "INSERT INTO `订单` (a) VALUES (1), (2)")
+    with proxy.connect(database=database, charset=charset) as client:
+        found = rows(client, f"SHOW QUEUES FROM {database}")
+        assert [(row[1], row[3], row[6]) for row in found] == [("?", 0, None), ("??", 2, 0)]
+        assert rows(client, "SELECT @@character_set_client") == [(charset,)]
+
+
+def test_redrive_and_purge_by_clients_that_cannot_spell_a_column(proxy, connection, database) -> None:
+    run(connection, "CREATE QUEUE m (`订单` INT) MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
+    run(connection, "INSERT INTO dead (`订单`, priority) VALUES (1, 0), (2, 1)")
+    with proxy.connect(database=database, charset="latin1") as client:
+        assert run(client, "REDRIVE QUEUE dead WHERE priority = 0") == 1
+        assert run(client, "ACK m WHERE TRUE") == 1
+        assert run(client, "PURGE QUEUE m") == 1
+    assert rows(connection, "SELECT `订单` FROM dead") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("grants", "statement"),
+    [
+        (["CREATE ON {}.*"], "REDRIVE QUEUE dead TO m"),
+        (["CREATE ON {}.m", "SELECT, DELETE ON {}.dead"], "REDRIVE QUEUE dead TO m"),
+        (["CREATE ON {}.dead", "SELECT, INSERT ON {}.m"], "REDRIVE QUEUE dead TO m"),
+        (["CREATE ON {}.*"], "PURGE QUEUE m"),
+    ],
+)
+def test_who_may_see_a_queue_and_not_its_columns_is_denied_in_the_servers_words(
+    connection, database, stranger, grants: list[str], statement: str
+) -> None:
+    run(connection, "CREATE QUEUE m (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
+    run(connection, "INSERT INTO dead (a) VALUES (1)")
+    user = stranger(*(each.format(database) for each in grants))
+    number, text = refused(user, statement)
+    assert (number, "command denied to user" in text) == (1142, True)
+    assert rows(user, "SELECT 1") == [(1,)]

@@ -1,0 +1,190 @@
+"""CREATE QUEUE, and the dead-letter table of a queue: made with the client's own rights, and never taken back.
+
+A dead-letter table that has to be made comes first: without its queue it is a queue by itself, empty, and the next
+attempt finds it there. What could be no queue is refused beforehand, by its declarations (proxy.declared). Nothing is
+ever dropped here: between a CREATE TABLE and a DROP TABLE a table of that name may have become somebody else's, or have
+been filled, or be relied upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from engine.comment import is_marked, make_comment, parse_comment, queue_values, with_source
+from engine.model import NS_PER_S, BrokenTable, Policy, TableId
+from engine.queries import first_partition_clause
+from engine.retention import WIDTH_LEAST_NS
+from engine.service import Engine
+from proxy.declared import problems_of
+from proxy.questions import Refused, rows
+from proxy.tables import change_comment, change_schema, comment_of, marked_comment, no_queue, string_literal, table_id
+from proxy.wire.packets import ServerError
+from sqlrewrite.definitions import NOW_NS, TIME_KEY, not_by_time
+from sqlrewrite.names import TableName
+from sqlrewrite.queues import CreateQueue
+
+if TYPE_CHECKING:
+    from proxy.session import Session
+
+TABLE_EXISTS = 1050
+
+
+class Creation:
+    """Makes queues and dead-letter tables."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def create(
+        self, session: Session, statement: CreateQueue, given: Mapping[str, str], without: set[str]
+    ) -> bytes:
+        """CREATE QUEUE with these directives, and `without` those; the OK packet."""
+        values = queue_values(given, without)
+        comment = make_comment(values, statement.comment or "")
+        partitions = await _partitions(session, statement, values) if statement.by_partition else ""
+        definitions = statement.definitions_sql()
+        text = _create_table(session, statement, statement.table, definitions, comment, partitions)
+        if_none = text.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1)
+        if await comment_of(session, statement.table) is not None:
+            return await self._change_schema(session, if_none if statement.if_not_exists else text)
+        await _refuse_unfit(session, statement, comment)
+
+        async def itself() -> CreateQueue:
+            return statement
+
+        await self.dead_letter(session, statement.table, values, itself)
+        answer = await change_schema(self._engine, session, text, may_fail=True)
+        if answer.error is None:
+            await self._refuse_broken(statement.table)
+            return answer.packets[0].payload
+        if answer.error.code == TABLE_EXISTS and statement.if_not_exists:  # Somebody was quicker: it is left alone.
+            return await self._change_schema(session, if_none)
+        raise Refused(answer.packets[-1].payload)
+
+    async def dead_letter(
+        self,
+        session: Session,
+        table: TableName,
+        values: Mapping[str, str],
+        definition: Callable[[], Awaitable[CreateQueue]],
+    ) -> None:
+        """Have the table where dead messages of `table` go, if its directives name one, take them: its comment is
+        changed, or it is made from the definition of `table`."""
+        dead = _dead_letter(values, table)
+        if dead is None:
+            return
+        if dead == table:
+            problem = f"DEAD_LETTER = {values['dead_letter']} is the queue itself: name another table"
+            raise ServerError(1105, "HY000", problem)
+        comment = await comment_of(session, dead)
+        if comment is None:
+            statement = await definition()
+            own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
+            made_for = make_comment(_consenting(own, dead, table))
+            text = _create_table(session, statement, dead, statement.dead_letter_sql(), made_for)
+            answer = await change_schema(self._engine, session, text, may_fail=True)
+            if answer.error is None:
+                return
+            if answer.error.code != TABLE_EXISTS:
+                raise Refused(answer.packets[-1].payload)
+            # Made meanwhile; or it is none of this client's business, which the server will say.
+        elif not is_marked(comment):
+            raise no_queue(dead, "so it cannot be a DEAD_LETTER")
+        await self._let_in(session, dead, table)
+
+    async def _let_in(self, session: Session, dead: TableName, source: TableName) -> None:
+        """Have the comment of `dead` name `source`, whose dead messages may come there, with the client's rights."""
+        if _takes(await marked_comment(session, dead), dead, source):
+            return
+
+        def change(values: dict[str, str], rest: str) -> tuple[dict[str, str], str]:
+            if _takes(make_comment(values, rest), dead, source):  # Somebody else has done it meanwhile.
+                return values, rest
+            return _consenting(values, dead, source), rest
+
+        await change_comment(self._engine, session, dead, change)
+
+    async def _refuse_broken(self, table: TableName) -> None:
+        """Declarations that only the server understands have made a table that is useless as a queue."""
+        found = await self._engine.inspect(table_id(table), fresh=True)
+        if isinstance(found, BrokenTable):
+            hint = f"the table was made: ALTER TABLE {table.quoted()} can mend it, or DROP TABLE removes it"
+            raise ServerError(1105, "HY000", f"This is no queue: {'; '.join(found.problems)}; {hint}")
+
+    async def _change_schema(self, session: Session, text: str) -> bytes:
+        return (await change_schema(self._engine, session, text)).packets[0].payload
+
+
+_NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused"})
+"""The directives that a dead-letter table does not take over from its queue."""
+
+
+def _dead_letter(values: Mapping[str, str], table: TableName) -> TableName | None:
+    """Where the dead messages of a table go. A name without database is in that of its queue."""
+    if "dead_letter" not in values:
+        return None
+    db, _, name = values["dead_letter"].rpartition(".")
+    return TableName(name, db or table.db)
+
+
+def _takes(comment: str, dead: TableName, source: TableName) -> bool:
+    """Whether a comment lets dead messages of `source` into the table `dead`; raises where it is none of a queue."""
+    match parse_comment(comment):
+        case Policy() as policy:
+            named = (TableId(db or table_id(dead).db, name) for db, name in policy.dead_letter_of)
+            return table_id(source) in named
+        case problems:
+            raise no_queue(dead, f"so it cannot be a DEAD_LETTER: {'; '.join(problems or ())}")
+
+
+def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -> dict[str, str]:
+    """The directives of `dead`, with consent to take the dead messages of `source`."""
+    consenting = with_source(values, table_id(dead), table_id(source))
+    if consenting is None:
+        names = f"The COMMENT of {table_id(dead)} has to name {table_id(source)}"
+        raise ServerError(1105, "HY000", f"{names}, and cannot for the comma in that name")
+    return consenting
+
+
+async def _refuse_unfit(session: Session, statement: CreateQueue, comment: str) -> None:
+    """A table whose own declarations make it useless as a queue is not made."""
+    engine = statement.engine
+    if engine is None:
+        ((engine,),) = await rows(session, b"SELECT @@default_storage_engine LIMIT 1")
+    if problems := problems_of(statement, comment, engine or ""):
+        raise ServerError(1105, "HY000", f"This would be no queue: {'; '.join(problems)}")
+
+
+def _create_table(
+    session: Session, statement: CreateQueue, table: TableName, definitions: bytes, comment: str, partitions: str = ""
+) -> str:
+    codec = statement.tokens.codec
+    return (
+        f"CREATE TABLE {table.quoted()} (\n{definitions.decode(codec)})"
+        f" COMMENT = {string_literal(session, comment)} {statement.table_options.decode(codec)}"
+        f" {partitions}"
+    )
+
+
+async def _partitions(session: Session, statement: CreateQueue, values: Mapping[str, str]) -> str:
+    """The clause for RETENTION BY PARTITION."""
+    if key := not_by_time(statement.definitions):
+        text = statement.tokens.decode(key.start, key.end).strip()
+        raise ServerError(
+            1503,
+            "HY000",
+            f"RETENTION BY PARTITION cannot have {text!r}: where a table is partitioned, each unique key holds"
+            f" time_acked, which is NULL while a message lives. Leave it out; {TIME_KEY} is added",
+        )
+    policy = parse_comment(make_comment(values))
+    assert isinstance(policy, Policy)
+    age_ns = policy.purge_after_ns
+    if age_ns < WIDTH_LEAST_NS:
+        least = WIDTH_LEAST_NS // NS_PER_S
+        problem = f"a partition is {least} s wide at least: take that or more, or leave out RETENTION"
+        raise ServerError(
+            1105, "HY000", f"RETENTION BY PARTITION with PURGE_AFTER = {values['vt_purge_after']}: {problem}"
+        )
+    ((now,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
+    return first_partition_clause(int(now or 0), age_ns)

@@ -1,0 +1,140 @@
+"""A queue as a table on the client's own session: what its comment says, and changes of it, with the client's rights.
+
+What a comment says is changed by reading it and writing it anew; between the two an advisory lock keeps other proxies'
+changes out. A name or a comment may hold what the client's character set cannot spell: such statements are asked in
+UTF-8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from engine.comment import is_marked, make_comment, split_comment
+from engine.model import TableId
+from engine.service import Engine
+from proxy.questions import (
+    Context,
+    Refused,
+    ask,
+    ask_text,
+    from_hex,
+    not_refused,
+    raw_rows,
+    refuse_temporary,
+    rows_of,
+    set_surely,
+    spelled,
+    text_literal,
+    text_rows,
+)
+from proxy.wire.packets import ServerError
+from sqlrewrite.errors import SqlError
+from sqlrewrite.names import TableName
+
+if TYPE_CHECKING:
+    from proxy.session import Answer, Session
+
+LOCK_WAIT_S = 10
+"""Time for another proxy's change of the same comment: it needs a millisecond once it has the table."""
+
+Change = Callable[[dict[str, str], str], tuple[dict[str, str], str]]
+"""Makes of the directives in a comment, and of the text besides them, those that it is to have."""
+
+
+def table_id(table: TableName) -> TableId:
+    """The name of a table whose database is known."""
+    assert table.db is not None
+    return TableId(table.db, table.name)
+
+
+def no_queue(table: TableName, hint: str) -> ServerError:
+    """The error for a table that is none."""
+    return ServerError(1347, "HY000", f"'{table.db}.{table.name}' is not a queue ({hint})")
+
+
+def string_literal(session: Session, text: str) -> str:
+    """A string where the server takes no expression, in the session's sql_mode."""
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'" if session.no_backslash_escapes else "'" + doubled.replace("\\", "\\\\") + "'"
+
+
+async def comment_of(session: Session, table: TableName) -> str | None:
+    """The comment of a table that the client may see; None where there is none."""
+    assert table.db is not None
+    found = await rows_of(
+        session,
+        "SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4)),"
+        " HEX(CONVERT(table_comment USING utf8mb4)), @@lower_case_table_names FROM information_schema.tables"
+        f" WHERE table_schema = {text_literal(table.db)} AND table_name = {text_literal(table.name)} LIMIT 100",
+    )
+    for db, name, comment, _ in found:
+        if (from_hex(db), from_hex(name)) == (table.db, table.name):
+            return from_hex(comment)
+    # MariaDB compares names here without regard to case, which counts only where the server does so everywhere.
+    return next((from_hex(comment) for _, _, comment, folded in found if folded != "0"), None)
+
+
+async def marked_comment(session: Session, table: TableName) -> str:
+    """The comment of a queue; raises what the server says of a table that is not there, or not for this client."""
+    comment = await comment_of(session, table)
+    if comment is None:
+        await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
+        raise ServerError(1146, "42S02", f"Table '{table.db}.{table.name}' doesn't exist")
+    if not is_marked(comment):
+        raise no_queue(table, "its COMMENT does not hold the word vitess_message")
+    await refuse_temporary(session, table)
+    return comment
+
+
+async def show_create_table(session: Session, context: Context, table: TableName) -> bytes:
+    """In UTF-8, whatever the character set of the client's results is: SHOW knows no HEX."""
+    elsewhere = context.charset_results not in {"utf8mb4", None}
+    if elsewhere:
+        await ask(session, b"SET character_set_results = utf8mb4")
+    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.ask)
+    if elsewhere:
+        await set_surely(session, "character_set_results", str(context.charset_results))
+    ((_, written, *_),) = raw_rows(session, not_refused(answer))
+    return written or b""
+
+
+async def change_schema(engine: Engine, session: Session, text: str, *, may_fail: bool = False) -> Answer:
+    """A change of a table. It ends the client's transaction, as the server's own DDL does."""
+    answer = await spelled(session, text, session.ask)
+    session.hints.finished(answer.outcome)
+    engine.schema_changed()
+    return answer if may_fail else not_refused(answer)
+
+
+async def change_comment(engine: Engine, session: Session, table: TableName, change: Change) -> bytes:
+    """Read a queue's comment, and write it anew as `change` makes it; the OK packet."""
+
+    async def locked() -> bytes:
+        values, rest = change(*split_comment(await marked_comment(session, table)))
+        literal = string_literal(session, make_comment(values, rest))
+        answer = await change_schema(engine, session, f"ALTER TABLE {table.quoted()} COMMENT = {literal}")
+        return answer.packets[0].payload
+
+    return await _with_lock(session, table, locked)
+
+
+async def _with_lock(session: Session, table: TableName, change: Callable[[], Awaitable[bytes]]) -> bytes:
+    """Run `change` while no other proxy does the same. LOCK TABLES would want a privilege that ALTER TABLE does not."""
+    digest = hashlib.sha256(table.quoted().casefold().encode()).hexdigest()[:32]
+    name = text_literal(f"ackstream:{digest}")
+    answer = await session.ask(f"SELECT GET_LOCK({name}, {LOCK_WAIT_S}) LIMIT 1".encode())
+    taken = answer.error is None and text_rows(session, answer) == [["1"]]
+    if answer.error is None and text_rows(session, answer) == [["0"]]:
+        raise ServerError(1205, "HY000", f"Another change of {table.quoted()} is under way; try again")
+    release = f"DO RELEASE_LOCK({name})".encode()
+    try:
+        packet = await change()
+    except (Refused, ServerError, SqlError):  # Where the connection is lost, the lock is gone with it.
+        if taken:
+            await session.ask(release)
+        raise
+    if taken:
+        await session.ask(release)
+    return packet
