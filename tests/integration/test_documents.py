@@ -17,7 +17,7 @@ from tests.support.transcripts import Step, play, steps
 from tests.support.waiting import eventually
 
 DOCS = Path(__file__).parents[2] / "docs"
-PROGRAM = re.compile(r"^```(python|bash)\n(.*?)^```\n```output\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(r"^```(python|bash)\n((?:(?!```).*\n)*)```\n```output\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 
 VOLATILE = re.compile(
     r"^( *(?:Id|Host|Since|Idle_s|Oldest_ready_s|Enqueued_per_s|Acked_per_s): ).*$",
