@@ -17,6 +17,7 @@ from engine.pymysql_adapter import ER
 from engine.service import Engine
 from engine.store import StoreError
 from proxy.administration import Administration
+from proxy.gathering import Gathering
 from proxy.inspection import Inspection
 from proxy.legs import ClientLeg, ServerLeg
 from proxy.reading import Reading
@@ -53,6 +54,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
         self.reading = Reading()
+        self.gathering = Gathering(settings.gathered_bytes_max)
         administration = Administration(engine, Inspection(engine, self.streams))
         self.carry_out = Statements(engine, settings, administration).carry_out
 

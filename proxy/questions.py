@@ -24,7 +24,8 @@ from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
-    from proxy.session import Answer, Session
+    from proxy.answers import Answer
+    from proxy.session import Session
 
 CONTEXT = (
     b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"

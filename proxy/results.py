@@ -20,7 +20,8 @@ from proxy.wire.packets import make_end, prepare_ok_at
 from sqlrewrite.names import quote
 
 if TYPE_CHECKING:
-    from proxy.session import Answer, Session
+    from proxy.answers import Answer
+    from proxy.session import Session
 
 TEXT = "LONGTEXT CHARACTER SET utf8mb4"
 NAME = "VARCHAR(64) CHARACTER SET utf8mb4"

@@ -16,21 +16,31 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from proxy.answers import Answer, Question
 from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Hints, Killed, Preparing, Tag
-from proxy.judge import ABOUT_STATEMENTS, COM_STMT_SEND_LONG_DATA, UNCLEAR, UNREMARKABLE, CarriedOutHere, Judge
+from proxy.judge import (
+    ABOUT_STATEMENTS,
+    COM_STMT_SEND_LONG_DATA,
+    EXECUTIONS,
+    UNCLEAR,
+    UNREMARKABLE,
+    CarriedOutHere,
+    Judge,
+)
 from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
 from proxy.proxyprotocol import announcement
 from proxy.stream import SERVER_LOST, Stream, unforeseen
 from proxy.tls import TlsLayer
 from proxy.wire.commands import COM_CHANGE_USER, SILENT
 from proxy.wire.fields import PacketTooLarge, WireError
-from proxy.wire.framing import HEADER, Command, CommandFramer, Event, Packet, Packets, frame
+from proxy.wire.framing import HEADER, Command, CommandFramer, Dropped, Event, frame
 from proxy.wire.mimic_adapter import ServerStatus
-from proxy.wire.packets import UNREACHABLE, ServerError, make_err, parse_err
+from proxy.wire.packets import UNREACHABLE, ServerError, make_err
 from proxy.wire.params import make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from sqlrewrite.classify import OWN_VERBS, Verb
@@ -41,48 +51,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NO_BACKSLASH_ESCAPES = int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES)
-
-ANSWER_MAX = 1 << 20
-"""Bytes that the server may answer to a question of ours: a header of a table with 4,096 columns is below it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The server's answer to a question of ours: its packets, and how it ended."""
-
-    packets: tuple[Packet, ...]
-    outcome: Outcome[Tag]
-
-    @property
-    def error(self) -> ServerError | None:
-        """What the server objected to, if it did."""
-        return None if self.outcome.ok else parse_err(self.packets[-1].payload)
-
-
-class _Question:
-    """A question of ours that the server has not answered yet."""
-
-    def __init__(self) -> None:
-        self.packets = Packets(ANSWER_MAX)
-        self.received: list[Packet] = []
-        self.size = 0
-        self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-    def feed(self, data: bytes) -> None:
-        self.size += len(data)
-        if self.size <= ANSWER_MAX:
-            self.received += self.packets.feed(data)
-        else:
-            self.received.clear()
-
-    def finish(self, outcome: Outcome[Tag]) -> None:
-        if self.answered.done():
-            return
-        if self.size <= ANSWER_MAX:
-            self.answered.set_result(Answer(tuple(self.received), outcome))
-        else:
-            text = f"ackstream's question about the table was answered with more than {ANSWER_MAX} bytes"
-            self.answered.set_exception(ServerError(1105, "HY000", text))
 
 
 class Session:
@@ -107,13 +75,15 @@ class Session:
         self._server_is_full = False
         self._client_is_full = False
         self._client_is_held = False
-        self._framer = CommandFramer(self.judge.wants_whole)
+        self._framer = CommandFramer(self.judge.wants_whole, partial(proxy.gathering.grown, self))
         self._walker: ResponseWalker[Tag]
         self._pipelined_max = proxy.settings.pipelined_max
         self._withheld: deque[Event] = deque()
         self._withheld_bytes = 0
+        self._running_bytes = 0
+        """Of the statement of ours that is carried out."""
         self._task: asyncio.Task[None] | None = None
-        self._question: _Question | None = None
+        self._question: Question | None = None
         self._change_user: ChangeUserRelay | None = None
         """A change of user under way, where what is said must be fitted to two legs of different kind."""
         self._farewell: ServerError | None = None
@@ -191,6 +161,7 @@ class Session:
             for event in self._framer.feed(data):
                 if self._withheld or self._task is not None or not self._pass(event):
                     self._withhold(event)
+            self._tell_memory()
         except LoginRefused as refused:
             self.hang_up(refused.error)
         except WireError as error:
@@ -204,6 +175,7 @@ class Session:
             return
         self._closed = True
         self._farewell = None
+        self.proxy.gathering.holds(self, 0, 0)
         self._deadline.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -360,7 +332,7 @@ class Session:
             raise WireError("the server speaks out of turn")
         if not self._server_ready:
             raise ConnectionResetError("the server closed the connection")
-        self._question = _Question()
+        self._question = Question()
         try:
             self._walker.expect(payload[0], None)
             self.server.write(frame(payload, 0))
@@ -462,6 +434,8 @@ class Session:
 
     def _pass(self, event: Event) -> bool:
         """Send an event on to the server, or begin to carry it out here; False to be asked again when all is quiet."""
+        if isinstance(event, Dropped):
+            return self._refuse_dropped(event)
         if not isinstance(event, Command):
             self._carry_out(self._change_user.from_client(event)) if self._change_user else self._write_server(event)
             return True
@@ -486,6 +460,30 @@ class Session:
         self._write_server(data)
         if outstanding > self._pipelined_max:
             self._hold_client()
+
+    def drop_statement(self) -> None:
+        """Forget the statement that is being gathered: all clients together hold too much."""
+        event = self._framer.drop()
+        try:
+            if self._withheld or self._task is not None or not self._pass(event):
+                self._withhold(event)
+        except WireError as error:
+            self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
+
+    def _refuse_dropped(self, command: Dropped) -> bool:
+        """Answer a statement whose bytes are gone."""
+        if self._change_user is not None or not self._walker.idle:
+            return False
+        error = self.proxy.gathering.refusal
+        if command.byte in EXECUTIONS:  # The server has long data for it, which the next one would take for its own.
+            raise PacketTooLarge(error.message)
+        self.send_error(error)
+        return True
+
+    def _tell_memory(self) -> None:
+        """What is held of the client's, for the bound over all sessions."""
+        if not self._closed:
+            self.proxy.gathering.holds(self, self._framer.gathered, self._withheld_bytes + self._running_bytes)
 
     def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:
         """A dialogue follows in which a password may be shown: fit it to the two legs, as the login was."""
@@ -522,6 +520,7 @@ class Session:
             # It was sent ahead of the answer that would have said whose it is.
             raise PacketTooLarge("a statement of ackstream's is too long to be sent ahead")
         self.interrupted = None
+        self._running_bytes = len(command.data)
         self._task = asyncio.get_running_loop().create_task(
             self.proxy.carry_out(self, verb, command.payload), name=f"session {self.number}: {verb.name}"
         )
@@ -531,6 +530,7 @@ class Session:
     def _ours_is_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self.stream = None
+        self._running_bytes = 0
         if task.cancelled() or self._closed or self.client.is_closing():
             return
         if (error := task.exception()) is not None:
@@ -549,8 +549,8 @@ class Session:
 
     def _withhold(self, event: Event) -> None:
         self._withheld.append(event)
-        self._withheld_bytes += len(event.data if isinstance(event, Command) else event)
-        if self._withheld_bytes > self.proxy.settings.withheld_bytes_max:
+        self._withheld_bytes += _size(event)
+        if self._withheld_bytes > self.proxy.settings.withheld_bytes_max or self.proxy.gathering.full:
             self._hold_client()
 
     def _hold_client(self) -> None:
@@ -571,12 +571,14 @@ class Session:
                 if not self._pass(event):
                     return
                 self._withheld.popleft()
-                self._withheld_bytes -= len(event.data if isinstance(event, Command) else event)
+                self._withheld_bytes -= _size(event)
             if self._client_is_held and self._walker.outstanding <= self._pipelined_max:
                 self._client_is_held = False
                 self._read_client()
         except WireError as error:
             self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
+        finally:
+            self._tell_memory()
 
     def _write_server(self, data: bytes) -> None:
         if data and self._server_ready:
@@ -585,3 +587,8 @@ class Session:
     def _write_client(self, data: bytes) -> None:
         if data and not self.client.is_closing():
             self.client.write(data)
+
+
+def _size(event: Event) -> int:
+    """The bytes that are held of it."""
+    return len(event.data) if isinstance(event, Command) else len(event) if isinstance(event, bytes) else 0

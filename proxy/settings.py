@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     """Time for the server to take a connection; after it the client is told."""
     withheld_bytes_max: int = Field(default=1 << 20, ge=1 << 12)
     """What a client may send ahead while a statement of ours runs; beyond it the proxy stops reading from it."""
+    gathered_bytes_max: int = Field(default=64 << 20, ge=16 << 20)
+    """What all clients together may have sent of statements of ours that are not carried out yet, and ahead of what
+    runs; beyond it the longest incomplete statement is refused. One has 16 MB at most, and takes six times as much
+    while it is carried out."""
     pipelined_max: int = Field(default=1_000, ge=1)
     """Commands that a client may have unanswered; beyond it the proxy stops reading. Drivers have one or two."""
     write_buffer_bytes: int = Field(default=256 << 10, ge=1 << 12)

@@ -55,8 +55,9 @@ from sqlrewrite.names import Param, TableName, quote
 from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 
 if TYPE_CHECKING:
+    from proxy.answers import Answer
     from proxy.judge import OwnStatement
-    from proxy.session import Answer, Session
+    from proxy.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -161,8 +161,14 @@ class Command(NamedTuple):
         return join_payload(self.data) if self.whole else self.data[HEADER : HEADER + HEAD_MAX]
 
 
-Event = Command | bytes
-"""What a framer hands back: a command to look at, or bytes to forward unread."""
+class Dropped(NamedTuple):
+    """A command that was gathered, and is not any more: its bytes are gone, and those that are still to come go too."""
+
+    byte: int
+
+
+Event = Command | Dropped | bytes
+"""What a framer hands back: a command to look at, one to be answered by an error, or bytes to forward unread."""
 
 
 class CommandFramer:
@@ -173,18 +179,27 @@ class CommandFramer:
 
     `wants_whole(payload_head)` is asked once for each command that does not arrive whole in its
     first `HEAD_MAX` bytes; True gathers it up to `OURS_MAX`, beyond which `feed` raises
-    `PacketTooLarge`.
+    `PacketTooLarge`. `may_gather(size)` is asked whenever such a command has grown to so many bytes and
+    is not whole; False drops it.
     """
 
-    __slots__ = ("_continued", "_gathering", "_held", "_infile", "_opaque", "_skip", "_within", "wants_whole")
+    __slots__ = (
+        "_continued", "_dropping", "_gathering", "_held", "_infile", "_opaque", "_skip", "_within",
+        "may_gather", "wants_whole",
+    )  # fmt: skip
 
-    def __init__(self, wants_whole: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self, wants_whole: Callable[[bytes], bool], may_gather: Callable[[int], bool] = lambda _size: True
+    ) -> None:
         self.wants_whole = wants_whole
+        self.may_gather = may_gather
         self._held = bytearray()
         """Bytes from a packet's beginning on, which are not handed back yet."""
         self._gathering = False
         self._skip = 0
         """Bytes of the current packet that are still to come and go through unread."""
+        self._dropping = False
+        """Whether the bytes that go through unread belong to a command that was dropped."""
         self._continued = False
         """Whether the next packet continues the payload of one that goes through unread."""
         self._infile = False
@@ -201,6 +216,25 @@ class CommandFramer:
         """The server asked for a file: what comes now, up to an empty packet, is its content."""
         self._infile = self._within = True
         self._gathering = False
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of a command that is being gathered."""
+        return len(self._held) if self._gathering else 0
+
+    def drop(self) -> Dropped:
+        """Gather the command no more that is being gathered."""
+        held, at, self._continued = self._held, 0, True
+        while self._continued and len(held) - at >= HEADER:
+            length = _word_at(held, at)[0] & PAYLOAD_MAX
+            at += HEADER + length
+            self._continued = length == PAYLOAD_MAX
+        byte = held[HEADER]
+        self._skip = max(0, at - len(held))
+        del held[:at]  # What is left is the beginning of a header.
+        self._gathering = False
+        self._dropping = self._within = True
+        return Dropped(byte)
 
     @property
     def infile(self) -> bool:
@@ -227,7 +261,7 @@ class CommandFramer:
         if self._held:
             self._held += chunk
             if self._gathering and self._whole_end(self._held) is None:
-                return events
+                return events if self.may_gather(len(self._held)) else [self.drop()]
             chunk = bytes(self._held)
             self._held.clear()
         start = at = 0
@@ -239,11 +273,13 @@ class CommandFramer:
                 step = min(self._skip, size - at)
                 self._skip -= step
                 at += step
+                start = self._unread_from(start, at)
             elif size - at < HEADER:
                 break
             elif self._passes(chunk, at):
                 self._begin_unread(_word_at(chunk, at)[0] & PAYLOAD_MAX)
                 at += HEADER
+                start = self._unread_from(start, at)
             else:
                 if at > start:
                     events.append(chunk[start:at])
@@ -255,7 +291,16 @@ class CommandFramer:
         if at > start:
             events.append(chunk[start:at])
         self._held += chunk[at:]
+        if self._gathering and not self.may_gather(len(self._held)):
+            events.append(self.drop())
         return events
+
+    def _unread_from(self, start: int, at: int) -> int:
+        """Where what is to be handed back unread begins, now that the bytes up to `at` have been gone over."""
+        if not self._dropping:
+            return start
+        self._dropping = self._skip > 0 or self._continued
+        return at
 
     def _passes(self, chunk: bytes, at: int) -> bool:
         """Whether the packet at `at` is no command: file data, a continuation, part of a login."""

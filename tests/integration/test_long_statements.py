@@ -5,8 +5,12 @@ from __future__ import annotations
 import pymysql
 import pytest
 
+from proxy.wire.framing import frame
+from proxy.wire.packets import parse_err
 from sqlrewrite.ack import KEYS_MAX
+from tests.support.proxies import running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.raw import BASE, RawClient
 from tests.support.waiting import eventually
 
 
@@ -29,3 +33,23 @@ def test_a_stream_with_as_many_parameters_as_a_statement_can_have_is_refused(pro
             rows(client, f"STREAM payload FROM m WHERE id IN ({', '.join('?' * 65_535)}) NOWAIT")
         assert refused.value.args[0] == 1064
         assert rows(client, "SELECT 1") == [(1,)]
+
+
+def test_a_long_statement_that_never_ends_makes_room_for_one_that_does(server, database, tmp_path) -> None:
+    """Together they have more than all clients may; the one that stalls is refused, and its connection goes on."""
+    long = "ACK FROM m WHERE id IN (1, 2) /*" + "x" * (9 << 20) + "*/"
+    config = tmp_path / "config.toml"
+    config.write_text(f"gathered_bytes_max = {16 << 20}")
+    with (
+        running_proxy(server, tmp_path / "log", ["--config", str(config)]) as proxy,
+        RawClient(proxy, BASE, database) as stalled,
+        proxy.connect(database=database) as client,
+    ):
+        create_queue(client, "m")
+        enqueue(client, "m", "abc")
+        packet = frame(b"\x03" + long.encode().ljust(12 << 20), 0)
+        stalled.sock.sendall(packet[:-1])
+        assert run(client, long) == 2
+        assert parse_err(stalled.packet().payload).code == 1105
+        stalled.sock.sendall(packet[-1:])
+        assert len(stalled.query("SELECT 1")) > 1

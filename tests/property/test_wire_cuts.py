@@ -7,6 +7,7 @@ here: then continuations, which take 16 MB in earnest, happen in every example.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from proxy.wire import walker as walker_module
 from proxy.wire.columns import parse_column
 from proxy.wire.commands import COM_SLEEP
 from proxy.wire.fields import WireError
-from proxy.wire.framing import Command, CommandFramer, Packets, frame, frame_rows
+from proxy.wire.framing import Command, CommandFramer, Dropped, Packets, frame, frame_rows
 from proxy.wire.packets import AUTOCOMMIT, DEPRECATE_EOF, IN_TRANS, MORE_RESULTS, make_err, make_ok
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from tests.support import wire
@@ -215,6 +216,7 @@ def gather(framer: CommandFramer, data: bytes, at: list[int]) -> tuple[list[tupl
                 shown.append((event.byte, event.payload, event.whole))
                 handed += event.data
             else:
+                assert not isinstance(event, Dropped)
                 handed += event
     return shown, handed
 
@@ -236,6 +238,32 @@ def test_the_framer_shows_every_command_however_they_are_cut(
             assert whole or len(command) > HEAD
             assert payload == (command if whole else command[:HEAD])
             assert whole or not wanted
+
+
+@given(st.lists(client_packets(), max_size=8), cuts, st.lists(st.booleans(), min_size=1, max_size=5))
+def test_a_command_that_is_dropped_is_gone_wholly_and_no_other_is(
+    sent: list[tuple[bytes, int]], at: list[int], room: list[bool]
+) -> None:
+    with small_packets():
+        packets = [frame(payload, seq) for payload, seq in sent]
+        has_room = itertools.cycle(room)
+        framer = CommandFramer(lambda _head: True, lambda _size: next(has_room))
+        events = [event for piece in wire.pieces(b"".join(packets), at) for event in framer.feed(piece)]
+        shown = iter([event for event in events if not isinstance(event, bytes)])
+        rest: list[bytes] = []
+        for (payload, seq), packet in zip(sent, packets, strict=True):
+            event = next(shown) if seq == 0 else None
+            if event is not None:
+                assert event.byte == (payload[0] if payload else COM_SLEEP)
+            if not isinstance(event, Dropped):
+                assert event is None or event.payload == payload
+                rest.append(packet)
+        handed = [
+            event if isinstance(event, bytes) else event.data for event in events if not isinstance(event, Dropped)
+        ]
+        assert b"".join(handed) == b"".join(rest)
+        assert framer.at_boundary
+        assert framer.gathered == 0
 
 
 @given(st.lists(payload_bodies, max_size=8), payload_bodies, cuts)

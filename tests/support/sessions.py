@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from mysql_mimic.types import Capabilities
 
+from proxy.gathering import Gathering
 from proxy.listener import Proxy
 from proxy.login import TlsPolicy
 from proxy.session import Session
@@ -86,6 +87,7 @@ class FakeProxy:
         self.policy = TlsPolicy(offered=False)
         self.backend = ("127.0.0.1", 3306)
         self.carry_out = carry_out
+        self.gathering = Gathering(self.settings.gathered_bytes_max)
 
     def session_begun(self, session: Session) -> None: ...
 

@@ -10,7 +10,8 @@ import pytest
 
 from engine.service import Engine
 from proxy.administration import Administration
-from proxy.session import ANSWER_MAX, Session
+from proxy.answers import ANSWER_MAX
+from proxy.session import Session
 from proxy.settings import Settings
 from proxy.statements import Statements
 from proxy.stream import INTERRUPTED, Stream
