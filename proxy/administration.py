@@ -69,7 +69,6 @@ from sqlrewrite.queues import (
 )
 
 if TYPE_CHECKING:
-    from proxy.answers import Answer as ServerAnswer
     from proxy.judge import OwnStatement
     from proxy.session import Session
 
