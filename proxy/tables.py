@@ -34,7 +34,8 @@ from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
-    from proxy.session import Answer, Session
+    from proxy.answers import Answer
+    from proxy.session import Session
 
 LOCK_WAIT_S = 10
 """Time for another proxy's change of the same comment: it needs a millisecond once it has the table."""
