@@ -137,7 +137,7 @@ class Inspection:
             dead,
             depth.acknowledged,
             depth.oldest_ready_s,
-            self._enqueued_per_s(queue.id, depth),
+            self._enqueued_per_s(queue, depth),
             depth.acked_per_s,
             subscribers.get(queue.id, 0),
             ", ".join(sorted(depth.estimated)),
@@ -174,9 +174,11 @@ class Inspection:
         depth.estimated |= set() if exact else {"dead"}
         return count
 
-    def _enqueued_per_s(self, table: TableId, depth: Depth) -> float | None:
-        """Since about a minute ago, or since the first look; None before there was one."""
-        if depth.newest_id is None:
+    def _enqueued_per_s(self, queue: QueueTable, depth: Depth) -> float | None:
+        """Since about a minute ago, or since the first look; None before there was one, and for a dead-letter table,
+        whose ids are those that other queues gave out."""
+        table = queue.id
+        if depth.newest_id is None or queue.policy.dead_letter_of:
             return None
         if len(self._looks) > QUEUES_MAX and table not in self._looks:
             self._looks.clear()

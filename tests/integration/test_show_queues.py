@@ -74,6 +74,14 @@ def test_the_rate_of_enqueueing_is_known_from_the_second_look_on(connection, dat
     assert rate > 0
 
 
+def test_the_rate_of_a_dead_letter_table_is_not_taken_from_ids_that_others_gave_out(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT) MAX_ATTEMPTS = 9 DEAD_LETTER = m_dead")
+    listed(connection, database)
+    run(connection, "INSERT INTO m_dead (id, epoch) VALUES (5000, 9)")
+    row = listed(connection, database)["m_dead"]
+    assert (row["Ready"], row["Enqueued_per_s"]) == (1, None)
+
+
 def test_paused_and_broken_queues_say_so(connection, database) -> None:
     run(connection, "CREATE QUEUE m (payload TEXT) PAUSED = 1")
     run(connection, "CREATE TABLE broken (id INT) COMMENT 'vitess_message'")
