@@ -33,7 +33,7 @@ from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError
 from pipeline.ledger import STAGING, Batch, Ledger, Slice, staging_name
 from pipeline.sink import SINK, SINKS, staging_of
-from pipeline.staged import slices_staged
+from pipeline.staging import slices_staged
 from pipeline.table import Table, describe, split_name
 
 NS_PER_S: Final = 10**9
@@ -44,12 +44,16 @@ LOCK_S: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A batch, and how far it is: of a streaming one, the slices that are in; of an atomic one, those that wait."""
+    """A batch, and how far it is: of a streaming one, the slices that are in; of an atomic one, those that wait.
+
+    `rejected`: rows that the server refused and that were set aside.
+    """
 
     batch: Batch
     slices: int
     published: int
     staged: int | None
+    rejected: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,9 @@ def abandon(endpoint: Endpoint, table: str, batch: str) -> str:
 
 def settle(endpoint: Endpoint, queue: Table, batch: Batch) -> None:
     """For a job that finds its batch abandoned: clear up what it has written since."""
-    work = _drop if batch.mode == "atomic" else _release
-    endpoint.run(lambda connection: work(connection, queue, batch))
+    if batch.mode != "atomic":
+        endpoint.run(lambda connection: _release(connection, queue, batch))
+    endpoint.run(lambda connection: _drop(connection, queue, batch))
 
 
 def abandon_query(endpoint: Endpoint, table: str, query: str) -> str:
@@ -126,12 +131,13 @@ def _look(connection: Any, queue: Table) -> Left:
 
 def _standings(connection: Any, queue: Table) -> Iterator[Standing]:
     ledger = Ledger(queue)
+    rejected = ledger.rejected(connection)
     for batch, slices, published in ledger.all(connection):
         staged = None
         if batch.mode == "atomic":
             with _unless_missing():
                 staged = len(slices_staged(connection, ledger.staging(batch), range(batch.slices)))
-        yield Standing(batch, slices, published, staged)
+        yield Standing(batch, slices, published, staged, rejected.get(batch.name, 0))
 
 
 def _columns_of_staging_tables(connection: Any, database: str) -> dict[str, tuple[str, ...]]:
@@ -190,12 +196,13 @@ def lines(left: Left) -> Iterator[str]:
 
 
 def _state(each: Standing) -> str:
+    refused = f", {each.rejected:,} rows refused" if each.rejected else ""
     if each.batch.finished is not None:
-        return f"finished {_time(each.batch.finished)}"
+        return f"finished {_time(each.batch.finished)}{refused}"
     if each.batch.mode == "atomic":
         return f"under way, {each.staged or 0:,} slices staged"
     since = "under way" if each.batch.abandoned is None else f"abandoned {_time(each.batch.abandoned)}"
-    return f"{since}, {each.published:,} of {each.slices:,} slices in the queue"
+    return f"{since}, {each.published:,} of {each.slices:,} slices in the queue{refused}"
 
 
 def _time(ns: int) -> str:
@@ -230,6 +237,7 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
                 ledger.abandon(cursor, name)
                 connection.commit()
                 _release(connection, queue, batch)
+                _drop(connection, queue, batch)
                 return _said(batch, ledger.slices(connection, name), queue)
             # On another connection, for DROP TABLE ends a transaction, and until the row is gone nobody may publish.
             endpoint.run(lambda other: _drop(other, queue, batch))
@@ -256,9 +264,7 @@ def _locked(cursor: Any, ledger: Ledger, name: str) -> Batch | None:
 
 
 def _drop(connection: Any, queue: Table, batch: Batch) -> None:
-    """The staging table of an atomic batch."""
-    if batch.mode != "atomic":
-        return
+    """The staging table, if it has one."""
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_S}")
         try:

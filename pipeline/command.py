@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -22,11 +23,15 @@ from pipeline.commands import (
     where_options,
 )
 from pipeline.endpoint import Endpoint
-from pipeline.enqueue import Outcome, enqueue
+from pipeline.enqueue import Missing, Outcome, enqueue
+from pipeline.enqueue import missing as rows_missing
 from pipeline.errors import PipelineError
 from pipeline.load import Settings
 
 PROGRAM: Final = "ackstream-enqueue"
+REJECTED: Final = 3
+"""The exit status of a batch that is in, but for rows that the server refused."""
+SLICES_SHOWN: Final = 20
 FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".orc": "orc"}
 
 
@@ -43,6 +48,9 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 @click.option("--mode", type=click.Choice(["streaming", "atomic"]), default="streaming", show_default=True)
 @click.option("--max-connections", type=int, default=Settings().max_connections, show_default=True)
 @click.option("--slice-rows", type=click.IntRange(1), default=Settings().slice_rows, show_default=True)
+@click.option("--rejects", metavar="fail|DIR", default="fail", help="rows that the server refuses: as Parquet into DIR")
+@click.option("--rejects-max", type=click.IntRange(1), default=Settings().rejects_max, show_default=True)
+@click.option("--missing", metavar="DIR", help="only write what of the batch is not in the queue to DIR, as Parquet")
 @click.option("--list", "list_", is_flag=True, help="show what there is of the queue's batches, and do nothing else")
 @click.option("--abandon", "batch_to_abandon", help="a batch to give up: what is not published never will be")
 @click.option("--abandon-query", "query_to_abandon", help="a streaming query to forget, whose checkpoint is gone")
@@ -65,7 +73,8 @@ def cli(
     atomic:    all rows at once or none
 
     Run the same command again after whatever happened; --list and --abandon are for a batch that never will be. Exit
-    status 2: the data or a setting is wrong, and nothing was written; 1: it failed on the way.
+    status 3: the batch is in, but for rows that the server refused and that were set aside; 2: the data or a setting
+    is wrong, and nothing was written; 1: it failed on the way.
     """  # noqa: D301 (click's own mark)
     with ending(PROGRAM):
         if list_ or batch_to_abandon or query_to_abandon:
@@ -79,7 +88,10 @@ def cli(
         elif not given["batch"]:
             raise click.MissingParameter(param_hint="'--batch'", param_type="option")
         else:
-            click.echo(said(_run(session, **given)))
+            told, status = _run(session, **given)
+            click.echo(told)
+            if status:
+                sys.exit(status)
 
 
 def main() -> None:
@@ -89,14 +101,26 @@ def main() -> None:
 
 def said(outcome: Outcome) -> str:
     """An outcome in a line."""
+    messages = f"{outcome.messages - outcome.rejected:,} messages"
+    refused = f"; {outcome.rejected:,} that the server refused are set aside" if outcome.rejected else ""
     if outcome.beside:
-        return f"batch {outcome.batch}: {outcome.messages:,} messages in {outcome.queue}, ended by another run of it"
+        return f"batch {outcome.batch}: {messages} in {outcome.queue}, ended by another run of it{refused}"
     if not outcome.added:
-        return f"batch {outcome.batch} is in {outcome.queue} already ({outcome.messages:,} messages): nothing added"
+        return f"batch {outcome.batch} is in {outcome.queue} already ({messages}): nothing added{refused}"
     rate = outcome.messages / max(outcome.seconds, 0.001)
     return (
-        f"batch {outcome.batch}: {outcome.messages:,} messages in {outcome.queue},"
-        f" {outcome.seconds:.1f} s, {rate:,.0f} a second"
+        f"batch {outcome.batch}: {messages} in {outcome.queue}, {outcome.seconds:.1f} s, {rate:,.0f} a second{refused}"
+    )
+
+
+def said_missing(found: Missing, to: str) -> str:
+    """The same of what is missing."""
+    if not found.rows:
+        return f"batch {found.batch}: nothing of its {found.messages:,} messages is missing"
+    slices = ", ".join(map(str, found.slices[:SLICES_SHOWN])) + (", …" if len(found.slices) > SLICES_SHOWN else "")
+    return (
+        f"batch {found.batch}: {found.rows:,} of {found.messages:,} messages are missing, and written to {to}"
+        f" (slices {slices})"
     )
 
 
@@ -116,25 +140,31 @@ def _run(
     mode: Any,
     max_connections: int,
     slice_rows: int,
+    rejects: str,
+    rejects_max: int,
+    missing: str | None,
     jar: str | None,
     master: str | None,
     conf: Sequence[tuple[str, str]],
-) -> Outcome:
+) -> tuple[str, int]:
+    """What to say, and the exit status."""
     endpoint = Endpoint.from_url(url, password_file=password_file)
     if len(dict(mapping)) < len(mapping):
         raise PipelineError("--mapping names a column twice")
     with running_spark(session, PROGRAM, master, conf, jar, jdbc=True) as spark, reporting() as report:
-        return enqueue(
-            _data(spark, source, format_, dict(options), query),
-            endpoint,
-            table,
-            batch=batch,
-            mode=mode,
-            mapping=dict(mapping) or None,
-            spread_s=spread,
-            settings=Settings(max_connections=max_connections, slice_rows=slice_rows),
-            report=report,
-        )
+        frame = _data(spark, source, format_, dict(options), query)
+        common: dict[str, Any] = {
+            "batch": batch,
+            "mode": mode,
+            "mapping": dict(mapping) or None,
+            "spread_s": spread,
+            "settings": Settings(max_connections=max_connections, slice_rows=slice_rows, rejects_max=rejects_max),
+            "report": report,
+        }
+        if missing is not None:
+            return said_missing(rows_missing(frame, endpoint, table, missing, **common), missing), 0
+        outcome = enqueue(frame, endpoint, table, rejects=None if rejects == "fail" else rejects, **common)
+        return said(outcome), REJECTED if outcome.rejected else 0
 
 
 def _data(

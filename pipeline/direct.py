@@ -12,6 +12,12 @@ into its transaction, so one of the rows themselves is the proof. The *mark* of 
 - The driver, or a rerun, that finds it gives it its real time and writes the slice down as published, in one
   transaction. From then on the ledger is the proof, and no run writes that slice again.
 
+**Rows that the server refuses** end a job, unless it was told to set them aside. Then slices that the tasks could not
+write are staged (`staging`), and the driver publishes each of them in one transaction on the server: the rows that are
+accepted, the mark first; a line in the ledger for each one that is not; and the slice's own as published. No other
+proof is needed, but the mark's id is used as ever, so that of this and a task that is not dead after all one alone can
+commit. A slice whose mark's id was taken before the batch was begun has no mark, and goes this way from the beginning.
+
 A row with the mark's id and another time is no proof of anything (somebody changed it by hand, or took the id) and
 ends the job with an error. What is left: a task that was given up by Spark but lives, had not sent its first row, and
 wakes after its slice was published by another one, consumed *and* purged (`vt_purge_after` later), would write it
@@ -21,9 +27,11 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pymysql
+from pymysql.constants import ER
 from pyspark.sql import functions as f
 
 from pipeline.cut import PLACE, SLICE, looked_up
@@ -31,6 +39,7 @@ from pipeline.endpoint import is_transient, quoted
 from pipeline.errors import JobError, PipelineError
 from pipeline.ledger import Slice
 from pipeline.load import Load, Progress
+from pipeline.staging import REFUSALS, Refuse, Staging, sift
 
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
 """The first of January 2200."""
@@ -59,14 +68,22 @@ class Direct:
         """The ids, as settled at the beginning. Tasks are given them while others of their slices are published."""
         self._missing: set[int] = set()
         """Slices that are not published."""
+        self._staging = Staging(load)
+        self._to_stage: set[int] = set()
+        """Slices that go by way of the staging table."""
+        self._written: set[int] = set()
+        """Slices that tasks were given to write straight into the queue."""
 
     def prepare(self) -> None:
         """Write down the slices, with ids for their marks where the data has none."""
         load, ledger = self._load, self._load.ledger
+        if load.sets_aside:
+            load.endpoint.run(ledger.make_room_for_rejects)
         known = load.endpoint.run(lambda connection: ledger.slices(connection, load.batch.name))
         if not known:
             known = load.endpoint.run(self._write_down)
-        self._marks = {number: each.mark for number, each in known.items()}
+        self._marks = {number: each.mark for number, each in known.items() if each.mark is not None}
+        self._to_stage = known.keys() - self._marks.keys()
         self._missing = {number for number, each in known.items() if not each.published}
 
     def _write_down(self, connection: Any) -> dict[int, Slice]:
@@ -79,7 +96,6 @@ class Direct:
             if with_ids
             else dict(zip(filled, drawn, strict=True))
         )
-        slices = {number: Slice(mark, self._time_of_mark(number), published=False) for number, mark in marks.items()}
         connection.begin()
         with connection.cursor() as cursor:
             finished = ledger.lock(cursor, load.batch).finished is not None
@@ -88,7 +104,12 @@ class Direct:
                 connection.rollback()
                 return known
             if with_ids and (there := self._find(connection, marks)):
-                raise PipelineError(f"id: {marks[min(there)]!r} is in the queue already")
+                if not load.sets_aside:
+                    raise PipelineError(
+                        f"id: {marks[min(there)]!r} is in the queue already. To set such rows aside: --rejects"
+                    )
+                marks |= dict.fromkeys(there)
+            slices = {number: Slice(mark, self._time_of_mark(number), False) for number, mark in marks.items()}
             ledger.add_slices(cursor, load.batch.name, slices)
         connection.commit()
         return slices
@@ -115,14 +136,26 @@ class Direct:
         return drawn
 
     def look(self) -> tuple[int, ...]:
-        """Publish the slices whose marks are there; other runs of the batch may do so, too."""
+        """Publish the slices whose marks are there, and those that are staged; other runs of the batch may, too."""
         if self._missing:
+            self._missing = self._load.endpoint.run(self._publish)
+        if staged := self._to_stage & self._missing:
+            for number in self._load.endpoint.run(lambda connection: self._staged(connection, staged)):
+                self._load.endpoint.run(partial(self._publish_staged, number))
             self._missing = self._load.endpoint.run(self._publish)
         return tuple(sorted(self._missing))
 
+    def _staged(self, connection: Any, numbers: set[int]) -> list[int]:
+        try:
+            return sorted(self._staging.staged(connection, numbers))
+        except pymysql.ProgrammingError as error:
+            if error.args[0] != ER.NO_SUCH_TABLE:
+                raise
+            return []  # before the first of them is written
+
     def _publish(self, connection: Any) -> set[int]:
         load = self._load
-        found = self._find(connection, {number: self._marks[number] for number in self._missing})
+        found = self._find(connection, {number: self._marks[number] for number in self._missing & self._marks.keys()})
         connection.begin()
         with connection.cursor() as cursor:
             load.ledger.lock(cursor, load.batch)
@@ -133,6 +166,52 @@ class Direct:
             missing = load.ledger.unpublished(cursor, load.batch.name)
         connection.commit()
         return missing
+
+    def _publish_staged(self, number: int, connection: Any) -> None:
+        """A slice that is staged: its rows, those that are refused, and that it is published, in one transaction."""
+        load = self._load
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.begin()
+            load.ledger.lock(cursor, load.batch)
+            if not load.ledger.publish(cursor, load.batch.name, number):  # by another run
+                connection.rollback()
+                return
+            self._staging.verify(cursor, number)
+            refuse = load.refuse(cursor, number)
+            places = range(load.slices[number].rows)
+            first = self._publish_mark(cursor, number, refuse)
+            if first is None:
+                connection.rollback()
+                return
+            sift(places[first:], lambda some: self._staging.publish(cursor, number, load.batch.begun, some), refuse)
+        connection.commit()
+
+    def _publish_mark(self, cursor: Any, number: int, refuse: Refuse) -> int | None:
+        """Publish the row that has the mark's id; how many rows that and those refused before are.
+
+        None if a task has committed the slice with its mark after all. Where the data has no ids, the first row that
+        the server accepts gets the mark's.
+        """
+        if number not in self._marks:
+            return 0
+        load, drawn = self._load, not self._load.mapped.has("id")
+        own = {load.table.by_name["id"].name: str(self._marks[number])} if drawn else None
+        for place in range(load.slices[number].rows if drawn else 1):
+            try:
+                self._staging.publish(cursor, number, load.batch.begun, range(place, place + 1), own)
+            except pymysql.MySQLError as error:
+                if error.args[0] not in REFUSALS:
+                    raise
+                there = self._find(cursor.connection, {number: self._marks[number]})
+                if there.get(number) == WITHHELD_NS:
+                    return None
+                if there and drawn:
+                    self._release(cursor, number, there[number])
+                refuse(place, error.args[0], str(error.args[1]))
+            else:
+                return place + 1
+        return load.slices[number].rows if drawn else 1
 
     def _release(self, cursor: Any, number: int, time_next: int | None) -> None:
         mark = self._marks[number]
@@ -169,7 +248,19 @@ class Direct:
         return load.batch.begun + int(number / count * load.spread_ns / load.slices[number].rows)
 
     def write(self, wanted: Sequence[int]) -> None:
-        """Run the tasks."""
+        """Run the tasks. What they could not write is staged the next time, where rows are to be set aside."""
+        if self._load.sets_aside:
+            self._to_stage |= self._written & {*wanted}
+        straight = [number for number in wanted if number not in self._to_stage]
+        self._written |= {*straight}
+        if staged := [number for number in wanted if number in self._to_stage]:
+            self._load.endpoint.run(self._staging.make)
+            there = self._load.endpoint.run(lambda connection: self._staged(connection, {*staged}))
+            self._staging.write([number for number in staged if number not in there])
+        if straight:
+            self._write_straight(straight)
+
+    def _write_straight(self, wanted: Sequence[int]) -> None:
         load = self._load
         is_mark = f.col(PLACE) == 0
         columns = {name: f.col(quoted(name)) for name in load.mapped.names}
@@ -201,4 +292,6 @@ class Direct:
             connection.commit()
             return by_us
 
-        return load.endpoint.run(done)
+        by_us = load.endpoint.run(done)
+        load.endpoint.run(self._staging.drop)
+        return by_us

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+import pymysql
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
@@ -23,6 +24,7 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 
 from pipeline.abandon import settle
+from pipeline.aside import export_rejects, export_slices
 from pipeline.checking import Facts, duplicates, read
 from pipeline.cut import ByHash, Cut, by_files, file_octets
 from pipeline.direct import Direct, unfit
@@ -54,6 +56,18 @@ class Outcome:
     seconds: float
     beside: bool = False
     """Another run of it was at work at the same time, and ended it."""
+    rejected: int = 0
+    """Of the messages: the server refused them, and they were set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What of a batch is not in the queue: so many rows of all, and the slices that they are."""
+
+    batch: str
+    rows: int
+    messages: int
+    slices: tuple[int, ...]
 
 
 def enqueue(
@@ -65,26 +79,116 @@ def enqueue(
     mode: Mode = "streaming",
     mapping: Mapping[str, str | Expression] | None = None,
     spread_s: float | None = None,
+    rejects: str | None = None,
     settings: Settings | None = None,
     report: Callable[[Progress], None] = unused,
 ) -> Outcome:
     """Put the rows of a frame into a queue, unless this batch is in it already.
 
     `mapping`: column of the queue = expression over the frame; without it columns go by their names. `spread_s`: due
-    evenly over so many seconds from now, instead of at once. `batch` names the data: run again after whatever happened,
-    it adds what is missing and nothing twice. Raises ProblemsError when the data does not fit (nothing was written),
-    JobError when something failed on the way (run it again).
+    evenly over so many seconds from now, instead of at once. `rejects`: a folder where rows that the server refuses are
+    set aside as Parquet, with its reasons; without it the first of them ends the job. `batch` names the data: run again
+    after whatever happened, it adds what is missing and nothing twice. Raises ProblemsError when the data does not fit
+    (nothing was written), JobError when something failed on the way (run it again).
     """
     began = time.monotonic()
-    settings = settings or Settings()
-    _check_arguments(batch, mode, spread_s, settings)
-    database, name = split_name(table, endpoint.database)
-    endpoint = endpoint.in_database(database)
+    work = _Work(batch, mode, spread_s, settings or Settings(), report, sets_aside=rejects is not None)
+    load = work.load(frame, endpoint, table, mapping)
+    there = load.batch.finished is not None
+    added = False
+    if not there:
+        try:
+            added = _carry_out(work.way(load), load, report)
+        except AbandonedError:
+            settle(load.endpoint, load.table, load.batch)
+            raise
+    refused = load.endpoint.run(lambda connection: load.ledger.rejects(connection, batch))
+    if refused and rejects is not None:
+        export_rejects(load, refused, rejects)
+    return Outcome(
+        batch,
+        f"{load.table.database}.{load.table.name}",
+        load.batch.messages,
+        added,
+        time.monotonic() - began,
+        beside=not (there or added),
+        rejected=len(refused),
+    )
+
+
+def missing(
+    frame: DataFrame,
+    endpoint: Endpoint,
+    table: str,
+    to: str,
+    *,
+    batch: str,
+    mode: Mode = "streaming",
+    mapping: Mapping[str, str | Expression] | None = None,
+    spread_s: float | None = None,
+    settings: Settings | None = None,
+    report: Callable[[Progress], None] = unused,
+) -> Missing:
+    """Write the rows of a batch that are not in the queue to a folder as Parquet, and nothing else anywhere.
+
+    All else as `enqueue` was given it. Raises PipelineError if the batch was never begun.
+    """
+    work = _Work(batch, mode, spread_s, settings or Settings(), report, only_known=True)
+    load = work.load(frame, endpoint, table, mapping)
+    numbers: tuple[int, ...] = ()
+    if load.batch.finished is None:
+        known = load.endpoint.run(lambda connection: load.ledger.slices(connection, batch))
+        if mode == "streaming" and known:
+            way = Direct(load)
+            way.prepare()
+            numbers = way.look()
+        else:
+            numbers = tuple(number for number, each in enumerate(load.slices) if each.rows)
+    if numbers:
+        export_slices(load, numbers, to)
+    return Missing(batch, rows_of(load, numbers), load.batch.messages, numbers)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be done with a batch."""
+
+    batch: str
+    mode: Mode
+    spread_s: float | None
+    settings: Settings
+    report: Callable[[Progress], None]
+    sets_aside: bool = False
+    only_known: bool = False
+
+    def way(self, load: Load) -> Way:
+        """How its slices get into the queue."""
+        return Direct(load) if self.mode == "streaming" else Staged(load)
+
+    def load(
+        self, frame: DataFrame, endpoint: Endpoint, table: str, mapping: Mapping[str, str | Expression] | None
+    ) -> Load:
+        """Check everything, and write the batch down."""
+        _check_arguments(self.batch, self.mode, self.spread_s, self.settings)
+        database, name = split_name(table, endpoint.database)
+        endpoint = endpoint.in_database(database)
+        fitting, queue = _fitting(frame, endpoint, database, name, mapping, self)
+        return _begun(frame, fitting, queue, endpoint, self)
+
+
+def _fitting(
+    frame: DataFrame,
+    endpoint: Endpoint,
+    database: str,
+    name: str,
+    mapping: Mapping[str, str | Expression] | None,
+    work: _Work,
+) -> tuple[Mapped, Table]:
     queue = endpoint.run(lambda connection: describe(connection, database, name))
     if not queue.is_queue:
         raise PipelineError(f"{queue.quoted} is no message table (CREATE QUEUE makes one)")
-    fitting, problems = mapped(frame, queue, mapping, spread=spread_s is not None)
-    if mode == "streaming":
+    fitting, problems = mapped(frame, queue, mapping, spread=work.spread_s is not None)
+    if work.mode == "streaming":
         problems += unfit(
             fitting.has("id"),
             any(key.columns == (queue.by_name["id"].name,) for key in queue.unique_keys),
@@ -92,17 +196,7 @@ def enqueue(
         )
     if problems:
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
-    load = _begun(frame, fitting, queue, endpoint, batch, mode, spread_s, settings, report)
-    there = load.batch.finished is not None
-    added = False
-    if not there:
-        try:
-            added = _carry_out(Direct(load) if mode == "streaming" else Staged(load), load, report)
-        except AbandonedError:
-            settle(endpoint, queue, load.batch)
-            raise
-    seconds = time.monotonic() - began
-    return Outcome(batch, f"{database}.{name}", load.batch.messages, added, seconds, beside=not (there or added))
+    return fitting, queue
 
 
 def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Settings) -> None:
@@ -116,29 +210,22 @@ def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Se
         raise PipelineError("max connections is at least 2: one of the driver's and one that writes")
 
 
-def _begun(
-    frame: DataFrame,
-    fitting: Mapped,
-    queue: Table,
-    endpoint: Endpoint,
-    batch: str,
-    mode: Mode,
-    spread_s: float | None,
-    settings: Settings,
-    report: Callable[[Progress], None],
-) -> Load:
+def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Load:
     """Read the data, and write the batch down."""
     jdbc = endpoint.jdbc(driver_of(frame.sparkSession))
-    report(Progress("checking", 0, 0))
+    work.report(Progress("checking", 0, 0))
     ledger = Ledger(queue)
-    known = endpoint.run(lambda connection: ledger.find(connection, batch))
-    cut, facts = _cut(fitting, queue, known, settings)
-    slices, fingerprint = cut.count(slices_wanted(facts, settings)), facts.fingerprint(fitting.names, cut.version)
-    new = Batch(batch, mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
+    known = endpoint.run(lambda connection: ledger.find(connection, work.batch))
+    if known is None and work.only_known:
+        raise PipelineError(f"there is no batch {work.batch!r} of {queue.quoted} (--list shows those that there are)")
+    cut, facts = _cut(fitting, queue, known, work.settings)
+    slices = cut.count(slices_wanted(facts, work.settings))
+    fingerprint = facts.fingerprint(fitting.names, cut.version)
+    new = Batch(work.batch, work.mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
     found = endpoint.run(lambda connection: ledger.begin(connection, new))
-    spread_ns = None if spread_s is None else round(spread_s * NS_PER_S)
+    spread_ns = None if work.spread_s is None else round(work.spread_s * NS_PER_S)
     parts = cut.slices(facts.pieces, found.slices)
-    return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, settings, jdbc)
+    return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, work.settings, jdbc, sets_aside=work.sets_aside)
 
 
 def _cut(fitting: Mapped, queue: Table, known: Batch | None, settings: Settings) -> tuple[Cut, Facts]:
@@ -175,9 +262,10 @@ def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> bool
     else:
         if missing := way.look():
             left = rows_of(load, missing)
+            hint = "" if load.sets_aside else ". Where the server refuses rows, --rejects sets them aside"
             raise JobError(
                 f"{left:,} of {load.batch.messages:,} messages could not be written:"
-                f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}"
+                f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}{hint}"
             ) from failure
     return way.finish(report)
 
@@ -189,7 +277,7 @@ def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Pro
     def run() -> None:
         try:
             way.write(missing)
-        except (Py4JError, PySparkException) as failure:
+        except (Py4JError, PySparkException, pymysql.MySQLError) as failure:
             failures.append(failure)
 
     spark = load.mapped.frame.sparkSession

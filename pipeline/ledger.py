@@ -1,8 +1,10 @@
-"""What is known of each batch, kept beside the queue: two small tables in its database.
+"""What is known of each batch, kept beside the queue: small tables in its database.
 
 `ackstream_batches` has a row for each batch that was begun, and when it was finished; it stays, so that the same batch
 adds nothing again. `ackstream_slices` has a row for each slice of a batch under way in streaming mode, and goes with
-its end. All of this module's changes are transactions that can be done again: each looks first at what is there.
+its end. `ackstream_rejects` has a row for each one that the server refused, where such rows are set aside; they stay
+with their batch. All of this module's changes are transactions that can be done again: each looks first at what is
+there.
 """
 
 from __future__ import annotations
@@ -46,6 +48,13 @@ _TABLES: Final = (
     """,
 )
 
+_REJECTS: Final = """
+    CREATE TABLE IF NOT EXISTS {database}.ackstream_rejects (
+      queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, slice INT NOT NULL, place BIGINT NOT NULL,
+      code INT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (queue, batch, slice, place)
+    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+    """
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -68,10 +77,20 @@ class Slice:
     """A slice of a batch under way in streaming mode."""
 
     mark: Any
-    """The id of the message that it is known by."""
+    """The id of the message that it is known by. None: by its row in the ledger alone."""
     due: int
     """That message's real time."""
     published: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A row that the server refused and that was set aside: where it is in its batch, and why."""
+
+    slice: int
+    place: int
+    code: int
+    reason: str
 
 
 _COLUMNS: Final = "batch, mode, fingerprint, file_octets, slices, messages, begun, finished, abandoned"
@@ -84,6 +103,7 @@ class Ledger:
         self._table = table
         self._batches = quoted(table.database, "ackstream_batches")
         self._slices = quoted(table.database, "ackstream_slices")
+        self._rejects = quoted(table.database, "ackstream_rejects")
 
     def staging(self, batch: Batch) -> str:
         """The name of the table where a batch waits to be published.
@@ -161,6 +181,44 @@ class Ledger:
         """Know nothing of it any more."""
         for table in (self._batches, self._slices):
             cursor.execute(f"DELETE FROM {table} WHERE queue = %s AND batch = %s", [self._table.name, batch])
+
+    def make_room_for_rejects(self, connection: Any) -> None:
+        """Before they come, for it ends a transaction."""
+        with connection.cursor() as cursor:
+            cursor.execute(_REJECTS.format(database=quoted(self._table.database)))
+
+    def reject(self, cursor: Any, batch: str, row: Reject) -> None:
+        """Write down, in the transaction that publishes the other rows of its slice, that this one is refused."""
+        cursor.execute(
+            f"INSERT INTO {self._rejects} (queue, batch, slice, place, code, reason) VALUES (%s, %s, %s, %s, %s, %s)",
+            [self._table.name, batch, row.slice, row.place, row.code, row.reason],
+        )
+
+    def rejects(self, connection: Any, batch: str) -> list[Reject]:
+        """The rows of a batch that were set aside."""
+        found = self._asked_of_rejects(
+            connection,
+            f"SELECT slice, place, code, reason FROM {self._rejects} WHERE queue = %s AND batch = %s"
+            " ORDER BY slice, place",
+            [self._table.name, batch],
+        )
+        return [Reject(*row) for row in found]
+
+    def rejected(self, connection: Any) -> dict[str, int]:
+        """How many of each batch."""
+        question = f"SELECT batch, COUNT(*) FROM {self._rejects} WHERE queue = %s GROUP BY batch"
+        return dict(self._asked_of_rejects(connection, question, [self._table.name]))
+
+    def _asked_of_rejects(self, connection: Any, question: str, values: list[str]) -> list[tuple[Any, ...]]:
+        """Nothing where none was ever to be set aside."""
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(question, values)
+                return list(cursor.fetchall())
+        except pymysql.ProgrammingError as error:
+            if error.args[0] != ER.NO_SUCH_TABLE:
+                raise
+            return []
 
     def all(self, connection: Any) -> list[tuple[Batch, int, int]]:
         """The batches of the queue as they were begun; of each its slices under way, and how many are published."""

@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame
 from pipeline.checking import Facts
 from pipeline.cut import PIECES_MAX, Cut, Piece
 from pipeline.endpoint import Endpoint
-from pipeline.ledger import Batch, Ledger
+from pipeline.errors import JobError
+from pipeline.ledger import Batch, Ledger, Reject
 from pipeline.mapping import Mapped, required_fillers
 from pipeline.table import Table
 
@@ -41,6 +42,8 @@ class Settings:
     """The same for long messages: well below what replication allows a transaction (150 MB in a group)."""
     rounds: int = 4
     """How often the tasks are begun again for slices that are missing, after each task was tried several times."""
+    rejects_max: int = 10_000
+    """Of a batch: each costs the server some twenty statements, and beyond it the data is wrong, not its rows."""
     look_s: float = 0.5
     """Between looks at what has been committed."""
 
@@ -72,6 +75,8 @@ class Load:
     spread_ns: int | None
     settings: Settings
     jdbc: Mapping[str, str] = field(repr=False)
+    sets_aside: bool = False
+    """Rows that the server refuses are set aside, where without it they end the job."""
 
     @property
     def ledger(self) -> Ledger:
@@ -82,6 +87,23 @@ class Load:
     def fillers(self) -> dict[str, int]:
         """Columns of the queue's own that neither the data nor the table fills."""
         return required_fillers(self.table, self.mapped.names)
+
+    def refuse(self, cursor: Any, number: int) -> Callable[[int, int, str], None]:
+        """What sets a row of a slice aside, in the cursor's transaction. It raises JobError when they are too many."""
+        name, most = self.batch.name, self.settings.rejects_max
+        already = len(self.ledger.rejects(cursor.connection, name))
+
+        def refuse(place: int, code: int, reason: str) -> None:
+            nonlocal already
+            already += 1
+            if already > most:
+                raise JobError(
+                    f"the server refuses more than {most:,} rows, the last one with: {reason}. Make the data fit, or"
+                    " allow more by --rejects-max, and run this again"
+                )
+            self.ledger.reject(cursor, name, Reject(number, place, code, reason))
+
+        return refuse
 
     def sliced(self, wanted: Sequence[int]) -> DataFrame:
         """The rows of these slices, as the cut has them; no more partitions than connections may be open at once."""

@@ -4,10 +4,9 @@ Tasks write into a staging table of the batch's own; when every slice is there, 
 transaction on the server, by INSERT … SELECT, with the ledger's word that it is done. Nothing large crosses the wire in
 one transaction, and a rerun finds what is staged already, or that all is done.
 
-Spark may carry out a task more than once, and each time may commit. A row's key is a number made of its slice and its
-place there, and a transaction holds whole slices: so of several transactions with the same slice one alone can commit,
-and the first row of a slice is the proof of the others. Before a slice is published, the server counts its rows and
-adds up the words of their digests: they must be the data that was checked.
+Spark may carry out a task more than once, and each time may commit; `staging` says why a slice is staged once all the
+same. Before it is published, the server counts its rows and adds up the words of their digests: they must be the data
+that was checked.
 
 The statements are one a slice, because a server with `innodb_autoinc_lock_mode = 1` (MariaDB's default) lets nobody
 else insert while one runs.
@@ -15,22 +14,16 @@ else insert while one runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pymysql
 from pymysql.constants import ER
-from pyspark.sql import functions as f
 
-from pipeline.cut import PLACE, ROWS_OF_A_PARTITION, SLICE
-from pipeline.endpoint import quoted, quoted_list
 from pipeline.errors import JobError
 from pipeline.ledger import NOW_NS
 from pipeline.load import Load, Progress
-
-ROW: Final = "ackstream_row"
-LOOKED_FOR_AT_ONCE: Final = 1000
-"""Slices in one statement."""
+from pipeline.staging import Staging, sift
 
 
 class Staged:
@@ -40,18 +33,14 @@ class Staged:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._staging = load.ledger.staging(load.batch)
+        self._staging = Staging(load)
         self._filled = [number for number, each in enumerate(load.slices) if each.rows]
 
     def prepare(self) -> None:
-        """Make the staging table: columns as the queue has them."""
-        words = "".join(f", {name} BIGINT NOT NULL DEFAULT 0" for name in self._load.cut.version.staged)
-        definition = (
-            f"CREATE TABLE IF NOT EXISTS {self._staging} ({ROW} BIGINT NOT NULL DEFAULT 0 PRIMARY KEY{words})"
-            " ENGINE=InnoDB"
-            f" SELECT {quoted_list(self._load.mapped.names)} FROM {self._load.table.quoted} WHERE FALSE"
-        )
-        self._load.endpoint.run(lambda connection: _execute(connection, definition))
+        """Make the staging table."""
+        if self._load.sets_aside:
+            self._load.endpoint.run(self._load.ledger.make_room_for_rejects)
+        self._load.endpoint.run(self._staging.make)
 
     def look(self) -> tuple[int, ...]:
         """See which slices are staged: all, each time, since a failover may take back what was there."""
@@ -63,7 +52,7 @@ class Staged:
         if found and found.begun == load.batch.begun and found.finished is not None:
             return ()  # another run has published it
         try:
-            staged = slices_staged(connection, self._staging, self._filled)
+            staged = self._staging.staged(connection, self._filled)
         except pymysql.ProgrammingError as error:
             if error.args[0] != ER.NO_SUCH_TABLE:
                 raise
@@ -74,10 +63,7 @@ class Staged:
 
     def write(self, wanted: Sequence[int]) -> None:
         """Run the tasks."""
-        row = f.col(SLICE) * ROWS_OF_A_PARTITION + f.col(PLACE)
-        names = (*self._load.cut.version.staged, *self._load.mapped.names)
-        columns = [row.alias(ROW), *(f.col(quoted(each)) for each in names)]
-        self._load.write(self._load.sliced(wanted).select(columns), self._staging)
+        self._staging.write(wanted)
 
     def finish(self, report: Callable[[Progress], None]) -> bool:
         """Publish it all."""
@@ -88,9 +74,9 @@ class Staged:
         except pymysql.MySQLError as error:
             raise JobError(
                 f"the server refuses the batch, none of it is in the queue: {error.args[1]}. Make the data fit and give"
-                " it another name, or make room for it and run this again"
+                " it another name, make room for it, or have such rows set aside (--rejects), and run this again"
             ) from None
-        load.endpoint.run(lambda connection: _execute(connection, f"DROP TABLE IF EXISTS {self._staging}"))
+        load.endpoint.run(self._staging.drop)
         return by_us
 
     def _is_finished(self, connection: Any) -> bool:
@@ -112,7 +98,7 @@ class Staged:
             (now,) = cursor.fetchone()
             done = 0
             for number in self._filled:
-                self._verify(cursor, number)
+                self._staging.verify(cursor, number)
                 done += self._publish_slice(cursor, number, now)
                 report(Progress("publishing", done, load.batch.messages))
             if done != load.batch.messages:
@@ -121,60 +107,17 @@ class Staged:
         connection.commit()
         return by_us
 
-    def _verify(self, cursor: Any, number: int) -> None:
-        version, expected = self._load.cut.version, self._load.slices[number]
-        cursor.execute(f"SELECT COUNT(*), {version.asked()} FROM {self._staging} WHERE {_within(number)}")
-        count, *answer = cursor.fetchone()
-        if count != expected.rows or not version.agrees(expected.checksum, answer):
-            cursor.connection.rollback()
-            cursor.execute(f"DROP TABLE {self._staging}")
-            raise JobError(
-                "the data changed while it was read, none of it is in the queue: write it to files that stay as they"
-                " are, and run this again"
-            )
-
     def _publish_slice(self, cursor: Any, number: int, now: int) -> int:
-        load = self._load
-        values = {name: quoted(name) for name in load.mapped.names}
-        values |= {name: str(value) for name, value in load.fillers.items()}
-        time_name = load.table.by_name["time_next"].name
-        if load.spread_ns is not None:
-            place = f"({ROW} - {_rows(number).start})"
-            share = f"({place} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
-            values[time_name] = f"{now} + FLOOR({share})"
-        values.setdefault(time_name, str(now))
-        return int(
-            cursor.execute(
-                f"INSERT INTO {load.table.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
-                f" FROM {self._staging} WHERE {_within(number)}"
-            )
-        )
+        """How many rows are accounted for: in the queue, or set aside."""
+        load, staging = self._load, self._staging
+        if not load.sets_aside:
+            return staging.publish(cursor, number, now)
+        refused: list[int] = []
+        refuse = load.refuse(cursor, number)
 
+        def aside(place: int, code: int, reason: str) -> None:
+            refuse(place, code, reason)
+            refused.append(place)
 
-def slices_staged(connection: Any, staging: str, numbers: Iterable[int]) -> set[int]:
-    """Which of these slices are there: one look at a key for each, however many rows there are, committed or not.
-
-    Raises pymysql.ProgrammingError if the table is not there.
-    """
-    found: set[int] = set()
-    wanted = list(numbers)
-    with connection.cursor() as cursor:
-        for start in range(0, len(wanted), LOOKED_FOR_AT_ONCE):
-            first = {_rows(number).start: number for number in wanted[start : start + LOOKED_FOR_AT_ONCE]}
-            cursor.execute(f"SELECT {ROW} FROM {staging} WHERE {ROW} IN ({', '.join(map(str, first))})")
-            found |= {first[row] for (row,) in cursor.fetchall()}
-    return found
-
-
-def _rows(number: int) -> range:
-    """The rows that a slice can have."""
-    return range(number * ROWS_OF_A_PARTITION, (number + 1) * ROWS_OF_A_PARTITION)
-
-
-def _within(number: int) -> str:
-    return f"{ROW} BETWEEN {_rows(number)[0]} AND {_rows(number)[-1]}"
-
-
-def _execute(connection: Any, statement: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
+        places = range(load.slices[number].rows)
+        return sift(places, lambda some: staging.publish(cursor, number, now, some), aside) + len(refused)

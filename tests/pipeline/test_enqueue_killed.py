@@ -27,7 +27,8 @@ from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.load import Settings
-from pipeline.staged import Staged, slices_staged
+from pipeline.staged import Staged
+from pipeline.staging import slices_staged
 from tests.support.proxies import RunningProxy
 from tests.support.queues import rows, run
 from tests.support.servers import connect
@@ -273,7 +274,7 @@ def test_staged_slices_that_a_failover_took_back_are_staged_again(
         missing = look(self)
         if not taken and 0 < len(missing) < len(self._load.slices):
             there = min(set(range(len(self._load.slices))) - {*missing})
-            taken.append(run(connection, f"DELETE FROM {self._staging} WHERE ackstream_row >> 33 = {there}"))
+            taken.append(run(connection, f"DELETE FROM {self._staging.name} WHERE ackstream_row >> 33 = {there}"))
         return missing
 
     monkeypatch.setattr(Staged, "look", look_and_lose)

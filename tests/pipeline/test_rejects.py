@@ -1,0 +1,274 @@
+"""Rows that the server refuses: set aside with its reason, and all others are in the queue, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipeline import enqueue as enqueueing
+from pipeline.abandon import abandon
+from pipeline.command import cli
+from pipeline.direct import WITHHELD_NS, Direct
+from pipeline.endpoint import Endpoint
+from pipeline.enqueue import Mode, Outcome, enqueue, missing
+from pipeline.errors import JobError, PipelineError
+from pipeline.ledger import Ledger
+from pipeline.load import Settings
+from pipeline.staging import sift
+from tests.support.queues import rows, run
+
+ROWS = 600
+REFUSED = {0, 250, 251, 599}
+SETTINGS = Settings(slice_rows=100, look_s=0.05, rounds=3)
+
+Fill = Callable[..., Outcome]
+
+
+@pytest.fixture(params=["streaming", "atomic"])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    chosen: Mode = request.param
+    return chosen
+
+
+@pytest.fixture
+def orders(spark: SparkSession, connection: Any) -> DataFrame:
+    """Data of which a trigger refuses some rows: nothing can know of that before."""
+    run(connection, "CREATE QUEUE m (n INT NOT NULL, at DATETIME(6))")
+    these = ", ".join(map(str, sorted(REFUSED)))
+    run(
+        connection,
+        f"CREATE TRIGGER t BEFORE INSERT ON m FOR EACH ROW IF NEW.n IN ({these}) THEN"
+        " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no such order'; END IF",
+    )
+    times = f.expr("TIMESTAMP_NTZ '2026-01-01 00:00:00.5' + make_dt_interval(0, 0, 0, id)")
+    return spark.range(ROWS).select(f.col("id").cast("int").alias("n"), times.alias("at"))
+
+
+@pytest.fixture
+def aside(tmp_path: Path) -> str:
+    return str(tmp_path / "rejects")
+
+
+@pytest.fixture
+def fill(endpoint: Endpoint, mode: Mode, aside: str) -> Fill:
+    def call(frame: DataFrame, **options: Any) -> Outcome:
+        given = {"batch": "b", "mode": mode, "settings": SETTINGS, "rejects": aside, **options}
+        return enqueue(frame, endpoint, "m", **given)
+
+    return call
+
+
+def the_others_are_there_once(connection: Any, refused: set[int] = REFUSED) -> bool:
+    found = sorted(n for (n,) in rows(connection, "SELECT n FROM m"))
+    held = rows(connection, f"SELECT COUNT(*) FROM m WHERE time_next >= {WITHHELD_NS}")
+    left = rows(connection, "SHOW TABLES LIKE 'ackstream\\_staging%'")
+    return (found, held, list(left)) == (sorted(set(range(ROWS)) - refused), [(0,)], [])
+
+
+def set_aside(spark: SparkSession, path: str) -> set[int]:
+    found = spark.read.parquet(path).select("n", "ackstream_code", "ackstream_reason", "ackstream_batch").collect()
+    assert {tuple(row)[1:] for row in found} <= {(1644, "no such order", "b")}
+    assert len({row.n for row in found}) == len(found)
+    return {row.n for row in found}
+
+
+def test_all_others_are_in_and_what_was_refused_can_be_corrected(
+    fill: Fill, connection: Any, spark: SparkSession, orders: DataFrame, aside: str
+) -> None:
+    outcome = fill(orders)
+    assert (outcome.added, outcome.messages, outcome.rejected) == (True, ROWS, len(REFUSED))
+    assert the_others_are_there_once(connection)
+    assert set_aside(spark, aside) == REFUSED
+    again = fill(orders)
+    assert (again.added, again.rejected) == (False, len(REFUSED))
+    assert the_others_are_there_once(connection)
+    run(connection, "DROP TRIGGER t")
+    corrected = spark.read.parquet(aside).drop("ackstream_code", "ackstream_reason", "ackstream_batch")
+    assert fill(corrected, batch="corrected").rejected == 0
+    assert the_others_are_there_once(connection, set())
+    seconds = "TIMESTAMPDIFF(MICROSECOND, '2026-01-01 00:00:00.5', at)"
+    assert rows(connection, f"SELECT COUNT(*) FROM m WHERE {seconds} != n * 1000000") == [(0,)]
+
+
+def test_a_job_that_dies_between_refused_rows_is_run_again(
+    fill: Fill, connection: Any, spark: SparkSession, orders: DataFrame, aside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a transaction, and then before what was refused is written to files."""
+
+    class DiedError(Exception):
+        pass
+
+    reject = Ledger.reject
+    calls: list[int] = []
+
+    def die(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise DiedError
+        reject(*arguments)
+
+    def die_at_once(*_: Any) -> None:
+        raise DiedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "reject", die)
+        with pytest.raises(DiedError):
+            fill(orders)
+    with monkeypatch.context() as patched:
+        patched.setattr(enqueueing, "export_rejects", die_at_once)
+        with pytest.raises(DiedError):
+            fill(orders)
+    assert the_others_are_there_once(connection)
+    outcome = fill(orders)
+    assert (outcome.added, outcome.rejected) == (False, len(REFUSED))
+    assert set_aside(spark, aside) == REFUSED
+
+
+def test_commits_whose_answers_are_lost(
+    fill: Fill, connection: Any, spark: SparkSession, orders: DataFrame, aside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_well = Endpoint.connect
+    lost: list[bool] = []
+
+    def connect_badly(self: Endpoint, *arguments: Any, **options: Any) -> Any:
+        opened = connect_well(self, *arguments, **options)
+        commit = opened.commit
+
+        def commit_and_lose() -> None:
+            commit()
+            lost.append(len(lost) % 2 == 0)
+            if lost[-1]:
+                opened.close()
+                raise pymysql.OperationalError(2013, "Lost connection to MySQL server during query")
+
+        opened.commit = commit_and_lose
+        return opened
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Endpoint, "connect", connect_badly)
+        assert fill(orders).added
+    assert any(lost)
+    assert the_others_are_there_once(connection)
+    assert set_aside(spark, aside) == REFUSED
+
+
+def test_too_many_are_an_error_and_none_of_their_slice_is_in(
+    fill: Fill, connection: Any, orders: DataFrame, mode: Mode
+) -> None:
+    with pytest.raises(JobError, match="the server refuses more than 1 rows, the last one with: no such order"):
+        fill(orders, settings=Settings(slice_rows=100, look_s=0.05, rejects_max=1))
+    assert len(rows(connection, "SELECT 1 FROM ackstream_rejects")) <= 1
+    if mode == "atomic":
+        assert rows(connection, "SELECT COUNT(*) FROM m") == [(0,)]
+    assert fill(orders).rejected == len(REFUSED)
+    assert the_others_are_there_once(connection)
+
+
+def test_ids_that_are_taken(
+    fill: Fill, connection: Any, spark: SparkSession, orders: DataFrame, aside: str, mode: Mode
+) -> None:
+    """Also of the messages that slices would be known by."""
+    run(connection, "DROP TRIGGER t")
+    taken = set(range(0, ROWS, 2)) - {300}
+    run(connection, f"INSERT INTO m (id, n) VALUES {', '.join(f'({n + 1}, -1)' for n in taken)}")
+    frame = orders.withColumn("id", f.col("n").cast("bigint") + 1)
+    if mode == "streaming":
+        with pytest.raises(PipelineError, match=r"is in the queue already\. To set such rows aside: --rejects"):
+            fill(frame, rejects=None)
+    assert fill(frame).rejected == len(taken)
+    run(connection, "DELETE FROM m WHERE n = -1")
+    assert the_others_are_there_once(connection, taken)
+    found = spark.read.parquet(aside).select("id", "ackstream_code").collect()
+    assert {(row.id - 1, row.ackstream_code) for row in found} == {(n, 1062) for n in taken}
+
+
+def test_a_task_that_commits_a_slice_after_all_when_it_is_about_to_be_published_from_the_staging_table(
+    endpoint: Endpoint, connection: Any, orders: DataFrame, aside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every slice without a row that is refused is in straight, and not once more."""
+    write, publish = Direct._write_straight, Direct._publish_staged
+    late: list[int] = []
+
+    def write_nothing(_self: Direct, _wanted: Sequence[int]) -> None:
+        pass
+
+    def publish_late(self: Direct, number: int, connection: Any) -> None:
+        if not late:
+            late.append(number)
+            write(self, [number])
+        publish(self, number, connection)
+
+    monkeypatch.setattr(Direct, "_write_straight", write_nothing)
+    monkeypatch.setattr(Direct, "_publish_staged", publish_late)
+    run(connection, "DROP TRIGGER t")
+    assert enqueue(orders, endpoint, "m", batch="b", settings=SETTINGS, rejects=aside).rejected == 0
+    assert late
+    assert the_others_are_there_once(connection, set())
+
+
+def test_what_is_missing_is_exported_and_given_as_another_batch(
+    endpoint: Endpoint, connection: Any, spark: SparkSession, orders: DataFrame, tmp_path: Path
+) -> None:
+    """The way out for a batch whose refused rows were not to be set aside."""
+    path = str(tmp_path / "missing")
+    with pytest.raises(PipelineError, match="there is no batch 'b'"):
+        missing(orders, endpoint, "m", path, batch="b", settings=SETTINGS)
+    with pytest.raises(JobError, match=r"no such order.*--rejects sets them aside"):
+        enqueue(orders, endpoint, "m", batch="b", settings=SETTINGS)
+    found = missing(orders, endpoint, "m", path, batch="b", settings=SETTINGS)
+    assert {row.n for row in spark.read.parquet(path).collect()} >= REFUSED
+    assert (found.messages, found.rows) == (ROWS, ROWS - rows(connection, "SELECT COUNT(*) FROM m")[0][0])
+    assert 0 < len(found.slices) <= 8
+    abandon(endpoint, "m", "b")
+    run(connection, "DROP TRIGGER t")
+    rest = spark.read.parquet(path).drop("ackstream_batch")
+    assert enqueue(rest, endpoint, "m", batch="the rest of b", settings=SETTINGS).messages == found.rows
+    assert the_others_are_there_once(connection, set())
+
+
+def test_the_command_has_an_exit_status_for_it(
+    endpoint: Endpoint, connection: Any, spark: SparkSession, orders: DataFrame, tmp_path: Path
+) -> None:
+    url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
+    orders.createOrReplaceTempView("refused_orders")
+    place, gone = str(tmp_path / "rejects"), str(tmp_path / "missing")
+    common = ["--url", url, "--table", "m", "--batch", "b", "--query", "SELECT * FROM refused_orders"]
+    result = CliRunner().invoke(cli, [*common, "--rejects", place], obj=spark)
+    assert result.exit_code == 3, result.output
+    assert result.stdout.endswith("a second; 4 that the server refused are set aside\n")
+    assert set_aside(spark, place) == REFUSED
+    result = CliRunner().invoke(cli, [*common, "--missing", gone], obj=spark)
+    assert (result.exit_code, result.stdout) == (0, "batch b: nothing of its 600 messages is missing\n")
+    result = CliRunner().invoke(cli, [*common[:4], "--list"])
+    assert result.stdout.endswith(", 4 rows refused\n")
+
+
+def test_refused_rows_are_found_by_halving() -> None:
+    """Twice as many statements as halvings for each, and one for all that stand between them."""
+    tried: list[range] = []
+    refused: list[int] = []
+
+    def publish(some: range) -> int:
+        tried.append(some)
+        if {100, 70_000} & {*some}:
+            raise pymysql.IntegrityError(1062, "Duplicate entry")
+        return len(some)
+
+    assert sift(range(100_000), publish, lambda place, _code, _reason: refused.append(place)) == 99_998
+    assert refused == [100, 70_000]
+    assert len(tried) <= 2 * 2 * 17 + 1
+
+
+def test_an_error_that_is_no_row_s_fault_is_none_of_them() -> None:
+    def deadlock(_: range) -> int:
+        raise pymysql.OperationalError(1213, "Deadlock found when trying to get lock")
+
+    with pytest.raises(pymysql.OperationalError):
+        sift(range(4), deadlock, lambda *_: pytest.fail("refused"))
