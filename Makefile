@@ -39,6 +39,14 @@ test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, k
 	@scripts/prepare mariadb mysql pipeline
 	@.venv/bin/python -m pytest -m pipeline tests/pipeline
 
+VERSIONS := oldest newest
+VERSIONS_TESTS := tests/unit tests/property tests/contract \
+	tests/integration/test_binlog_reader.py tests/integration/test_serve.py tests/integration/test_streaming.py
+.PHONY: test-versions
+test-versions: .venv/.stamp ## Run tests with the oldest and newest versions allowed (VERSIONS=…, VERSIONS_TESTS=…)
+	@scripts/prepare mariadb mysql compiler
+	@scripts/test-versions "$(VERSIONS)" -n $(TEST_PROCESSES) --dist loadgroup $(VERSIONS_TESTS)
+
 .PHONY: setup
 setup: .venv/.stamp ## Make the environment in .venv
 	@echo "ready: .venv/bin/ackstream"

@@ -24,6 +24,7 @@ SAMPLES: Final = (
     ("1.5e3 .5 0x1F", False, False, ("1.5e3", ".", "5", "0x1F")),
     ("2fast $x x$y äö", False, False, ("2fast", "$x", "x$y", "äö")),
     ("`a``b` 'it''s'", False, False, ("`a``b`", "'it''s'")),
+    ("'' x'' ('')", False, False, ("''", "x''", "(", "''", ")")),
     (r"'a\'b' x", False, False, (r"'a\'b'", "x")),
     (r"'a\' x", False, True, (r"'a\'", "x")),
     ('"a""b" x', False, False, ('"a""b"', "x")),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("proxy", "sqlrewrite", "engine", "pipeline")
@@ -204,6 +205,16 @@ def test_the_locks_name_packages_and_no_places() -> None:
     npm_lock = (REPOSITORY / "examples/node/package-lock.json").read_text()
     assert '"integrity"' in npm_lock
     assert '"resolved"' not in npm_lock
+
+
+def test_the_locks_hold_versions_that_the_ranges_allow() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", (REPOSITORY / "locks/runtime.txt").read_text(), re.MULTILINE))
+    requirements = [Requirement(text) for text in project["project"]["dependencies"]]
+    assert len(requirements) > 10
+    assert [str(one) for one in requirements if not one.specifier.contains(locked[one.name.lower()])] == []
+    without_lower_bound = [str(one) for one in requirements if not any(each.operator == ">=" for each in one.specifier)]
+    assert without_lower_bound == []
 
 
 def test_the_sql_of_the_engine_stands_in_one_file(library: list[Module]) -> None:
