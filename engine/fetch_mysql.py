@@ -76,8 +76,11 @@ class Fetch:
         link.send(COMMAND.COM_STMT_PREPARE, text.encode())
         statement_id = link.prepared()
         link.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
-        link.result(self._keep)
-        link.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
+        try:
+            link.result(self._keep)
+        finally:
+            if not link.broken:
+                link.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
         return now
 
     def _keep(self, packet: bytes) -> None:

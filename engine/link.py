@@ -82,6 +82,9 @@ class LinkLimits:
 
     connect_s: float = 5.0
     """A server on a reachable network answers in less, and the dispatcher tries again anyway."""
+    login_s: float = 10.0
+    """For each answer of the server's until the login is done: a thread that opens a connection cannot be interrupted.
+    A name server that does not answer makes the server itself wait for five seconds."""
     statement_s: int = 20
     """For the server: no statement of the engine takes a second unless a table has no index; then this frees the
     thread. The server's error says so, where a timeout of ours would say nothing."""
@@ -126,7 +129,7 @@ class Link:
         self.context: SessionContext | None = None
         self._buffer, self._at = b"", 0
         with self._failing():
-            self._connection: Connection = connect(address, limits, Connection)
+            self._connection: Connection = connect(address, limits, Connection, read_timeout=limits.login_s)
         try:
             self._socket = channel(self._connection)
         except IncompatibleVersionError as error:
@@ -191,7 +194,7 @@ class Link:
 
     def stale(self) -> bool:
         """Whether something has arrived while nothing was owed: the server's farewell, or the end of the stream."""
-        if self.broken:
+        if self.broken or self._at < len(self._buffer):
             return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -281,23 +284,23 @@ class Link:
 
 def connect(address: BackendAddress, limits: LinkLimits, kind: type[_Kind], **more: Any) -> _Kind:
     """A bare connection of PyMySQL's or of a kind of it, with `more` of its options."""
-    return kind(
-        program_name="ackstream",
-        host=address.host,
-        port=address.port,
-        user=address.user,
-        password=address.password,
-        unix_socket=address.unix_socket,
-        charset="utf8mb4",
-        autocommit=None,
-        ssl=_tls(address) if address.tls or address.ca else None,
-        ssl_disabled=address.local and not address.ca if address.tls is None else not address.tls,
-        connect_timeout=limits.connect_s,
-        read_timeout=limits.read_s,
-        write_timeout=limits.read_s,
-        client_flag=CLIENT.MULTI_STATEMENTS,
-        **more,
-    )
+    options: dict[str, Any] = {
+        "program_name": "ackstream",
+        "host": address.host,
+        "port": address.port,
+        "user": address.user,
+        "password": address.password,
+        "unix_socket": address.unix_socket,
+        "charset": "utf8mb4",
+        "autocommit": None,
+        "ssl": _tls(address) if address.tls or address.ca else None,
+        "ssl_disabled": address.local and not address.ca if address.tls is None else not address.tls,
+        "connect_timeout": limits.connect_s,
+        "read_timeout": limits.read_s,
+        "write_timeout": limits.read_s,
+        "client_flag": CLIENT.MULTI_STATEMENTS,
+    }
+    return kind(**(options | more))
 
 
 def _tls(address: BackendAddress) -> ssl.SSLContext:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from typing import Final
 
 from engine.link import OWN_CONTEXT, Link, SessionContext
 from engine.queries import statement
 from engine.reach import Reach
 from engine.store import StoreError
+
+CLOSED: Final = "the store is closed"
 
 
 class Pool:
@@ -60,14 +63,16 @@ class Pool:
         if not isinstance(error, StoreError):
             link.broken = True  # Replies may be left unread.
         if not link.broken:
-            with suppress(StoreError):
+            try:
                 link.run([statement("rollback")])
+            except StoreError:
+                link.broken = True  # Its end is what rolls back now.
 
     def _take(self, context: SessionContext) -> Link:
         with self._changed:
             self._changed.wait_for(self._may_go_on)
             if self._closed:
-                raise StoreError("the store is closed")
+                raise StoreError(CLOSED)
             while self._idle:
                 link = self._idle.pop(self._best(context))
                 if not link.stale():
@@ -78,7 +83,7 @@ class Pool:
         return self._opened()
 
     def _opened(self) -> Link:
-        link = None
+        link, closed = None, False
         try:
             link = self._open_link()
             self._reach.reached()
@@ -88,9 +93,13 @@ class Pool:
         finally:
             with self._changed:
                 self._opening -= 1
-                if link is not None:
+                closed = self._closed
+                if link is not None and not closed:
                     self._busy.add(link)
                 self._changed.notify()
+        if closed:
+            link.close()
+            raise StoreError(CLOSED)
         return link
 
     def _may_go_on(self) -> bool:

@@ -67,6 +67,8 @@ class ScriptedServer:
     """Whether it speaks at all when a client has connected."""
     admits: bool = True
     """Whether a login is answered; else the connection ends there."""
+    silent: bool = False
+    """Whether it lets clients connect and never says a word."""
     commands: list[bytes] = field(default_factory=list)
     """All that was asked after the login, each with its command byte."""
     logins: int = 0
@@ -84,6 +86,9 @@ class ScriptedServer:
         with client, client.makefile("rb") as incoming, contextlib.suppress(OSError):
             if not self.greets:
                 return
+            if self.silent:
+                incoming.read(1)
+                return
             client.sendall(_framed(_greeting(), 0))
             if _packet(incoming) is None or not self.admits:
                 return
@@ -98,10 +103,12 @@ class ScriptedServer:
 
 
 @contextlib.contextmanager
-def scripted_server(script: Script = ordinary, *, greets: bool = True, admits: bool = True) -> Iterator[ScriptedServer]:
+def scripted_server(
+    script: Script = ordinary, *, greets: bool = True, admits: bool = True, silent: bool = False
+) -> Iterator[ScriptedServer]:
     """A server that answers by `script`."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = ScriptedServer(script, greets, admits, port=listening.getsockname()[1])
+        server = ScriptedServer(script, greets, admits, silent, port=listening.getsockname()[1])
         thread = threading.Thread(target=server.serve, args=[listening], daemon=True)
         thread.start()
         try:

@@ -1,0 +1,224 @@
+"""The server goes away, or refuses, in each phase of a connection: what the engine hears, and what is used again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from engine.fetch_mysql import Fetch
+from engine.link import BackendAddress, Link, LinkLimits
+from engine.model import Delivery, RowFormat
+from engine.pool import Pool
+from engine.store import StoreError
+from proxy.wire.packets import PrepareOk, make_err, make_prepare_ok
+from tests.support.play import queue_table
+from tests.support.scripted import GONE, OK, Say, Script, ScriptedServer, ordinary, rows, scripted_server
+
+PREPARE, EXECUTE, CLOSE = 0x16, 0x17, 0x19
+SHUTDOWN = b"\x23\0\0\0\xff" + (1053).to_bytes(2, "little") + b"#08S01Server shutdown in progress"
+"""A server's last word, which answers nothing."""
+
+
+def link_to(server: ScriptedServer, limits: LinkLimits | None = None) -> Link:
+    return Link(BackendAddress(server.host, server.port, "root"), limits or LinkLimits())
+
+
+@contextmanager
+def pool_on(script: Script = ordinary, most: int = 1) -> Iterator[tuple[ScriptedServer, Pool]]:
+    with scripted_server(script) as server:
+        pool = Pool(lambda: link_to(server), most)
+        yield server, pool
+        pool.close()
+
+
+def answering(**answers: Say) -> Script:
+    """An ordinary server but for statements that hold one of these words."""
+
+    def script(command: int, payload: bytes) -> Say:
+        found = next((say for word, say in answers.items() if word.encode() in payload), None)
+        return found or ordinary(command, payload)
+
+    return script
+
+
+def asked(server: ScriptedServer, word: str) -> int:
+    return sum(word.encode() in command for command in server.commands)
+
+
+# While it is opened.
+
+
+def test_nobody_listens() -> None:
+    with scripted_server() as server:
+        pass
+    with pytest.raises(StoreError, match="refused") as caught:
+        link_to(server)
+    assert caught.value.code == 2003
+
+
+@pytest.mark.parametrize(("greets", "admits"), [(False, False), (True, False)])
+def test_the_server_hangs_up_during_the_login(*, greets: bool, admits: bool) -> None:
+    with scripted_server(greets=greets, admits=admits) as server, pytest.raises(StoreError) as caught:
+        link_to(server)
+    assert caught.value.code // 1000 == 2
+
+
+def test_a_server_that_does_not_say_a_word_is_given_up_before_a_statement_would_be() -> None:
+    with (
+        scripted_server(silent=True) as server,
+        pytest.raises(StoreError, match="timed out") as caught,
+    ):
+        link_to(server, LinkLimits(login_s=0.05, read_s=3600.0))
+    assert caught.value.code // 1000 == 2
+
+
+def test_the_server_hangs_up_before_the_session_is_as_it_must_be() -> None:
+    with scripted_server(answering(ISOLATION=GONE)) as server, pytest.raises(StoreError) as caught:
+        link_to(server)
+    assert (caught.value.code, server.logins) == (2013, 1)
+
+
+# Between statements.
+
+
+def test_a_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed() -> None:
+    with pool_on(answering(last=Say([OK], hang_up=True))) as (server, pool):
+        with pool.link() as link:
+            link.run(["last"])
+            assert link._socket.recv(1) == b""  # It is over, and nobody has been told.
+        with pool.link() as link:
+            link.run(["next"])
+        assert (server.logins, asked(server, "next")) == (2, 1)
+
+
+def test_a_farewell_that_came_with_the_last_answer_answers_no_other_statement() -> None:
+    with pool_on(answering(last=Say([OK], raw=SHUTDOWN))) as (server, pool):
+        with pool.link() as link:
+            link.run(["last"])
+        with pool.link() as link:
+            link.run(["next"])
+        assert server.logins == 2
+
+
+# Inside a packet of several statements.
+
+
+def test_what_the_server_did_not_live_to_answer_is_unknown_and_nothing_more_is_asked_on_that_connection() -> None:
+    with pool_on(answering(third=Say([OK, OK], hang_up=True))) as (server, pool):
+        with pytest.raises(StoreError) as caught, pool.link() as link:
+            link.run(["first", "second", "third"])
+        assert (caught.value.code, caught.value.lasting, link.broken) == (2013, False, True)
+        assert asked(server, "ROLLBACK") == 0
+        with pool.link() as other:
+            assert other is not link
+
+
+def test_the_first_statement_that_fails_ends_them_and_the_transaction_is_rolled_back() -> None:
+    refused = Say([OK, make_err(1213, "40001", "Deadlock found")])
+    with pool_on(answering(third=refused)) as (server, pool):
+        with pytest.raises(StoreError) as caught, pool.link() as link:
+            link.run(["first", "second", "third"])
+        assert (caught.value.code, link.broken) == (1213, False)
+        with pool.link() as again:
+            assert again is link
+            assert again.run(["next"])[0].affected == 0
+        assert [asked(server, word) for word in ("ROLLBACK", "next")] == [1, 1]
+        assert server.logins == 1
+
+
+def test_rows_that_break_off_are_an_error_and_no_result() -> None:
+    begun = Say(rows(["1"], ["2"])[:-1], hang_up=True)
+    with pool_on(answering(SELECT=begun)) as (_, pool):
+        seen: list[bytes] = []
+        with pytest.raises(StoreError) as caught, pool.link() as link:
+            link.run(["SELECT"], keep_last=seen.append)
+        assert (caught.value.code, seen) == (2013, [b"\x011", b"\x012"])
+
+
+def test_a_connection_whose_transaction_cannot_be_rolled_back_is_closed() -> None:
+    refused = Say([make_err(1317, "70100", "Query execution was interrupted")])
+    with pool_on(answering(fails=refused, ROLLBACK=refused)) as (server, pool):
+        with pytest.raises(StoreError, match="interrupted"), pool.link() as link:
+            link.run(["fails"])
+        with pool.link() as other:
+            assert other is not link
+        assert server.logins == 2
+
+
+def test_an_error_of_ours_leaves_no_reply_for_the_next_user() -> None:
+    def faulty(_: bytes) -> None:
+        raise AttributeError
+
+    with pool_on(answering(SELECT=Say(rows(["1"])))) as (_, pool):
+        with pytest.raises(AttributeError), pool.link() as link:
+            link.run(["SELECT"], keep_last=faulty)
+        with pool.link() as other:
+            assert other is not link
+
+
+def test_a_prepared_statement_whose_execution_fails_is_closed_all_the_same() -> None:
+    def script(command: int, payload: bytes) -> Say:
+        if command == CLOSE:
+            closed.set()
+        return {
+            PREPARE: Say([make_prepare_ok(PrepareOk(7, 0, 0))]),
+            EXECUTE: Say([make_err(3024, "HY000", "maximum statement execution time exceeded")]),
+            CLOSE: Say(),
+        }.get(command) or (Say(rows(["1"])) if b"UTC_TIMESTAMP" in payload else ordinary(command, payload))
+
+    closed = threading.Event()
+    row_format = RowFormat(("id",), binary=True, charset="utf8mb4", time_zone="+00:00", pad_char=False)
+    with pool_on(script) as (_, pool):
+        fetch = Fetch(queue_table(), row_format, {1: Delivery(1, 1)}, 1000, 100)
+        with pytest.raises(StoreError, match="maximum statement"), pool.link(fetch.context) as link:
+            fetch.run(link)
+        assert closed.wait(20)
+
+
+# While the pool is closed.
+
+
+def test_a_connection_that_is_opened_while_the_pool_is_closed_is_not_used() -> None:
+    with scripted_server() as server:
+        opened: list[Link] = []
+
+        def open_link() -> Link:
+            opened.append(link_to(server))
+            pool.close()
+            return opened[0]
+
+        pool = Pool(open_link, 1)
+        with pytest.raises(StoreError, match="the store is closed"), pool.link():
+            pytest.fail("it was used")
+        assert opened[0].broken
+
+
+def test_whoever_waits_for_an_answer_or_for_a_connection_hears_that_the_pool_is_closed() -> None:
+    with pool_on(answering(waits=Say())) as (server, pool):
+        errors: list[StoreError] = []
+
+        def use(work: Callable[[Link], object]) -> None:
+            try:
+                with pool.link() as link:
+                    work(link)
+            except StoreError as error:
+                errors.append(error)
+
+        taken = threading.Event()
+
+        def wait_for_an_answer(link: Link) -> None:
+            taken.set()
+            link.run(["waits"])
+
+        users = [threading.Thread(target=use, args=[work]) for work in (wait_for_an_answer, lambda link: link)]
+        users[0].start()
+        assert taken.wait(20)
+        users[1].start()
+        pool.close()
+        for user in users:
+            user.join(20)
+        assert len(errors) == 2
+        assert server.logins == 1
