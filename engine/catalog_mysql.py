@@ -23,8 +23,8 @@ from engine.store import Listing, Timed
 Row = tuple[str, ...]
 
 
-def listing(link: Link) -> Timed[Listing]:
-    """See Store.discover."""
+def listing(link: Link, rights: str) -> Timed[Listing]:
+    """See Store.discover. `rights` stands for the account's privileges: with others, each table has another stamp."""
     now, tables, triggers = link.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
     marked: dict[TableId, _Signs] = {}
     carriers = {name for (name,) in _rows(triggers)}
@@ -35,7 +35,7 @@ def listing(link: Link) -> Timed[Listing]:
             marked[TableId(db, name)] = _Signs(comment, engine, changed, settled == "1")
     if any(not signs.changed for signs in marked.values()):
         _ask_for_times(link, marked)
-    stamps = {table: signs.stamp for table, signs in marked.items()}
+    stamps = {table: signs.stamp(rights) for table, signs in marked.items()}
     return Timed(Listing(stamps, frozenset(name.casefold() for name in carriers)), now_ns(now))
 
 
@@ -49,9 +49,8 @@ class _Signs:
     settled: bool
     """Whether it was changed so long ago that another change would show another time."""
 
-    @property
-    def stamp(self) -> str | None:
-        return f"{self.changed} {self.engine} {self.comment}" if self.settled else None
+    def stamp(self, rights: str) -> str | None:
+        return f"{self.changed} {rights} {self.engine} {self.comment}" if self.settled else None
 
 
 def _ask_for_times(link: Link, marked: Mapping[TableId, _Signs]) -> None:

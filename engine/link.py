@@ -28,17 +28,18 @@ from engine.store import StoreError
 READ_BYTES = 64 * 1024
 """A reply is read in pieces of this size: a thousand keys, or the rows of a small fetch, at once."""
 
-LASTING = frozenset(
+DENIED = frozenset(
     {
-        ER.NO_SUCH_TABLE,
-        ER.BAD_DB_ERROR,
-        ER.BAD_FIELD_ERROR,
-        ER.KEY_DOES_NOT_EXITS,
         ER.TABLEACCESS_DENIED_ERROR,
         ER.COLUMNACCESS_DENIED_ERROR,
         ER.DBACCESS_DENIED_ERROR,
+        ER.SPECIFIC_ACCESS_DENIED_ERROR,
+        ER.PROCACCESS_DENIED_ERROR,
     }
 )
+"""The account lacks a privilege."""
+
+LASTING = DENIED | {ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR, ER.BAD_FIELD_ERROR, ER.KEY_DOES_NOT_EXITS}
 """What does not go away until somebody changes the table or its privileges."""
 
 _Kind = TypeVar("_Kind", bound=Connection)

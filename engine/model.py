@@ -138,6 +138,9 @@ class BrokenTable:
 
     id: TableId
     problems: tuple[str, ...]
+    denied: bool = False
+    """Whether all that is known to be wrong is that the engine's account lacks a privilege: then it does nothing there,
+    and clients can still acknowledge."""
 
     def __str__(self) -> str:
         return f"{self.id} cannot be used as a queue: " + "; ".join(self.problems)

@@ -32,6 +32,8 @@ class Pool:
         self._changed = threading.Condition()
         self._idle: list[Link] = []  # guarded by _changed, as is all below
         self._busy: set[Link] = set()
+        self._outdated: set[Link] = set()
+        """Those of the busy ones that are to be closed when they are given back."""
         self._opening = 0
         self._closed = False
 
@@ -58,6 +60,14 @@ class Pool:
             link.close()
         for link in busy:
             link.abort()
+
+    def renew(self) -> None:
+        """Use the links of now no more: a session goes by the privileges that its account had when it began."""
+        with self._changed:
+            idle, self._idle = self._idle, []
+            self._outdated |= self._busy
+        for link in idle:
+            link.close()
 
     def _recover(self, link: Link, error: BaseException) -> None:
         if not isinstance(error, StoreError):
@@ -115,7 +125,8 @@ class Pool:
     def _give_back(self, link: Link) -> None:
         with self._changed:
             self._busy.discard(link)
-            keep = not (self._closed or link.broken)
+            keep = not (self._closed or link.broken or link in self._outdated)
+            self._outdated.discard(link)
             if keep:
                 self._idle.append(link)
             self._changed.notify()

@@ -341,6 +341,45 @@ FROM information_schema.statistics
 WHERE $whose
 ORDER BY index_name, seq_in_index
 
+-- name: rights_account
+-- Whose privileges SHOW GRANTS shows, and on what kind of server.
+SELECT /* ackstream rights */ CURRENT_USER(), VERSION()
+
+-- name: rights_grants
+-- What the account may do by now. (A session goes by what it had on the server as a whole when it began.)
+SHOW GRANTS
+
+-- name: rights_select
+-- Whether the account may look for messages. Like those below it reads no row, and takes no other privilege and none
+-- on columns that the engine does not use.
+SELECT /* ackstream rights */ id, priority, epoch, time_next, time_acked
+FROM $table
+WHERE FALSE
+
+-- name: rights_update
+-- Whether it may claim and release messages.
+UPDATE /* ackstream rights */ $table
+SET epoch = 0, time_next = 0
+WHERE FALSE
+
+-- name: rights_claim
+-- Whether it may do both at once. MySQL denies this where it has UPDATE on the database and SELECT on the table only.
+UPDATE /* ackstream rights */ $table
+SET epoch = epoch + 1, time_next = 0
+WHERE id IS NULL AND time_acked IS NULL AND FALSE
+
+-- name: rights_delete
+-- Whether it may purge acknowledged messages.
+DELETE /* ackstream rights */ FROM $table
+WHERE FALSE
+
+-- name: rights_insert
+-- Whether it may put dead messages here.
+INSERT /* ackstream rights */ INTO $table (id)
+SELECT 0
+FROM DUAL
+WHERE FALSE
+
 -- name: kill
 -- What a vanished client left running.
 KILL CONNECTION $connection_id

@@ -24,6 +24,8 @@ from itertools import islice
 from engine.carriers import Carriers
 from engine.gathered import Gathered
 from engine.model import BrokenTable, QueueTable, TableId
+from engine.queries import qualified
+from engine.rights import OF_A_QUEUE
 from engine.runner import gone
 from engine.shell import Shell
 from engine.store import Listing, StoreError
@@ -91,6 +93,7 @@ class Queues:
         """Bare names, casefolded, of tables that may have been changed, and the first look that shows it."""
         self._all_changed = 0
         """The same for all tables."""
+        self._account, self._problems = "", tuple[str, ...]()
         self._look_again = asyncio.Event()
         self._said = ""
 
@@ -141,11 +144,25 @@ class Queues:
                 return queue
             case BrokenTable() as broken:
                 raise UnusableQueue(str(broken))
+            case _ if text is not None:  # Only of marked tables there is one.
+                grants = ", ".join(OF_A_QUEUE)
+                raise UnusableQueue(
+                    f"Table '{table}' is a message table that the engine's account {self._account} may not see:"
+                    f" GRANT {grants} ON {qualified(table)} TO {self._account}"
+                )
             case _:
                 raise UnusableQueue(
                     f"Table '{table}' is not a message table: its COMMENT does not hold the word vitess_message"
                     " (or the account that was given to --backend may not see it)"
                 )
+
+    async def to_settle(self, table: TableId) -> TableId:
+        """The table in the server's spelling, if messages can be acknowledged in it, which takes no privilege of the
+        engine's; raises UnusableQueue, StoreError."""
+        found = await self.inspect(table)
+        if isinstance(found, BrokenTable) and found.denied:
+            return found.id
+        return (await self.queue(table)).id
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False
@@ -260,6 +277,7 @@ class Queues:
         look, changed = self._begin(), set(self._changed)
         self._look_again.clear()
         listing = await self._shell.call(self._shell.store.discover)
+        self._take_account(listing)
         self._shell.counters.catalog_looks += 1
         if self._carriers.told(listing.carriers, outdated=self._look_again.is_set()):
             self._listener.carried()
@@ -274,6 +292,13 @@ class Queues:
                 del self._changed[name]
         self._others = {table: seen for table, seen in self._others.items() if seen > look}
         self._spelled = {table: other for table, other in self._spelled.items() if other in self._known}
+
+    def _take_account(self, listing: Listing) -> None:
+        """Remember who the engine is on the server, and log what it newly may not do."""
+        for problem in listing.problems:
+            if problem not in self._problems:
+                log.warning("%s", problem)
+        self._account, self._problems = listing.account, listing.problems
 
     def _stands(self, table: TableId, listing: Listing, look: int) -> bool:
         """Whether a listing shows that a table is as it is known."""

@@ -121,6 +121,10 @@ class Engine:
         """See Queues."""
         return await self._queues.queue(table, text=text, fresh=fresh)
 
+    async def to_settle(self, table: TableId) -> TableId:
+        """See Queues."""
+        return await self._queues.to_settle(table)
+
     async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
         """See Queues."""
         return await self._queues.inspect(table, fresh=fresh)

@@ -71,6 +71,10 @@ class Listing:
     carriers: frozenset[str]
     """The bare names, casefolded, of all views and of all tables with triggers, through which a write may reach another
     table."""
+    account: str = ""
+    """The engine's own account, as GRANT takes it."""
+    problems: tuple[str, ...] = ()
+    """What that account may not do on the server as a whole, each with the GRANT that it takes."""
 
 
 class Store(Protocol):
@@ -80,7 +84,8 @@ class Store(Protocol):
         """Every table that is marked as a queue, in a number of statements that does not depend on how many."""
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
-        """The table as a queue; None when it is none (absent, or not marked)."""
+        """The table as a queue; None when it is none (absent, or not marked). Where the engine's account may not do
+        what a queue takes, it is a broken table that names what to GRANT."""
 
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
         """Those of the tables that are marked, in the server's spelling, in a number of statements that does not depend

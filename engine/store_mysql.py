@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -47,6 +47,8 @@ from engine.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.rawrows import text_values
 from engine.reach import Reach
 from engine.retention_mysql import Retention
+from engine.rights import Grants
+from engine.rights_mysql import read_grants, with_rights
 from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
 from engine.store import Listing, StoreError, Timed
 
@@ -101,6 +103,8 @@ class MySQLStore:
         self._retention = Retention(
             self._limits.locked_pauses_s, self._limits.partition_busy_pause_s, self._limits.partition_refused_pause_s
         )
+        self._grants: Grants | None = None
+        """As they were when the catalog was last read; None: it was not yet."""
         # Hints: whichever thread wrote last is right enough.
         self._priorities: dict[TableId, Sequence[int]] = {}
         self._row_bytes: dict[TableId, int] = {}
@@ -125,7 +129,16 @@ class MySQLStore:
     def discover(self) -> Timed[Listing]:
         """See Store."""
         with self._pool.link() as link:
-            return listing(link)
+            grants = self._read_grants(link)
+            found = listing(link, grants.stamp)
+        rights = replace(found.value, account=grants.account, problems=grants.problems())
+        return Timed(rights, found.now_ns)
+
+    def _read_grants(self, link: Link) -> Grants:
+        before, self._grants = self._grants, read_grants(link)
+        if before is not None and before != self._grants:
+            self._pool.renew()
+        return self._grants
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""
@@ -139,14 +152,19 @@ class MySQLStore:
     def _look_at(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         with self._pool.link() as link:
             facts = table_facts(link, table)
-        return Timed(None if facts.value is None else judge(facts.value), facts.now_ns)
+            found = None if facts.value is None else judge(facts.value)
+            if found is not None:
+                found = with_rights(link, self._grants or self._read_grants(link), found)
+        return Timed(found, facts.now_ns)
 
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
         """See Store."""
         with self._pool.link() as link:
             facts = facts_of(link, tables)
-        judged = (judge(found) for found in facts.value.values())
-        return Timed({found.id: found for found in judged if found is not None}, facts.now_ns)
+            grants = self._grants or self._read_grants(link)
+            judged = [found for each in facts.value.values() if (found := judge(each)) is not None]
+            rightful = {found.id: with_rights(link, grants, found) for found in judged}
+        return Timed(rightful, facts.now_ns)
 
     def scan(
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None

@@ -108,7 +108,7 @@ class Creation:
     async def _refuse_broken(self, table: TableName) -> None:
         """Declarations that only the server understands have made a table that is useless as a queue."""
         found = await self._engine.inspect(table_id(table), fresh=True)
-        if isinstance(found, BrokenTable):
+        if isinstance(found, BrokenTable) and not found.denied:
             hint = f"the table was made: ALTER TABLE {table.quoted()} can mend it, or DROP TABLE removes it"
             raise ServerError(1105, "HY000", f"This is no queue: {'; '.join(found.problems)}; {hint}")
 

@@ -316,16 +316,15 @@ class Statements:
             settle_steps(text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes),
         )
         db = statement.table.db or session.judge.known_db or (await read_context(session)).db
-        queue = await self._queue(session, TableName(statement.table.name, db))
+        queue = await self._table_to_settle(session, TableName(statement.table.name, db))
         session.check_interrupted()
-        return statement, queue.id
+        return statement, queue
 
     # All.
 
     async def _queue_to_stream(self, session: Session, table: TableName) -> QueueTable:
         """The table as the queue that it is now, if the client's session may stream from it and acknowledge in it."""
-        if table.db is None:
-            raise NO_DATABASE.again()
+        _named(table)
         seen = await definition_seen(session, table)
         queue = await self._queue(session, table, text=seen, fresh=seen is None)
         probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
@@ -336,14 +335,31 @@ class Statements:
     async def _queue(
         self, session: Session, table: TableName, *, text: bytes | None = None, fresh: bool = False
     ) -> QueueTable:
-        """See Queues.queue; who may not see the table learns nothing about it but what MySQL says."""
-        if table.db is None:
-            raise NO_DATABASE.again()
+        """See Queues.queue."""
         try:
-            return await self._engine.queue(TableId(table.db, table.name), text=text, fresh=fresh)
+            return await self._engine.queue(_named(table), text=text, fresh=fresh)
         except UnusableQueue:
-            await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
+            await _look_as_client(session, table)
             raise
+
+    async def _table_to_settle(self, session: Session, table: TableName) -> TableId:
+        """See Queues.to_settle."""
+        try:
+            return await self._engine.to_settle(_named(table))
+        except UnusableQueue:
+            await _look_as_client(session, table)
+            raise
+
+
+def _named(table: TableName) -> TableId:
+    if table.db is None:
+        raise NO_DATABASE.again()
+    return TableId(table.db, table.name)
+
+
+async def _look_as_client(session: Session, table: TableName) -> None:
+    """Who may not see the table learns nothing about it but what MySQL says: raises Refused."""
+    await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
 
 
 async def _asked_to_prepare(session: Session, text: bytes) -> Answer:
