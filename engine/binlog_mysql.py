@@ -65,6 +65,10 @@ UNREADABLE_IN_A_ROW_MAX = 100
 unreadable, so as many in a row mean that the library is stuck: then each attempt fails at once and reads nothing."""
 
 
+LAYOUTS_MAX = 10_000
+"""Numbers of tables whose layout is remembered. The server gives a table another number whenever it opens it."""
+
+
 class UnreadableLogError(Exception):
     """The log cannot be followed: the server keeps none, or not for this account."""
 
@@ -296,6 +300,8 @@ class LogReader:
             self._layouts.clear()
         number = event.number
         if number not in self._layouts:
+            if len(self._layouts) >= LAYOUTS_MAX:
+                self._layouts.clear()
             table = TableId(event.schema, event.table)
             self._layouts[number] = (
                 (table, self._learn(table, event.columns())) if table in self.wanted.tables else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,6 +17,7 @@ from engine.link import Link
 from engine.model import QueueTable, TableId
 from engine.pymysql_adapter import ER
 from engine.queries import TableStatements, partition_definitions, quoted
+from engine.recent import Recent
 from engine.retention import Upkeep, upkeep
 from engine.store import StoreError
 
@@ -38,13 +38,16 @@ one, such a partition exists. PyMySQL has no names for them."""
 class Retention:
     """The care of one server's partitions, for any number of threads: what one does not know yet, it tries in vain."""
 
-    def __init__(self, locked_pauses_s: Sequence[float], busy_pause_s: float, refused_pause_s: float) -> None:
+    def __init__(
+        self, locked_pauses_s: Sequence[float], busy_pause_s: float, refused_pause_s: float, tables_remembered: int
+    ) -> None:
         self._locked_pauses_s = locked_pauses_s
         self._busy_pause_s, self._refused_pause_s = busy_pause_s, refused_pause_s
-        self._not_before_s: dict[TableId, float] = {}
-        self._undroppable: set[TableId] = set()
-        self._busy_rounds: Counter[TableId] = Counter()
-        self._told: dict[TableId, str] = {}
+        # A table that was forgotten is tried at once again, and its problem logged again.
+        self._not_before_s: Recent[TableId, float] = Recent(tables_remembered)
+        self._undroppable: Recent[TableId, bool] = Recent(tables_remembered)
+        self._busy_rounds: Recent[TableId, int] = Recent(tables_remembered)
+        self._told: Recent[TableId, str] = Recent(tables_remembered)
 
     def care(self, link: Link, table: QueueTable, age_ns: int) -> Sequence[str]:
         """Drop and make what is due; the partitions in which old rows are to be deleted one by one (none: in all)."""
@@ -56,7 +59,7 @@ class Retention:
 
     def _attempt(self, link: Link, table: QueueTable, plan: Upkeep) -> None:
         sql = TableStatements(table)
-        nowait = "/*M! NOWAIT */" if self._busy_rounds[table.id] < NOWAIT_ROUNDS else ""
+        nowait = "/*M! NOWAIT */" if self._busy_rounds.get(table.id, 0) < NOWAIT_ROUNDS else ""
         for step in (_add, _drop):
             try:
                 self._patiently(link, partial(step, link, sql, plan, nowait))
@@ -66,15 +69,15 @@ class Retention:
                 if error.code not in DONE_BY_ANOTHER:
                     self._give_up(table.id, error, dropping=step is _drop)
                 if error.code == ER.LOCK_WAIT_TIMEOUT:
-                    self._busy_rounds[table.id] += 1
+                    self._busy_rounds.put(table.id, self._busy_rounds.get(table.id, 0) + 1)
                     return
             else:
                 if step is _add and plan.add:
                     log.info("queue %s: made the partitions %s", table.id, ", ".join(each.name for each in plan.add))
                 if step is _drop and plan.drop:
-                    self._undroppable.discard(table.id)
+                    self._undroppable.forget(table.id)
                     log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))
-        self._busy_rounds.pop(table.id, None)
+        self._busy_rounds.forget(table.id)
 
     def _patiently(self, link: Link, step: Callable[[], None]) -> None:
         for pause_s in self._locked_pauses_s:
@@ -92,15 +95,15 @@ class Retention:
 
     def _give_up(self, table: TableId, error: StoreError, *, dropping: bool) -> None:
         busy = error.code == ER.LOCK_WAIT_TIMEOUT
-        soon_s = 4.0 ** self._busy_rounds[table]  # At first it may have been our own look at the table.
+        soon_s = 4.0 ** self._busy_rounds.get(table, 0)  # At first it may have been our own look at the table.
         pause_s = min(soon_s, self._busy_pause_s) if busy else self._refused_pause_s
-        self._not_before_s[table] = time.monotonic() + pause_s
+        self._not_before_s.put(table, time.monotonic() + pause_s)
         if busy:
             return
         if dropping:
-            self._undroppable.add(table)
+            self._undroppable.put(table, True)
         if table not in self._told:
-            self._told[table] = str(error)
+            self._told.put(table, str(error))
             log.warning("queue %s: its partitions cannot be looked after: %s", table, error)
 
 

@@ -46,6 +46,7 @@ from engine.pymysql_adapter import ER
 from engine.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.rawrows import text_values
 from engine.reach import Reach
+from engine.recent import Recent
 from engine.retention_mysql import Retention
 from engine.rights import Grants
 from engine.rights_mysql import read_grants, with_rights
@@ -83,6 +84,9 @@ class StoreLimits:
     second_looks: int = 4
     """At a table that seems broken, until two looks in a row are the same: each is several questions, and a DROP or an
     ALTER between two of them shows a table that never was."""
+    tables_remembered: int = 1_000
+    """Tables of which something is remembered between calls, those that were used last: programs that make and drop
+    tables all day must not fill the memory."""
     rows_unknown: int = 32
     """Rows asked for first while it is not known how large a table's rows are."""
 
@@ -100,15 +104,19 @@ class MySQLStore:
         self._limits = limits or StoreLimits()
         timing = link_limits or LinkLimits()
         self._pool = Pool(lambda: Link(address, timing), self._limits.connections, reach)
+        remembered = self._limits.tables_remembered
         self._retention = Retention(
-            self._limits.locked_pauses_s, self._limits.partition_busy_pause_s, self._limits.partition_refused_pause_s
+            self._limits.locked_pauses_s,
+            self._limits.partition_busy_pause_s,
+            self._limits.partition_refused_pause_s,
+            remembered,
         )
         self._grants: Grants | None = None
         """As they were when the catalog was last read; None: it was not yet."""
         # Hints: whichever thread wrote last is right enough.
-        self._priorities: dict[TableId, Sequence[int]] = {}
-        self._row_bytes: dict[TableId, int] = {}
-        self._purged_to_ns: dict[TableId, int] = {}
+        self._priorities: Recent[TableId, Sequence[int]] = Recent(remembered)
+        self._row_bytes: Recent[TableId, int] = Recent(remembered)
+        self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
 
     def close(self) -> None:
         """See Store."""
@@ -179,7 +187,7 @@ class MySQLStore:
             if part is not None:
                 scan = RangeScan(link, wanted, known, ahead, part)
             result = scan.run()
-        self._priorities[table.id] = scan.walked[: self._limits.priorities_known]
+        self._priorities.put(table.id, scan.walked[: self._limits.priorities_known])
         return result
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
@@ -194,7 +202,7 @@ class MySQLStore:
         fetch = Fetch(table, row_format, keys, budget_bytes, row_bytes)
         with self._pool.link(fetch.context) as link:
             result = fetch.run(link)
-        self._row_bytes[table.id] = fetch.row_bytes
+        self._row_bytes.put(table.id, fetch.row_bytes)
         return result
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
@@ -290,7 +298,7 @@ class MySQLStore:
                 (sql.key(raw), int(acked)) for raw, acked in map(text_values, found.rows) if raw is not None and acked
             ]
             # The end of a pass: the next one begins with whatever was locked in this one, or acknowledged back in time.
-            self._purged_to_ns[table.id] = old[-1][1] if len(old) == limit else START_OF_TIME_NS
+            self._purged_to_ns.put(table.id, old[-1][1] if len(old) == limit else START_OF_TIME_NS)
             _, *locked = link.run(
                 [
                     statement("begin"),

@@ -668,3 +668,19 @@ class TestCatalog:
         assert {"seen", "süss"} <= carriers
         assert "plain" not in carriers
         assert "processlist" not in carriers
+
+
+def test_what_is_forgotten_of_a_table_changes_no_answer(server: EmbeddedServer, subject: ServerSubject) -> None:
+    """A store that remembers one table, used for two in turn, says what one does that remembers both."""
+    subject.execute("CREATE TABLE other LIKE messages")
+    for name in ("messages", "other"):
+        values = ", ".join(f"({key}, {key % 5}, 0, IF({key} > 20, 1, NULL), 'x')" for key in range(1, 31))
+        subject.execute(f"INSERT INTO {name} (id, priority, time_next, time_acked, body) VALUES {values}")
+    forgetful = MySQLStore(BackendAddress(server.host, server.port, "root"), StoreLimits(tables_remembered=1))
+    with contextlib.closing(forgetful):
+        other = forgetful.describe(TableId(subject.table.id.db, "other")).value
+        assert isinstance(other, QueueTable)
+        tables = [subject.table, other] * 3
+        seen = [[store.scan(each, 5).value for each in tables] for store in (forgetful, subject.store)]
+        assert seen[0] == seen[1]
+        assert [forgetful.purge(each, 0, 4).value for each in tables] == [4, 4, 4, 4, 2, 2]

@@ -36,6 +36,7 @@ ENGINE_SHELL = {
     "engine.replication_adapter",
     "engine.queues",
     "engine.reach",
+    "engine.recent",
     "engine.runner",
     "engine.service",
     "engine.shell",
