@@ -15,7 +15,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from engine.backoff import WAIT_MAX_NS
+from engine.dispatch.redelivery import WAIT_MAX_NS
 from engine.model import NS_PER_S, OnDisconnect, Policy, TableId
 
 ROWS_MOST = 1_000_000

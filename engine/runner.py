@@ -1,7 +1,11 @@
 """One table at work: its dispatcher, and the carrying out of what it wants.
 
-A happening is handed to the dispatcher; its effects are carried out, those that need the store as tasks; their answers
-are the next happenings. A timer is set for when the dispatcher wants to be woken.
+An event is handed to the dispatcher; its effects are carried out, those that need the store as
+tasks; their answers are the next events. A timer is set for when the dispatcher wants to be woken.
+
+A fault of ours stays in the table: an exception in the dispatcher is logged and counted, and a new
+dispatcher begins with the same streams, from what the database says, after a pause that grows with
+each fault in a row. Messages that were in flight come due again when their wait is over.
 """
 
 from __future__ import annotations
@@ -11,13 +15,16 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, assert_never
 
-from engine.dispatcher import Dispatcher, Effects
-from engine.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
-from engine.model import Key, QueueTable, TableId, Wanted
-from engine.pacing import Limits
+from engine.dispatch.backoff import ExponentialBackoff
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatch.limits import Limits
+from engine.dispatch.subscribers import Subscription
+from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, TableId, Wanted
 from engine.shell import Shell
 from engine.store import StoreError
 
@@ -25,6 +32,9 @@ log = logging.getLogger(__name__)
 
 NO_TABLE = frozenset({1049, 1146})
 """What the server says of a table, or of its database, that was dropped."""
+
+FAULTS_FORGOTTEN_NS = 60 * NS_PER_S
+"""After so long without a fault, the pause after the next one is the shortest again."""
 
 Asked = Scan | Claim | Fetch | Lookup | Release | Purge | Bury
 """The effects that the store carries out."""
@@ -41,8 +51,28 @@ class Sink(Protocol):
 
 
 def gone(table: TableId) -> str:
-    """Why the streams of a table end that was dropped, or is a queue no longer: the same whoever notices first."""
+    """Why the streams of a table end that was dropped, or is a queue no longer: the same whoever
+    notices first."""
     return f"Table '{table}' is no message table any more"
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What a new dispatcher has to know of a stream that is running."""
+
+    spec: Subscription
+    sink: Sink
+    patient_until_ns: int | None
+    given: int = 0
+
+    def rest(self, mono_ns: int) -> Subscription:
+        """What is left of it at this monotonic time."""
+        limit, patience_ns = self.spec.limit, None
+        if limit is not None:
+            limit -= self.given
+        if self.patient_until_ns is not None:
+            patience_ns = 0 if self.given else max(0, self.patient_until_ns - mono_ns)
+        return replace(self.spec, limit=limit, patience_ns=patience_ns)
 
 
 class TableRunner:
@@ -56,125 +86,241 @@ class TableRunner:
         on_doubt: Callable[[], None],
         on_buried: Callable[[TableId], None],
     ) -> None:
-        """`on_doubt` is called when the server says that the table is not what we take it for, `on_buried` when dead
-        messages have come into that table."""
+        """`on_doubt` is called when the server says that the table is not what we take it for,
+        `on_buried` when dead messages have come into that table."""
         self.queue = queue
-        self.sinks: dict[int, Sink] = {}
         self.settled_down = asyncio.Event()
         self._shell = shell
+        self._limits = limits
         self._on_doubt = on_doubt
         self._on_buried = on_buried
+        self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_ns: int | None = None
         self._effects: deque[Effect] = deque()
         self._performing = False
+        self._ending: tuple[Cause, str] | None = None
+        """Why all streams end and none begins any more."""
         self._retired = False
-        self.dispatcher = Dispatcher(queue.policy, limits, random.random, shell.clock.now_ns())
-        self.happen(self.dispatcher.tick)
+        self._faults = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
+        self._fault_ns = 0
+        self._suspended = False
+        """A fault has stopped the dispatcher, and its successor has not begun."""
+        self.dispatcher = self._new_dispatcher()
+        self.handle(self.dispatcher.tick)
 
-    def happen(self, happening: Callable[..., Effects], *args: Any) -> None:
-        """Tell the dispatcher, and carry out what follows. A sink may make something happen in turn: that
-        waits its turn."""
-        self._effects.extend(happening(self._shell.clock.now_ns(), *args))
-        if self._performing:
-            return
-        self._performing = True
+    def _new_dispatcher(self) -> Dispatcher:
+        return Dispatcher(self.queue.policy, self._limits, random.random, self._shell.clock.now())
+
+    # Events.
+
+    def handle(self, event: Callable[..., Effects], *args: Any) -> None:
+        """Give an event to the dispatcher, and carry out what follows. A sink may cause another
+        event in turn: what follows from that waits its turn. Never raises."""
+        if self._suspended:
+            return  # What the next dispatcher has to know, it reads from the database.
         try:
-            while self._effects:
-                self._perform(self._effects.popleft())
-        finally:
-            self._performing = False
-        self._rearm()
+            self._effects.extend(event(self._shell.clock.now(), *args))
+            if self._performing:
+                return
+            self._performing = True
+            try:
+                while self._effects:
+                    self._perform(self._effects.popleft())
+            finally:
+                self._performing = False
+            if not self._suspended:
+                self._rearm()
+        except Exception as error:  # noqa: BLE001  # A fault of ours: it is logged there.
+            self._fault(error)
+
+    def subscribe(self, spec: Subscription, sink: Sink) -> None:
+        """A stream begins."""
+        until_ns = None if spec.patience_ns is None else self._shell.clock.now().mono_ns + spec.patience_ns
+        self._streams[spec.id] = _Stream(spec, sink, until_ns)
+        self.handle(self.dispatcher.subscribe, spec)
+
+    def unsubscribe(self, subscriber: int) -> None:
+        """A stream was ended by its client: its sink is not called any more."""
+        self._streams.pop(subscriber, None)
+        self.handle(self.dispatcher.unsubscribe, subscriber)
 
     def reconfigure(self, queue: QueueTable) -> None:
         """The table was looked at again."""
         before, self.queue = self.queue, queue
         if before.policy != queue.policy:
             log.info("queue %s: its policy changed", queue.id)
-            self.happen(self.dispatcher.reconfigure, queue.policy)
+            self.handle(self.dispatcher.reconfigure, queue.policy)
+
+    def drain(self) -> None:
+        """The proxy is stopping: end the streams and give back what is in flight. `settled_down` is
+        set when that is done."""
+        self._end_all(Cause.DRAINING, "")
 
     def retire(self, text: str) -> None:
         """The table is no queue any more: end its streams."""
         self._retired = True
-        self.happen(self.dispatcher.unusable, text)
+        self._end_all(Cause.UNUSABLE, text)
+
+    def _end_all(self, cause: Cause, text: str) -> None:
+        self._ending = cause, text
+        if not self._suspended:
+            self.handle(partial(self.dispatcher.end_all, cause=cause, text=text))
+        else:
+            self.disarm()
+            self._end_streams(cause, text)
 
     def disarm(self) -> None:
         """Forget the timer."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self._armed_ns = None
+
+    def _tick(self) -> None:
+        self._timer = self._armed_ns = None
+        self.handle(self.dispatcher.tick)
 
     def _rearm(self) -> None:
-        self.disarm()
         if self.dispatcher.settled_down:
             self.settled_down.set()
         else:
             self.settled_down.clear()
         wake_at_ns = None if self._retired else self.dispatcher.wake_at_ns
+        if wake_at_ns == self._armed_ns:
+            return
+        self.disarm()
         if wake_at_ns is not None:
-            delay_s = max(0.0, (wake_at_ns - self._shell.clock.now_ns()) / 1e9)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.happen, self.dispatcher.tick)
+            delay_s = max(0.0, (wake_at_ns - self._shell.clock.now().mono_ns) / NS_PER_S)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+            self._armed_ns = wake_at_ns
+
+    # Faults of ours.
+
+    def _fault(self, error: Exception) -> None:
+        """The dispatcher has raised: begin again with another one, after a pause."""
+        self._shell.counters.dispatcher_restarts += 1
+        mono_ns = self._shell.clock.now().mono_ns
+        if mono_ns - self._fault_ns > FAULTS_FORGOTTEN_NS:
+            self._faults.reset()
+        self._faults.lengthen(mono_ns)
+        self._fault_ns = mono_ns
+        pause_s = self._faults.last_ns / NS_PER_S
+        text = "the dispatcher of %s failed; another one begins in %.1f s"
+        log.error(text, self.queue.id, pause_s, exc_info=error)
+        self._suspended = True
+        self._effects.clear()
+        self.dispatcher = self._new_dispatcher()  # For those who read it; nothing is given to it yet.
+        self.disarm()
+        if self._ending is None:
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._restart)
+        else:
+            self._end_streams(*self._ending)
+
+    def _restart(self) -> None:
+        self._timer = None
+        self._suspended = False
+        self.dispatcher = self._new_dispatcher()
+        mono_ns = self._shell.clock.now().mono_ns
+        for stream in list(self._streams.values()):
+            self.handle(self.dispatcher.subscribe, stream.rest(mono_ns))
+        self.handle(self.dispatcher.tick)
+
+    def _end_streams(self, cause: Cause, text: str) -> None:
+        for subscriber in list(self._streams):
+            self._end(subscriber, cause, text)
+        self.settled_down.set()
+
+    # Effects.
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Deliver(subscriber, rows):
                 self._shell.counters.delivered += len(rows)
-                if sink := self.sinks.get(subscriber):
-                    sink.deliver(rows)
+                self._deliver(subscriber, rows)
             case End(subscriber, cause, text):
-                if sink := self.sinks.pop(subscriber, None):
-                    sink.end(cause, text)
+                self._end(subscriber, cause, text)
             case _:
-                self._shell.spawn(self._ask(effect), f"{type(effect).__name__} {self.queue.id}")
+                name = f"{type(effect).__name__} {self.queue.id}"
+                self._shell.spawn(self._ask(self.dispatcher, effect), name)
 
-    async def _ask(self, effect: Asked) -> None:
-        """Have the store carry out an effect, and tell the dispatcher how it went."""
+    def _deliver(self, subscriber: int, rows: tuple[bytes, ...]) -> None:
+        if (stream := self._streams.get(subscriber)) is None:
+            return
+        stream.given += len(rows)
         try:
-            answer = await self._carry_out(effect)
+            stream.sink.deliver(rows)
+        except Exception:  # A fault of ours that concerns one client.
+            log.exception("a stream of %s failed", self.queue.id)
+            self._end(subscriber, Cause.UNUSABLE, "internal error: see the proxy's log")
+            self.handle(self.dispatcher.disconnected, stream.spec.holder)
+
+    def _end(self, subscriber: int, cause: Cause, text: str) -> None:
+        if (stream := self._streams.pop(subscriber, None)) is None:
+            return
+        try:
+            stream.sink.end(cause, text)
+        except Exception:
+            log.exception("a stream of %s could not be ended", self.queue.id)
+
+    async def _ask(self, dispatcher: Dispatcher, effect: Asked) -> None:
+        """Have the store carry out an effect, and tell the dispatcher how it went, unless it has a
+        successor."""
+        try:
+            answer = await self._carry_out(dispatcher, effect)
         except StoreError as error:
-            log.warning("%s of %s failed: %s", type(effect).__name__.lower(), self.queue.id, error)
+            self._shell.report(f"{type(effect).__name__.lower()} of {self.queue.id}", error)
             if error.lasting:
                 self._on_doubt()
             text = gone(self.queue.id) if error.code in NO_TABLE else str(error)
-            self._failed(effect, text, lasting=error.lasting)
+            answer = partial(self._failed, dispatcher, effect, text, lasting=error.lasting)
         except Exception as error:  # A fault of ours: it must not leave the dispatcher waiting for ever.
             log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
-            self._failed(effect, str(error), lasting=False)
-        else:
+            answer = partial(self._failed, dispatcher, effect, str(error), lasting=False)
+        if dispatcher is self.dispatcher:
             answer()
 
-    async def _carry_out(self, effect: Asked) -> Callable[[], None]:
+    async def _carry_out(self, dispatcher: Dispatcher, effect: Asked) -> Callable[[], None]:
         """Ask the store; returns what is to happen then."""
         call, store, counters = self._shell.call, self._shell.store, self._shell.counters
-        dispatcher = self.dispatcher
         match effect:
             case Scan(scan_id, selection, limit, part):
                 result = await call(store.scan, self.queue, limit, selection, part)
                 counters.scans += 1
                 counters.scanned += len(result.entries)
-                return partial(self.happen, dispatcher.scanned, scan_id, result)
+                return partial(self.handle, dispatcher.scanned, scan_id, result)
             case Claim(claim_id, wanted):
                 claims = await call(store.claim, self.queue, wanted)
                 counters.claims += 1
                 counters.claimed += len(claims)
-                counters.redelivered += sum(each.epoch > 1 for each in claims)
-                return partial(self.happen, dispatcher.claimed, claim_id, claims)
+                counters.redelivered += sum(claim.epoch > 1 for claim in claims)
+                if dispatcher is not self.dispatcher and claims:
+                    await self._give_back(claims)
+                return partial(self.handle, dispatcher.claimed, claim_id, claims)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._shell.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
-                return partial(self.happen, dispatcher.fetched, fetch_id, rows)
+                return partial(self.handle, dispatcher.fetched, fetch_id, rows)
             case Lookup(keys):
-                return partial(self.happen, dispatcher.looked_up, await call(store.lookup, self.queue, keys))
+                return partial(self.handle, dispatcher.looked_up, await call(store.lookup, self.queue, keys))
             case Release(returns):
                 counters.released += await call(store.release, self.queue, returns)
-                return partial(self.happen, dispatcher.released)
+                return partial(self.handle, dispatcher.released)
             case Purge(age_ns, limit):
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
-                return partial(self.happen, dispatcher.purged, count)
+                return partial(self.handle, dispatcher.purged, count)
             case Bury(dead):
-                return partial(self.happen, dispatcher.buried, await self._bury(dead))
+                return partial(self.handle, dispatcher.buried, await self._bury(dead))
             case _:
                 assert_never(effect)
+
+    async def _give_back(self, claims: Sequence[Claimed]) -> None:
+        """What was claimed for a dispatcher that is no more."""
+        returns = [
+            Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False, priority=claim.priority)
+            for claim in claims
+        ]
+        self._shell.counters.released += await self._shell.call(self._shell.store.release, self.queue, returns)
 
     async def _bury(self, dead: Sequence[Wanted]) -> Sequence[Key]:
         """Move dead messages to their table; those that are moved."""
@@ -190,22 +336,21 @@ class TableRunner:
             log.error("dead messages of %s cannot be moved to %s: %s", self.queue.id, place, buried.problem)
         return buried.moved
 
-    def _failed(self, effect: Asked, text: str, *, lasting: bool) -> None:
-        dispatcher = self.dispatcher
+    def _failed(self, dispatcher: Dispatcher, effect: Asked, text: str, *, lasting: bool) -> None:
         match effect:
             case Scan(scan_id, _, _, _):
-                self.happen(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)
+                self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)
             case Claim(claim_id, _):
-                self.happen(dispatcher.claim_failed, claim_id)
+                self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
-                self.happen(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, text)
+                self.handle(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, text)
             case Lookup():
-                self.happen(dispatcher.lookup_failed)
+                self.handle(dispatcher.lookup_failed)
             case Release():
-                self.happen(dispatcher.release_failed)
+                self.handle(dispatcher.release_failed)
             case Purge():
-                self.happen(dispatcher.purge_failed)
+                self.handle(dispatcher.purge_failed)
             case Bury():
-                self.happen(dispatcher.bury_failed)
+                self.handle(dispatcher.bury_failed)
             case _:
                 assert_never(effect)

@@ -137,7 +137,7 @@ class IndexScan:
 
 
 class RangeScan(IndexScan):
-    """A scan for a condition, which begins where the last one ended (engine.cursor)."""
+    """A scan for a condition, which begins where the last one ended (engine.dispatch.scan_position)."""
 
     unranked = "scan_part_without_priority"
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.carriers import Carriers, WakeAll
-from engine.dispatcher import Dispatcher
+from engine.dispatch.dispatcher import Dispatcher
+from engine.dispatch.limits import Limits
+from engine.dispatch.subscribers import Subscription
 from engine.keys import certain as certain_key
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
-from engine.pacing import Limits
 from engine.queues import Listener, Queues, UnusableQueue
 from engine.runner import Sink, TableRunner, gone
 from engine.shell import Counters, EngineSettings, Shell
 from engine.store import Store
-from engine.subscribers import Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,21 @@ class StreamHandle:
 
     def pause(self) -> None:
         """The client reads too slowly: deliver nothing for now."""
-        self._runner.happen(self._runner.dispatcher.paused, self._subscriber)
+        self._runner.handle(self._runner.dispatcher.paused, self._subscriber)
 
     def resume(self) -> None:
         """The client reads again."""
-        self._runner.happen(self._runner.dispatcher.resumed, self._subscriber)
+        self._runner.handle(self._runner.dispatcher.resumed, self._subscriber)
 
     def revoke(self) -> None:
         """End it because its client may not have the messages any more: the sink is told nothing, and what the client's
         connection holds of this table is given back, as if it were gone."""
-        self._runner.sinks.pop(self._subscriber, None)
-        self._runner.happen(self._runner.dispatcher.disconnected, self._holder)
+        self._runner.unsubscribe(self._subscriber)
+        self._runner.handle(self._runner.dispatcher.disconnected, self._holder)
 
     def cancel(self) -> None:
         """End it: nothing is delivered any more, and the sink is told nothing."""
-        self._runner.sinks.pop(self._subscriber, None)
-        self._runner.happen(self._runner.dispatcher.unsubscribe, self._subscriber)
+        self._runner.unsubscribe(self._subscriber)
 
 
 class Engine:
@@ -77,9 +76,12 @@ class Engine:
     def __init__(self, store: Store, settings: EngineSettings, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._shell = Shell(store, settings)
+        self._shell.on_clock_set = self._clock_set
         self._runners: dict[TableId, TableRunner] = {}
         self._of_name: dict[str, list[TableRunner]] = {}
         """The same by their bare names, casefolded: looked into for every statement that writes."""
+        self._of_holder: dict[int, set[TableRunner]] = {}
+        """The queues that each connection has streamed from: it may hold messages of theirs."""
         self._carriers = Carriers()
         self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
         self._queues = Queues(self._shell, self._carriers, Listener(self._found, self._lost, self._wake_all.ask))
@@ -103,7 +105,7 @@ class Engine:
         """End all streams, give back what is not acknowledged, and return when that is done."""
         self._draining = True
         for runner in self._runners.values():
-            runner.happen(runner.dispatcher.drain)
+            runner.drain()
         await asyncio.gather(*(runner.settled_down.wait() for runner in self._runners.values()))
 
     async def close(self) -> None:
@@ -147,9 +149,9 @@ class Engine:
         if runner is None:
             raise UnusableQueue(gone(queue.id))
         subscriber = next(self._ids)
-        runner.sinks[subscriber] = sink
+        self._of_holder.setdefault(holder, set()).add(runner)
         spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns, selection)
-        runner.happen(runner.dispatcher.subscribe, spec)
+        runner.subscribe(spec, sink)
         return StreamHandle(runner, subscriber, holder)
 
     async def ping(self) -> None:
@@ -162,8 +164,8 @@ class Engine:
 
     def disconnected(self, holder: int) -> None:
         """A client connection is gone."""
-        for runner in list(self._runners.values()):
-            runner.happen(runner.dispatcher.disconnected, holder)
+        for runner in self._of_holder.pop(holder, ()):
+            runner.handle(runner.dispatcher.disconnected, holder)
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         """Messages with these ids (None: unknown ones) were acknowledged, or, not `certain`, may have been. Numbers are
@@ -177,9 +179,9 @@ class Engine:
             values = None if values is None else list(values)
             keys = _keys(runner, values)
             if keys is not None and certain and not self._carriers.may_be(name) and _certain(runner, values or ()):
-                runner.happen(runner.dispatcher.settled, keys)
+                runner.handle(runner.dispatcher.settled, keys)
             else:
-                runner.happen(runner.dispatcher.doubted, keys)
+                runner.handle(runner.dispatcher.suspected, keys)
             self._written_through(name)
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
@@ -189,7 +191,7 @@ class Engine:
     def extended(self, table: TableId, values: Iterable[object] | None) -> None:
         """The holders of messages with these ids (None: of unknown ones) may have been given more time."""
         if runner := self._runners.get(table):
-            runner.happen(partial(runner.dispatcher.doubted, extended=True), _keys(runner, values))
+            runner.handle(partial(runner.dispatcher.suspected, extended=True), _keys(runner, values))
             self._written_through(table.name.casefold())
 
     def written(self, name: str | None, *, inserted: bool = False) -> None:
@@ -199,7 +201,7 @@ class Engine:
             self._wake_all.ask()
             return
         for runner in tuple(self._of_name.get(name, ())):
-            runner.happen(partial(runner.dispatcher.woken, anywhere=not inserted))
+            runner.handle(partial(runner.dispatcher.woken, anywhere=not inserted))
         self._written_through(name)
 
     def _written_through(self, name: str) -> None:
@@ -209,15 +211,23 @@ class Engine:
     def _wake_every_table(self) -> int:
         runners = list(self._runners.values())
         for runner in runners:
-            runner.happen(partial(runner.dispatcher.woken, anywhere=True))
+            runner.handle(partial(runner.dispatcher.woken, anywhere=True))
         return sum(bool(runner.dispatcher.subscribers) for runner in runners)
 
     def noticed(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
         """The server's log tells what messages of a table became; none named: any of it (None: of any table) may have
         changed."""
+        if table is not None:
+            runner = self._runners.get(table)
+            runners = [] if runner is None else [runner]
+        else:
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.handle(runner.dispatcher.noticed, seen, over)
+
+    def _clock_set(self) -> None:
         for runner in list(self._runners.values()):
-            if table is None or runner.queue.id == table:
-                runner.happen(runner.dispatcher.noticed, seen, over)
+            runner.handle(runner.dispatcher.tick)
 
     def _buried(self, grave: TableId) -> None:
         self.written(grave.name.casefold())
@@ -246,7 +256,7 @@ class Engine:
         self._of_name.setdefault(queue.id.name.casefold(), []).append(runner)
         self.on_queues()
         if self._draining:
-            runner.happen(runner.dispatcher.drain)
+            runner.drain()
 
     def _lost(self, table: TableId, text: str) -> None:
         runner = self._runners.pop(table)

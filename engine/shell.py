@@ -1,7 +1,8 @@
-"""What the engine's parts share of the outside world: the store on threads, the server's clock, and tasks.
+"""What the engine's parts share of the outside world: the store on threads, the server's clock, and
+tasks.
 
-The store blocks, so its calls go to threads, each with a connection of its own; its answers come back to the event
-loop's thread, where all of the engine's state lives, so there are no locks.
+The store blocks, so its calls go to threads, each with a connection of its own; its answers come
+back to the event loop's thread, where all of the engine's state lives, so there are no locks.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LOG_INTERVAL_S = 10.0
+"""Between two log lines about failures with one number."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """The shell's own bounds."""
 
     threads: int = 8
-    """Store calls under way at once, over all tables; each has a connection of its own to the server."""
+    """Store calls under way at once, over all tables; each has a connection of its own to the
+    server."""
     fetch_budget_bytes: int = 4 << 20
     """Row data held for one fetch; one row may exceed it."""
     catalog_interval_s: float = 10.0
@@ -66,6 +71,30 @@ class Counters:
     catalog_described: int = 0
     catalog_faults: int = 0
     """Unexpected exceptions while the catalog was read; it was read again."""
+    dispatcher_restarts: int = 0
+    """Times that a table's dispatcher was started again after a fault of ours."""
+
+
+class FailureLog:
+    """Log lines for calls of the store that fail: one an error number and interval, however many fail.
+
+    Failures to reach the server are left to engine.reach.
+    """
+
+    def __init__(self) -> None:
+        self._quiet_until_s: dict[int, float] = {}
+        self._passed_over: dict[int, int] = {}
+
+    def failed(self, what: str, error: StoreError, now_s: float) -> None:
+        """A call failed at this monotonic time."""
+        if error.unreachable:
+            return
+        if now_s < self._quiet_until_s.get(error.code, 0.0):
+            self._passed_over[error.code] = self._passed_over.get(error.code, 0) + 1
+            return
+        self._quiet_until_s[error.code] = now_s + LOG_INTERVAL_S
+        more = self._passed_over.pop(error.code, 0)
+        log.warning("%s failed: %s%s", what, error, f" ({more} more since the last such line)" if more else "")
 
 
 class Shell:
@@ -76,23 +105,34 @@ class Shell:
         self.store = store
         self.counters = Counters()
         self.clock = ServerClock(time.monotonic_ns)
+        self.on_clock_set: Callable[[], None] = lambda: None
+        """Called when the server's clock turns out to have been set."""
+        self._reports = FailureLog()
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="store")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, method: Callable[..., Timed[T]], *args: Any) -> T:
-        """One call of the store on a thread of its own; its answer sets the clock. Raises StoreError."""
+        """One call of the store on a thread of its own; its answer sets the clock. Raises
+        StoreError."""
 
-        def timed() -> tuple[int, Timed[T]]:
+        def timed() -> tuple[int, int, Timed[T]]:
+            called_ns = time.monotonic_ns()
             answer = method(*args)
-            return time.monotonic_ns(), answer
+            return called_ns, time.monotonic_ns(), answer
 
         try:
-            received_ns, answer = await asyncio.get_running_loop().run_in_executor(self._threads, timed)
+            called_ns, answered_ns, answer = await asyncio.get_running_loop().run_in_executor(self._threads, timed)
         except StoreError:
             self.counters.store_errors += 1
             raise
-        self.clock.observe(received_ns, answer.now_ns)
+        if self.clock.observe(called_ns, answered_ns, answer.now_ns):
+            self.on_clock_set()
         return answer.value
+
+    def report(self, what: str, error: StoreError) -> None:
+        """Log that a call of the store failed, unless failures of this kind were logged just
+        before."""
+        self._reports.failed(what, error, time.monotonic())
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in the background, kept from the garbage collector; a failure is logged."""

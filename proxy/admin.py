@@ -62,6 +62,7 @@ class _Collector(Collector):
             ("buried", "Dead messages moved to their dead-letter tables", counters.buried),
             ("unburied", "Attempts to move dead messages that failed", counters.unburied),
             ("store_errors", "Statements of the engine that failed", counters.store_errors),
+            ("dispatcher_restarts", "Dispatchers started again after a fault of ours", counters.dispatcher_restarts),
             ("catalog_looks", "Looks at the catalog of tables", counters.catalog_looks),
             ("catalog_described", "Tables described because they are new or were changed", counters.catalog_described),
             ("catalog_faults", "Unexpected exceptions while the catalog was read", counters.catalog_faults),

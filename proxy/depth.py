@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.backoff import JITTER_MAX
+from engine.dispatch.redelivery import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
 from engine.queries import qualified, quoted
 from proxy.questions import ask_text, rows, rows_of, text_rows

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.cursor import SETTLING_NS
+from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import Engine
 from proxy.wire.walker import Outcome

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from engine.effects import Cause
+from engine.dispatch.effects import Cause
 from engine.service import Standing, StreamHandle
 from proxy.wire.framing import frame, frame_rows
 from proxy.wire.packets import ServerError, make_end, make_err

@@ -27,14 +27,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cursor import SETTLING_NS
-from engine.dispatcher import Dispatcher, Effects
-from engine.effects import Claim, Effect, Fetch, Scan
-from engine.lanes import Lane
-from engine.leases import Lease
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Claim, Effect, Fetch, Scan
+from engine.dispatch.filter_groups import FilterGroup
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import FETCHING_STATES, SUSPECT_STATES, Lease, LeaseState
+from engine.dispatch.scan_position import SETTLING_NS
+from engine.dispatch.subscribers import Subscriber
 from engine.model import ANYTHING, NS_PER_S, Entry, FetchResult, Key, OnDisconnect, Selection
 from engine.store_memory import Row
-from engine.subscribers import Subscriber
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 
 T = TypeVar("T")
@@ -101,14 +102,14 @@ class Play(RuleBasedStateMachine):
     @rule(key=KEYS)
     def a_transaction_inserts_and_does_not_commit(self, key: int) -> None:
         if (new := self._new(key)) is not None:
-            self.uncommitted[new] = self.stage.now_ns
+            self.uncommitted[new] = self.stage.mono_ns
 
     @precondition(lambda self: self.uncommitted)
     @rule(pick=PICK)
     def a_transaction_commits_what_it_inserted(self, pick: int) -> None:
         """Whoever lets its id and time grow old before the commit is known to have done so."""
         key = self._one_of(sorted(self.uncommitted), pick)
-        age_ns = self.stage.now_ns - self.uncommitted.pop(key)
+        age_ns = self.stage.mono_ns - self.uncommitted.pop(key)
         self.stage.enqueue(key, wake=False)
         self.stage.happen(partial(self.stage.dispatcher.woken, anywhere=age_ns >= SETTLING_NS))
 
@@ -176,7 +177,7 @@ class Play(RuleBasedStateMachine):
 
     @rule(all_of_them=st.booleans(), key=KEYS)
     def doubt(self, all_of_them: bool, key: int) -> None:
-        self.stage.happen(self.stage.dispatcher.doubted, None if all_of_them else [key])
+        self.stage.happen(self.stage.dispatcher.suspected, None if all_of_them else [key])
 
     # Others, behind the proxy's back.
 
@@ -203,6 +204,10 @@ class Play(RuleBasedStateMachine):
     @rule(duration_s=st.sampled_from([0.001, 0.5, 11, 61]))
     def time_passes(self, duration_s: float) -> None:
         self.stage.pass_time(int(duration_s * NS_PER_S))
+
+    @rule(forward_s=st.sampled_from([-600, -3, 3, 600]))
+    def the_servers_clock_is_set(self, forward_s: int) -> None:
+        self.stage.set_clock(forward_s * NS_PER_S)
 
     @precondition(lambda self: self._asked(done=False))
     @rule(pick=PICK)
@@ -359,26 +364,27 @@ class Play(RuleBasedStateMachine):
 class AcknowledgedIsNotHeard(Dispatcher):
     """An ACK frees credit, later, and nothing else: the row in hand is still sent."""
 
-    def settled(self, now_ns: int, keys: Iterable[Key]) -> Effects:
-        return self.doubted(now_ns, None)
+    def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
+        return self.suspected(now, None)
 
 
 class VanishedClientsKeepTheirMessages(Dispatcher):
     """Nothing is given back when a client is gone."""
 
-    def disconnected(self, now_ns: int, holder: int) -> Effects:
-        for each in [each for each in self._subscribers.values() if each.spec.holder == holder]:
-            self._forget(each)
-        return self._advance(now_ns)
+    def disconnected(self, now: Instant, holder: int) -> Effects:
+        for number in sorted(self._streams_of.get(holder, ())):
+            self._forget(self._subscribers[number])
+        return self._advance(now)
 
 
-class WhatIsInDoubtIsSent(Dispatcher):
-    """A row in hand is sent, though somebody has just given its message back."""
+class ASuspectRowIsSent(Dispatcher):
+    """A row that was read is sent, though somebody has just given its message back."""
 
-    def fetched(self, now_ns: int, fetch_id: int, result: FetchResult) -> Effects:
+    def fetched(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
         for lease in self._leases:
-            lease.doubted = False
-        return super().fetched(now_ns, fetch_id, result)
+            if lease.state in SUSPECT_STATES & FETCHING_STATES:
+                lease.state = LeaseState.FETCHING
+        return super().fetched(now, fetch_id, result)
 
 
 class ExpiredLeasesAreStillSent(Dispatcher):
@@ -389,7 +395,8 @@ class ExpiredLeasesAreStillSent(Dispatcher):
         super()._end_fetch(fetch_id)
         standing = []
         for lease in leases:
-            if lease.subscriber in self._subscribers and not lease.sent:
+            if lease.subscriber in self._subscribers and not lease.is_sent:
+                lease.state = LeaseState.FETCHING
                 self._subscribers[lease.subscriber].unsent[lease.key] = lease
                 standing.append((lease, self._subscribers[lease.subscriber]))
         return standing
@@ -405,81 +412,102 @@ class CapacityIsIgnored(Dispatcher):
 class AFailedScanIsTheLast(Dispatcher):
     """The failure of a scan is not noticed."""
 
-    def scan_failed(self, now_ns: int, scan_id: int, text: str, *, lasting: bool = False) -> Effects:
-        return self._advance(now_ns)
+    def scan_failed(self, now: Instant, scan_id: int, text: str, *, lasting: bool = False) -> Effects:
+        return self._advance(now)
 
 
 class ALostClaimBlocksThoseBehindIt(Dispatcher):
     """The failure of a claim is not noticed."""
 
-    def claim_failed(self, now_ns: int, claim_id: int) -> Effects:
-        return self._advance(now_ns)
+    def claim_failed(self, now: Instant, claim_id: int) -> Effects:
+        return self._advance(now)
 
 
 class CommitsDuringAScanAreForgotten(Dispatcher):
     """A commit that falls into a running scan is taken for seen by it."""
 
-    def woken(self, now_ns: int, *, anywhere: bool = False) -> Effects:
-        for lane in self._lanes:
-            lane.scanning.dirty = not lane.scanning.running
-        return self._advance(now_ns)
+    def woken(self, now: Instant, *, anywhere: bool = False) -> Effects:
+        for group in self._groups:
+            group.scans.dirty = not group.scans.running
+        return self._advance(now)
 
 
 class CreditIsNotReserved(Dispatcher):
     """Two claims under way count on the same credit, and whoever is dealt to takes more than its share."""
 
-    def _take_claims(self, now_ns: int, picked: Any, claims: Any) -> None:
-        for each in self._subscribers.values():
-            each.held -= 1
-        super()._take_claims(now_ns, picked, claims)
-        for each in self._subscribers.values():
-            each.held += 1
+    def _take_claims(self, now: Instant, picked: Any, claims: Any) -> None:
+        for group in self._groups:
+            for subscriber in group.subscribers:
+                subscriber.held -= 1
+                group.subscribers._changed(subscriber)
+        super()._take_claims(now, picked, claims)
+        for subscriber in self._subscribers.values():
+            subscriber.held += 1
+
+
+class CreditIsCountedWrongly(Dispatcher):
+    """An acknowledgement does not free the credit of its stream."""
+
+    def _end_lease(self, lease: Lease) -> None:
+        subscriber = self._subscribers.get(lease.subscriber or 0)
+        super()._end_lease(lease)
+        if subscriber is not None:
+            subscriber.held += 1
 
 
 class ConditionsAreNotMinded(Dispatcher):
     """What was claimed for one stream is dealt to any."""
 
-    def _deal(self, lane: Lane, leases: Sequence[Lease]) -> None:
-        subscribers = lane.subscribers
-        lane.subscribers = self._subscribers
-        super()._deal(lane, leases)
-        lane.subscribers = subscribers
+    def _deal(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
+        for other in self._groups:
+            if other.subscribers.credit:
+                group = other
+        super()._deal(group, leases)
 
 
-class TheDeadWalk(Dispatcher):
+class TheDeadAreDelivered(Dispatcher):
     """Messages are delivered however often they were before."""
 
     def _is_dead(self, entry: Entry) -> bool:
         return False
 
 
-class CreditIsNeverGivenBackToOtherLanes(Dispatcher):
-    """A claim for one lane is held against the credit of the others."""
+class CreditIsNeverGivenBackToOtherGroups(Dispatcher):
+    """A claim for one filter group is held against the credit of the others."""
 
-    def _claim(self, now_ns: int) -> Effects:
-        effects = super()._claim(now_ns)
+    def _claim(self, now: Instant) -> Effects:
+        effects = super()._claim(now)
         for effect in effects:
-            for each in effect.wanted if isinstance(effect, Claim) else ():
-                for lane in self._lanes:
-                    lane.reserved += lane.selection != each.selection
+            for wanted in effect.wanted if isinstance(effect, Claim) else ():
+                for group in self._groups:
+                    group.reserved += group.selection != wanted.selection
         return effects
+
+
+class PausesUseTheServersClock(Dispatcher):
+    """A failure pause that begins before the server's clock is set back lasts until it has caught up."""
+
+    def _advance(self, now: Instant) -> Effects:
+        return super()._advance(Instant(now.server_ns, now.server_ns))
 
 
 BREAKS = [
     AcknowledgedIsNotHeard,
     VanishedClientsKeepTheirMessages,
     ExpiredLeasesAreStillSent,
-    WhatIsInDoubtIsSent,
+    ASuspectRowIsSent,
     CapacityIsIgnored,
     AFailedScanIsTheLast,
     ALostClaimBlocksThoseBehindIt,
     CommitsDuringAScanAreForgotten,
     CreditIsNotReserved,
+    CreditIsCountedWrongly,
 ]
 BREAKS_OF_MORE = [
     ConditionsAreNotMinded,
-    TheDeadWalk,
-    CreditIsNeverGivenBackToOtherLanes,
+    TheDeadAreDelivered,
+    CreditIsNeverGivenBackToOtherGroups,
+    PausesUseTheServersClock,
 ]
 
 

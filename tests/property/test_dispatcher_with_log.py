@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from engine.dispatcher import Dispatcher, Effects
-from engine.effects import Fetch, Scan
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Fetch, Scan
+from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, Entry, Key
 from engine.store_memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
@@ -109,8 +110,8 @@ class PlayWithLog(Play):
 class TheLogIsNotHeard(Dispatcher):
     """What the log tells of new messages is not acted on."""
 
-    def noticed(self, now_ns: int, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
-        return self.settled(now_ns, over)
+    def noticed(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+        return self.settled(now, over)
 
 
 def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose() -> None:

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from engine.dispatcher import Dispatcher, Effects
-from engine.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.dispatch.subscribers import Subscription
 from engine.model import (
     NS_PER_S,
     IdKind,
@@ -25,9 +28,7 @@ from engine.model import (
     Selection,
     TableId,
 )
-from engine.pacing import Limits
 from engine.store_memory import MemoryStore, Row
-from engine.subscribers import Subscription
 
 TABLE = TableId("test", "messages")
 FORMAT = RowFormat(columns=("id",), binary=False)
@@ -86,6 +87,7 @@ class Stage:
     """Whether new messages have ids greater than all before."""
     dispatcher_type: type[Dispatcher] = Dispatcher
     store: MemoryStore = field(default_factory=lambda: MemoryStore(now_ns=1_000_000 * NS_PER_S))
+    mono_ns: int = 5_000 * NS_PER_S
     asked: list[Asked] = field(default_factory=list)
     streams: dict[int, Subscription] = field(default_factory=dict)
     ended: dict[int, Cause] = field(default_factory=dict)
@@ -104,12 +106,17 @@ class Stage:
             str(EVEN.condition): lambda row: int(row.key) % 2 == 0,
             str(LOW.condition): lambda row: int(row.key) <= 20,
         }
-        self.dispatcher = self.dispatcher_type(self.policy, self.limits, lambda: 0.5, self.now_ns)
+        self.dispatcher = self.dispatcher_type(self.policy, self.limits, lambda: 0.5, self.now)
         self.happen(self.dispatcher.tick)
 
     @property
     def now_ns(self) -> int:
+        """The server's clock."""
         return self.store.now_ns
+
+    @property
+    def now(self) -> Instant:
+        return Instant(self.mono_ns, self.store.now_ns)
 
     @property
     def rows(self) -> dict[Key, Row]:
@@ -118,7 +125,7 @@ class Stage:
     # What the world does.
 
     def happen(self, happening: Callable[..., Effects], *args: Any) -> None:
-        self._take(happening(self.now_ns, *args))
+        self._take(happening(self.now, *args))
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
         self.store.put(TABLE, Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode()))
@@ -147,13 +154,13 @@ class Stage:
         holding = self.holdings.get(key)
         if holding and holding.epoch == row.epoch:  # Who had it earlier extends the delivery of whoever has it now.
             holding.deadline_ns = until_ns
-        self.happen(partial(self.dispatcher.doubted, extended=True), [key])
+        self.happen(partial(self.dispatcher.suspected, extended=True), [key])
 
     def give_back(self, key: Key, delay_ns: int) -> None:
         """The holder gives it back, through the proxy."""
         self.store.put(TABLE, replace(self.rows[key], time_next_ns=self.now_ns + delay_ns))
         self.holdings.pop(key, None)
-        self.happen(self.dispatcher.doubted, [key])
+        self.happen(self.dispatcher.suspected, [key])
 
     def notice(self, key: Key) -> None:
         """The binlog shows a row as it now is."""
@@ -172,7 +179,13 @@ class Stage:
             self.happen(self.dispatcher.settled, [key])
 
     def pass_time(self, duration_ns: int) -> None:
+        self.mono_ns += duration_ns
         self.store.now_ns += duration_ns
+        self.happen(self.dispatcher.tick)
+
+    def set_clock(self, forward_ns: int) -> None:
+        """The server's clock is set forward (or back)."""
+        self.store.now_ns += forward_ns
         self.happen(self.dispatcher.tick)
 
     # What the database does.
@@ -183,26 +196,26 @@ class Stage:
         match asked.effect:
             case Scan(scan_id, selection, limit, part):
                 scan = store.scan(queue, limit, selection, part).value
-                asked.answer = lambda: dispatcher.scanned(self.now_ns, scan_id, scan)
+                asked.answer = lambda: dispatcher.scanned(self.now, scan_id, scan)
             case Claim(claim_id, wanted):
                 claims = store.claim(queue, wanted).value
-                asked.answer = lambda: dispatcher.claimed(self.now_ns, claim_id, claims)
+                asked.answer = lambda: dispatcher.claimed(self.now, claim_id, claims)
             case Fetch(fetch_id, row_format, keys):
                 rows = store.fetch(queue, row_format, keys, self.fetch_budget).value
-                asked.answer = lambda: dispatcher.fetched(self.now_ns, fetch_id, rows)
+                asked.answer = lambda: dispatcher.fetched(self.now, fetch_id, rows)
             case Lookup(keys):
                 entries = store.lookup(queue, keys).value
-                asked.answer = lambda: dispatcher.looked_up(self.now_ns, entries)
+                asked.answer = lambda: dispatcher.looked_up(self.now, entries)
             case Release(returns):
                 store.release(queue, returns)
-                asked.answer = lambda: dispatcher.released(self.now_ns)
+                asked.answer = lambda: dispatcher.released(self.now)
             case Bury(dead):
                 assert queue.dead_letter is not None
                 buried = store.bury(queue, dead, queue.dead_letter).value
-                asked.answer = lambda: dispatcher.buried(self.now_ns, buried.moved)
+                asked.answer = lambda: dispatcher.buried(self.now, buried.moved)
             case Purge(age_ns, limit):
                 count = store.purge(queue, age_ns, limit).value
-                asked.answer = lambda: dispatcher.purged(self.now_ns, count)
+                asked.answer = lambda: dispatcher.purged(self.now, count)
             case _:
                 raise AssertionError(asked)
 
@@ -248,15 +261,14 @@ class Stage:
 
     def run_until(self, done: Callable[[], bool], within_ns: int = 5_000 * NS_PER_S) -> None:
         """Let time pass from one waking to the next until it is so, by default sooner than the poller helps."""
-        until_ns = self.now_ns + within_ns
-        while self.now_ns <= until_ns:
+        until_ns = self.mono_ns + within_ns
+        while self.mono_ns <= until_ns:
             self.settle()
             if done():
                 return
             wake_at_ns = self.dispatcher.wake_at_ns
             assert wake_at_ns is not None, f"asleep for ever: {self.dispatcher!r}"
-            self.store.now_ns = max(wake_at_ns, self.now_ns)
-            self.happen(self.dispatcher.tick)
+            self.pass_time(max(0, wake_at_ns - self.mono_ns))
         raise AssertionError(f"it did not come in time: {self.dispatcher!r}")
 
     # The books.
@@ -301,8 +313,8 @@ class Stage:
         """The bounds, which hold at every instant."""
         dispatcher, policy = self.dispatcher, self.policy
         assert dispatcher.in_flight <= policy.cache_size, f"{dispatcher!r} holds more than vt_cache_size"
-        for lane in dispatcher._lanes:
-            assert len(lane.window) <= 4 * (policy.cache_size + self.limits.claim_max), f"{lane} has read too far ahead"
+        for group in dispatcher._groups:
+            assert len(group.scans.buffer) <= 4 * (policy.cache_size + self.limits.claim_max), f"{group} reads too far"
         for subscriber in dispatcher.subscribers.values():
             assert len(subscriber.unsent) <= 2 * policy.batch_size, f"too much is on its way to {subscriber.spec.id}"
             if subscriber.spec.prefetch is not None:

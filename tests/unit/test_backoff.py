@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.backoff import WAIT_MAX_NS, wait_ns
+from engine.dispatch.redelivery import WAIT_MAX_NS, wait_ns
 from engine.model import NS_PER_S, Policy
 
 S = NS_PER_S

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from engine.binlog import Change, Layout, News, Said, Sighting, Transactions, UnclearRowError, said
-from engine.expected import AGAIN_MAX_NS, AGAIN_MIN_NS, Expected
+from engine.dispatch.instant import Instant
+from engine.dispatch.read_ahead import ReadAhead
+from engine.dispatch.visibility import AGAIN_MAX_NS, AGAIN_MIN_NS, AwaitingVisibility
 from engine.model import Entry, ScanResult, TableId
 from engine.rowimage import ColumnType, Field, field_of
-from engine.window import Window
 from tests.support.play import TABLE as STAGE_TABLE
 from tests.support.play import Stage
 
@@ -186,55 +187,55 @@ def test_news_come_when_a_transaction_is_complete_and_not_at_all_when_it_is_undo
     assert news.everything
 
 
-def test_what_is_expected_is_looked_for_again_and_again_and_then_given_up() -> None:
-    expected = Expected(10)
-    expected.add(0, 1)
+def test_what_is_not_visible_yet_is_scanned_for_again_and_again_and_then_given_up() -> None:
+    awaiting = AwaitingVisibility(10)
+    awaiting.add(0, 1)
     looks: list[int] = []
-    while expected.again_ns is not None:
-        assert not expected.due(expected.again_ns - 1)
-        looks.append(expected.again_ns)
-        assert expected.due(expected.again_ns)
+    while awaiting.again_ns is not None:
+        assert not awaiting.due(awaiting.again_ns - 1)
+        looks.append(awaiting.again_ns)
+        assert awaiting.due(awaiting.again_ns)
     assert looks[0] == AGAIN_MIN_NS
     assert len(looks) < 15
     assert AGAIN_MAX_NS < looks[-1] < 3 * AGAIN_MAX_NS
 
 
-def test_what_was_met_is_expected_no_longer() -> None:
-    expected = Expected(10)
-    expected.add(0, 1)
-    expected.add(0, 2)
-    expected.met([1, 7])
-    assert expected.again_ns is not None
-    expected.met([2])
-    assert expected.again_ns is None
+def test_what_was_seen_is_awaited_no_longer() -> None:
+    awaiting = AwaitingVisibility(10)
+    awaiting.add(0, 1)
+    awaiting.add(0, 2)
+    awaiting.met([1, 7])
+    assert awaiting.again_ns is not None
+    awaiting.met([2])
+    assert awaiting.again_ns is None
 
 
-def test_more_than_can_be_remembered_is_looked_for_without_knowing_what() -> None:
-    expected = Expected(1)
-    expected.add(0, 1)
-    expected.add(0, 2)
-    expected.met([1, 2])
-    assert expected.again_ns is not None
+def test_more_than_can_be_remembered_is_scanned_for_without_knowing_what() -> None:
+    awaiting = AwaitingVisibility(1)
+    awaiting.add(0, 1)
+    awaiting.add(0, 2)
+    awaiting.met([1, 2])
+    assert awaiting.again_ns is not None
 
 
 def test_a_message_that_is_put_off_does_not_come_at_its_old_time() -> None:
-    window = Window()
-    window.await_due(entry(1, due_ns=10), most=10)
-    window.await_due(entry(1, due_ns=20), most=10)
-    window.promote(10)
-    assert window.ready == 0
-    window.promote(20)
-    assert window.take(1) == [entry(1, due_ns=20)]
+    buffer = ReadAhead()
+    buffer.await_due(entry(1, due_ns=10), most=10)
+    buffer.await_due(entry(1, due_ns=20), most=10)
+    buffer.promote(Instant(10, 10))
+    assert buffer.ready == 0
+    buffer.promote(Instant(20, 20))
+    assert buffer.take(1) == [entry(1, due_ns=20)]
 
 
 def test_messages_beyond_the_bound_are_left_to_a_scan_at_their_time() -> None:
-    window = Window()
+    buffer = ReadAhead()
     for key in range(1, 5):
-        window.await_due(entry(key, due_ns=100 - key), most=2)
-    assert len(window) == 2
-    assert window.horizon_ns == 96
-    window.scanned(ScanResult((), more=False, horizon_ns=None), 0, lambda _: False)
-    assert window.next_ns is None
+        buffer.await_due(entry(key, due_ns=100 - key), most=2)
+    assert len(buffer) == 2
+    assert buffer.horizon_ns == 96
+    buffer.scanned(ScanResult((), more=False, horizon_ns=None), Instant(0, 0), lambda _: False)
+    assert buffer.next_ns(Instant(0, 0)) is None
 
 
 def holding(key: int) -> Stage:
@@ -331,7 +332,7 @@ def test_a_message_that_cannot_be_seen_yet_when_the_log_tells_of_it_is_found_lat
     stage.settle()
     stage.happen(stage.dispatcher.noticed, [entry(7)] if named else [])
     stage.settle()
-    visible_ns = stage.now_ns + hidden_ns
+    visible_ns = stage.mono_ns + hidden_ns
     stage.run_until(lambda: (stage.dispatcher.wake_at_ns or 0) > visible_ns)
     stage.enqueue(7, wake=False)
     stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=2 * AGAIN_MAX_NS)

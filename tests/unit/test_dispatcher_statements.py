@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from engine.effects import Bury, Cause, Claim, Scan
+from engine.dispatch.effects import Bury, Cause, Claim, Scan
+from engine.dispatch.limits import Limits
 from engine.model import ANYTHING, NS_PER_S, Entry, Selection
-from engine.pacing import Limits
 from engine.store_memory import Row
-from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Stage
+from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 
 WITH_A_GRAVE = replace(POLICY, max_attempts=2, dead_letter=DEAD_LETTERS.name)
 
@@ -182,7 +182,7 @@ def test_a_message_that_returns_unsent_to_its_old_place_behind_where_looks_begin
 
 
 def test_one_condition_more_than_there_is_room_for_is_refused_with_the_limit() -> None:
-    stage = Stage(limits=replace(Stage().limits, lanes_max=1))
+    stage = Stage(limits=replace(Stage().limits, filter_groups_max=1))
     stage.subscribe(1, holder=1, selection=EVEN)
     stage.subscribe(2, holder=2, selection=LOW)
     assert stage.ended == {2: Cause.UNUSABLE}
@@ -243,14 +243,85 @@ def test_a_locked_dead_message_is_tried_again_with_longer_and_longer_pauses() ->
         stage.settle()
         wake_at_ns = stage.dispatcher.wake_at_ns
         assert wake_at_ns is not None
-        stage.store.now_ns = wake_at_ns
-        stage.happen(stage.dispatcher.tick)
+        stage.pass_time(wake_at_ns - stage.mono_ns)
     assert stage.now_ns > 1_000_000 * NS_PER_S + 20 * NS_PER_S
     stage.store.locked.clear()
     stage.run_until(lambda: 1 in stage.store.rows[DEAD_LETTERS])
 
 
+def test_a_message_whose_last_consumer_vanishes_is_dead_though_nobody_streams() -> None:
+    stage = Stage(policy=WITH_A_GRAVE)
+    stage.store.put(TABLE, Row(1, epoch=1, payload=b"1"))
+    subscribed(stage)
+    assert stage.delivered[1] == [1]
+    stage.disconnect(1)
+    stage.settle()
+    assert sorted(stage.store.rows[DEAD_LETTERS]) == [1]
+
+
+@pytest.mark.parametrize("delay_s", [0, 5])
+def test_a_message_given_back_after_its_last_delivery_is_dead_though_nobody_streams(delay_s: int) -> None:
+    stage = Stage(policy=WITH_A_GRAVE)
+    stage.store.put(TABLE, Row(1, epoch=1, payload=b"1"))
+    subscribed(stage)
+    stage.cancel(1)
+    stage.give_back(1, delay_s * NS_PER_S)
+    stage.run_until(lambda: 1 in stage.store.rows[DEAD_LETTERS], within_ns=(delay_s + 1) * NS_PER_S)
+    assert stage.now_ns >= 1_000_000 * NS_PER_S + delay_s * NS_PER_S
+
+
+def test_a_last_delivery_that_the_log_shows_is_dead_when_its_wait_is_over_though_nobody_streams() -> None:
+    stage = Stage(policy=WITH_A_GRAVE)
+    until_ns = stage.now_ns + 30 * NS_PER_S
+    stage.store.put(TABLE, Row(1, epoch=2, time_next_ns=until_ns, payload=b"1"))
+    stage.settle()
+    stage.notice(1)
+    stage.run_until(lambda: 1 in stage.store.rows[DEAD_LETTERS])
+    assert stage.now_ns == until_ns
+
+
+def test_what_a_proxy_that_died_left_behind_is_found_at_start_though_nobody_streams() -> None:
+    stage = Stage(policy=WITH_A_GRAVE)
+    stage.store.put(TABLE, Row(1, epoch=2, payload=b"1"))
+    stage.settle()
+    assert sorted(stage.store.rows[DEAD_LETTERS]) == [1]
+
+
+def test_a_message_without_a_dead_letter_table_is_never_scanned_for_while_nobody_streams() -> None:
+    stage = Stage()
+    stage.settle()
+    assert stage.dispatcher._groups.main.scans.started == 0
+
+
 # Rates.
+
+
+@pytest.mark.parametrize("commit_ms", [5, 130, 400])
+def test_a_rate_is_reached_however_long_commits_take(commit_ms: int) -> None:
+    stage = Stage(
+        policy=replace(POLICY, max_rate=100.0, cache_size=10_000, batch_size=200),
+        limits=Limits(),
+        fetch_budget=1_000_000,
+    )
+    for key in range(1, 2_001):
+        stage.enqueue(key, wake=False)
+    stage.subscribe(1, holder=1)
+    began_ns = stage.mono_ns
+    answers: list[tuple[int, Asked]] = []
+    while stage.mono_ns < began_ns + 10 * NS_PER_S:
+        for asked in [asked for asked in stage.asked if asked.answer is None]:
+            stage.do(asked)
+            commit_ns = commit_ms * 1_000_000 if isinstance(asked.effect, Claim) else 0
+            answers.append((stage.mono_ns + commit_ns, asked))
+        due = [answer for answer in answers if answer[0] <= stage.mono_ns]
+        for answer in due:
+            answers.remove(answer)
+            stage.answer(answer[1])
+        if not due:
+            times = [at_ns for at_ns, _ in answers] + [stage.dispatcher.wake_at_ns or began_ns + 10 * NS_PER_S]
+            stage.pass_time(max(0, min(times) - stage.mono_ns))
+    of_a_commit = 100 * commit_ms / 1_000
+    assert 990 - 3 * of_a_commit <= len(stage.sent_at_ns) <= 1_001 + of_a_commit
 
 
 def test_a_rate_is_kept_smoothly() -> None:
@@ -278,8 +349,7 @@ def test_a_high_rate_goes_in_handfuls_of_some_milliseconds() -> None:
     while len(stage.sent_at_ns) < 300:
         claims += sum(isinstance(each.effect, Claim) for each in stage.asked)
         stage.settle()
-        stage.store.now_ns = stage.dispatcher.wake_at_ns or stage.now_ns
-        stage.happen(stage.dispatcher.tick)
+        stage.pass_time((stage.dispatcher.wake_at_ns or stage.mono_ns) - stage.mono_ns)
     assert (stage.now_ns - began_ns) / NS_PER_S >= 0.028
     assert claims < 30
 
@@ -289,19 +359,19 @@ def test_a_high_rate_goes_in_handfuls_of_some_milliseconds() -> None:
 
 def test_a_row_that_was_seen_committed_is_delivered_without_a_scan() -> None:
     stage = subscribed(Stage())
-    scans = stage.dispatcher._lanes.main.scanning.started
+    scans = stage.dispatcher._groups.main.scans.started
     stage.enqueue(7, due_ns=stage.now_ns + NS_PER_S, wake=False)
     stage.notice(7)
     stage.run_until(lambda: stage.delivered.get(1) == [7])
-    assert stage.dispatcher._lanes.main.scanning.started == scans
+    assert stage.dispatcher._groups.main.scans.started == scans
 
 
 def test_our_own_claims_are_no_news() -> None:
     stage = subscribed(Stage(), 7)
-    scans = stage.dispatcher._lanes.main.scanning.started
+    scans = stage.dispatcher._groups.main.scans.started
     stage.notice(7)
     assert stage.asked == []
-    assert stage.dispatcher._lanes.main.scanning.started == scans
+    assert stage.dispatcher._groups.main.scans.started == scans
 
 
 def test_a_stale_sight_of_a_message_in_flight_changes_nothing() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from engine.leases import Lease, Leases
+from pathlib import Path
+
+import pytest
+
+from engine.dispatch.leases import TRANSITIONS, InvalidTransition, Lease, LeaseEvent, Leases, LeaseState
 
 
 def lease(key: int, epoch: int = 1, deadline_ns: int = 10) -> Lease:
@@ -13,16 +17,16 @@ def test_a_lease_given_back_and_taken_again_at_the_same_instant_expires_once() -
     leases = Leases()
     first, second = lease(1), lease(1)
     leases.add(first)
-    leases.remove(first)
+    leases.end(first)
     leases.add(second)
     assert leases.expired(10) == [second]
 
 
-def test_a_lease_that_was_removed_does_not_expire() -> None:
+def test_a_lease_that_has_ended_does_not_expire() -> None:
     leases = Leases()
     gone = lease(1)
     leases.add(gone)
-    leases.remove(gone)
+    leases.end(gone)
     assert leases.next_deadline_ns is None
     assert leases.expired(10) == []
 
@@ -40,11 +44,11 @@ def test_leases_expire_in_the_order_of_their_deadlines_and_not_before() -> None:
 def test_a_holder_has_what_it_was_given_until_it_ends() -> None:
     leases = Leases()
     held, other = lease(1), lease(2)
-    for each in (held, other):
-        leases.add(each)
+    for begun in (held, other):
+        leases.add(begun)
     leases.hold(held, holder=7, subscriber=1)
     assert leases.held_by(7) == [held]
-    leases.remove(held)
+    leases.end(held)
     assert leases.held_by(7) == []
 
 
@@ -53,5 +57,61 @@ def test_stale_deadlines_are_not_kept_for_ever() -> None:
     for key in range(10_000):
         passing = lease(key, deadline_ns=10**9)
         leases.add(passing)
-        leases.remove(passing)
+        leases.end(passing)
     assert len(leases._deadlines) < 200
+
+
+# The states of a lease.
+
+
+def in_state(state: LeaseState) -> Lease:
+    made = lease(7)
+    made.state = state
+    return made
+
+
+@pytest.mark.parametrize("state", LeaseState)
+@pytest.mark.parametrize("event", LeaseEvent)
+def test_a_lease_changes_as_the_table_says_and_in_no_other_way(state: LeaseState, event: LeaseEvent) -> None:
+    made = in_state(state)
+    if (after := TRANSITIONS[state].get(event)) is not None:
+        made.apply(event)
+        assert made.state is after
+        return
+    with pytest.raises(InvalidTransition) as refused:
+        made.apply(event)
+    assert event.value in str(refused.value)
+    assert state.value in str(refused.value)
+    assert made.state is state
+
+
+def test_every_state_can_be_reached_and_every_lease_can_end() -> None:
+    reached, left = {LeaseState.CLAIMED}, [LeaseState.CLAIMED]
+    while left:
+        state = left.pop()
+        assert state is LeaseState.ENDED or TRANSITIONS[state][LeaseEvent.END] is LeaseState.ENDED
+        new = set(TRANSITIONS[state].values()) - reached
+        reached |= new
+        left += new
+    assert reached == set(LeaseState)
+
+
+def test_only_a_row_that_is_being_fetched_and_not_suspect_can_be_sent() -> None:
+    assert [state for state in LeaseState if LeaseEvent.SEND in TRANSITIONS[state]] == [LeaseState.FETCHING]
+
+
+def test_a_lease_that_was_sent_stays_so_until_it_ends() -> None:
+    for state in (LeaseState.SENT, LeaseState.SUSPECT_SENT):
+        for event, after in TRANSITIONS[state].items():
+            assert event is LeaseEvent.END or in_state(after).is_sent
+
+
+def test_the_picture_in_the_architecture_is_that_of_the_table() -> None:
+    lines = [
+        f"    {state.name.lower()} --> {after.name.lower()}: {event.value}"
+        for state, events in TRANSITIONS.items()
+        for event, after in events.items()
+    ]
+    lines = ["stateDiagram-v2", "    [*] --> claimed", *lines, "    ended --> [*]"]
+    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+    assert text.partition("```mermaid\n")[2].partition("\n```")[0].split("\n") == lines

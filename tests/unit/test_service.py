@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.effects import Cause
+from engine.dispatch.effects import Cause
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.service import Engine
 from engine.shell import EngineSettings

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.effects import Cause
+from engine.dispatch.effects import Cause
 from engine.service import StreamHandle
 from proxy.stream import INTERRUPTED, SERVER_LOST, Stream
 from proxy.wire.framing import Packets

@@ -1,4 +1,5 @@
-"""What the dispatcher wants done: plain values, carried out by the shell, answered by a happening.
+"""What the dispatcher wants done: plain values, carried out by the table runner, answered by an
+event.
 
 | effect    | answered by                                   |
 |-----------|-----------------------------------------------|
@@ -24,8 +25,8 @@ from engine.model import Delivery, Key, Range, Return, RowFormat, Selection, Wan
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Read the keys of up to `limit` due messages of a selection, and of those due next. `part`: in that part of the
-    table; None: anywhere."""
+    """Read the keys of up to `limit` due messages of a selection, and of those due next. `part`: in
+    that part of the table; None: anywhere."""
 
     scan_id: int
     selection: Selection

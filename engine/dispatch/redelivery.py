@@ -1,9 +1,9 @@
 """How long a delivery waits for its acknowledgement.
 
-Delivery k (k = 0, 1, …: the row's epoch before the claim) waits `vt_ack_wait · 2^k`, held between `vt_min_backoff` and
-`vt_max_backoff`. From the second delivery on, up to a third is added at random, for each row by itself, so that
-messages that failed together do not come back together; it is added after the clamp, because rows that have reached
-the maximum need the spread most.
+Delivery k (k = 0, 1, …: the row's epoch before the claim) waits `vt_ack_wait · 2^k`, held between
+`vt_min_backoff` and `vt_max_backoff`. From the second delivery on, up to a third is added at
+random, for each row by itself, so that messages that failed together do not come back together; it
+is added after the clamp, because rows that have reached the maximum need the spread most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ WAIT_MAX_NS = 100 * 365 * 24 * 3600 * NS_PER_S
 
 
 def wait_ns(policy: Policy, epoch: int, jitter: float) -> int:
-    """The wait of the delivery that takes a row from `epoch` to `epoch + 1`; `jitter` is from [0, 1)."""
+    """The wait of the delivery that takes a row from `epoch` to `epoch + 1`; `jitter` is from [0,
+    1)."""
     doublings = max(0, epoch)
     if doublings > policy.ack_wait_ns.bit_length() + WAIT_MAX_NS.bit_length():
         doublings = WAIT_MAX_NS.bit_length()  # Beyond it the cap decides, and the shift would only grow.

@@ -1,14 +1,17 @@
-"""How far the looks for a condition have come, so that what nobody wants is passed over once and not each time.
+"""How far the scans for a condition have come, so that what nobody wants is passed over once and
+not each time.
 
-Rows that a condition does not select stay where they are in the index, before all that comes later. A look at an
-unconditional stream's table begins at the front, because whatever stands there is wanted and about to be claimed; a
-look for a condition that did so would walk over the unwanted again each time. So it begins where the last one ended.
+Rows that a condition does not select stay where they are in the index, before all that comes later.
+A scan without a condition begins at the front, because whatever stands there is wanted and about to
+be claimed. A scan for a condition that did so would read the unwanted rows again each time. So it
+begins where the last one ended.
 
-What is new must not hide behind that place. New rows have a time of 0, by default, and an id greater than all before,
-or a time of about now; so the cursor has a place for each (`Position`), and holds both back by `SETTLING_NS`, because
-a row shows when it is committed and has its id and time from before. Whoever may have done otherwise (an UPDATE, a
-longer transaction, a row given back to its old place) calls `lower` or `reset`; and at the poller's interval
-each look is a full one.
+A new row must not hide before that place. New rows have a time of 0, by default, and an id greater
+than all before, or a time of about now. So the scan position has a place for each (`Position`), and
+both are held back by `SETTLING_NS`, because a row is visible when it is committed and has its id
+and time from before. What may be otherwise (an UPDATE, a longer transaction, a row given back to
+its old place, a server's clock that was set back) calls `lower` or `reset`; and at the poller's
+interval each scan is a full one.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, Entry, Position
 
 SETTLING_NS = 2 * NS_PER_S
@@ -31,37 +35,38 @@ class _Sample:
     at_ns: int
 
 
-class Cursor:
-    """The places, by priority, behind which the next look begins. None of a priority: at its front."""
+class ScanPosition:
+    """The places, by priority, behind which the next scan begins. None of a priority: at its
+    front."""
 
     def __init__(self) -> None:
         self._after: dict[int, Position] = {}
-        self._begun_ns = 0
-        """When the look under way began: what it shows may be as old."""
+        self._begun = Instant(0, 0)
+        """When the scan under way began: what it shows may be as old."""
         self._lowered: dict[int, Position] = {}
-        """What was lowered since the look under way began: it may not have seen that."""
+        """What was lowered since the scan under way began: it may not have seen that."""
         self._reset_meanwhile = False
         self._newer: _Sample | None = None
         self._older: _Sample | None = None
 
     @property
     def at_front(self) -> bool:
-        """Whether the next look is a full one."""
+        """Whether the next scan is a full one."""
         return not self._after
 
-    def begin(self, now_ns: int) -> Mapping[int, Position]:
-        """A look begins; returns where."""
-        self._begun_ns = now_ns
+    def begin(self, now: Instant) -> Mapping[int, Position]:
+        """A scan begins; returns where."""
+        self._begun = now
         self._lowered.clear()
         self._reset_meanwhile = False
         return dict(self._after)
 
-    def advance(self, reached: Mapping[int, Position], greatest_id: int | None, now_ns: int) -> None:
-        """The look is over and has come so far."""
-        self._sample(greatest_id, now_ns)
+    def advance(self, reached: Mapping[int, Position], greatest_id: int | None, now: Instant) -> None:
+        """The scan is over and has come so far."""
+        self._sample(greatest_id, now.mono_ns)
         if self._reset_meanwhile:
             return
-        settled_ns = self._begun_ns - SETTLING_NS
+        settled_ns = self._begun.server_ns - SETTLING_NS
         for priority, position in reached.items():
             settled = Position(self._settled_id(position.zero_id), min(position.time_ns, settled_ns))
             if (lowered := self._lowered.get(priority)) is not None:
@@ -91,7 +96,7 @@ class Cursor:
     def _sample(self, greatest_id: int | None, now_ns: int) -> None:
         if greatest_id is None:
             self._newer = self._older = None
-        elif self._newer is None or self._begun_ns >= self._newer.at_ns + SETTLING_NS:
+        elif self._newer is None or self._begun.mono_ns >= self._newer.at_ns + SETTLING_NS:
             self._older, self._newer = self._newer, _Sample(greatest_id, now_ns)
 
     def _settled_id(self, reached: int | None) -> int | None:

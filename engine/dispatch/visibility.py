@@ -1,8 +1,9 @@
-"""Messages that the log has told of and that no scan has shown yet.
+"""Messages that the log has shown and that no scan has shown yet.
 
-A server writes its log before it lets others see the rows: by microseconds usually, by seconds where a commit waits for
-a replica. Whoever looks at once may look too early, and nothing would make it look again. So the look is repeated, at
-growing intervals, until the message was seen or it is clear that it went elsewhere.
+A server writes its log before it lets others see the rows: by microseconds usually, by seconds
+where a commit waits for a replica. A scan that is made at once may be too early, and nothing would
+cause another one. So the scan is repeated, at growing intervals of the monotonic clock, until the
+message was seen or it is clear that it went elsewhere.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.cursor import SETTLING_NS
+from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, Key
 
 AGAIN_MIN_NS = 10_000_000
 """By then nearly every commit is visible."""
 AGAIN_MAX_NS = 10 * NS_PER_S
-"""A commit that waits for a replica waits that long by default (rpl_semi_sync_source_timeout); then we stop looking."""
+"""A commit that waits for a replica waits that long by default (rpl_semi_sync_source_timeout). No
+scans are made for it after that."""
 
 
 @dataclass(slots=True)
-class Expected:
-    """What to look for again, and when."""
+class AwaitingVisibility:
+    """What to scan for again, and when. Times are monotonic."""
 
     most: int
-    """Ids remembered; beyond, the looks go on without knowing for what."""
+    """Ids remembered; beyond, the scans go on without knowing for what."""
     again_ns: int | None = None
     _keys: set[Key] = field(default_factory=set)
     _anything: bool = False
@@ -56,7 +58,7 @@ class Expected:
         return self._pause_ns >= SETTLING_NS // 2
 
     def due(self, now_ns: int) -> bool:
-        """Whether to look again now."""
+        """Whether to scan again now. If so, the next time is set."""
         if self.again_ns is None or self.again_ns > now_ns:
             return False
         self._pause_ns *= 2

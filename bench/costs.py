@@ -1,0 +1,142 @@
+"""What an event of the engine costs with many subscribers and many queues.
+
+    .venv/bin/python bench/costs.py [--before REVISION]
+
+No server is involved: the engine runs over the store in memory, so what is measured is the dispatcher and what stands
+around it. With `--before`, the same program also runs on an earlier revision (checked out into a temporary folder), and
+both columns stand side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from engine.model import IdKind, Policy, QueueTable, RowFormat, TableId
+from engine.service import Engine
+from engine.shell import EngineSettings
+from engine.store_memory import MemoryStore
+
+HERE = Path(__file__).resolve()
+SUBSCRIBERS = (10, 100, 1_000, 5_000)
+QUEUES = (1, 301, 1_000)
+ROUNDS = 7
+EVENTS = 40
+
+
+class Silent:
+    """A client that takes whatever it is given."""
+
+    def deliver(self, rows: tuple[bytes, ...]) -> None:
+        """Nothing is done with them."""
+
+    def end(self, cause: object, text: str) -> None:
+        """Nothing follows."""
+
+
+def per_event_us(event: Callable[[], object]) -> float:
+    """The median time of one event, in µs of this process's CPU."""
+    rounds = []
+    for _ in range(ROUNDS):
+        began = time.process_time_ns()
+        for _ in range(EVENTS):
+            event()
+        rounds.append((time.process_time_ns() - began) / EVENTS / 1e3)
+    return median(rounds)
+
+
+def measure() -> Iterator[tuple[str, float]]:
+    """Each line of the table."""
+    second = 10**9
+    policy = Policy(30 * second, 3_600 * second, 100, 100_000, 3_600 * second, 30 * second)
+    name = TableId("bench", "queue_0")
+    table = QueueTable(name, policy, IdKind.INTEGER, "PRIMARY", "next", False, True, ("id",), ("id",))
+    row_format = RowFormat(("id",), binary=False)
+
+    async def with_subscribers(count: int, event: str) -> float:
+        store = MemoryStore(now_ns=10**18)
+        store.add_table(table)
+        engine = Engine(store, EngineSettings())
+        await engine.start()
+        queue = await engine.queue(name)
+        for holder in range(count):
+            engine.subscribe(queue, Silent(), holder=holder, row_format=row_format)
+        await asyncio.sleep(0.2)
+        events: dict[str, Callable[[], object]] = {
+            "a commit wakes the queue": lambda: engine.written("queue_0"),
+            "an ACK": lambda: engine.acknowledged(name, [1], certain=True),
+        }
+        cost = per_event_us(events[event])
+        await engine.close()
+        return cost
+
+    async def with_queues(count: int, event: str) -> float:
+        store = MemoryStore(now_ns=10**18)
+        for number in range(count):
+            store.add_table(replace(table, id=TableId("bench", f"queue_{number}")))
+        engine = Engine(store, EngineSettings())
+        await engine.start()
+        await asyncio.sleep(0.2)
+        events: dict[str, Callable[[], object]] = {
+            "a client that never streamed disconnects": lambda: engine.disconnected(7),
+            "the log reports a change of one queue": lambda: engine.noticed(name, (), [1]),
+        }
+        cost = per_event_us(events[event])
+        await engine.close()
+        return cost
+
+    for event in ("a commit wakes the queue", "an ACK"):
+        for count in SUBSCRIBERS:
+            yield f"{event}, {count:,} subscribers", asyncio.run(with_subscribers(count, event))
+    for event in ("a client that never streamed disconnects", "the log reports a change of one queue"):
+        for count in QUEUES:
+            yield f"{event}, {count:,} queues", asyncio.run(with_queues(count, event))
+
+
+def measured_in(folder: Path) -> dict[str, float]:
+    """The table of the code in a folder, in a process of its own."""
+    command = [sys.executable, str(HERE), "--here"]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=folder, env={"PYTHONPATH": str(folder)}
+    )
+    table: dict[str, float] = json.loads(done.stdout)
+    return table
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What an event of the engine costs")
+    parser.add_argument("--before", metavar="REVISION", help="an earlier revision to measure beside this one")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.here:
+        print(json.dumps(dict(measure())))
+        return
+    now = measured_in(HERE.parent.parent)
+    before: dict[str, float] = {}
+    if chosen.before:
+        with tempfile.TemporaryDirectory() as folder:
+            archive = ["git", "-C", str(HERE.parent.parent), "archive", chosen.before, "engine"]
+            files = subprocess.run(archive, check=True, capture_output=True)
+            with tarfile.open(fileobj=io.BytesIO(files.stdout)) as archived:
+                archived.extractall(folder, filter="data")
+            before = measured_in(Path(folder))
+    print(f"{'µs of CPU for one event':60} {'before':>10} {'now':>10}")
+    for line, cost in now.items():
+        old = f"{before[line]:10.1f}" if line in before else " " * 10
+        print(f"{line:60} {old} {cost:10.1f}")
+
+
+if __name__ == "__main__":
+    main()

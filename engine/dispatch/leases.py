@@ -1,0 +1,227 @@
+"""The leases of one table: which deliveries are out, who holds them, until when, and in which state
+each is.
+
+A lease begins when its claim is committed. It ends when the message is acknowledged, given back, or
+found changed, or when the wait of its delivery is over. The database enforces leases (the row's
+time_next is the end of the wait); this is the proxy's own account of them, kept to know everybody's
+credit and to release what a vanished client held.
+
+The states of a lease and the events that lead from one to the next stand in `TRANSITIONS`, and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from engine.model import Claimed, Delivery, Key, Return
+
+
+class LeaseState(enum.Enum):
+    """Where a delivery stands. A lease is *suspect* while somebody else may have changed its
+    message."""
+
+    CLAIMED = "claimed"
+    """The claim is committed; the row is not being read."""
+    FETCHING = "being fetched"
+    """The row is being read."""
+    SENT = "sent"
+    """The row was given to the client's connection."""
+    SUSPECT = "suspect"
+    """As claimed, but not fetched before a lookup has shown that the message is unchanged."""
+    SUSPECT_FETCHING = "suspect, being fetched"
+    """As being fetched, but the row is not sent before a lookup has shown that the message is
+    unchanged."""
+    SUSPECT_SENT = "suspect, sent"
+    """As sent, and to be looked up."""
+    ENDED = "ended"
+    """The delivery is over."""
+
+
+class LeaseEvent(enum.Enum):
+    """What happens to a lease."""
+
+    FETCH = "fetch"
+    """Its row is asked for."""
+    UNREAD = "unread"
+    """The fetch came back, and its row is not sent now."""
+    SEND = "send"
+    """Its row was sent."""
+    SUSPECT = "suspect"
+    """Somebody may have changed its message."""
+    VERIFY = "verify"
+    """A lookup has shown that nobody has."""
+    END = "end"
+    """The delivery is over, for whatever reason."""
+
+
+_S, _E = LeaseState, LeaseEvent
+
+TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = MappingProxyType(
+    {
+        _S.CLAIMED: {_E.FETCH: _S.FETCHING, _E.SUSPECT: _S.SUSPECT, _E.END: _S.ENDED},
+        _S.FETCHING: {
+            _E.SEND: _S.SENT,
+            _E.UNREAD: _S.CLAIMED,
+            _E.SUSPECT: _S.SUSPECT_FETCHING,
+            _E.END: _S.ENDED,
+        },
+        _S.SENT: {_E.SUSPECT: _S.SUSPECT_SENT, _E.END: _S.ENDED},
+        _S.SUSPECT: {_E.SUSPECT: _S.SUSPECT, _E.VERIFY: _S.CLAIMED, _E.END: _S.ENDED},
+        _S.SUSPECT_FETCHING: {
+            _E.UNREAD: _S.SUSPECT,
+            _E.SUSPECT: _S.SUSPECT_FETCHING,
+            _E.VERIFY: _S.FETCHING,
+            _E.END: _S.ENDED,
+        },
+        _S.SUSPECT_SENT: {_E.SUSPECT: _S.SUSPECT_SENT, _E.VERIFY: _S.SENT, _E.END: _S.ENDED},
+        _S.ENDED: {},
+    }
+)
+"""The state that an event leads to, by the state before. What is not here cannot happen."""
+
+SENT_STATES = frozenset({LeaseState.SENT, LeaseState.SUSPECT_SENT})
+SUSPECT_STATES = frozenset({LeaseState.SUSPECT, LeaseState.SUSPECT_FETCHING, LeaseState.SUSPECT_SENT})
+FETCHING_STATES = frozenset({LeaseState.FETCHING, LeaseState.SUSPECT_FETCHING})
+
+
+class InvalidTransition(Exception):
+    """A state does not allow an event: a fault of the dispatcher. The text names both."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One committed claim. `holder` is the client connection, `subscriber` the stream that it was
+    given to.
+
+    `known_since` is the number of the moment when the claim's answer was taken: whatever was asked
+    of the database under a greater number shows the claim, or what became of the row later.
+    """
+
+    key: Key
+    epoch: int
+    deadline_ns: int
+    """The end of the delivery's wait, on the server's clock."""
+    priority: int
+    due_ns: int
+    known_since: int = 0
+    holder: int | None = None
+    subscriber: int | None = None
+    state: LeaseState = LeaseState.CLAIMED
+
+    @classmethod
+    def of(cls, claim: Claimed, known_since: int = 0) -> Lease:
+        """The lease that a claim begins."""
+        return cls(claim.key, claim.epoch, claim.deadline_ns, claim.priority, claim.due_ns, known_since)
+
+    def apply(self, event: LeaseEvent) -> None:
+        """Change the state as `TRANSITIONS` says. Raises InvalidTransition where it says
+        nothing."""
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise InvalidTransition(f"message {self.key!r}: no {event.value!r} in state {self.state.value!r}")
+        self.state = after
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the client's connection was given the row."""
+        return self.state in SENT_STATES
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether somebody else may have changed the message."""
+        return self.state in SUSPECT_STATES
+
+    @property
+    def delivery(self) -> Delivery:
+        """What its row shows while the lease stands."""
+        return Delivery(self.epoch, self.deadline_ns)
+
+    def returned(self) -> Return:
+        """What giving it back takes. To be made before the lease ends."""
+        return Return(self.key, self.epoch, self.deadline_ns, self.due_ns, self.is_sent, self.priority)
+
+
+class Leases:
+    """All leases of one table, by key, by holder, and by deadline."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, Lease] = {}
+        self._by_holder: dict[int, dict[Key, Lease]] = {}
+        self._deadlines: list[tuple[int, Key, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._by_key.values())
+
+    def get(self, key: Key) -> Lease | None:
+        """The lease of that message."""
+        return self._by_key.get(key)
+
+    def add(self, lease: Lease) -> None:
+        """Begin a lease; there must be none of that key."""
+        assert lease.key not in self._by_key, lease
+        self._by_key[lease.key] = lease
+        heapq.heappush(self._deadlines, (lease.deadline_ns, lease.key, lease.epoch))
+
+    def hold(self, lease: Lease, holder: int, subscriber: int) -> None:
+        """Give a lease to a stream of a connection."""
+        lease.holder, lease.subscriber = holder, subscriber
+        self._by_holder.setdefault(holder, {})[lease.key] = lease
+
+    def end(self, lease: Lease) -> None:
+        """End a lease. Raises InvalidTransition if it has ended already."""
+        lease.apply(LeaseEvent.END)
+        del self._by_key[lease.key]
+        if lease.holder is not None:
+            held = self._by_holder[lease.holder]
+            del held[lease.key]
+            if not held:
+                del self._by_holder[lease.holder]
+        if len(self._deadlines) > 2 * len(self._by_key) + 64:
+            self._deadlines = [(lease.deadline_ns, lease.key, lease.epoch) for lease in self]
+            heapq.heapify(self._deadlines)
+
+    def held_by(self, holder: int) -> list[Lease]:
+        """What a connection holds, oldest first."""
+        return list(self._by_holder.get(holder, {}).values())
+
+    def postpone(self, lease: Lease, deadline_ns: int) -> None:
+        """Put a lease at the end of the order of iteration, with the deadline that it has now."""
+        self._by_key[lease.key] = self._by_key.pop(lease.key)
+        if lease.deadline_ns != deadline_ns:
+            lease.deadline_ns = deadline_ns
+            heapq.heappush(self._deadlines, (deadline_ns, lease.key, lease.epoch))
+
+    def expired(self, server_ns: int) -> list[Lease]:
+        """The leases whose deadline has passed by the server's clock; they are still to be
+        ended."""
+        if not self._deadlines or self._deadlines[0][0] > server_ns:
+            return []
+        # By key: a message given back unsent and claimed again at the same instant has one deadline twice.
+        over: dict[Key, Lease] = {}
+        while self._deadlines and self._deadlines[0][0] <= server_ns:
+            if lease := self._top():
+                over[lease.key] = lease
+            heapq.heappop(self._deadlines)
+        return list(over.values())
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When the next lease ends by itself, on the server's clock."""
+        while self._deadlines and self._top() is None:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _top(self) -> Lease | None:
+        """The lease that the first deadline is about, unless that lease is over."""
+        deadline_ns, key, epoch = self._deadlines[0]
+        lease = self._by_key.get(key)
+        current = lease is not None and (lease.epoch, lease.deadline_ns) == (epoch, deadline_ns)
+        return lease if current else None

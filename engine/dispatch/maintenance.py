@@ -1,0 +1,197 @@
+"""Maintenance: what is done for a table whoever streams. Claims are given back, dead messages are
+moved to the dead-letter table, old acknowledged ones are purged.
+
+Each is done for many messages at a time and by one statement at a time; what comes up meanwhile
+waits for the next. None needs an answer to be right: what was lost on the way is found in the table
+again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+from engine.dispatch.backoff import ExponentialBackoff
+from engine.dispatch.effects import Bury, Effect, Purge, Release
+from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.model import Entry, Key, Policy, Return, Wanted
+
+
+class Releases:
+    """Claims to give back: those waiting, and those being given back now."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = limits.claim_max
+        self._waiting: list[Return] = []
+        self._under_way: dict[Key, Return] = {}
+        self._pause = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._under_way)
+
+    def is_under_way(self, key: Key) -> bool:
+        """Whether a claim of this message is being given back now."""
+        return key in self._under_way
+
+    @property
+    def at_ns(self) -> int | None:
+        """When to go on (monotonic)."""
+        return self._pause.until_ns if self._waiting else None
+
+    def add(self, claim: Return) -> None:
+        """Give this claim back."""
+        self._waiting.append(claim)
+
+    def begin(self, now: Instant) -> list[Effect]:
+        """Give back what waits, but for claims whose time is over: they are nobody's already."""
+        if self._under_way or not self._waiting or now.mono_ns < self._pause.until_ns:
+            return []
+        waiting = [claim for claim in self._waiting if claim.deadline_ns > now.server_ns]
+        batch: dict[Key, Return] = {}
+        rest: list[Return] = []
+        for claim in waiting:
+            if claim.key in batch or len(batch) >= self._most:
+                rest.append(claim)
+            else:
+                batch[claim.key] = claim
+        self._waiting, self._under_way = rest, batch
+        return [Release(tuple(batch.values()))] if batch else []
+
+    def done(self) -> list[Return]:
+        """They are given back; returns them."""
+        self._pause.reset()
+        return self._end()
+
+    def failed(self, now: Instant) -> list[Return]:
+        """Giving back failed, or its answer was lost. It is guarded, so it is tried again while it
+        matters."""
+        failed = self._end()
+        self._waiting += failed
+        self._pause.lengthen(now.mono_ns)
+        return failed
+
+    def _end(self) -> list[Return]:
+        under_way, self._under_way = self._under_way, {}
+        return list(under_way.values())
+
+
+class DeadLetters:
+    """Dead messages: those that are due, those that will be, and those being moved."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._due: dict[Key, Entry] = {}
+        self._later: dict[Key, Entry] = {}
+        self._later_heap: list[tuple[int, Key]] = []
+        self._under_way: dict[Key, Entry] = {}
+        self._pause = ExponentialBackoff(limits.bury_pause_min_ns, limits.bury_pause_max_ns)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether a message is about to be moved, or being moved."""
+        return key in self._due or key in self._under_way
+
+    @property
+    def waiting(self) -> int:
+        """How many are due and not being moved."""
+        return len(self._due)
+
+    @property
+    def at_ns(self) -> int | None:
+        """When to go on with those that are due (monotonic)."""
+        return self._pause.until_ns if self._due else None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether messages are being moved now."""
+        return bool(self._under_way)
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When the next dead message comes due, on the server's clock."""
+        while self._later_heap and not self._is_later(*self._later_heap[0]):
+            heapq.heappop(self._later_heap)
+        return self._later_heap[0][0] if self._later_heap else None
+
+    def add(self, entry: Entry, now: Instant) -> None:
+        """This message is dead: it is moved when it is due."""
+        if entry.due_ns <= now.server_ns:
+            self._later.pop(entry.key, None)
+            self._due[entry.key] = entry
+        elif entry.key in self._later or len(self._later) < self._limits.dead_later_max:
+            self._later[entry.key] = entry
+            heapq.heappush(self._later_heap, (entry.due_ns, entry.key))
+            if len(self._later_heap) > 2 * len(self._later) + 64:
+                self._later_heap = [(later.due_ns, later.key) for later in self._later.values()]
+                heapq.heapify(self._later_heap)
+
+    def over(self, keys: Iterable[Key]) -> None:
+        """These messages are acknowledged, gone, or not dead any more."""
+        if self._due or self._later:
+            for key in keys:
+                self._due.pop(key, None)
+                self._later.pop(key, None)
+
+    def begin(self, now: Instant) -> list[Effect]:
+        """Move those that are due."""
+        while (due_ns := self.next_due_ns) is not None and due_ns <= now.server_ns:
+            self.add(self._later[heapq.heappop(self._later_heap)[1]], now)
+        if self._under_way or not self._due or now.mono_ns < self._pause.until_ns:
+            return []
+        dead = list(islice(self._due.values(), self._limits.claim_max))
+        for entry in dead:
+            del self._due[entry.key]
+        self._under_way = {entry.key: entry for entry in dead}
+        retry_ns = self._limits.bury_retry_ns
+        return [Bury(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
+
+    def done(self, now: Instant, moved: Collection[Key]) -> list[Entry]:
+        """These were moved; returns the others, which are locked by somebody, changed, or left alone
+        for a while."""
+        under_way, self._under_way = self._under_way, {}
+        others = [entry for entry in under_way.values() if entry.key not in moved]
+        if others:
+            self._pause.lengthen(now.mono_ns)
+        else:
+            self._pause.reset()
+        return others
+
+    def _is_later(self, due_ns: int, key: Key) -> bool:
+        entry = self._later.get(key)
+        return entry is not None and entry.due_ns == due_ns
+
+
+class Purges:
+    """Old acknowledged messages, deleted from time to time, some at a time."""
+
+    def __init__(self, limits: Limits, now: Instant) -> None:
+        self._limits = limits
+        self._at_ns = now.mono_ns
+        self.under_way = False
+
+    @property
+    def at_ns(self) -> int | None:
+        """When to begin again (monotonic)."""
+        return None if self.under_way else self._at_ns
+
+    def begin(self, now: Instant, policy: Policy) -> list[Effect]:
+        """Purge when it is time."""
+        if self.under_way or now.mono_ns < self._at_ns:
+            return []
+        self.under_way = True
+        return [Purge(policy.purge_after_ns, self._limits.purge_rows)]
+
+    def done(self, now: Instant, policy: Policy, count: int) -> None:
+        """So many were deleted; a full batch means that there are more."""
+        self.under_way = False
+        at_ns = now.mono_ns
+        self._at_ns = at_ns if count >= self._limits.purge_rows else at_ns + self._pause_ns(policy)
+
+    def reconfigure(self, now: Instant, policy: Policy) -> None:
+        """The table's comment changed."""
+        self._at_ns = min(self._at_ns, now.mono_ns + self._pause_ns(policy))
+
+    def _pause_ns(self, policy: Policy) -> int:
+        tenth = policy.purge_after_ns // 10
+        return min(max(tenth, self._limits.purge_pause_min_ns), self._limits.purge_pause_max_ns)

@@ -1,0 +1,292 @@
+"""The scan scheduler: when each filter group scans the table, and what is read ahead for it.
+
+A message that nobody here holds is known by its key in a group's read-ahead buffer, or it is not
+known and a *scan* must find it. So every report of such a message comes here: a commit (`stir`),
+the server's log (`logged`), a lookup (`found`, `found_before`), a claim that missed it (`missed`),
+the end of a lease (`lower`). Each either puts it into the buffers or makes sure that a scan comes
+that cannot pass it over: not one that began earlier (`ScanState.dirty`), and not one that begins
+behind it (`ScanPosition.lower`).
+
+The scheduler alone changes the `scans` of a filter group. The dispatcher takes out of the buffers
+what it claims, and says which groups can use more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.dispatch.effects import Effect, Scan
+from engine.dispatch.filter_groups import FilterGroup, FilterGroups
+from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.dispatch.visibility import AwaitingVisibility
+from engine.model import Entry, Key, Policy, Range, ScanResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A scan under way: for which group, and in which part of the table."""
+
+    group: FilterGroup
+    part: Range | None
+
+
+class ScanScheduler:
+    """The scans of one table: those under way, and why others are wanted."""
+
+    def __init__(self, groups: FilterGroups, policy: Policy, limits: Limits, numbers: Iterator[int]) -> None:
+        self._groups = groups
+        self._policy = policy
+        self._limits = limits
+        self._numbers = numbers
+        self._running: dict[int, _Running] = {}
+        self._awaiting = AwaitingVisibility(limits.window_max)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a scan has not come back yet."""
+        return bool(self._running)
+
+    @property
+    def again_ns(self) -> int | None:
+        """When to scan again for what the log has shown (monotonic)."""
+        return self._awaiting.again_ns
+
+    @property
+    def ready(self) -> int:
+        """Keys read ahead that are due, over all groups."""
+        return sum(group.scans.buffer.ready for group in self._groups)
+
+    def times(self, group: FilterGroup, now: Instant) -> list[int | None]:
+        """When a group that could be given messages may have some, or is to scan (monotonic)."""
+        scans = group.scans
+        times = [scans.buffer.next_ns(now), scans.retry_ns, self.full_scan_ns(group)]
+        if scans.due_again_ns is not None:
+            times.append(now.until(scans.due_again_ns))
+        if scans.dirty:
+            times.append(scans.begun_ns + self._limits.rescan_pause_ns)
+        return times
+
+    def full_scan_ns(self, group: FilterGroup) -> int:
+        """When a group is to scan all of the table at the latest (monotonic)."""
+        return group.scans.full_begun_ns + self._policy.poller_interval_ns
+
+    # Reports of messages that nobody here holds.
+
+    def stir(self, *, anywhere: bool = False) -> None:
+        """Something may have become due; `anywhere`: also before the places where scans begin."""
+        for group in self._groups:
+            group.scans.dirty = True
+            if anywhere and group.scans.position is not None:
+                group.scans.position.reset()
+
+    def anything(self, now: Instant) -> None:
+        """The log shows that something changed, and it may not be visible yet."""
+        self._awaiting.anything(now.mono_ns)
+        self.stir(anywhere=True)
+
+    def logged(self, entry: Entry, now: Instant) -> None:
+        """The log shows a message as it became, and it may not be visible yet."""
+        if self._groups.main.scans.buffer.knows(entry):
+            return
+        due = entry.due_ns <= now.server_ns
+        if due:
+            self._awaiting.add(now.mono_ns, entry.key)
+            self.stir()
+        else:
+            self._awaiting.met((entry.key,))
+        self.lower(entry)
+        for group in self._groups:
+            if group.scans.position is None and not (due or group.selection.partitions):
+                group.scans.buffer.await_due(entry, self._limits.window_max)
+            elif not due:
+                group.scans.scan_when_due(entry, now)
+
+    def found(self, entry: Entry, now: Instant) -> None:
+        """A lookup shows that a message that was in flight is nobody's now: who wants it may have
+        it when it is due."""
+        for group in self._groups:
+            scans = group.scans
+            if scans.position is not None:
+                scans.position.lower(entry)
+            elif not group.selection.partitions and scans.covers(entry):
+                scans.buffer.put(entry, now)
+                continue
+            scans.scan_when_due(entry, now)
+
+    def found_before(self, entry: Entry, now: Instant) -> None:
+        """A lookup showed a message so, and it may have changed since."""
+        self.lower(entry)
+        for group in self._groups:
+            group.scans.scan_when_due(entry, now)
+
+    def lower(self, entry: Entry, but: FilterGroup | None = None) -> None:
+        """The message may stand at this place (again): groups whose scans have passed it are to
+        scan there."""
+        for group in self._groups:
+            if group.scans.position is not None and group is not but:
+                group.scans.position.lower(entry)
+                group.scans.dirty = True
+
+    def missed(self, entries: Sequence[Entry], now: Instant, of: FilterGroup | None = None) -> None:
+        """Messages that looked due could not be had: they are left alone for a moment, and scanned
+        for again, by all groups. `of`: the group that the claim was for."""
+        if not entries:
+            return
+        for group in self._groups:
+            keep = group is of and group.scans.position is not None
+            group.scans.retry(group.scans.buffer.miss(entries, now, keep=keep))
+        for entry in entries:
+            self.lower(entry, but=of)
+
+    def claimed(self, group: FilterGroup, keys: Collection[Key]) -> None:
+        """These were claimed for a group: whoever had them locked has let go."""
+        group.scans.buffer.claimed(keys)
+
+    def over(self, keys: Sequence[Key]) -> None:
+        """These messages are acknowledged, or gone."""
+        for group in self._groups:
+            group.scans.buffer.forget(keys)
+
+    def not_awaited(self, keys: Iterable[Key]) -> None:
+        """The log has shown what became of these: nothing waits until they are visible."""
+        self._awaiting.met(keys)
+
+    def clock_stepped_back(self) -> None:
+        """The server's clock was set back: rows may have come in before the places where scans
+        begin."""
+        self.stir(anywhere=True)
+
+    # What is read ahead.
+
+    def available(self, group: FilterGroup, now: Instant) -> int:
+        """How many messages of a group's buffer may be claimed now."""
+        return 0 if group.scans.is_stale(now) else group.scans.buffer.ready
+
+    def take(self, wishes: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
+        """Take the first `count` ready entries of the groups' buffers, in the order of delivery, at
+        most so many of each group. What is taken for one group is dropped from the others'
+        buffers."""
+        if len(wishes) == 1:
+            ((group, most),) = wishes
+            return [(group, entry) for entry in group.scans.buffer.take(min(count, most))]
+        left = [most for _, most in wishes]
+        heads: list[tuple[int, int, Key, int, int]] = []
+
+        def put(at: int) -> None:
+            entry = wishes[at][0].scans.buffer.head()
+            if entry is not None and left[at] > 0:
+                heapq.heappush(heads, (entry.priority, entry.due_ns, entry.key, -left[at], at))
+
+        for at in range(len(wishes)):
+            put(at)
+        taken: list[tuple[FilterGroup, Entry]] = []
+        while heads and len(taken) < count:
+            _, due_ns, key, _, at = heapq.heappop(heads)
+            group = wishes[at][0]
+            head = group.scans.buffer.head()
+            if head is not None and (head.key, head.due_ns) == (key, due_ns):
+                taken += [(group, entry) for entry in group.scans.buffer.take(1)]
+                left[at] -= 1
+                for other, _ in wishes:
+                    other.scans.buffer.drop(key)
+            put(at)
+        return taken
+
+    # Scanning.
+
+    def pass_time(self, now: Instant) -> None:
+        """What has come due is ready; what the log has shown and no scan has is scanned for
+        again."""
+        for group in self._groups:
+            group.scans.buffer.promote(now)
+        if self._awaiting.due(now.mono_ns):
+            self.stir(anywhere=self._awaiting.slow)
+
+    def begin(self, groups: Iterable[FilterGroup], now: Instant, unavailable: int) -> list[Effect]:
+        """Scan for those of these groups whose time it is. `unavailable`: so many rows show as due
+        and are taken."""
+        due = [group for group in groups if self._is_due(group, now)]
+        due.sort(key=lambda group: group.scans.begun_ns)
+        room = max(0, self._limits.scans_max - len(self._running))
+        return [self._begin(group, now, unavailable) for group in due[:room]]
+
+    def answered(
+        self,
+        now: Instant,
+        scan_id: int,
+        result: ScanResult,
+        is_taken: Callable[[Key], bool],
+        is_outdated: Callable[[Entry, int], bool],
+    ) -> None:
+        """A scan came back. `is_taken`: whether a message is being claimed or dead-lettered;
+        `is_outdated`: whether a row shows less than is known."""
+        running = self._running.pop(scan_id)
+        scans = running.group.scans
+        scans.complete(now, self._limits.stale_ns)
+        self._awaiting.met(entry.key for entry in result.entries)
+
+        def unwanted(entry: Entry) -> bool:
+            if not is_taken(entry.key):
+                return is_outdated(entry, scan_id)
+            if scans.position is not None:
+                scans.position.lower(entry)  # The claim may be of an older state of the row, and miss.
+            return True
+
+        if running.part is None or not running.part.after:
+            scans.buffer.scanned(result, now, unwanted)
+        elif len(scans.buffer) <= 2 * scans.limit:
+            scans.buffer.joined(result, now, unwanted)
+        else:
+            return  # No room: what was found is still there at the next scan.
+        if scans.position is not None:
+            scans.position.advance(result.reached, result.greatest_id, now)
+        most = min(self._limits.window_max // len(self._groups), self._policy.cache_size)
+        scans.adapt_limit(self._limits.scan_min, most)
+
+    def failed(self, now: Instant, scan_id: int) -> FilterGroup:
+        """A scan could not be made; returns the group that has learned nothing."""
+        group = self._running.pop(scan_id).group
+        group.scans.complete(now, self._limits.stale_ns)
+        group.scans.dirty = True
+        return group
+
+    def reconfigure(self, policy: Policy) -> None:
+        """The table's comment changed."""
+        self._policy = policy
+        self.stir()
+
+    def _begin(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
+        scans, part = group.scans, None
+        if scans.position is not None:
+            if now.mono_ns >= self.full_scan_ns(group):
+                scans.position.reset()
+            part = Range(scans.position.begin(now), now.server_ns + self._limits.ahead_ns)
+        if part is None or not part.after:
+            scans.full_begun_ns = now.mono_ns
+        scans.begin(now)
+        scan_id = next(self._numbers)
+        self._running[scan_id] = _Running(group, part)
+        # Rows that cannot be offered again yet must not crowd out those that can.
+        limit = scans.limit + scans.buffer.missed + unavailable
+        return Scan(scan_id, group.selection, limit, part)
+
+    def _is_due(self, group: FilterGroup, now: Instant) -> bool:
+        scans = group.scans
+        buffer = scans.buffer
+        if scans.running:
+            return False
+        if buffer.ready <= scans.limit // 4:
+            if scans.dirty or buffer.more or group.is_unsure:
+                return True
+            if buffer.horizon_ns is not None and buffer.horizon_ns <= now.server_ns:
+                return True
+        if scans.dirty and now.mono_ns >= scans.begun_ns + self._limits.rescan_pause_ns:
+            return True
+        if scans.retry_ns is not None and scans.retry_ns <= now.mono_ns:
+            return True
+        if scans.due_again_ns is not None and scans.due_again_ns <= now.server_ns:
+            return True
+        return now.mono_ns >= self.full_scan_ns(group)

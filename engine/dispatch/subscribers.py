@@ -1,0 +1,329 @@
+"""Subscribers and their credit: how many more messages each stream may be given, and who is next.
+
+Credit bounds everything: the rows on their way to one client (two batches), the deliveries that it
+has not acknowledged (PREFETCH), and the rest of its LIMIT. A claimed message goes to the subscriber
+with the most credit left, and among equals to the one that has waited longest.
+
+`Subscribers` holds the streams of one filter group. It keeps what the dispatcher asks for at each
+event (the sum of the credit, who is next, who waits for a fetch, who may be over) up to date with
+each change of one subscriber, so that an event costs the same with 10 and with 5,000 of them. A
+subscriber is changed through its methods alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.dispatch.leases import Lease, LeaseEvent
+from engine.model import ANYTHING, Key, RowFormat, Selection
+
+BATCHES_UNSENT_MAX = 2
+"""Batches on their way to one subscriber: one being sent, one being fetched behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a client asked for. `patience_ns` None: endless; otherwise a bounded stream that ends
+    when nothing is due, having waited that long at most for its first message."""
+
+    id: int
+    holder: int
+    row_format: RowFormat
+    limit: int | None = None
+    prefetch: int | None = None
+    patience_ns: int | None = None
+    selection: Selection = ANYTHING
+
+
+@dataclass(slots=True, eq=False)
+class Subscriber:
+    """A subscription and where it stands."""
+
+    spec: Subscription
+    since_scan: int
+    """The number of the first scan of its filter group that shows whether anything is due for this
+    subscriber."""
+    patient_until_ns: int | None
+    """Until when a bounded stream waits for its first message (monotonic); None: it is endless."""
+    remaining: int | None
+    """What is left of its LIMIT."""
+    held: int = 0
+    """Leases that count against PREFETCH: given to this stream and not over."""
+    given: int = 0
+    """Messages delivered."""
+    served: int = 0
+    """The turn in which it was last given a message, for the round robin."""
+    paused: bool = False
+    """The client does not read as fast as it is sent to."""
+    fetching: bool = False
+    """A fetch of its rows is under way."""
+    out_of_patience: bool = False
+    """A bounded stream has waited long enough for its first message."""
+    unsent: dict[Key, Lease] = field(default_factory=dict)
+    counted: int = 0
+    """Its share of the group's credit."""
+    counted_starved: bool = False
+    """Whether it is counted among the group's starved ones."""
+    queued: tuple[int, int] | None = None
+    """Its credit and turn as they stand in the group's order of who is next."""
+
+    def credit(self, batch_size: int) -> int:
+        """How many more messages it may be given now."""
+        if self.paused:
+            return 0
+        credit = BATCHES_UNSENT_MAX * batch_size - len(self.unsent)
+        if self.spec.prefetch is not None:
+            credit = min(credit, self.spec.prefetch - self.held)
+        if self.remaining is not None:
+            credit = min(credit, self.remaining)
+        return max(0, credit)
+
+    @property
+    def starved(self) -> bool:
+        """Whether only acknowledgements can give it credit again."""
+        return self.spec.prefetch is not None and self.held >= self.spec.prefetch
+
+    @property
+    def finished(self) -> bool:
+        """Whether its LIMIT is used up and sent."""
+        return self.remaining == 0 and not self.unsent
+
+    @property
+    def may_end(self) -> bool:
+        """Whether it is a bounded stream that ends as soon as there is nothing to give."""
+        waited = self.given > 0 or self.out_of_patience
+        return self.patient_until_ns is not None and waited and not self.unsent
+
+
+class Subscribers:
+    """The subscribers of one filter group. Each method takes time that does not grow with their
+    number, or grows with its logarithm, unless it says otherwise."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._by_id: dict[int, Subscriber] = {}
+        self._turn = 0
+        self.credit = 0
+        """The sum of what all may be given now, a batch each at most."""
+        self._awake = 0
+        self._starved = 0
+        self._next: list[tuple[int, int, int]] = []
+        """A heap of (-credit, turn, id); entries that no longer hold are passed over."""
+        self._to_fetch: dict[int, Subscriber] = {}
+        self._done: dict[int, Subscriber] = {}
+        """Those that are over whatever there is to give: their LIMIT is used up, or they are
+        bounded and starved."""
+        self._ending: list[tuple[int, int]] = []
+        """A heap of (since_scan, id): bounded ones that end when nothing is to be given."""
+        self._ending_ids: set[int] = set()
+        self._patience: list[tuple[int, int]] = []
+        """A heap of (until, id): bounded ones that wait for their first message."""
+        self._unsure: Counter[int] = Counter()
+        """How many bounded ones wait for a scan of at least this number."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(self._by_id.values())
+
+    @property
+    def starved(self) -> bool:
+        """Whether somebody that reads has as much as PREFETCH allows."""
+        return self._starved > 0
+
+    @property
+    def awake(self) -> bool:
+        """Whether anybody reads."""
+        return self._awake > 0
+
+    # Who is here.
+
+    def add(self, subscriber: Subscriber) -> None:
+        """A stream begins."""
+        self._by_id[subscriber.spec.id] = subscriber
+        self._awake += not subscriber.paused
+        if subscriber.patient_until_ns is not None:
+            self._unsure[subscriber.since_scan] += 1
+            heapq.heappush(self._patience, (subscriber.patient_until_ns, subscriber.spec.id))
+        self._changed(subscriber)
+
+    def remove(self, subscriber: Subscriber) -> None:
+        """A stream is over; its unsent leases are the caller's to give back."""
+        number = subscriber.spec.id
+        del self._by_id[number]
+        self._awake -= not subscriber.paused
+        self.credit -= subscriber.counted
+        self._starved -= subscriber.counted_starved
+        self._to_fetch.pop(number, None)
+        self._done.pop(number, None)
+        if subscriber.patient_until_ns is not None:
+            self._unsure[subscriber.since_scan] -= 1
+            if not self._unsure[subscriber.since_scan]:
+                del self._unsure[subscriber.since_scan]
+        self._compact()
+
+    def pause(self, subscriber: Subscriber, *, paused: bool) -> None:
+        """Its client stopped reading, or reads again."""
+        if subscriber.paused is not paused:
+            subscriber.paused = paused
+            self._awake += -1 if paused else 1
+            self._changed(subscriber)
+
+    def resize(self, batch_size: int) -> None:
+        """The table's batch size is this from now on. Takes time for each subscriber."""
+        self._batch_size = batch_size
+        for subscriber in self._by_id.values():
+            self._changed(subscriber)
+
+    # What they are given.
+
+    def deal(self, leases: Sequence[Lease]) -> tuple[list[tuple[Lease, Subscriber]], Sequence[Lease]]:
+        """Give `leases` out in order, to each subscriber a batch at most.
+
+        Returns who got which, and the leases that nobody can take.
+        """
+        dealt: list[tuple[Lease, Subscriber]] = []
+        taking: list[tuple[int, int, int]] = []  # Those that got some in this deal, as in `_next`.
+        served: dict[int, Subscriber] = {}
+        for lease in leases:
+            best = self._best()
+            if taking and (best is None or taking[0] <= best):
+                debit, _, number = heapq.heappop(taking)
+            elif best is not None:
+                debit, _, number = heapq.heappop(self._next)
+            else:
+                break
+            self._turn += 1
+            subscriber = served[number] = self._by_id[number]
+            subscriber.served = self._turn
+            subscriber.held += 1
+            subscriber.unsent[lease.key] = lease
+            if subscriber.remaining is not None:
+                subscriber.remaining -= 1
+            dealt.append((lease, subscriber))
+            if debit < -1:
+                heapq.heappush(taking, (debit + 1, self._turn, number))
+        for subscriber in served.values():
+            self._changed(subscriber)
+        return dealt, leases[len(dealt) :]
+
+    def take_back(self, subscriber: Subscriber, lease: Lease) -> None:
+        """A lease is over: a sent one frees its credit, an unsent one also its place under
+        LIMIT."""
+        subscriber.held -= 1
+        if subscriber.unsent.pop(lease.key, None) is not None and subscriber.remaining is not None:
+            subscriber.remaining += 1
+        self._changed(subscriber)
+
+    def sent(self, subscriber: Subscriber, leases: Iterable[Lease]) -> None:
+        """These rows are on their way to the client."""
+        for lease in leases:
+            lease.apply(LeaseEvent.SEND)
+            del subscriber.unsent[lease.key]
+            subscriber.given += 1
+        self._changed(subscriber)
+
+    # Fetching.
+
+    def to_fetch(self) -> list[Subscriber]:
+        """Those that read, have unsent leases, and no fetch under way."""
+        return list(self._to_fetch.values())
+
+    def fetching(self, subscriber: Subscriber, *, fetching: bool) -> None:
+        """A fetch of its rows begins, or came back."""
+        subscriber.fetching = fetching
+        self._changed(subscriber)
+
+    # Bounded streams.
+
+    def is_unsure(self, completed: int, started: int) -> bool:
+        """Whether a bounded stream waits for a scan that began after it did, given the numbers of
+        the last scan that came back and of the last one that was begun."""
+        return any(number in self._unsure for number in range(completed + 1, started + 2))
+
+    def next_patience_ns(self) -> int | None:
+        """When the patience of a bounded stream ends next (monotonic)."""
+        while self._patience and self._waiting_first(self._patience[0][1]) is None:
+            heapq.heappop(self._patience)
+        return self._patience[0][0] if self._patience else None
+
+    def pass_time(self, now_ns: int) -> None:
+        """Note whose patience is over at this monotonic time."""
+        while (until_ns := self.next_patience_ns()) is not None and until_ns <= now_ns:
+            subscriber = self._by_id[heapq.heappop(self._patience)[1]]
+            subscriber.out_of_patience = True
+            self._changed(subscriber)
+
+    def over(self, *, nothing_to_give: bool, completed: int) -> list[Subscriber]:
+        """Those that have had all that they asked for, or, bounded, all that there is to have now.
+        They are still to be removed. `completed` is the number of the last scan that came back."""
+        ended = list(self._done.values())
+        while nothing_to_give and self._ending and self._ending[0][0] <= completed:
+            number = heapq.heappop(self._ending)[1]
+            self._ending_ids.discard(number)
+            subscriber = self._by_id.get(number)
+            if subscriber is not None and subscriber.may_end and number not in self._done:
+                ended.append(subscriber)
+        return ended
+
+    # The indexes.
+
+    def _changed(self, subscriber: Subscriber) -> None:
+        """Bring all indexes up to date with one subscriber."""
+        number = subscriber.spec.id
+        credit = min(subscriber.credit(self._batch_size), self._batch_size)
+        self.credit += credit - subscriber.counted
+        subscriber.counted = credit
+        if not credit:
+            subscriber.queued = None
+        elif subscriber.queued != (credit, subscriber.served):
+            subscriber.queued = credit, subscriber.served
+            heapq.heappush(self._next, (-credit, subscriber.served, number))
+        starved = subscriber.starved and not subscriber.paused
+        self._starved += starved - subscriber.counted_starved
+        subscriber.counted_starved = starved
+        if subscriber.unsent and not (subscriber.fetching or subscriber.paused):
+            self._to_fetch[number] = subscriber
+        else:
+            self._to_fetch.pop(number, None)
+        may_end = subscriber.may_end
+        if subscriber.finished or (may_end and subscriber.starved):
+            self._done[number] = subscriber
+        else:
+            self._done.pop(number, None)
+        if may_end and number not in self._ending_ids:
+            self._ending_ids.add(number)
+            heapq.heappush(self._ending, (subscriber.since_scan, number))
+        self._compact()
+
+    def _best(self) -> tuple[int, int, int] | None:
+        """The entry of who is next; None when nobody has credit."""
+        while self._next:
+            debit, served, number = self._next[0]
+            subscriber = self._by_id.get(number)
+            if subscriber is not None and (-debit, served) == (subscriber.counted, subscriber.served):
+                return self._next[0]
+            heapq.heappop(self._next)
+        return None
+
+    def _waiting_first(self, number: int) -> Subscriber | None:
+        subscriber = self._by_id.get(number)
+        return subscriber if subscriber is not None and not (subscriber.given or subscriber.out_of_patience) else None
+
+    def _compact(self) -> None:
+        """Drop what the heaps hold in vain, before it is more than what they hold."""
+        most = 2 * len(self._by_id) + 64
+        if len(self._next) > most:
+            self._next = [(-each.counted, each.served, each.spec.id) for each in self if each.counted]
+            heapq.heapify(self._next)
+        if len(self._patience) > most:
+            self._patience = [entry for entry in self._patience if self._waiting_first(entry[1])]
+            heapq.heapify(self._patience)
+        if len(self._ending) > most:
+            self._ending = [entry for entry in self._ending if entry[1] in self._by_id]
+            heapq.heapify(self._ending)
+            self._ending_ids = {number for _, number in self._ending}

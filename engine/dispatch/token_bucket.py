@@ -1,0 +1,76 @@
+"""The rate limit of a table: a token bucket on the monotonic clock.
+
+A claim takes one token a message. The bucket is small, so that a second's worth of messages is
+spread over the second: it holds what `BURST_S` brings. A claim takes as long as its commit, though,
+and only a few claims are under way at once. If commits take longer than `BURST_S`, a bucket of that
+size would overflow while they run, and the rate would not be reached. So the bucket also holds what
+came in while the last claim ran, up to `CLAIM_MAX_S`.
+
+At most `rate` · (1 + `BURST_S` + the time of a claim) messages go in any second.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.model import NS_PER_S
+
+BURST_S = 0.01
+"""The messages of so long may go at once."""
+CLAIM_MAX_S = 1.0
+"""The longest claim for which the bucket makes room. After a server has stood still, at most a
+second's worth goes at once; where each commit takes longer than a second, the rate is not
+reached."""
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """At most `rate` messages a second (None: any number). Times are monotonic, in ns."""
+
+    rate: float | None
+    now_ns: int
+    _claim_s: float = 0.0
+    _tokens: float = 1.0
+
+    def allowance(self, now_ns: int) -> int | None:
+        """How many may go now; None for any number. High rates go in handfuls, so that not each
+        wakes somebody."""
+        if self.rate is None:
+            return None
+        self._refill(now_ns)
+        return int(self._tokens) if self._tokens >= self._handful else 0
+
+    def spend(self, count: int) -> None:
+        """So many go; a negative count: they did not go after all."""
+        if self.rate is not None:
+            self._tokens = min(self._tokens - count, self._capacity)
+
+    def claim_took(self, duration_ns: int) -> None:
+        """A claim was answered so long after it was begun."""
+        self._claim_s = min(duration_ns / NS_PER_S, CLAIM_MAX_S)
+
+    def ready_ns(self) -> int | None:
+        """When the next may go; None: at any time."""
+        if self.rate is None:
+            return None
+        return self.now_ns + max(0, math.ceil((self._handful - self._tokens) / self.rate * NS_PER_S))
+
+    def change(self, rate: float | None, now_ns: int) -> None:
+        """The rate is another one from now on."""
+        self._refill(now_ns)
+        self.rate = rate
+        self._tokens = min(self._tokens, self._capacity)
+
+    @property
+    def _capacity(self) -> float:
+        return max(1.0, (self.rate or 0.0) * (BURST_S + self._claim_s))
+
+    @property
+    def _handful(self) -> float:
+        return max(1.0, (self.rate or 0.0) * BURST_S / 2)
+
+    def _refill(self, now_ns: int) -> None:
+        if self.rate is not None and now_ns > self.now_ns:
+            self._tokens = min(self._tokens + (now_ns - self.now_ns) * self.rate / NS_PER_S, self._capacity)
+        self.now_ns = max(now_ns, self.now_ns)

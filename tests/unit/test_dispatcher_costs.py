@@ -1,0 +1,178 @@
+"""What an event costs: the same number of steps with 10 and with 5,000 subscribers, with 1 and with 1,000 queues.
+
+Steps are calls of Python functions, which do not depend on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Claim, Deliver, Fetch, Scan
+from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.dispatch.subscribers import Subscription
+from engine.model import NS_PER_S, Claimed, Entry, FetchResult, ScanResult, TableId
+from engine.service import Engine
+from engine.shell import EngineSettings
+from engine.store_memory import MemoryStore
+from tests.support.play import FORMAT, POLICY, queue_table
+
+COUNTS = (10, 1_000, 5_000)
+MANY = replace(POLICY, batch_size=10, cache_size=100_000)
+NOW = Instant(10**12, 10**18)
+LONG_NS = 3_600 * NS_PER_S
+
+
+def spent(action: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[int, Any]:
+    """How many Python functions a call takes, and what it returns."""
+    count = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(called)
+    try:
+        answer = action(*arguments, **options)
+    finally:
+        sys.setprofile(None)
+    return count, answer
+
+
+def waiting(count: int, **options: Any) -> Dispatcher:
+    """So many streams wait for messages, and a scan has found none."""
+    dispatcher = Dispatcher(MANY, Limits(), lambda: 0.5, NOW)
+    effects: Effects = []
+    for number in range(1, count + 1):
+        effects += dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, **options))
+    while scans := [effect for effect in effects if isinstance(effect, Scan)]:
+        effects = dispatcher.scanned(NOW, scans[0].scan_id, ScanResult((), more=False, horizon_ns=None))
+    return dispatcher
+
+
+def answer(dispatcher: Dispatcher, effect: object) -> tuple[int, Effects]:
+    """What the database's answer to an effect costs and causes: every message asked for is there."""
+    match effect:
+        case Scan(scan_id):
+            found = ScanResult((Entry(1, 0, 0, 0),), more=False, horizon_ns=None)
+            return spent(dispatcher.scanned, NOW, scan_id, found)
+        case Claim(claim_id, wanted):
+            claims = [Claimed(want.key, 1, NOW.server_ns + want.wait_ns, 0, 0) for want in wanted]
+            return spent(dispatcher.claimed, NOW, claim_id, claims)
+        case Fetch(fetch_id, _, keys):
+            return spent(dispatcher.fetched, NOW, fetch_id, FetchResult(dict.fromkeys(keys, b"row")))
+        case _:
+            return 0, []
+
+
+def delivered(dispatcher: Dispatcher) -> int:
+    """What it costs from the commit of one message until its row is sent."""
+    cost, effects = spent(dispatcher.woken, NOW)
+    rows = 0
+    while effects:
+        effect = effects.pop(0)
+        rows += isinstance(effect, Deliver)
+        more, caused = answer(dispatcher, effect)
+        cost += more
+        effects += caused
+    assert rows == 1
+    return cost
+
+
+def test_a_wake_up_costs_the_same_however_many_streams_wait() -> None:
+    assert len({spent(waiting(count).woken, NOW)[0] for count in COUNTS}) == 1
+
+
+def test_a_message_from_its_commit_to_its_stream_costs_the_same_however_many_streams_wait() -> None:
+    assert len({delivered(waiting(count)) for count in COUNTS}) == 1
+
+
+def test_an_acknowledgement_costs_the_same_however_many_streams_there_are() -> None:
+    costs = set()
+    for count in COUNTS:
+        dispatcher = waiting(count)
+        delivered(dispatcher)
+        costs.add(spent(dispatcher.settled, NOW, [1])[0])
+    assert len(costs) == 1
+
+
+@pytest.mark.parametrize("patience_ns", [None, LONG_NS], ids=["endless", "long polls"])
+def test_a_client_that_comes_and_goes_costs_the_same_however_many_streams_there_are(patience_ns: int | None) -> None:
+    costs = set()
+    for count in COUNTS:
+        dispatcher = waiting(count, patience_ns=patience_ns)
+        newcomer = Subscription(count + 1, count + 1, FORMAT, patience_ns=LONG_NS)
+        costs.add(spent(dispatcher.subscribe, NOW, newcomer)[0] + spent(dispatcher.disconnected, NOW, count + 1)[0])
+    assert max(costs) - min(costs) <= 10  # A heap of more streams may be one level deeper.
+
+
+def test_streams_that_were_ended_leave_nothing_behind() -> None:
+    dispatcher = waiting(10)
+    for number in range(11, 2_011):
+        dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, patience_ns=LONG_NS))
+        dispatcher.disconnected(NOW, number)
+    members = dispatcher._groups.main.subscribers
+    assert (len(dispatcher._streams_of), len(members)) == (10, 10)
+    kept = (members._next, members._patience, members._ending, members._ending_ids, members._unsure, members._to_fetch)
+    assert sum(len(index) for index in kept) < 400
+
+
+# Over all queues.
+
+
+class Silent:
+    """A sink that expects nothing."""
+
+    def deliver(self, rows: tuple[bytes, ...]) -> None:
+        raise AssertionError(rows)
+
+    def end(self, cause: object, text: str) -> None:
+        raise AssertionError((cause, text))
+
+
+async def engine_with(queues: int) -> Engine:
+    store = MemoryStore(now_ns=10**18)
+    for number in range(queues):
+        store.add_table(replace(queue_table(), id=TableId("test", f"queue_{number}")))
+    engine = Engine(store, EngineSettings())
+    await engine.start()
+    return engine
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_connection_that_ends_costs_the_same_however_many_queues_there_are(streamed: bool) -> None:
+    async def cost(queues: int) -> int:
+        engine = await engine_with(queues)
+        if streamed:
+            queue = await engine.queue(TableId("test", "queue_0"))
+            engine.subscribe(queue, Silent(), holder=7, row_format=FORMAT)
+        cost, _ = spent(engine.disconnected, 7)
+        assert engine._of_holder == {}
+        await engine.close()
+        return cost
+
+    assert abs(asyncio.run(cost(1)) - asyncio.run(cost(1_000))) <= 20  # A timer is set, or was set already.
+
+
+@pytest.mark.parametrize("report", ["written", "noticed", "acknowledged"])
+def test_a_report_about_one_queue_costs_the_same_however_many_there_are(report: str) -> None:
+    async def cost(queues: int) -> int:
+        engine = await engine_with(queues)
+        match report:
+            case "written":
+                cost, _ = spent(engine.written, "queue_0")
+            case "noticed":
+                cost, _ = spent(engine.noticed, TableId("test", "queue_0"), (), [1])
+            case _:
+                cost, _ = spent(engine.acknowledged, TableId("test", "queue_0"), [1], certain=True)
+        await engine.close()
+        return cost
+
+    assert abs(asyncio.run(cost(1)) - asyncio.run(cost(1_000))) <= 20  # A timer is set, or was set already.

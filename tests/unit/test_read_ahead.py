@@ -1,0 +1,109 @@
+"""The read-ahead buffer: which keys it offers, and when."""
+
+from __future__ import annotations
+
+from engine.dispatch.instant import Instant
+from engine.dispatch.read_ahead import RETRY_MAX_NS, RETRY_MIN_NS, ReadAhead
+from engine.model import Entry, ScanResult
+
+
+def at(ns: int) -> Instant:
+    """Both clocks show this time."""
+    return Instant(ns, ns)
+
+
+def entry(key: int, *, priority: int = 0, due_ns: int = 0, epoch: int = 0) -> Entry:
+    return Entry(key, epoch, priority, due_ns)
+
+
+def window(*entries: Entry, now_ns: int = 100, more: bool = False, horizon_ns: int | None = None) -> ReadAhead:
+    made = ReadAhead()
+    made.scanned(ScanResult(entries, more, horizon_ns), at(now_ns), lambda _: False)
+    return made
+
+
+def keys(entries: list[Entry]) -> list[object]:
+    return [each.key for each in entries]
+
+
+def test_due_entries_come_by_priority_then_time_then_id() -> None:
+    made = window(entry(4, priority=1), entry(3, due_ns=2), entry(2, due_ns=1), entry(1, due_ns=2))
+    assert keys(made.take(9)) == [2, 1, 3, 4]
+
+
+def test_entries_become_ready_when_they_are_due() -> None:
+    made = window(entry(1, due_ns=150), entry(2, due_ns=120))
+    assert made.ready == 0
+    assert made.next_ns(at(100)) == 120
+    made.promote(at(120))
+    assert keys(made.take(9)) == [2]
+    assert made.next_ns(at(100)) == 150
+
+
+def test_the_horizon_is_a_time_to_look_again() -> None:
+    assert window(entry(1, due_ns=150), horizon_ns=140).next_ns(at(100)) == 140
+
+
+def test_what_is_forgotten_is_not_offered() -> None:
+    made = window(entry(1), entry(2), entry(3, due_ns=200))
+    made.forget([1, 3])
+    made.promote(at(300))
+    assert keys(made.take(9)) == [2]
+    assert made.next_ns(at(300)) is None
+
+
+def test_a_scan_takes_the_place_of_all_before_it() -> None:
+    made = window(entry(1), entry(2, due_ns=200))
+    made.scanned(ScanResult((entry(3),), more=False, horizon_ns=None), at(100), lambda _: False)
+    made.promote(at(300))
+    assert keys(made.take(9)) == [3]
+
+
+def test_unwanted_entries_are_left_out() -> None:
+    made = ReadAhead()
+    made.scanned(ScanResult((entry(1), entry(2)), more=False, horizon_ns=None), at(100), lambda each: each.key == 1)
+    assert keys(made.take(9)) == [2]
+
+
+def test_a_missed_row_waits_longer_each_time_and_at_most_a_second() -> None:
+    made = window(entry(1))
+    now_ns = 100
+    pauses = []
+    for _ in range(9):
+        assert keys(made.take(1)) == [1]
+        retry_ns = made.miss([entry(1)], at(now_ns))
+        pauses.append(retry_ns - now_ns)
+        made.scanned(ScanResult((entry(1),), more=False, horizon_ns=None), at(now_ns), lambda _: False)
+        assert made.ready == 0
+        now_ns = retry_ns
+        made.promote(at(now_ns))
+    assert pauses[:3] == [RETRY_MIN_NS, 2 * RETRY_MIN_NS, 4 * RETRY_MIN_NS]
+    assert pauses[-1] == RETRY_MAX_NS
+
+
+def test_a_missed_row_that_is_gone_from_the_index_is_forgotten() -> None:
+    made = window(entry(1))
+    made.miss([entry(1)], at(100))
+    made.scanned(ScanResult((), more=False, horizon_ns=None), at(100), lambda _: False)
+    assert made.missed == 0
+
+
+def test_a_row_that_could_be_claimed_is_not_held_back_any_more() -> None:
+    made = window(entry(1))
+    made.miss([entry(1)], at(100))
+    made.claimed([1])
+    made.scanned(ScanResult((entry(1),), more=False, horizon_ns=None), at(100), lambda _: False)
+    assert made.ready == 1
+
+
+def test_the_servers_clock_decides_what_is_due_and_ours_when_to_try_again() -> None:
+    made = window(entry(1), entry(2, due_ns=150))
+    retry_ns = made.miss(made.take(1), at(100), keep=True)
+    made.promote(Instant(100, 10**15))
+    assert keys(made.take(9)) == [2]
+    made.promote(Instant(retry_ns, 0))
+    assert keys(made.take(9)) == [1]
+
+
+def test_a_server_time_is_waited_for_by_our_clock() -> None:
+    assert window(entry(1, due_ns=150)).next_ns(Instant(7_000, 100)) == 7_050

@@ -1,0 +1,206 @@
+"""A fault of ours stays in its table: it is logged and counted, and the table goes on from what the database says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Cause
+from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.model import TableId
+from engine.service import Engine
+from engine.shell import EngineSettings
+from engine.store_memory import MemoryStore, Row
+from tests.support.play import FORMAT, TABLE, queue_table
+
+OTHER = TableId("test", "other")
+QUICK = Limits(failure_pause_min_ns=1_000_000, failure_pause_max_ns=4_000_000)
+
+
+@dataclass
+class Client:
+    """A sink that keeps what it gets."""
+
+    rows: list[bytes] = field(default_factory=list)
+    ended: Cause | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deliver(self, rows: tuple[bytes, ...]) -> None:
+        self.rows += rows
+        self.changed.set()
+
+    def end(self, cause: Cause, text: str) -> None:
+        self.ended = cause
+        self.changed.set()
+
+    async def has(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.rows) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def is_ended(self) -> None:
+        async with asyncio.timeout(10):
+            while self.ended is None:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class BrokenClient(Client):
+    """A sink that cannot take what it is given."""
+
+    def deliver(self, rows: tuple[bytes, ...]) -> None:
+        raise RuntimeError("a fault in the session")
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[Engine, MemoryStore]]:
+    store = MemoryStore(now_ns=10**18)
+    for table in (TABLE, OTHER):
+        store.add_table(replace(queue_table(), id=table))
+    engine = Engine(store, EngineSettings(), QUICK)
+    await engine.start()
+    try:
+        yield engine, store
+    finally:
+        await engine.close()
+
+
+async def streaming(engine: Engine, table: TableId, client: Client, holder: int, **options: Any) -> None:
+    engine.subscribe(await engine.queue(table), client, holder=holder, row_format=FORMAT, **options)
+
+
+def enqueue(engine: Engine, store: MemoryStore, table: TableId, key: int) -> None:
+    store.put(table, Row(key, payload=str(key).encode()))
+    engine.written(table.name)
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many commits the dispatcher is to fail at."""
+    left = {"faults": 0}
+    woken = Dispatcher.woken
+
+    def failing(self: Dispatcher, now: Instant, *, anywhere: bool = False) -> Effects:
+        if left["faults"]:
+            left["faults"] -= 1
+            raise RuntimeError("a fault in the dispatcher")
+        return woken(self, now, anywhere=anywhere)
+
+    monkeypatch.setattr(Dispatcher, "woken", failing)
+    return left
+
+
+def test_a_stream_goes_on_after_a_fault_in_its_tables_dispatcher(
+    fault: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        async with running() as (engine, store):
+            mine, others = Client(), Client()
+            await streaming(engine, TABLE, mine, holder=1)
+            await streaming(engine, OTHER, others, holder=2)
+            fault["faults"] = 1
+            enqueue(engine, store, TABLE, 7)  # Whoever committed it notices nothing.
+            enqueue(engine, store, OTHER, 8)
+            await others.has(1)
+            await mine.has(1)
+            assert (mine.rows, others.rows) == ([b"7"], [b"8"])
+            assert engine.counters.dispatcher_restarts == 1
+
+    asyncio.run(play())
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert str(TABLE) in record.getMessage()
+
+
+def test_faults_in_a_row_are_answered_by_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = 4
+    scanned = Dispatcher.scanned
+
+    def failing(self: Dispatcher, *arguments: Any) -> Effects:
+        nonlocal faults
+        if faults:
+            faults -= 1
+            raise RuntimeError("a fault that comes back with each scan")
+        return scanned(self, *arguments)
+
+    async def play() -> None:
+        async with running() as (engine, store):
+            monkeypatch.setattr(Dispatcher, "scanned", failing)
+            client = Client()
+            store.put(TABLE, Row(7, payload=b"7"))
+            await streaming(engine, TABLE, client, holder=1)
+            await client.has(1)
+
+    asyncio.run(play())
+    pauses = [record.args[1] for record in caplog.records if record.exc_info and isinstance(record.args, tuple)]
+    assert pauses == [0.001, 0.002, 0.004, 0.004]
+
+
+def test_a_limit_holds_over_a_fault(fault: dict[str, int]) -> None:
+    async def play() -> None:
+        async with running() as (engine, store):
+            client = Client()
+            await streaming(engine, TABLE, client, holder=1, limit=2)
+            enqueue(engine, store, TABLE, 1)
+            await client.has(1)
+            fault["faults"] = 1
+            for key in (2, 3):
+                enqueue(engine, store, TABLE, key)
+            await client.is_ended()
+            assert (client.ended, len(client.rows)) == (Cause.COMPLETE, 2)
+
+    asyncio.run(play())
+
+
+def test_a_stream_that_was_ended_during_the_pause_gets_nothing(fault: dict[str, int]) -> None:
+    async def play() -> None:
+        async with running() as (engine, store):
+            gone, there = Client(), Client()
+            queue = await engine.queue(TABLE)
+            handle = engine.subscribe(queue, gone, holder=1, row_format=FORMAT)
+            fault["faults"] = 1
+            enqueue(engine, store, TABLE, 7)
+            handle.cancel()
+            await streaming(engine, TABLE, there, holder=2)
+            await there.has(1)
+            assert (gone.rows, there.rows) == ([], [b"7"])
+
+    asyncio.run(play())
+
+
+def test_a_proxy_can_be_stopped_while_a_dispatcher_has_a_fault(fault: dict[str, int]) -> None:
+    async def play() -> None:
+        async with running() as (engine, store):
+            client = Client()
+            await streaming(engine, TABLE, client, holder=1)
+            fault["faults"] = 1
+            enqueue(engine, store, TABLE, 7)
+            async with asyncio.timeout(10):
+                await engine.drain()
+            assert client.ended is Cause.DRAINING
+
+    asyncio.run(play())
+
+
+def test_a_client_that_cannot_take_its_rows_loses_its_stream_and_its_messages_go_to_others() -> None:
+    async def play() -> None:
+        async with running() as (engine, store):
+            broken, whole = BrokenClient(), Client()
+            await streaming(engine, TABLE, broken, holder=1)
+            enqueue(engine, store, TABLE, 7)
+            await broken.is_ended()
+            await streaming(engine, TABLE, whole, holder=2)
+            await whole.has(1)
+            assert broken.ended is Cause.UNUSABLE
+            assert engine.counters.dispatcher_restarts == 0
+
+    asyncio.run(play())
