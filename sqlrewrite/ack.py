@@ -31,10 +31,8 @@ from typing import Final, NoReturn
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import syntax_error, wrong_argument
 from sqlrewrite.lexicon import (
-    BACKQUOTED,
     BLANK,
-    BLOCK_COMMENT,
-    DOUBLE_QUOTED,
+    COMMENT,
     GAP,
     LINE_COMMENT,
     UNREADABLE,
@@ -42,7 +40,6 @@ from sqlrewrite.lexicon import (
     WORD_END,
     bytes_pattern,
     shadow,
-    strings,
 )
 from sqlrewrite.names import Param, TableName, unquote
 from sqlrewrite.values import number
@@ -164,7 +161,15 @@ def settle_steps(
 
 # The patterns
 
-_GAP = bytes_pattern(GAP)
+GAP_PIECES_MAX: Final = 1_000
+"""Blanks and comments in a row that are taken for a gap between two words."""
+NAME_QUOTES_MAX: Final = 128
+"""Quotes that a name can hold: as many as it can have characters, and more."""
+INNER_PIECES: Final = 64
+"""Escapes in a string, or asterisks in a comment, that the pattern follows; one that has more is read in steps."""
+
+_GAP_PIECES = rf"(?>(?:{BLANK}++|{COMMENT}){{0,{GAP_PIECES_MAX}}})"
+_GAP = bytes_pattern(_GAP_PIECES)
 _VERB = bytes_pattern(rf"(ACK|NACK|EXTEND){WORD_END}")
 _FROM = bytes_pattern(rf"FROM{WORD_END}")
 _WHERE = bytes_pattern(rf"WHERE{WORD_END}")
@@ -178,6 +183,21 @@ _BY_EXPECTED = f"BY was expected: it takes {_TAKES}"
 _SECONDS = re.compile(rb"[0-9]{1,10}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _OPERAND_END = bytes_pattern(rf"(?:[)'\"`?]|(?<!{WORD_BYTE})(?:[0-9]++|TRUE|FALSE|NULL)){BLANK}*+\Z")
 """Text behind which no column can stand."""
+
+_EXECUTED = bytes_pattern(r"/\*M?!")
+_SHORT_NAMES = tuple(rf"(?>(?:{mark}[^{mark}]*+{mark}){{1,{NAME_QUOTES_MAX}}})" for mark in ("`", '"'))
+
+
+def _string(mark: str, *, escapes: bool) -> str:
+    """A string, or a quoted name, if it is short. A doubled quote is an end followed by a start, which is the same."""
+    inside = rf"(?>(?:[^{mark}\\]++|\\[\s\S]){{0,{INNER_PIECES}}})" if escapes else f"[^{mark}]*+"
+    return mark + inside + mark
+
+
+def _inside(mark: str, *, escapes: bool) -> re.Pattern[bytes]:
+    """The next part of such a string, empty at its end."""
+    return bytes_pattern(rf"(?>(?:[^{mark}\\]++|\\[\s\S]){{0,{STEP_PIECES}}})" if escapes else f"[^{mark}]*+")
+
 
 STRETCH_PIECES: Final = 512
 """Pieces without interest that the pattern goes over before the reader hears of it."""
@@ -205,25 +225,30 @@ class _Grammar:
     """What follows a condition, up to the end of the statement."""
     pieces: re.Pattern[bytes]
     """A stretch of the condition without interest, or one of the named groups."""
+    inside: Mapping[bytes, re.Pattern[bytes]]
+    """By quote, the next part of what stands in quotes and is long."""
 
 
 @cache
 def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
-    quoted = strings(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+    escapes = {"'": not no_backslash_escapes, '"': not (no_backslash_escapes or ansi_quotes), "`": False}
+    quoted = "|".join(_string(mark, escapes=escaped) for mark, escaped in escapes.items())
+    comment = rf"/\*(?!M?!)[^*]*+(?>(?:\*(?!/)[^*]*+){{0,{INNER_PIECES}}})\*/"
     word = _TAIL_WORDS.get(verb)
     clauses = "ORDER|LIMIT" if word is None else f"ORDER|LIMIT|{word}"
-    tail = rf"{_tail_pattern(verb)}{GAP}(?>(?:;{GAP})?)\Z"
+    tail = rf"{_tail_pattern(verb)}{_GAP_PIECES}(?>(?:;{_GAP_PIECES})?)\Z"
     return _Grammar(
-        name=bytes_pattern("|".join((_BARE_NAME, BACKQUOTED, *[DOUBLE_QUOTED] * ansi_quotes))),
+        name=bytes_pattern("|".join((_BARE_NAME, *_SHORT_NAMES[: 1 + ansi_quotes]))),
         keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes) + GAP + tail),
         tail=bytes_pattern(tail),
         pieces=bytes_pattern(
-            rf"(?>(?:{BLANK}++|{BLOCK_COMMENT}|{LINE_COMMENT}|{quoted}"
+            rf"(?>(?:{BLANK}++|{comment}|{LINE_COMMENT}|{quoted}"
             rf"|(?!(?:{clauses}){WORD_END})[0-9A-Z_$.@\x80-\xff]++"
             rf"|-(?!-[\x00-\x20\x7f-\xff]|-\Z)|/(?!\*)|[^\x00'\"`\#();?/\-0-9A-Z_$.@\x80-\xff])"
             rf"{{1,{STRETCH_PIECES}}})"
             rf"|(?P<mark>[();?])|(?P<clause>{clauses})|(?P<bad>/\*|--|[\s\S])"
         ),
+        inside={mark.encode(): _inside(mark, escapes=escaped) for mark, escaped in escapes.items()},
     )
 
 
@@ -245,7 +270,7 @@ def _tail_pattern(verb: Verb) -> str:
     word = _TAIL_WORDS.get(verb)
     if word is None:
         return ""
-    pattern = rf"(?<!{WORD_BYTE}){word}{WORD_END}{GAP}(?P<seconds>\?|[0-9.][0-9A-Z_$.\x80-\xff]*+)"
+    pattern = rf"(?<!{WORD_BYTE}){word}{WORD_END}{_GAP_PIECES}(?P<seconds>\?|[0-9.][0-9A-Z_$.\x80-\xff]*+)"
     return pattern if verb is Verb.EXTEND else rf"(?>(?:{pattern})?)"
 
 
@@ -340,7 +365,11 @@ class _Reader:
     def _measure(self, start: int) -> Generator[None, None, tuple[int, int, bytes | None]]:
         """Where the condition ends, how many parameters it has, and the seconds that follow it."""
         depth = param_count = gone_over = 0
-        for piece in self._grammar.pieces.finditer(self._text, start):
+        position = start
+        while position < len(self._text):
+            piece = self._grammar.pieces.match(self._text, position)
+            assert piece is not None
+            position = piece.end()
             gone_over += STRETCH_PIECES if piece.lastgroup is None else 1
             if gone_over >= STEP_PIECES:
                 gone_over = 0
@@ -348,6 +377,9 @@ class _Reader:
             if piece.lastgroup is None:
                 continue
             self._position = piece.start()
+            if piece.lastgroup == "bad" and (end_of_long := (yield from self._end_of_long())):
+                position = end_of_long
+                continue
             if depth == 0 and (end := self._grammar.tail.match(self._text, self._position)):
                 return self._position, param_count, end.groupdict().get("seconds")
             match piece[0]:
@@ -369,6 +401,22 @@ class _Reader:
         if self._verb is Verb.EXTEND:
             self._fail(_BY_EXPECTED)
         return self._position, param_count, None
+
+    def _end_of_long(self) -> Generator[None, None, int]:
+        """Where a comment, or what stands in quotes, ends that begins here and is long; 0 where there is none such."""
+        text, begin = self._text, self._position
+        if text.startswith(b"/*", begin):
+            closed = -1 if _EXECUTED.match(text, begin) else text.find(b"*/", begin + 2)
+            return closed + 2 if closed > 0 else 0
+        mark = text[begin : begin + 1]
+        inside = self._grammar.inside.get(mark)
+        if inside is None:
+            return 0
+        end = begin + 1
+        while (part := inside.match(text, end)) is not None and part.end() > end:
+            end = part.end()
+            yield
+        return end + 1 if text[end : end + 1] == mark else 0
 
     def _clause(self, start: int, word: str) -> None:
         """A word that may begin a clause stands here, and the statement does not end with it."""

@@ -10,11 +10,13 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
+from unittest import mock
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlglot import TokenType, tokenize
 
+from sqlrewrite import ack
 from sqlrewrite.ack import ACKNOWLEDGED, NOW, parse_settle
 from sqlrewrite.classify import Head, Verb, classify, parse_kill
 from sqlrewrite.cursor import SqlMode
@@ -142,6 +144,38 @@ def test_no_condition_gets_out_of_its_parentheses(
     assert behind.endswith(b"\n)")
     assert b";" not in marks
     assert marks.count(b"?") + before.count(b"?") == statement.param_count
+
+
+@contextlib.contextmanager
+def small_steps() -> Iterator[None]:
+    """Stretches, strings and comments are read in steps from their third piece on."""
+    ack._grammar.cache_clear()
+    with (
+        mock.patch.object(ack, "INNER_PIECES", 1),
+        mock.patch.object(ack, "STRETCH_PIECES", 2),
+        mock.patch.object(ack, "STEP_PIECES", 2),
+    ):
+        yield
+    ack._grammar.cache_clear()
+
+
+@given(st.one_of(conditions, texts), st.booleans(), st.booleans(), st.sampled_from(["ACK {}", "NACK {} DELAY ?"]))
+@example("a = '\\\\\\'\\'' /* * * ) */ AND `b``)``` = \"\\\"\\\")\"", False, False, "ACK {}")
+@example("a = '\\\\\\'\\'", False, False, "ACK {}")
+@example("a = 1 /* * * *", False, False, "ACK {}")
+def test_what_is_read_in_steps_means_the_same(
+    condition: str, ansi_quotes: bool, no_backslash_escapes: bool, form: str
+) -> None:
+    sql = form.format(f"FROM t WHERE {condition}").encode("latin-1")
+    modes = {"ansi_quotes": ansi_quotes, "no_backslash_escapes": no_backslash_escapes}
+
+    def read() -> object:
+        found = read_or_refused(lambda: parse_settle(sql, "latin-1", **modes))
+        return (found.message, found.position) if isinstance(found, SqlError) else found
+
+    at_once = read()
+    with small_steps():
+        assert read() == at_once
 
 
 @given(well_formed)

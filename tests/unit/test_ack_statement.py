@@ -479,6 +479,30 @@ def test_each_step_of_a_long_statement_is_bounded(verb: bytes, piece: bytes) -> 
     assert 2 * once - 2 <= twice <= 2 * once + 2
 
 
+@pytest.mark.parametrize(
+    ("begin", "piece", "end"),
+    [(b"a = '", rb"\'", b"'"), (b'a = "', rb"\\", b'"'), (b"a = '", b"''", b"'"), (b"", b"``", b"")],
+)
+def test_what_stands_in_quotes_is_read_in_steps_too(begin: bytes, piece: bytes, end: bytes) -> None:
+    condition = begin + 10 * STEP_PIECES * piece + end + b" OR b = ?"
+    count, statement = steps_of(b"ACK FROM t WHERE " + condition)
+    assert count >= 10
+    assert (statement.condition, statement.param_count) == (condition, 1)
+    assert refusal(b"ACK FROM t WHERE " + condition + b")").code == 1064
+
+
+@pytest.mark.parametrize("unclosed", [b"a = '" + rb"\'" * 10_000, b"a = 1 /* " + b"* " * 10_000, b"`" + b"``" * 10_000])
+def test_what_is_long_and_not_closed_is_refused(unclosed: bytes) -> None:
+    assert "is not closed" in refusal(b"ACK FROM t WHERE " + unclosed).message
+
+
+def test_a_long_comment_hides_what_is_in_it() -> None:
+    condition = b"a = 1 /* ; ) ' " + b"* " * 10_000 + b"*/ AND b = ?"
+    assert parse_settle(b"ACK FROM t WHERE " + condition).condition == condition
+    executed = condition.replace(b"/*", b"/*!")
+    assert "executes" in refusal(b"ACK FROM t WHERE " + executed).message
+
+
 def test_two_million_ids_are_read_in_steps() -> None:
     count, statement = steps_of(b"ACK FROM t WHERE " + ids(2_000_000))
     assert count >= 2_000_000 // STEP_PIECES
