@@ -28,10 +28,9 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.direct import WITHHELD_NS
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError
-from pipeline.ledger import STAGING, Batch, Ledger, Slice, staging_name
+from pipeline.ledger import STAGING, WITHHELD_NS, Batch, Ledger, Slice, staging_name
 from pipeline.sink import SINK, SINKS, staging_of
 from pipeline.staging import slices_staged
 from pipeline.table import Table, describe, split_name

@@ -37,12 +37,9 @@ from pyspark.sql import functions as f
 from pipeline.cut import PLACE, SLICE, looked_up
 from pipeline.endpoint import is_transient, quoted
 from pipeline.errors import JobError, PipelineError
-from pipeline.ledger import Slice
+from pipeline.ledger import WITHHELD_NS, Slice
 from pipeline.load import Load, Progress
 from pipeline.staging import REFUSALS, Refuse, Staging, sift
-
-WITHHELD_NS: Final = 7_258_118_400_000_000_000
-"""The first of January 2200."""
 
 MARKS_AT_ONCE: Final = 200
 """Looked for in one statement."""

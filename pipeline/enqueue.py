@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 
 from pipeline.abandon import settle
 from pipeline.aside import export_rejects, export_slices
-from pipeline.checking import Facts, duplicates, read
+from pipeline.checking import Facts, duplicates, examine, read
 from pipeline.cut import ByHash, Cut, by_files, file_octets
 from pipeline.direct import Direct, unfit
 from pipeline.endpoint import Endpoint, driver_of
@@ -195,6 +195,9 @@ def _fitting(
             queue.by_name["id"].auto_increment,
         )
     if problems:
+        # Of the columns that fit it is said, too, whether their values do.
+        if fitting.columns and fitting.is_stable:
+            problems += [*examine(fitting, queue), *duplicates(fitting, queue, endpoint)]
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
     return fitting, queue
 
@@ -218,7 +221,7 @@ def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, 
     known = endpoint.run(lambda connection: ledger.find(connection, work.batch))
     if known is None and work.only_known:
         raise PipelineError(f"there is no batch {work.batch!r} of {queue.quoted} (--list shows those that there are)")
-    cut, facts = _cut(fitting, queue, known, work.settings)
+    cut, facts = _cut(fitting, queue, known, endpoint, work.settings)
     slices = cut.count(slices_wanted(facts, work.settings))
     fingerprint = facts.fingerprint(fitting.names, cut.version)
     new = Batch(work.batch, work.mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
@@ -228,7 +231,9 @@ def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, 
     return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, work.settings, jdbc, sets_aside=work.sets_aside)
 
 
-def _cut(fitting: Mapped, queue: Table, known: Batch | None, settings: Settings) -> tuple[Cut, Facts]:
+def _cut(
+    fitting: Mapped, queue: Table, known: Batch | None, endpoint: Endpoint, settings: Settings
+) -> tuple[Cut, Facts]:
     """The data as it is cut, and what is known of it when it has been read. A known batch is cut as it was."""
     octets = known.file_octets if known else file_octets(settings.slice_rows, settings.slice_octets)
     version = version_of(known.fingerprint if known else None)
@@ -239,14 +244,14 @@ def _cut(fitting: Mapped, queue: Table, known: Batch | None, settings: Settings)
             " this one another name, or the same data as then"
         )
     cut: Cut = files or ByHash(fitting, version)
-    facts, problems = read(cut, fitting)
-    problems += duplicates(fitting, queue)
+    facts, problems = read(cut, fitting, queue)
+    problems += duplicates(fitting, queue, endpoint)
     if problems:
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
     cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
     if files and not known and not serves(facts, settings, cores):
         cut = ByHash(fitting, version)
-        facts, _ = read(cut, fitting)
+        facts, _ = read(cut, fitting, queue)
     return cut, facts
 
 

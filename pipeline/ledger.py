@@ -32,6 +32,9 @@ STAGING: Final = "ackstream_staging_"
 NOW_NS: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 """The server's clock, as `time_next` counts."""
 
+WITHHELD_NS: Final = 7_258_118_400_000_000_000
+"""The first of January 2200: when a message is due that proves that its slice is there, and waits to be published."""
+
 _TABLES: Final = (
     """
     CREATE TABLE IF NOT EXISTS {database}.ackstream_batches (

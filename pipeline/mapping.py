@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from pipeline.ledger import WITHHELD_NS
 from pipeline.stable import unstable
 from pipeline.table import Column, Table
 
@@ -36,6 +37,8 @@ class Mapped:
 
     frame: DataFrame
     columns: tuple[Column, ...]
+    is_stable: bool = True
+    """Whether it can be read at all, and is the same at each reading."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,14 +89,16 @@ def mapped(
     ]
     chosen = [given[column.name] for column in table.columns if column.name in given]
     result = frame.select([value.alias(column.name) for column, value in chosen])
+    culprits = () if frame.isStreaming else unstable(result)
     if frame.isStreaming:
         problems.append("the data is a stream: use writeStream, whose sink is format('ackstream')")
-    elif not problems and (culprits := unstable(result)):
+    elif culprits:
         problems.append(
             f"the data is not the same at each reading ({', '.join(culprits)}), so nothing could tell what was written:"
             " write it to files first. For `time_next`, leave it out (now) or use the spread"
         )
-    return Mapped(result, tuple(column for column, _ in chosen)), problems
+    stable = not (frame.isStreaming or culprits)
+    return Mapped(result, tuple(column for column, _ in chosen), stable), problems
 
 
 def _unknown(wanted: Mapping[str, object], table: Table) -> list[str]:
@@ -145,7 +150,10 @@ def _as_utc(value: Expression) -> Expression:
 
 
 def _as_nanoseconds(value: Expression) -> Expression:
-    return f.unix_micros(value) * f.lit(1000)
+    """Those of years that no BIGINT has become ones that are refused."""
+    micros = f.unix_micros(value)
+    bounded = f.least(f.greatest(micros, f.lit(-1)), f.lit(WITHHELD_NS // 1000))
+    return f.when(micros.isNotNull(), bounded * f.lit(1000))
 
 
 def _travelling(column: Column, found: t.DataType) -> Travelling | str:

@@ -7,7 +7,7 @@ is a DECIMAL(20), since Spark has no such integer), and UTC for TIMESTAMP.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -67,6 +67,14 @@ class Column:
     octets: int | None
     precision: int | None
     scale: int | None
+    charset: str | None = None
+    collation: str | None = None
+    time_digits: int | None = None
+    """Of a second, behind the point."""
+    members: tuple[str, ...] = ()
+    """Of an ENUM or SET."""
+    is_json: bool = False
+    """A text that the table itself holds to be JSON, as MariaDB has it."""
 
     @property
     def unsigned(self) -> bool:
@@ -107,6 +115,14 @@ class Key:
 
 
 @dataclass(frozen=True)
+class Check:
+    """A CHECK that is enforced, as the server says it."""
+
+    name: str
+    clause: str
+
+
+@dataclass(frozen=True)
 class Table:
     """A table that exists."""
 
@@ -115,6 +131,7 @@ class Table:
     comment: str
     columns: tuple[Column, ...]
     unique_keys: tuple[Key, ...]
+    checks: tuple[Check, ...] = ()
 
     @property
     def quoted(self) -> str:
@@ -175,8 +192,13 @@ def describe(connection: Any, database: str, name: str) -> Table:
                 f"there is no table {quoted(database, name)}, or this account has no privilege on it"
                 " (CREATE QUEUE makes a message table)"
             )
+        cursor.execute("SELECT VERSION()")
+        mariadb = "mariadb" in _text(cursor.fetchone()[0]).lower()
+        cursor.execute(_MARIADBS_CHECKS if mariadb else _MYSQLS_CHECKS, [database, name])
+        checks = tuple(Check(*map(_text, row)) for row in cursor.fetchall())
+        json = {match[1].replace("``", "`") for each in checks if (match := _JSON.fullmatch(each.clause))}
         cursor.execute(_COLUMNS, [database, name])
-        columns = tuple(_column(*map(_text, row)) for row in cursor.fetchall())
+        columns = tuple(_column(*map(_text, row), json=json) for row in cursor.fetchall())
         cursor.execute(_KEYS, [database, name])
         keys: dict[str, list[str | None]] = {}
         for key, column, whole in cursor.fetchall():
@@ -184,7 +206,7 @@ def describe(connection: Any, database: str, name: str) -> Table:
     unique = tuple(
         Key(key, tuple(each for each in parts if each is not None)) for key, parts in keys.items() if None not in parts
     )
-    return Table(database, name, _text(found[0]) or "", columns, unique)
+    return Table(database, name, _text(found[0]) or "", columns, unique, checks)
 
 
 _TABLE: Final = """
@@ -194,9 +216,28 @@ WHERE table_schema = %s AND table_name = %s AND table_type = 'BASE TABLE'
 
 _COLUMNS: Final = """
 SELECT column_name, data_type, column_type, is_nullable, column_default, extra, generation_expression,
-  character_maximum_length, character_octet_length, numeric_precision, numeric_scale
+  character_maximum_length, character_octet_length, numeric_precision, numeric_scale,
+  character_set_name, collation_name, datetime_precision
 FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
 """
+
+_MYSQLS_CHECKS: Final = """
+SELECT c.constraint_name, c.check_clause
+FROM information_schema.table_constraints t
+JOIN information_schema.check_constraints c USING (constraint_schema, constraint_name)
+WHERE t.table_schema = %s AND t.table_name = %s AND t.constraint_type = 'CHECK' AND t.enforced = 'YES'
+ORDER BY c.constraint_name
+"""
+
+_MARIADBS_CHECKS: Final = """
+SELECT constraint_name, check_clause FROM information_schema.check_constraints
+WHERE constraint_schema = %s AND table_name = %s ORDER BY constraint_name
+"""
+
+_JSON: Final = re.compile(r"json_valid\(`((?:[^`]|``)+)`\)", re.IGNORECASE)
+_MEMBER: Final = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_ESCAPED: Final = re.compile(r"''|\\(.)", re.DOTALL)
+_ESCAPES: Final = {"n": "\n", "r": "\r", "0": "\0", "Z": "\x1a"}
 
 _KEYS: Final = """
 SELECT index_name, column_name, sub_part IS NULL AND column_name IS NOT NULL
@@ -222,6 +263,11 @@ def _column(
     octets: int | None,
     precision: int | None,
     scale: int | None,
+    charset: str | None,
+    collation: str | None,
+    time_digits: int | None,
+    *,
+    json: Collection[str],
 ) -> Column:
     # MySQL marks NULL as a default by nothing, MariaDB by the text 'NULL'; a nullable column needs no value either way.
     return Column(
@@ -236,4 +282,18 @@ def _column(
         octets=octets,
         precision=precision,
         scale=scale,
+        charset=charset,
+        collation=collation,
+        time_digits=time_digits,
+        members=_members(column_type) if data_type.lower() in {"enum", "set"} else (),
+        is_json=name in json,
     )
+
+
+def _members(column_type: str) -> tuple[str, ...]:
+    """Of ENUM('a','b')."""
+
+    def plain(match: re.Match[str]) -> str:
+        return "'" if match[1] is None else _ESCAPES.get(match[1], match[1])
+
+    return tuple(_ESCAPED.sub(plain, match[1]) for match in _MEMBER.finditer(column_type))

@@ -16,11 +16,11 @@ from pyspark.sql import functions as f
 from pipeline.abandon import abandon, abandon_query, listed
 from pipeline.command import cli
 from pipeline.datasource import register
-from pipeline.direct import WITHHELD_NS, Direct
+from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Outcome, enqueue
 from pipeline.errors import AbandonedError, JobError, PipelineError
-from pipeline.ledger import Ledger
+from pipeline.ledger import WITHHELD_NS, Ledger
 from pipeline.load import Settings
 from pipeline.staged import Staged
 from pipeline.table import describe

@@ -12,11 +12,12 @@ from pyspark.sql import functions as f
 
 from pipeline.checking import Facts
 from pipeline.cut import PIECES_MAX, Piece, by_files
-from pipeline.direct import WITHHELD_NS, Direct
+from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.errors import JobError, PipelineError
 from pipeline.fingerprint import version_of
+from pipeline.ledger import WITHHELD_NS
 from pipeline.load import Settings, serves
 from pipeline.mapping import Mapped
 from pipeline.staged import Staged

@@ -18,13 +18,14 @@ from pipeline.errors import PipelineError
 from pipeline.fingerprint import FINGERPRINT_CHARACTERS, Sums, Version, Xor, version_of
 from pipeline.load import Settings
 from pipeline.mapping import Mapped
-from pipeline.table import Column
+from pipeline.table import Column, Table
 from tests.support.queues import rows, run
 
 OLD_BY_HASH, OLD_BY_FILES = "f7558ccadf624524f13626db9921cf40", "d06c695ccc71232c6a04dac294a8d4f7"
 """Of `orders` and of the file below, as the first version of the fingerprint had them."""
 
 SETTINGS = Settings(slice_rows=100, look_s=0.05)
+OF_NOTHING = Table("d", "m", "", (), ())
 MODES = pytest.mark.parametrize("mode", ["streaming", "atomic"])
 
 
@@ -38,7 +39,7 @@ def fitted(frame: DataFrame) -> Mapped:
 
 def known_by(frame: DataFrame, version: Version) -> str:
     fitting = fitted(frame)
-    facts: Facts = read(ByHash(fitting, version), fitting)[0]
+    facts: Facts = read(ByHash(fitting, version), fitting, OF_NOTHING)[0]
     return facts.fingerprint(fitting.names, version)
 
 
@@ -103,7 +104,7 @@ def test_a_batch_is_held_against_the_version_that_it_was_begun_with(
     fitting = fitted(spark.read.text(str(tmp_path)).withColumnRenamed("value", "payload"))
     cut = by_files(fitting, 12_800, Xor())
     assert cut is not None
-    assert read(cut, fitting)[0].fingerprint(fitting.names, Xor()) == OLD_BY_FILES
+    assert read(cut, fitting, OF_NOTHING)[0].fingerprint(fitting.names, Xor()) == OLD_BY_FILES
 
 
 @MODES

@@ -15,11 +15,11 @@ from pyspark.sql import functions as f
 from pipeline import enqueue as enqueueing
 from pipeline.abandon import abandon
 from pipeline.command import cli
-from pipeline.direct import WITHHELD_NS, Direct
+from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue, missing
 from pipeline.errors import JobError, PipelineError
-from pipeline.ledger import Ledger
+from pipeline.ledger import WITHHELD_NS, Ledger
 from pipeline.load import Settings
 from pipeline.staging import sift
 from tests.support.queues import rows, run
