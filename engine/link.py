@@ -128,6 +128,7 @@ class Link:
     def __init__(self, address: BackendAddress, limits: LinkLimits) -> None:
         self.broken = False
         self.context: SessionContext | None = None
+        self._address = address
         self._buffer, self._at = b"", 0
         with self._failing():
             self._connection: Connection = connect(address, limits, Connection, read_timeout=limits.login_s)
@@ -142,6 +143,14 @@ class Link:
         except StoreError:
             self.close()
             raise
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """The address that it went to; of a server that is reached by a unix socket, the one where it listens too."""
+        if self._address.unix_socket:
+            return self._address.host, self._address.port
+        host, port = self._socket.getpeername()[:2]
+        return str(host), int(port)
 
     def run(
         self,

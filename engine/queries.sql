@@ -380,6 +380,11 @@ SELECT 0
 FROM DUAL
 WHERE FALSE
 
+-- name: server_name
+-- What tells this server from others behind the same name or address, in one form for each character set. The proxy
+-- asks the same on clients' connections.
+SELECT SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
+
 -- name: kill
 -- What a vanished client left running.
 KILL CONNECTION $connection_id

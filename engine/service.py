@@ -22,7 +22,7 @@ from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowForma
 from engine.queues import Listener, Queues, UnusableQueue
 from engine.runner import Sink, TableRunner, gone
 from engine.shell import Counters, EngineSettings, Shell
-from engine.store import Store
+from engine.store import Origin, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,10 @@ class Engine:
         """Ask the server something trivial; raises StoreError. It takes as long as the server takes."""
         await self._shell.call(self._shell.store.ping)
 
-    async def kill(self, connection_id: int) -> None:
-        """End a client's connection to the server and what it is doing; raises StoreError."""
-        await self._shell.call(self._shell.store.kill, connection_id)
+    async def kill(self, connection_id: int, origin: Origin) -> bool:
+        """End a client's connection to the server and what it is doing; False, with nothing done, when the engine is
+        not connected to that very server. Raises StoreError."""
+        return await self._shell.call(self._shell.store.kill, connection_id, origin)
 
     def disconnected(self, holder: int) -> None:
         """A client connection is gone."""

@@ -77,6 +77,21 @@ class Listing:
     """What that account may not do on the server as a whole, each with the GRANT that it takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which server a connection leads to. Behind one name, and behind one address, there can be several."""
+
+    address: tuple[str, int]
+    """The address that it went to."""
+    name: str | None = None
+    """What the server there answered to `server_name`; None where it was not asked."""
+
+
+def may_be_same(one: Origin, other: Origin) -> bool:
+    """Whether nothing is known that tells the two servers apart."""
+    return one.address == other.address and (one.name is None or other.name is None or one.name == other.name)
+
+
 class Store(Protocol):
     """All that the engine asks of a database."""
 
@@ -127,8 +142,9 @@ class Store(Protocol):
     def ping(self) -> Timed[None]:
         """Do nothing, but on the server."""
 
-    def kill(self, connection_id: int) -> Timed[None]:
-        """End another connection to the server and what it is doing."""
+    def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
+        """End a connection and what it is doing. False, with nothing done, unless this store is connected to the server
+        that gave the connection its number, as far as can be told: another one has given it to somebody else."""
 
     def close(self) -> None:
         """Close all connections; later calls raise StoreError."""

@@ -31,7 +31,7 @@ from engine.model import (
     Wanted,
 )
 from engine.scanning import Gathering, is_behind
-from engine.store import Listing, StoreError, Timed
+from engine.store import Listing, Origin, StoreError, Timed
 
 T = TypeVar("T")
 
@@ -226,9 +226,9 @@ class MemoryStore:
         """See Store."""
         return self._timed(None)
 
-    def kill(self, connection_id: int) -> Timed[None]:
+    def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
         """See Store."""
-        return self._timed(None)
+        return self._timed(True)
 
     def close(self) -> None:
         """See Store."""

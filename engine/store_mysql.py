@@ -51,9 +51,12 @@ from engine.retention_mysql import Retention
 from engine.rights import Grants
 from engine.rights_mysql import read_grants, with_rights
 from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
-from engine.store import Listing, StoreError, Timed
+from engine.store import Listing, Origin, StoreError, Timed
 
 T = TypeVar("T")
+
+SERVERS_MAX = 64
+"""Servers that are told apart; there is one, or a few behind one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ class MySQLStore:
         self._priorities: Recent[TableId, Sequence[int]] = Recent(remembered)
         self._row_bytes: Recent[TableId, int] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
+        self._servers: set[Origin] = set()
+        """Those met so far: more than one behind an address, and a number may be any one's."""
 
     def close(self) -> None:
         """See Store."""
@@ -128,11 +133,19 @@ class MySQLStore:
             (now,) = link.run([statement("now")])
         return Timed(None, now_ns(now))
 
-    def kill(self, connection_id: int) -> Timed[None]:
+    def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
         """See Store."""
         with self._pool.link() as link:
-            now, _killed = link.run([statement("now"), statement("kill", connection_id=connection_id)])
-        return Timed(None, now_ns(now))
+            now, said = link.run([statement("now"), statement("server_name")])
+            (name,) = text_values(said.rows[0])
+            here = Origin(link.peer, (name or b"").decode())
+            if len(self._servers) < SERVERS_MAX:
+                self._servers.add(here)
+            alone = len([each for each in self._servers if each.address == here.address]) == 1
+            same = here == origin if origin.name is not None else here.address == origin.address and alone
+            if same:
+                link.run([statement("kill", connection_id=connection_id)])
+        return Timed(same, now_ns(now))
 
     def discover(self) -> Timed[Listing]:
         """See Store."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.pymysql_adapter import ER
 from engine.service import Engine
-from engine.store import StoreError
+from engine.store import Origin, StoreError, may_be_same
 from proxy.administration import Administration
 from proxy.gathering import Gathering
 from proxy.inspection import Inspection
@@ -34,6 +34,12 @@ log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
 
+SERVERS_MAX = 64
+"""Servers that are told apart; a proxy has one, or a few behind one name."""
+
+NOWHERE = ("", 0)
+"""The address of no server."""
+
 TOO_MANY = ServerError(1040, "08004", "Too many connections")
 
 
@@ -47,7 +53,10 @@ class Proxy:
         self.tls = tls
         self.sessions: set[Session] = set()
         self.connections_total = 0
-        self._by_connection_id: dict[int, Session] = {}
+        self._by_connection_id: dict[int, set[Session]] = {}
+        """Each server counts for itself."""
+        self._servers: set[Origin] = set()
+        """Those that sessions were told of."""
         self._numbers = itertools.count(1)
         self._listeners: list[asyncio.Server] = []
         self._unix_socket: UnixSocket | None = None
@@ -107,20 +116,28 @@ class Proxy:
 
     def session_opened(self, session: Session) -> None:
         """A client has logged in."""
-        self._by_connection_id[session.connection_id] = session
+        self._by_connection_id.setdefault(session.connection_id, set()).add(session)
 
     def session_closed(self, session: Session) -> None:
         """A client is gone; what it held is anybody's, or its own until its wait ends."""
         self.sessions.discard(session)
-        if self._by_connection_id.get(session.connection_id) is session:
-            del self._by_connection_id[session.connection_id]
+        alike = self._by_connection_id.get(session.connection_id, set())
+        alike.discard(session)
+        if not alike:
+            self._by_connection_id.pop(session.connection_id, None)
         self.engine.disconnected(session.number)
 
-    def killed(self, kill: Kill) -> None:
-        """The server has accepted a KILL: it applies to what runs here as well."""
-        session = None if kill.connection_id is None else self._by_connection_id.get(kill.connection_id)
-        if session is not None:
-            session.interrupt(INTERRUPTED if kill.query_only else SERVER_LOST)
+    def server_is(self, origin: Origin) -> None:
+        """A session was told which server it has."""
+        if len(self._servers) < SERVERS_MAX:
+            self._servers.add(origin)
+
+    def killed(self, kill: Kill, origin: Origin) -> None:
+        """That server has accepted a KILL: it applies to what runs here as well, on a connection of the same server."""
+        if kill.connection_id is not None:
+            for session in tuple(self._by_connection_id.get(kill.connection_id, ())):
+                if may_be_same(session.origin, origin):
+                    session.interrupt(INTERRUPTED if kill.query_only else SERVER_LOST)
 
     def abandoned(self, session: Session) -> None:
         """A client is gone and its server still at work for it: have that stopped, and close the connection."""
@@ -129,7 +146,13 @@ class Proxy:
     async def _abandon(self, session: Session) -> None:
         try:
             # Its connection is still open here, so the server has given the id to nobody else.
-            await self.engine.kill(session.connection_id)
+            if not await self.engine.kill(session.connection_id, self._known(session.origin)):
+                log.warning(
+                    "%r: what its vanished client left running is not stopped: it runs on another server than the one"
+                    " that the engine is connected to, or there are several behind %s:%d",
+                    session,
+                    *session.origin.address,
+                )
         except StoreError as error:
             if error.code == ER.KILL_DENIED_ERROR and not self._kill_refused:
                 self._kill_refused = True
@@ -139,6 +162,15 @@ class Proxy:
                     error,
                 )
         session.server.abort()
+
+    def _known(self, origin: Origin) -> Origin:
+        """With its name, if there is but one that it can be."""
+        if origin.name is None:
+            there = [each for each in self._servers if each.address == origin.address]
+            if len(there) > 1:
+                return Origin(NOWHERE)
+            return there[0] if there else origin
+        return origin
 
     def streams(self) -> Iterable[Session]:
         """The sessions with a running stream."""

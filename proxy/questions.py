@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 CONTEXT = (
     b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"
-    b" _utf8mb4 x'25' LIKE _utf8mb4 x'5c25' LIMIT 1"
+    b" _utf8mb4 x'25' LIKE _utf8mb4 x'5c25',"
+    b" SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256) LIMIT 1"
 )
 """What decides how names and conditions are read, and the bytes of rows. DATABASE() in hex, because it may be in any
 charset; whether a backslash escapes in LIKE is asked for, because the servers disagree on when it does. A LIMIT of its
-own, because the session's sql_select_limit may be 0."""
+own, because the session's sql_select_limit may be 0. The last is the server's name for Origin, as the engine asks for
+it (`server_name`)."""
 
 COMMIT = b"COMMIT AND NO CHAIN NO RELEASE"
 ROLLBACK = b"ROLLBACK AND NO CHAIN NO RELEASE"
@@ -209,7 +211,7 @@ async def read_context(session: Session) -> Context:
     """The session's settings as they are now."""
     answer = await ask(session, CONTEXT)
     row = answer.packets[-2].payload
-    db, client, results, time_zone, sql_mode, like_escapes = (_text(each) for each in _text_row(row))
+    db, client, results, time_zone, sql_mode, like_escapes, server = (_text(each) for each in _text_row(row))
     context = Context(
         None if db is None else bytes.fromhex(db).decode(),
         codec_of(client or "utf8mb4"),
@@ -218,6 +220,7 @@ async def read_context(session: Session) -> Context:
         frozenset((sql_mode or "").split(",")),
         like_escapes == "1",
     )
+    session.server_is(server)
     session.charset = client or "utf8mb4"
     session.codec = context.codec
     session.judge.remember_db(context.db)

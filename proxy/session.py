@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from engine.store import Origin
 from proxy.answers import Answer, Question
 from proxy.auth import LoginRefused, ToClient, ToServer
 from proxy.hints import Hints, Killed, Preparing, Tag
@@ -61,6 +62,8 @@ class Session:
         self.number = number
         self.client: asyncio.Transport
         self.server: asyncio.Transport
+        self.origin: Origin
+        """Which server the backing connection leads to."""
         self.login: LoginRelay | None = LoginRelay(proxy.tls.policy, client_is_local=client_is_local)
         self.info: LoggedIn | None = None
         self.stream: Stream | None = None
@@ -140,6 +143,8 @@ class Session:
     def server_connected(self, transport: asyncio.Transport) -> None:
         """Its backing connection is open."""
         self.server = transport
+        host, port = (transport.get_extra_info("peername") or self.proxy.backend)[:2]
+        self.origin = Origin((str(host), int(port)))
         if self.proxy.settings.proxy_protocol:
             transport.write(announcement(self.client, transport))
         self._server_ready = True
@@ -231,11 +236,8 @@ class Session:
         except LoginRefused as refused:
             self.hang_up(refused.error)
             return
-        except WireError as error:
-            self._cannot_follow(error)
-            return
         except Exception as error:  # noqa: BLE001
-            self._fail(error)
+            self._cannot_follow(error) if isinstance(error, WireError) else self._fail(error)
             return
         if self._closed:
             if self._walker.idle or self._framer.infile:
@@ -295,6 +297,12 @@ class Session:
         self.interrupted = error
         if self.stream is not None:
             self.stream.abort(error)
+
+    def server_is(self, name: str | None) -> None:
+        """The server has said which one it is."""
+        if name is not None and name != self.origin.name:
+            self.origin = replace(self.origin, name=name)
+            self.proxy.server_is(self.origin)
 
     def check_interrupted(self) -> None:
         """Raises the error that the running statement of ours is to end with, if somebody wants it to end.
@@ -508,7 +516,7 @@ class Session:
         if outcome.tag is not None or outcome.command not in UNREMARKABLE:
             self.judge.answered(outcome)
             if isinstance(outcome.tag, Killed) and outcome.ok:
-                self.proxy.killed(outcome.tag.kill)
+                self.proxy.killed(outcome.tag.kill, self.origin)
         self.hints.finished(outcome)
 
     # Ours.
@@ -533,14 +541,12 @@ class Session:
         self._running_bytes = 0
         if task.cancelled() or self._closed or self.client.is_closing():
             return
-        if (error := task.exception()) is not None:
-            if isinstance(error, WireError):
-                self._cannot_follow(error)
-            elif not isinstance(error, ConnectionError):
-                log.error("%r: a statement failed", self, exc_info=error)
-            self.client.close()
-            return
-        if not self._server_ready:
+        error = task.exception()
+        if isinstance(error, WireError):
+            self._cannot_follow(error)
+        elif error is not None and not isinstance(error, ConnectionError):
+            log.error("%r: a statement failed", self, exc_info=error)
+        if error is not None or not self._server_ready:
             self.client.close()
             return
         if self._client_is_full:

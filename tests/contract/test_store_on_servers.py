@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pymysql
 import pytest
 from pymysql.constants import COMMAND
 
@@ -19,9 +20,10 @@ from engine import catalog_mysql, store_mysql
 from engine.catalog import TableFacts
 from engine.link import BackendAddress, Link, Result
 from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
-from engine.store import StoreError, Timed
+from engine.store import Origin, StoreError, Timed
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
+from tests.support.servers import connect
 from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, interrupted_store
 from tests.support.waiting import eventually
 
@@ -684,3 +686,30 @@ def test_what_is_forgotten_of_a_table_changes_no_answer(server: EmbeddedServer, 
         seen = [[store.scan(each, 5).value for each in tables] for store in (forgetful, subject.store)]
         assert seen[0] == seen[1]
         assert [forgetful.purge(each, 0, 4).value for each in tables] == [4, 4, 4, 4, 2, 2]
+
+
+def test_a_connection_is_killed_on_the_server_alone_that_gave_it_its_number(
+    subject: ServerSubject, server: EmbeddedServer
+) -> None:
+    here = (server.host, server.port)
+    with connect(server) as other:
+        number = int(other.thread_id())  # type: ignore[no-untyped-call]
+        assert not subject.store.kill(number, Origin(("127.0.0.9", server.port))).value
+        assert not subject.store.kill(number, Origin(here, "another server behind the same address")).value
+        other.ping(reconnect=False)
+        assert subject.store.kill(number, Origin(here)).value
+        with pytest.raises(pymysql.MySQLError):
+            other.ping(reconnect=False)
+
+
+def test_a_number_is_nobody_s_where_several_servers_were_met_behind_one_address(
+    subject: ServerSubject, server: EmbeddedServer
+) -> None:
+    here = (server.host, server.port)
+    with connect(server) as other:
+        number = int(other.thread_id())  # type: ignore[no-untyped-call]
+        subject.store._servers.add(Origin(here, "another one"))
+        assert not subject.store.kill(number, Origin(here)).value
+        other.ping(reconnect=False)
+        (name,) = (each.name for each in subject.store._servers if each.name != "another one")
+        assert subject.store.kill(number, Origin(here, name)).value

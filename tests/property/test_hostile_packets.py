@@ -36,6 +36,9 @@ HELD_MAX = 3 << 20
 class Pipe:
     """A transport that remembers what was written, and whether it is read."""
 
+    def get_extra_info(self, _name: str) -> None:
+        """There is no socket to tell of."""
+
     def __init__(self) -> None:
         self.written = bytearray()
         self.closed = False

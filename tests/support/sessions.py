@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from mysql_mimic.types import Capabilities
 
+from engine.store import Origin
 from proxy.gathering import Gathering
 from proxy.listener import Proxy
 from proxy.login import TlsPolicy
@@ -60,6 +61,9 @@ class FakeTransport:
 
     abort = close
 
+    def get_extra_info(self, _name: str) -> None:
+        """There is no socket to tell of."""
+
     def is_closing(self) -> bool:
         return self.closed.is_set()
 
@@ -94,6 +98,8 @@ class FakeProxy:
     def session_opened(self, session: Session) -> None: ...
 
     def session_closed(self, session: Session) -> None: ...
+
+    def server_is(self, origin: Origin) -> None: ...
 
 
 class PlayedSession:
