@@ -12,6 +12,10 @@ from engine.model import TableId
 
 HEAD_BYTES = 4
 
+MESSAGE_BYTES_MAX = 256 << 20
+"""A message of a reader that is well is far shorter: 2,000 messages' ids, of 3 KB each at the most that an index holds,
+are 6 MB. A longer one is rubbish, and waiting for its end would be waiting for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class BinlogLimits:
@@ -74,8 +78,10 @@ def message(value: object) -> bytes:
 
 
 def size_of(head: bytes) -> int:
-    """The size that a message's head tells."""
+    """The size that a message's head tells; ValueError for one that no message has."""
     (size,) = struct.unpack("<I", head)
+    if size > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a message of {size} bytes, which is no message")
     return int(size)
 
 

@@ -47,6 +47,8 @@ class Following:
     rows: int = 0
     batches: int = 0
     starts: int = 0
+    faults: int = 0
+    """Readers that said what could not be understood or taken; another one was started."""
     lag_s: float = 0.0
 
 
@@ -67,11 +69,12 @@ class BinlogWatch:
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._told: frozenset[TableId] = frozenset()
+        self._telling: asyncio.Handle | None = None
         self._said = ""
 
     def start(self) -> None:
         """Begin; returns at once."""
-        self._engine.on_queues = self._tell_tables
+        self._engine.on_queues = self._tell_tables_soon
         self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
 
     async def close(self) -> None:
@@ -88,6 +91,7 @@ class BinlogWatch:
             try:
                 ended = await self._follow()
             except Exception as error:  # Of ours: without a follower, what bypasses the proxy would wait for polls.
+                self.following.faults += 1
                 log.exception("the news of the binlog could not be taken")
                 ended = Ended(f"its news could not be taken: {error!r}")
             if clock() - began > self._limits.lasting_s:
@@ -106,12 +110,16 @@ class BinlogWatch:
             self._said = text
             log.log(level, text, detail)
 
+    def reader_command(self) -> tuple[str, ...]:
+        """The reader's program."""
+        return (sys.executable, "-m", "engine.binlog_mysql")
+
     async def _follow(self) -> Ended:
         """Run a reader until it ends; why it did."""
         self.following.starts += 1
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "engine.binlog_mysql"),
+                *self.reader_command(),
                 stdin=PIPE,
                 stdout=PIPE,
                 # A terminal's Ctrl-C reaches its whole process group: not this child, which ends with its input.
@@ -170,7 +178,13 @@ class BinlogWatch:
     def _tables(self) -> frozenset[TableId]:
         return frozenset(queue.id for queue, _ in self._engine.runners())
 
+    def _tell_tables_soon(self) -> None:
+        """Once for all queues that a look at the catalog finds, for all are told each time."""
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_soon(self._tell_tables)
+
     def _tell_tables(self) -> None:
+        self._telling = None
         tables = self._tables()
         if self._process is not None and tables != self._told:
             self._told = tables

@@ -76,6 +76,7 @@ class _Collector(Collector):
         yield CounterMetricFamily("ackstream_binlog_rows", "Changed rows of queues read in the binlog", binlog.rows)
         yield CounterMetricFamily("ackstream_binlog_batches", "Batches of news from the binlog", binlog.batches)
         yield CounterMetricFamily("ackstream_binlog_starts", "Starts of the binlog's reader", binlog.starts)
+        yield CounterMetricFamily("ackstream_binlog_faults", "Readers that could not be understood", binlog.faults)
 
     def _queues(self) -> Iterable[Metric]:
         labels = ["db", "queue"]

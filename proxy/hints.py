@@ -91,6 +91,8 @@ class PreparedStream:
 
     table: TableId
     statement: StreamStatement
+    columns: tuple[str, ...]
+    """What `*` meant then: the server has the statement with these, and shows no others."""
 
 
 def settled(statement: SettleStatement, table: TableId, *, may_be_hidden: bool) -> Settled:

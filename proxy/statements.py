@@ -179,10 +179,11 @@ class Statements:
         condition = statement.condition
         others = statement.param_count - (condition.param_count if condition else 0)
         where = (condition.template() if condition else "TRUE") + " AND ? IS NULL" * others
-        select = _select(queue, _columns(statement, queue), statement.partitions, where)
+        columns = _columns(statement, queue)
+        select = _select(queue, columns, statement.partitions, where)
         await end_what_we_began(session, was_in_transaction=was_in_transaction)
         session.check_interrupted()
-        prepared = PreparedStream(queue.id, statement)
+        prepared = PreparedStream(queue.id, statement, columns)
         if (encoded := encodable(session, select)) is not None:
             session.forward(bytes([COM_STMT_PREPARE]) + encoded, Preparing(prepared))
         else:
@@ -225,7 +226,7 @@ class Statements:
         own.long_data = frozenset()  # It was for one execution.
         session.check_interrupted()
         header = not_refused(await session.ask_command(plain))
-        row_format = context.row_format(_columns(statement, queue), binary=True)
+        row_format = context.row_format(prepared.columns, binary=True)
         await self._deliver(
             session, queue, statement, row_format, header, asked_s=asked_s, was_in_transaction=was_in_transaction
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mysql.connector
 import pytest
 from pymysql.connections import Connection
 
@@ -95,3 +96,31 @@ def test_a_table_that_was_put_in_the_place_of_a_queue_is_seen_as_it_is(
         run(unlogged, "ALTER TABLE m COMMENT ''")
         with pytest.raises(Exception, match="not a message table"):
             rows(client, "STREAM * FROM m NOWAIT")
+
+
+def test_a_prepared_stream_goes_on_with_the_columns_that_it_was_prepared_with(
+    proxy: RunningProxy, database: str, unlogged: Connection[Any]
+) -> None:
+    create_queue(unlogged, "m")
+    enqueue(unlogged, "m", ["a", "b", "c", "d"])
+    driver: Any = mysql.connector.connect(
+        host=proxy.host, port=proxy.port, user="root", database=database, use_pure=True, ssl_disabled=True
+    )
+    try:
+        driver.autocommit = True
+        cursor = driver.cursor(prepared=True)
+
+        def stream() -> list[Any]:
+            cursor.execute("STREAM * FROM m LIMIT 1 WAIT 5")
+            return list(cursor.fetchall())
+
+        assert stream() == [(1, "a")]
+        run(unlogged, "ALTER TABLE m ADD COLUMN first INT NOT NULL DEFAULT 7 FIRST")
+        assert stream() == [(2, "b")]
+        run(unlogged, "ALTER TABLE m MODIFY payload VARBINARY(10) AFTER first")
+        assert stream() == [(3, bytearray(b"c"))]
+        run(unlogged, "ALTER TABLE m DROP COLUMN payload")
+        with pytest.raises(mysql.connector.Error, match="payload"):
+            stream()
+    finally:
+        driver.close()

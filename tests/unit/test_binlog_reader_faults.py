@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import cast
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import pymysql
 import pytest
 
 from engine.binlog_mysql import UNREADABLE_IN_A_ROW_MAX, StuckLogError, UnreadableLogError, readable, why_it_ends
-from engine.binlog_pipe import Ended
+from engine.binlog_pipe import Began, Ended, message
 from engine.link import BackendAddress
 from engine.service import Engine
 from engine.watch import BinlogWatch, WatchLimits
@@ -91,10 +92,78 @@ def test_a_fault_while_news_are_taken_starts_another_reader_after_a_pause() -> N
     asyncio.run(play())
 
 
+RUBBISH = {
+    "no message": b"Traceback (most recent call last):",
+    "a message that is cut off": message(Began("binlog.1:4"))[:-3],
+    "no value": b"\x04\0\0\0rubb",
+    "a value of another kind": message(["rubbish"]),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH)
+def test_a_reader_that_says_rubbish_or_dies_is_replaced_by_one_that_is_listened_to(rubbish: str) -> None:
+    async def play() -> None:
+        engine = Nobody()
+        watch = Scripted(engine, [RUBBISH[rubbish], message(Began("binlog.1:4"))])
+        watch.start()
+        await asyncio.wait_for(engine.told.wait(), 30)
+        assert watch.following.now
+        assert watch.following.starts == 2
+        assert watch.following.faults == (0 if rubbish in {"a message that is cut off", "nothing"} else 1)
+        await watch.close()
+
+    asyncio.run(play())
+
+
+def test_a_reader_is_told_of_many_new_queues_at_once() -> None:
+    async def play() -> None:
+        engine = Nobody()
+        watch = Scripted(engine, [message(Began("binlog.1:4"))])
+        watch.start()
+        await asyncio.wait_for(engine.told.wait(), 30)
+        asked = engine.asked
+        for _ in range(1_000):
+            assert engine.on_queues is not None
+            engine.on_queues()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert engine.asked == asked + 1
+        await watch.close()
+
+    asyncio.run(play())
+
+
 class Nobody:
     """An engine without queues."""
 
-    on_queues = None
+    def __init__(self) -> None:
+        self.on_queues: Callable[[], None] | None = None
+        self.told = asyncio.Event()
+        self.asked = 0
+
+    def runners(self) -> list[Any]:
+        self.asked += 1
+        return []
+
+    def noticed(self, _table: object) -> None:
+        self.told.set()
+
+
+class Scripted(BinlogWatch):
+    """Its readers write what they are given, each the next of it; the last one stays."""
+
+    def __init__(self, engine: Nobody, said: Sequence[bytes]) -> None:
+        limits = WatchLimits(again_min_s=0.001)
+        super().__init__(cast(Engine, engine), BackendAddress("127.0.0.1", 1, "nobody"), limits)
+        self._said_by_readers = iter(said)
+        self._left = len(said)
+
+    def reader_command(self) -> tuple[str, ...]:
+        self._left -= 1
+        stay = "sys.stdin.read()" if self._left == 0 else ""
+        write = f"sys.stdout.buffer.write({next(self._said_by_readers)!r}); sys.stdout.flush(); {stay}"
+        return (sys.executable, "-I", "-c", f"import sys; {write}")
 
 
 class Faulty(BinlogWatch):
