@@ -26,7 +26,7 @@ from sqlrewrite.stream import StreamStatement
 TOUCHED_TABLES_MAX = 64
 """Tables remembered for one transaction; one that touches more wakes all."""
 SETTLED_VALUES_MAX = KEYS_MAX
-"""Message ids remembered for one transaction; beyond them, what is in flight is looked up."""
+"""Message ids remembered for one transaction, of all tables; beyond them, what is in flight is looked up."""
 
 DIGITS_MAX = 80
 """Of a number that can be an id; a DECIMAL has 65."""
@@ -148,6 +148,8 @@ class Hints:
         self._touched: dict[str | None, bool] = {}
         """By table, whether rows were only added to it."""
         self._settled: dict[tuple[Verb, TableId], list[object] | None] = {}
+        self._values = 0
+        """How many values that holds."""
 
     def finished(self, outcome: Outcome[Tag]) -> None:
         """A command ended; tell the engine what can be told now."""
@@ -180,9 +182,11 @@ class Hints:
             self._tell(tag.verb, tag.table, values, certain=certain)
             return
         known = self._settled.setdefault((tag.verb, tag.table), [])
-        if known is None or values is None or len(known) + len(values) > SETTLED_VALUES_MAX:
+        if known is None or values is None or self._values + len(values) > SETTLED_VALUES_MAX:
+            self._values -= len(known or ())
             self._settled[tag.verb, tag.table] = None
         else:
+            self._values += len(values)
             known.extend(values)
 
     def _tell(self, verb: Verb, table: TableId, values: Sequence[object] | None, *, certain: bool) -> None:
@@ -197,7 +201,7 @@ class Hints:
     def _committed(self) -> None:
         touched, self._touched = self._touched, {}
         quick = self._clock() < self._since_s + SETTLING_NS / NS_PER_S
-        settled, self._settled = self._settled, {}
+        settled, self._settled, self._values = self._settled, {}, 0
         for (verb, table), values in settled.items():
             self._tell(verb, table, values, certain=False)
         if None in touched:

@@ -31,6 +31,7 @@ from proxy.wire.framing import HEADER, Command
 from proxy.wire.mimic_adapter import Capabilities, ColumnType, Commands
 from proxy.wire.params import ParamType, execute_id, parse_execute, query_text
 from proxy.wire.walker import Outcome
+from sqlrewrite.ack import KEYS_MAX
 from sqlrewrite.classify import (
     MESSAGE_VERBS,
     OTHER,
@@ -132,6 +133,8 @@ class Judge:
         self._db_may_change = False
         self._multi_statements = False
         self._last_prepared = 0
+        self._ids_under_way = 0
+        """Ids in executions that are not answered yet: of more than KEYS_MAX it is not remembered which they are."""
 
     def logged_in(self, capabilities: int) -> None:
         """Client and server have agreed upon these."""
@@ -320,6 +323,9 @@ class Judge:
             attributes=self.attributes,
         )
         own.types = execute.types
+        if self._ids_under_way + len(statement.keys) > KEYS_MAX:
+            return prepared.settled(None, may_be_hidden=True)
+        self._ids_under_way += len(statement.keys)
         values = [_as_read(value, kind) for value, kind in zip(execute.values, execute.types, strict=False)]
         return prepared.settled(values, may_be_hidden=self.may_be_hidden(prepared.table))
 
@@ -343,6 +349,9 @@ class Judge:
             self._not_hidden.clear()
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id
+        if isinstance(outcome.tag, Settled) and outcome.tag.values is not None:
+            # One that came as text was not counted, and began when nothing was under way.
+            self._ids_under_way = max(0, self._ids_under_way - len(outcome.tag.values))
         if isinstance(outcome.tag, Preparing):
             self.preparing = False
             if outcome.prepared is not None:

@@ -170,6 +170,18 @@ def test_very_many_acks_in_a_transaction_are_remembered_as_any(hints: Hints, eng
     assert engineer.told == [("acked", None, False)]
 
 
+def test_acks_of_many_tables_in_a_transaction_are_remembered_within_one_bound(hints: Hints, engineer: Engineer) -> None:
+    most = list(range(SETTLED_VALUES_MAX - 1))
+    hints.finished(done(Settled(Verb.ACK, M, [1]), open_transaction=True))
+    hints.finished(done(Settled(Verb.NACK, M, most), open_transaction=True, affected_rows=len(most)))
+    hints.finished(done(Settled(Verb.ACK, M, [2]), open_transaction=True))
+    hints.finished(done(None))
+    assert engineer.told == [("acked", None, False), ("given back", most)]
+    hints.finished(done(Settled(Verb.ACK, M, [3]), open_transaction=True))
+    hints.finished(done(None))
+    assert engineer.told[2:] == [("acked", [3], False)]
+
+
 def test_a_quick_transaction_that_only_added_rows_says_so(hints: Hints, engineer: Engineer) -> None:
     hints.finished(done(Touched("m", inserts=True), open_transaction=True))
     hints.finished(done(Touched("m", inserts=True)))

@@ -14,7 +14,7 @@ from proxy.wire.framing import Command, frame
 from proxy.wire.packets import PrepareOk
 from proxy.wire.params import make_query
 from proxy.wire.walker import Outcome
-from sqlrewrite.ack import parse_settle
+from sqlrewrite.ack import KEYS_MAX, parse_settle
 from sqlrewrite.classify import OWN_VERBS, Kill, Verb
 from sqlrewrite.stream import parse_stream
 
@@ -213,3 +213,18 @@ def test_a_prepared_ack_is_certain_where_no_temporary_table_can_be() -> None:
     assert judge.look(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=True)
     told(judge, b"\x03CALL p")
     assert judge.look(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=False)
+
+
+def test_of_more_ids_than_are_read_it_is_not_remembered_which_are_under_way() -> None:
+    judge = Judge()
+    judge.logged_in(0)
+    ids = b", ".join(b"%d" % number for number in range(KEYS_MAX // 2 + 1))
+    answered(judge, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id IN (" + ids + b")")), 3)
+    tags = [judge.look(about(EXECUTE, 3))[1] for _ in range(3)]
+    assert [isinstance(tag, Settled) and tag.values is not None for tag in tags] == [True, False, False]
+    for tag in tags:
+        assert isinstance(tag, Settled)
+        judge.answered(Outcome(EXECUTE, tag, True, 0))
+    tag = judge.look(about(EXECUTE, 3))[1]
+    assert isinstance(tag, Settled)
+    assert tag.values is not None
