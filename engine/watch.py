@@ -20,6 +20,7 @@ from engine.binlog_pipe import HEAD_BYTES, Batch, Began, BinlogLimits, Ended, Or
 from engine.link import BackendAddress
 from engine.model import Entry, TableId
 from engine.service import Engine
+from engine.store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +101,18 @@ class BinlogWatch:
                 self._say("the binlog is not followed (%s): what bypasses the proxy is noticed by polling", ended.text)
                 await asyncio.sleep(self._limits.refused_s)
                 continue
-            self._say("the binlog cannot be followed now, polling until it can: %s", ended.text)
+            if await self._server_is_there():
+                self._say("the binlog cannot be followed now, polling until it can: %s", ended.text)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._limits.again_max_s)
+
+    async def _server_is_there(self) -> bool:
+        """Whether something else than the server's absence, which engine.reach tells of, must have ended the reader."""
+        try:
+            await self._engine.ping()
+        except StoreError as error:
+            return not error.unreachable
+        return True
 
     def _say(self, text: str, detail: str, level: int = logging.WARNING) -> None:
         """Log a change of state, once."""
