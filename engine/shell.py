@@ -66,6 +66,8 @@ class Counters:
     """Dead messages moved to their dead-letter tables."""
     unburied: int = 0
     """Attempts at that which failed; the messages stayed where they were."""
+    store_answers: int = 0
+    """Calls of the store that the server answered."""
     store_errors: int = 0
     catalog_looks: int = 0
     catalog_described: int = 0
@@ -125,6 +127,7 @@ class Shell:
         except StoreError:
             self.counters.store_errors += 1
             raise
+        self.counters.store_answers += 1
         if self.clock.observe(called_ns, answered_ns, answer.now_ns):
             self.on_clock_set()
         return answer.value

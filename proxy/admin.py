@@ -61,6 +61,7 @@ class _Collector(Collector):
             ("purged", "Acknowledged rows deleted", counters.purged),
             ("buried", "Dead messages moved to their dead-letter tables", counters.buried),
             ("unburied", "Attempts to move dead messages that failed", counters.unburied),
+            ("store_answers", "Statements of the engine that were answered", counters.store_answers),
             ("store_errors", "Statements of the engine that failed", counters.store_errors),
             ("dispatcher_restarts", "Dispatchers started again after a fault of ours", counters.dispatcher_restarts),
             ("catalog_looks", "Looks at the catalog of tables", counters.catalog_looks),
@@ -101,15 +102,20 @@ class Probe:
         self._reason: str | None = None
 
     async def reason(self) -> str | None:
-        """Why the server is out of reach; None when it answers. It takes PROBE_WAIT_S at most."""
+        """Why the server is out of reach; None when it answers, this question or, when there are many, others. It takes
+        PROBE_WAIT_S at most."""
         clock = asyncio.get_running_loop().time
         if self._asking is None:
             if clock() < self._until_s:
                 return self._reason
             self._asking = asyncio.get_running_loop().create_task(self._ask(), name="probe")
-        asking = self._asking
+        asking, answers = self._asking, self._engine.counters.store_answers
         done, _ = await asyncio.wait({asking}, timeout=PROBE_WAIT_S)
-        return asking.result() if done else f"the server has not answered within {PROBE_WAIT_S:g} s"
+        if done:
+            return asking.result()
+        if self._engine.counters.store_answers > answers:
+            return None
+        return f"the server has not answered within {PROBE_WAIT_S:g} s"
 
     async def close(self) -> None:
         """Stop asking."""

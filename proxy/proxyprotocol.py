@@ -56,7 +56,8 @@ def header(client: Address | None, accepted_at: Address | None, *, server_is_her
 
 def announcement(client: asyncio.BaseTransport, server: asyncio.BaseTransport) -> bytes:
     """The header for what is to be relayed between these two connections."""
-    server_is_here = is_loopback(server.get_extra_info("peername")[0])
+    reached = _address_of(server, "peername")
+    server_is_here = reached is not None and is_loopback(reached[0])
     return header(_address_of(client, "peername"), _address_of(client, "sockname"), server_is_here=server_is_here)
 
 

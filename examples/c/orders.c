@@ -128,7 +128,8 @@ int main(int count, char **values) {
 
     run(working, "INSERT INTO orders (item) VALUES ('salt')");
     printf("enqueued salt\n");
-    /* The work and its acknowledgement are one transaction. */
+    /* The work and its acknowledgement are one transaction.
+     * Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why. */
     MYSQL_STMT *poll = prepare(working, "STREAM id, item FROM orders LIMIT ? WAIT ?");
     run(working, "BEGIN");
     poll_once(working, poll, 20);

@@ -77,6 +77,7 @@ func stream(text, prepared *sql.DB) (first int64) {
 
 // A long poll is an ordinary result. The work and its acknowledgement are one transaction, which has one connection:
 // its rows are read to their end before the next statement.
+// Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 func poll(db *sql.DB, waitSeconds float64) (count int) {
 	transaction, err := db.Begin()
 	check(err)

@@ -97,6 +97,7 @@ public class Orders {
     }
 
     // A long poll is an ordinary result. The work and its acknowledgement are one transaction.
+    // Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
     static void poll(Connection working) throws SQLException {
         String text = "STREAM id, item FROM orders LIMIT ? WAIT ?";
         try (PreparedStatement poll = working.prepareStatement(text)) {

@@ -52,6 +52,7 @@ try {
 }
 
 // A long poll is an ordinary result. The work and its acknowledgement are one transaction.
+// Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 await working.query("INSERT INTO orders (item) VALUES ('salt')");
 console.log("enqueued salt");
 await working.beginTransaction();

@@ -68,6 +68,7 @@ eval { $text->do('STREAM * FROM customers') };
 print 'refused ', $text->err, ': ', $text->errstr, "\n" if $@;
 
 # A long poll is an ordinary result. The work and its acknowledgement are one transaction.
+# Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 enqueue($text, 'salt');
 print "enqueued salt\n";
 my $poll = 'STREAM id, item FROM orders LIMIT ? WAIT ?';

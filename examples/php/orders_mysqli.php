@@ -66,6 +66,7 @@ try {
 }
 
 // A long poll is an ordinary result. The work and its acknowledgement are one transaction.
+// Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 enqueue($working, 'salt');
 echo "enqueued salt\n";
 $working->begin_transaction();

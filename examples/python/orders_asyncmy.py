@@ -49,6 +49,7 @@ async def stream(streaming, working):
 async def poll(working):
     # A long poll is an ordinary result, so an ordinary cursor will do. The work and its acknowledgement are one
     # transaction.
+    # Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
     async with working.cursor() as cursor:
         await cursor.execute("STREAM id, item FROM orders LIMIT %s WAIT %s", (1, 20))
         for order, item in await cursor.fetchall():

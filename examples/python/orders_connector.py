@@ -64,6 +64,7 @@ except mysql.connector.Error as error:
     print(f"refused {error.errno}: {error.msg}", flush=True)
 
 # The work and its acknowledgement are one transaction.
+# Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 enqueue(working, "salt")
 working.commit()
 print("enqueued salt", flush=True)

@@ -63,6 +63,7 @@ except pymysql.MySQLError as error:
     print(f"refused {number}: {text}", flush=True)
 
 # A long poll is an ordinary result, so an ordinary cursor will do. Work and acknowledgement are one transaction.
+# Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 enqueue(working, "salt")
 working.commit()
 print("enqueued salt", flush=True)

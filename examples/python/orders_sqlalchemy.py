@@ -57,6 +57,7 @@ with engine.begin() as connection:
     connection.execute(ENQUEUE, {"item": "salt"})
 print("enqueued salt", flush=True)
 # A long poll is an ordinary result. The work and its acknowledgement are one transaction.
+# Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 with engine.begin() as connection:
     for order, item in connection.execute(POLL, {"limit": 1, "wait": 20}).all():
         print(f"received {order} {item}", flush=True)

@@ -61,6 +61,7 @@ rescue Mysql2::Error => error
 end
 
 # A long poll is an ordinary result. The work and its acknowledgement are one transaction.
+# Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 insert.execute("salt")
 puts "enqueued salt"
 working.query("BEGIN")

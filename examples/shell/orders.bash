@@ -54,6 +54,7 @@ if ! error=$("${client[@]}" --execute='STREAM * FROM customers' 2>&1); then
 fi
 
 # A long poll. The work and its acknowledgement are one transaction.
+# Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 ask "INSERT INTO orders (item) VALUES ('salt')"
 echo 'enqueued salt'
 read -r order item <<<"$(ask 'BEGIN; STREAM id, item FROM orders LIMIT 1 WAIT 20')"

@@ -109,6 +109,25 @@ def test_each_answer_is_soon_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(play())
 
 
+def test_a_server_that_answers_others_is_there_however_long_the_question_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PROBE_WAIT_S", 0.3)
+
+    async def play() -> None:
+        store = Pinged()
+        store.may_answer.clear()
+        engine = Engine(store, EngineSettings())
+        probe = Probe(engine)
+        asked = asyncio.ensure_future(probe.reason())
+        while not asked.done():
+            await engine.kill(1)
+        assert await asked is None
+        store.may_answer.set()
+        await probe.close()
+        await engine.close()
+
+    asyncio.run(play())
+
+
 def test_a_server_that_does_not_answer_holds_up_nobody_and_is_not_asked_again_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
