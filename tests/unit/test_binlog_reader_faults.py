@@ -14,6 +14,7 @@ from engine.binlog_mysql import UNREADABLE_IN_A_ROW_MAX, StuckLogError, Unreadab
 from engine.binlog_pipe import Began, Ended, message
 from engine.link import BackendAddress
 from engine.service import Engine
+from engine.store import StoreError
 from engine.watch import BinlogWatch, WatchLimits
 
 
@@ -165,6 +166,13 @@ class Scripted(BinlogWatch):
         write = f"sys.stdout.buffer.write({next(self._said_by_readers)!r}); sys.stdout.flush(); {stay}"
         return (sys.executable, "-I", "-c", f"import sys; {write}")
 
+    def __init__(self, absence: StoreError | None = None) -> None:
+        self._absence = absence
+
+    async def ping(self) -> None:
+        if self._absence is not None:
+            raise self._absence
+
 
 class Faulty(BinlogWatch):
     """Its first reader's news cannot be taken."""
@@ -182,3 +190,42 @@ class Faulty(BinlogWatch):
         self.again.set()
         await asyncio.Event().wait()
         raise AssertionError
+
+
+class CutOff(BinlogWatch):
+    """Its first two readers lose their connection."""
+
+    def __init__(self, absence: StoreError | None) -> None:
+        address, limits = BackendAddress("127.0.0.1", 1, "nobody"), WatchLimits(again_min_s=0.001)
+        super().__init__(cast(Engine, Nobody(absence)), address, limits)
+        self.follows = 0
+        self.again = asyncio.Event()
+
+    async def _follow(self) -> Ended:
+        self.follows += 1
+        if self.follows <= 2:
+            return Ended("the connection was lost")
+        self.again.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("absence", "lines"),
+    [(None, 1), (StoreError("Connection refused", code=2003), 0), (StoreError("Access denied", code=1045), 1)],
+)
+def test_a_lost_reader_is_told_of_once_and_not_at_all_where_the_server_is_gone(
+    absence: StoreError | None, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """engine.reach tells of that."""
+
+    async def play() -> None:
+        watch = CutOff(absence)
+        watch.start()
+        await asyncio.wait_for(watch.again.wait(), 10)
+        await watch.close()
+
+    asyncio.run(play())
+    assert [record.message for record in caplog.records] == [
+        "the binlog cannot be followed now, polling until it can: the connection was lost"
+    ] * lines
