@@ -256,10 +256,21 @@ def test_a_signal_while_the_private_server_is_made_ends_both(tmp_path: Path) -> 
 
 
 def test_a_server_that_dies_is_told_of_once_to_clients_in_words_and_to_health(
-    private_server: EmbeddedServer, private_proxy: RunningProxy
+    private_server: EmbeddedServer, private_proxy: RunningProxy, consume
 ) -> None:
     assert health(private_proxy) == (200, {"status": "ok"})
+    with private_proxy.connect() as client:
+        run(client, "CREATE DATABASE shop")
+        client.select_db("shop")
+        consumers = []
+        for name in ("m", "n", "o"):
+            create_queue(client, name)
+            enqueue(client, name, "ab")
+            consumers.append(consume(private_proxy.connect(database="shop"), f"STREAM * FROM {name}"))
+        eventually(lambda: all(len(consumer.received) == 2 for consumer in consumers))
+    errors_before = private_proxy.metric("store_errors_total")
     private_server.kill()
+    eventually(lambda: private_proxy.metric("store_errors_total") > errors_before + 10)
     said = health_becomes(private_proxy, 503)
     assert said["status"] == "unreachable"
     assert "Connection refused" in said["reasons"][0]
