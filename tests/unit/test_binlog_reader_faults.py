@@ -138,10 +138,16 @@ def test_a_reader_is_told_of_many_new_queues_at_once() -> None:
 class Nobody:
     """An engine without queues."""
 
-    def __init__(self) -> None:
+    def __init__(self, absence: StoreError | None = None) -> None:
+        """`absence`: why its server does not answer."""
         self.on_queues: Callable[[], None] | None = None
         self.told = asyncio.Event()
         self.asked = 0
+        self._absence = absence
+
+    async def ping(self) -> None:
+        if self._absence is not None:
+            raise self._absence
 
     def runners(self) -> list[Any]:
         self.asked += 1
@@ -165,13 +171,6 @@ class Scripted(BinlogWatch):
         stay = "sys.stdin.read()" if self._left == 0 else ""
         write = f"sys.stdout.buffer.write({next(self._said_by_readers)!r}); sys.stdout.flush(); {stay}"
         return (sys.executable, "-I", "-c", f"import sys; {write}")
-
-    def __init__(self, absence: StoreError | None = None) -> None:
-        self._absence = absence
-
-    async def ping(self) -> None:
-        if self._absence is not None:
-            raise self._absence
 
 
 class Faulty(BinlogWatch):

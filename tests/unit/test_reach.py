@@ -119,7 +119,7 @@ def test_a_server_that_answers_others_is_there_however_long_the_question_waits(m
         probe = Probe(engine)
         asked = asyncio.ensure_future(probe.reason())
         while not asked.done():
-            await engine.kill(1)
+            await engine._shell.call(store.discover)
         assert await asked is None
         store.may_answer.set()
         await probe.close()
