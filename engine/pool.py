@@ -3,7 +3,7 @@
 The last one given back is the first one taken, so that a quiet engine keeps one connection warm and the others
 may be ended by the server's timeouts; such a dead one is noticed when it is next wanted, and replaced. Among the idle
 ones, one whose session already is in the wanted context goes first: a subscriber with its own character set then
-costs a SET once and not at each fetch.
+costs a SET once and not at each fetch. A session that has written begins anew when it is used again (Link.begin_anew).
 """
 
 from __future__ import annotations
@@ -116,10 +116,11 @@ class Pool:
         return self._closed or bool(self._idle) or len(self._busy) + self._opening < self._most
 
     def _best(self, context: SessionContext) -> int:
-        """The index of the link last used in this context, or of the last used one."""
-        for at in reversed(range(len(self._idle))):
-            if self._idle[at].context == context:
-                return at
+        """The index of the link last used in this context, or else in none, or else of the last used one."""
+        for wanted in (context, None):
+            for at in reversed(range(len(self._idle))):
+                if self._idle[at].context == wanted:
+                    return at
         return len(self._idle) - 1
 
     def _give_back(self, link: Link) -> None:
@@ -128,6 +129,7 @@ class Pool:
             keep = not (self._closed or link.broken or link in self._outdated)
             self._outdated.discard(link)
             if keep:
+                link.begin_anew()
                 self._idle.append(link)
             self._changed.notify()
         if not keep:

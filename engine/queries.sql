@@ -15,6 +15,10 @@
 -- READ COMMITTED keeps no locks on gaps, nor on rows that do not match.
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
 
+-- name: names
+-- A session that began anew may have the server's character set, and all statements here are UTF-8.
+SET NAMES utf8mb4
+
 -- name: session
 -- What every connection of the engine has, whatever the server's defaults are. MariaDB turns a list of 1,000 ids into a
 -- temporary table unless told not to.

@@ -713,3 +713,40 @@ def test_a_number_is_nobody_s_where_several_servers_were_met_behind_one_address(
         other.ping(reconnect=False)
         (name,) = (each.name for each in subject.store._servers if each.name != "another one")
         assert subject.store.kill(number, Origin(here, name)).value
+
+
+SETTINGS = {
+    "timestamp": "2000000000",  # In 2033.
+    "sql_select_limit": "0",
+    "time_zone": "'+05:00'",
+    "character_set_results": "'utf16'",
+    "innodb_lock_wait_timeout": "50",
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_a_tables_triggers_set_in_the_session_that_writes_reaches_nothing_else(
+    server: EmbeddedServer, setting: str
+) -> None:
+    subject = ServerSubject(server)
+    before_ns = subject.now_ns()
+    subject.execute("INSERT INTO messages (id, time_next, time_acked) VALUES (1, 0, NULL), (2, NULL, %s)", before_ns)
+    subject.execute("INSERT INTO messages (id, time_next) VALUES (3, 4000000000000000000)")
+    trigger = f"CREATE TRIGGER t BEFORE UPDATE ON messages FOR EACH ROW SET SESSION {setting} = {SETTINGS[setting]}"
+    subject.execute(trigger)
+    with interrupted_store(subject) as store:  # On one connection.
+
+        def settings() -> list[bytes]:
+            with store._pool.link() as link:
+                names = ", ".join(f"@@SESSION.{name}" for name in SETTINGS if name != "timestamp")
+                return link.run([f"SELECT {names}, @@SESSION.timestamp < 1950000000"])[0].rows
+
+        before = settings()
+        assert [each.key for each in store.claim(subject.table, [Wanted(1, 0, S)]).value] == [1]
+        assert settings() == before
+        assert store.claim(subject.table, [Wanted(1, 1, S)]).now_ns - before_ns < 600 * S
+        assert store.claim(subject.table, [Wanted(3, 0, S)]).value == ()
+        assert store.purge(subject.table, 600 * S, 10).value == 0
+        looked_up = store.lookup(subject.table, [1, 2, 3])
+        assert (sorted(looked_up.value, key=int), looked_up.now_ns - before_ns < 600 * S) == ([1, 3], True)
+    subject.close()
