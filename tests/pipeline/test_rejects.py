@@ -30,6 +30,9 @@ SETTINGS = Settings(slice_rows=100, look_s=0.05, rounds=3)
 
 Fill = Callable[..., Outcome]
 
+on_one_server = pytest.mark.parametrize("flavour", ["mariadb"], indirect=True)
+"""What is tested is the same on each: the driver's steps."""
+
 
 @pytest.fixture(params=["streaming", "atomic"])
 def mode(request: pytest.FixtureRequest) -> Mode:
@@ -131,6 +134,7 @@ def test_a_job_that_dies_between_refused_rows_is_run_again(
     assert set_aside(spark, aside) == REFUSED
 
 
+@on_one_server
 def test_commits_whose_answers_are_lost(
     fill: Fill, connection: Any, spark: SparkSession, orders: DataFrame, aside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +163,7 @@ def test_commits_whose_answers_are_lost(
     assert set_aside(spark, aside) == REFUSED
 
 
+@on_one_server
 def test_too_many_are_an_error_and_none_of_their_slice_is_in(
     fill: Fill, connection: Any, orders: DataFrame, mode: Mode
 ) -> None:
@@ -189,6 +194,7 @@ def test_ids_that_are_taken(
     assert {(row.id - 1, row.ackstream_code) for row in found} == {(n, 1062) for n in taken}
 
 
+@on_one_server
 def test_a_task_that_commits_a_slice_after_all_when_it_is_about_to_be_published_from_the_staging_table(
     endpoint: Endpoint, connection: Any, orders: DataFrame, aside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +219,7 @@ def test_a_task_that_commits_a_slice_after_all_when_it_is_about_to_be_published_
     assert the_others_are_there_once(connection, set())
 
 
+@on_one_server
 def test_what_is_missing_is_exported_and_given_as_another_batch(
     endpoint: Endpoint, connection: Any, spark: SparkSession, orders: DataFrame, tmp_path: Path
 ) -> None:
@@ -233,6 +240,7 @@ def test_what_is_missing_is_exported_and_given_as_another_batch(
     assert the_others_are_there_once(connection, set())
 
 
+@on_one_server
 def test_the_command_has_an_exit_status_for_it(
     endpoint: Endpoint, connection: Any, spark: SparkSession, orders: DataFrame, tmp_path: Path
 ) -> None:
