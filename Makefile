@@ -41,7 +41,8 @@ test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, k
 
 VERSIONS := oldest newest
 VERSIONS_TESTS := tests/unit tests/property tests/contract \
-	tests/integration/test_binlog_reader.py tests/integration/test_serve.py tests/integration/test_streaming.py
+	tests/integration/test_binlog_reader.py tests/integration/test_engine_tls.py \
+	tests/integration/test_serve.py tests/integration/test_streaming.py
 .PHONY: test-versions
 test-versions: .venv/.stamp ## Run tests with the oldest and newest versions allowed (VERSIONS=…, VERSIONS_TESTS=…)
 	@scripts/prepare mariadb mysql compiler

@@ -1,0 +1,51 @@
+"""The engine's own connections under TLS, where PyMySQL's socket is another one than it began with."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+
+import pytest
+
+from engine.link import BackendAddress, Link, LinkLimits
+from engine.rawrows import text_values
+from engine.store import StoreError
+from proxy.embedded import EmbeddedServer
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def link(server: EmbeddedServer) -> Link:
+    return Link(BackendAddress(server.host, server.port, "root", tls=True), LinkLimits())
+
+
+def test_commands_and_rows_go_through_tls(link: Link) -> None:
+    assert isinstance(link._socket, ssl.SSLSocket)
+    size = 100_000
+    status, row = link.run(["SHOW SESSION STATUS LIKE 'Ssl_version'", f"SELECT '{'x' * size}', LENGTH(@@version) > 0"])
+    assert (text_values(status.rows[0])[1] or b"").startswith(b"TLS")
+    assert text_values(row.rows[0]) == [b"x" * size, b"1"]
+    assert not link.stale()
+    link.close()
+    assert link.stale()
+
+
+def test_a_thread_that_waits_for_an_answer_under_tls_can_be_made_to_fail(server: EmbeddedServer, link: Link) -> None:
+    errors: list[StoreError] = []
+
+    def wait() -> None:
+        try:
+            link.run(["SELECT SLEEP(60)"])
+        except StoreError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    asleep = "SELECT 1 FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP(60)%'"
+    with connect(server) as root, root.cursor() as cursor:
+        eventually(lambda: cursor.execute(asleep) == 1)
+    link.abort()
+    waiting.join(20)
+    assert [error.code for error in errors] == [2013]
+    link.close()
