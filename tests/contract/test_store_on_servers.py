@@ -23,6 +23,8 @@ from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Retur
 from engine.store import Origin, StoreError, Timed
 from engine.store_mysql import MySQLStore, StoreLimits
 from proxy.embedded import EmbeddedServer
+from proxy.wire.packets import is_end_of_rows
+from tests.support import insides
 from tests.support.servers import connect
 from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, interrupted_store
 from tests.support.waiting import eventually
@@ -154,19 +156,19 @@ COLUMN_VALUES = """
 def plain_rows(connection: Any, text: str, *, binary: bool) -> list[bytes]:
     """The row packets that a client gets for a SELECT, read by PyMySQL."""
     if not binary:
-        connection._execute_command(COMMAND.COM_QUERY, text)
+        insides.send(connection, COMMAND.COM_QUERY, text.encode())
     else:
-        connection._execute_command(COMMAND.COM_STMT_PREPARE, text)
-        statement_id, columns = struct.unpack_from("<IH", connection._read_packet()._data, 1)
+        insides.send(connection, COMMAND.COM_STMT_PREPARE, text.encode())
+        statement_id, columns = struct.unpack_from("<IH", insides.packet(connection), 1)
         for _ in range(columns + 1):
-            connection._read_packet()
-        connection._execute_command(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
-    columns = connection._read_packet()._data[0]
+            insides.packet(connection)
+        insides.send(connection, COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
+    columns = insides.packet(connection)[0]
     for _ in range(columns + 1):
-        connection._read_packet()
+        insides.packet(connection)
     rows = []
-    while not (packet := connection._read_packet()).is_eof_packet():
-        rows.append(bytes(packet._data))
+    while not is_end_of_rows(packet := insides.packet(connection), 0):
+        rows.append(packet)
     return rows
 
 

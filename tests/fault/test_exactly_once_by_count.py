@@ -16,6 +16,7 @@ import pytest
 from pymysql.cursors import Cursor, SSCursor
 
 from proxy.embedded import EmbeddedServer
+from tests.support import insides
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
@@ -65,8 +66,7 @@ class Worker:
             left -= len(ids)
             if left <= 0:
                 self.deaths += 1
-                connection._sock.shutdown(socket.SHUT_RDWR)
-                connection._force_close()
+                insides.vanish(connection)
                 return
             if ids:
                 self._acknowledge(connection, ids)
@@ -165,12 +165,12 @@ def test_a_consumer_that_does_not_read_stalls_only_itself(proxy: RunningProxy, d
         create_queue(connection, "m", "payload MEDIUMTEXT", vt_batch_size="10", vt_cache_size="1000")
         enqueue(connection, "m", ["x" * 200_000 for _ in range(100)])
         deaf = proxy.connect(database=database)
-        deaf._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf._execute_command(3, "STREAM * FROM m")
+        insides.socket_of(deaf).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        insides.send(deaf, 3, b"STREAM * FROM m")
         with proxy.connect(database=database) as other:
             received = len(rows(other, "STREAM id FROM m LIMIT 60 WAIT 20"))
         assert received == 60
-        deaf._force_close()
+        insides.vanish(deaf)
 
 
 def test_an_open_transaction_on_some_messages_does_not_stall_the_others(proxy: RunningProxy, database: str) -> None:

@@ -8,6 +8,7 @@ import threading
 import pymysql
 import pytest
 
+from tests.support import insides
 from tests.support.proxies import running_proxy
 from tests.support.queues import enqueue, rows, run
 from tests.support.servers import connect
@@ -30,7 +31,7 @@ def ids(connection, table: str) -> set[int]:
 
 def begin(connection, statement: str) -> None:
     """Send a statement and do not wait for its end."""
-    connection._execute_command(3, statement.encode())
+    insides.send(connection, 3, statement.encode())
 
 
 @pytest.mark.parametrize("victim", ["server", "proxy", "client"])
@@ -50,13 +51,13 @@ def test_a_redrive_that_is_cut_short_loses_no_message_and_doubles_none(
         case "server":
             private_server.kill()
             with pytest.raises(pymysql.MySQLError):
-                client._read_query_result()
+                insides.answer(client)
             private_server.start()
         case "proxy":
             private_proxy.kill()
             private_proxy.start()
         case _:
-            client._force_close()
+            insides.vanish(client)
     with private_proxy.connect(database="shop") as client:
         assert ids(client, "orders")
         assert ids(client, "orders") | ids(client, "orders_dead") == everything

@@ -9,6 +9,7 @@ import pymysql
 import pytest
 from pymysql.constants import COMMAND
 
+from tests.support import insides
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.waiting import eventually
 
@@ -165,16 +166,16 @@ def test_a_prepared_statement_wakes_the_next_consumer(delivered, driver, proxy, 
 
 def test_types_and_long_data_find_their_place_though_the_parameters_change_theirs(delivered) -> None:
     def command(byte: int, body: bytes) -> None:
-        delivered._execute_command(byte, body)
+        insides.send(delivered, byte, body)
 
     def executed(body: bytes) -> int:
         command(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", number, 0, 1) + body)
-        return int(delivered._read_ok_packet().affected_rows)
+        return insides.affected(delivered)
 
     command(COMMAND.COM_STMT_PREPARE, b"NACK m WHERE payload = ? AND id = ? DELAY ?")
-    number = struct.unpack_from("<I", delivered._read_packet()._data, 1)[0]
+    number = struct.unpack_from("<I", insides.packet(delivered), 1)[0]
     for _ in range(4):  # Three parameters and what ends them.
-        delivered._read_packet()
+        insides.packet(delivered)
     typed = b"\0\x01" + b"\xfd\0" + b"\x08\0" + b"\x08\0"
     with pytest.raises(pymysql.MySQLError, match="DELAY takes seconds"):
         executed(typed + b"\x01a" + struct.pack("<qq", 1, -1))

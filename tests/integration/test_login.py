@@ -17,7 +17,7 @@ from cryptography import x509
 from pymysql.cursors import SSCursor
 
 from proxy.embedded import EmbeddedServer, Flavour
-from tests.support import logins
+from tests.support import insides, logins
 from tests.support.certificates import certificates, make_certificates
 from tests.support.logins import CLIENTS, Account, account, change_user, current_user, forget_passwords
 from tests.support.proxies import RunningProxy, running_proxy
@@ -192,11 +192,11 @@ def test_a_change_of_user_may_be_long_and_come_in_parts(
     ):
 
         def write_in_parts(data: bytes) -> None:
-            client._sock.sendall(data[:5000])
+            insides.socket_of(client).sendall(data[:5000])
             assert rows(bystander, "SELECT 1") == [(1,)]  # So the proxy has seen the first part by itself.
-            client._sock.sendall(data[5000:])
+            insides.socket_of(client).sendall(data[5000:])
 
-        client._write_bytes = write_in_parts
+        insides.write_by(client, write_in_parts)
         change_user(client, other.user, "secret", plugin, attribute="x" * 20_000)
         assert current_user(client) == other.user
 
@@ -277,7 +277,7 @@ def test_a_server_that_dies_ends_the_clients_connection_on_any_legs(server: Embe
 def test_a_client_that_vanishes_inside_tls_frees_its_backing_connection(server: EmbeddedServer, through) -> None:
     client = through("mirror").connect(ssl_disabled=False)
     thread = client.thread_id()
-    client._force_close()
+    insides.vanish(client)
     with connect(server) as root:
         eventually(lambda: not rows(root, f"SELECT id FROM information_schema.processlist WHERE id = {thread}"))
 

@@ -11,6 +11,7 @@ import pytest
 from pymysql.constants import CLIENT
 from pymysql.cursors import SSCursor
 
+from tests.support import insides
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
@@ -21,7 +22,7 @@ def test_a_refused_client_that_goes_on_is_not_served(proxy, server) -> None:
     connection: Any = pymysql.connect(host=proxy.host, port=proxy.port, user="nobody", password="x", defer_connect=True)
     with pytest.raises(pymysql.err.OperationalError):
         connection.connect()
-    assert connection._sock is None or connection._closed
+    assert not insides.is_open(connection)
 
 
 def test_an_unknown_database_is_the_servers_own_error(proxy) -> None:
@@ -94,7 +95,7 @@ def test_ping_init_db_reset_and_change_of_database_work(proxy, database) -> None
 def test_a_client_that_vanishes_frees_its_backing_connection(proxy, server) -> None:
     client = proxy.connect()
     thread = client.thread_id()
-    client._force_close()
+    insides.vanish(client)
     with connect(server) as root:
         listed = f"SELECT id FROM information_schema.processlist WHERE id = {thread}"
         eventually(lambda: not rows(root, listed))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.framing import frame
+from tests.support import insides
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
 
@@ -21,9 +22,8 @@ def results(connection: Any, count: int) -> list[tuple[tuple[Any, ...], ...]]:
     """The rows of the next results, as PyMySQL reads them; of an OK the affected rows."""
     found = []
     for _ in range(count):
-        connection._next_seq_id = 1  # Each command's answer begins there.
-        connection._read_query_result()
-        result = connection._result
+        insides.expect_answer(connection)
+        result = insides.answer(connection)
         found.append(result.rows if result.rows is not None else ((result.affected_rows,),))
     return found
 
@@ -32,7 +32,7 @@ def test_commands_before_and_behind_a_stream_are_answered_in_order(proxy: Runnin
     with proxy.connect(database=database) as client:
         create_queue(client, "m")
         enqueue(client, "m", "ab")
-        client._sock.sendall(
+        insides.socket_of(client).sendall(
             queries("SELECT 1", "STREAM * FROM m NOWAIT", "SELECT 2", "ACK FROM m WHERE id IN (1, 2)", "SELECT 3")
         )
         assert results(client, 5) == [((1,),), ((1, "a"), (2, "b")), ((2,),), ((2,),), ((3,),)]
@@ -42,9 +42,9 @@ def test_a_statement_of_ours_may_come_a_byte_at_a_time(proxy: RunningProxy, data
     with proxy.connect(database=database) as client:
         create_queue(client, "m")
         enqueue(client, "m", "a")
-        client._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        insides.socket_of(client).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in queries("STREAM * FROM m NOWAIT", "SELECT 1"):
-            client._sock.sendall(bytes([byte]))
+            insides.socket_of(client).sendall(bytes([byte]))
         assert results(client, 2) == [((1, "a"),), ((1,),)]
 
 
@@ -58,7 +58,7 @@ def test_an_acknowledgement_of_many_kilobytes_is_ours_too(proxy: RunningProxy, d
 
 def test_a_thousand_commands_sent_ahead_are_all_answered(proxy: RunningProxy, database: str) -> None:
     with proxy.connect(database=database) as client:
-        client._sock.sendall(queries(*(f"SELECT {i}" for i in range(5_000))))
+        insides.socket_of(client).sendall(queries(*(f"SELECT {i}" for i in range(5_000))))
         assert results(client, 5_000) == [((i,),) for i in range(5_000)]
         assert rows(client, "SELECT 'done'") == [("done",)]
 
@@ -66,7 +66,9 @@ def test_a_thousand_commands_sent_ahead_are_all_answered(proxy: RunningProxy, da
 def test_a_stream_sent_ahead_of_a_stream_begins_when_that_ends(proxy: RunningProxy, database: str) -> None:
     with proxy.connect(database=database) as client, proxy.connect(database=database) as producer:
         create_queue(client, "m")
-        client._sock.sendall(queries("STREAM id FROM m LIMIT 1", "STREAM id FROM m LIMIT 1", "SELECT 'end'"))
+        insides.socket_of(client).sendall(
+            queries("STREAM id FROM m LIMIT 1", "STREAM id FROM m LIMIT 1", "SELECT 'end'")
+        )
         enqueue(producer, "m", "ab")
         assert results(client, 3) == [((1,),), ((2,),), (("end",),)]
 
@@ -79,10 +81,10 @@ def test_a_stream_may_be_executed_before_its_prepare_is_answered(proxy: RunningP
         enqueue(client, "m", "a")
         prepare = frame(b"\x16STREAM id FROM m NOWAIT", 0)
         execute = frame(b"\x17\xff\xff\xff\xff\x00\x01\x00\x00\x00", 0)
-        client._sock.sendall(prepare + execute + queries("SELECT 'end'"))
-        client._next_seq_id = 1
-        _prepared, _column, _eof = (client._read_packet() for _ in range(3))
-        client._next_seq_id = 1
-        _count, _column, _eof, row, _end = (client._read_packet() for _ in range(5))
-        assert row.get_all_data() == b"\x00\x00" + (1).to_bytes(8, "little")
+        insides.socket_of(client).sendall(prepare + execute + queries("SELECT 'end'"))
+        insides.expect_answer(client)
+        _prepared, _column, _eof = (insides.packet(client) for _ in range(3))
+        insides.expect_answer(client)
+        _count, _column, _eof, row, _end = (insides.packet(client) for _ in range(5))
+        assert row == b"\x00\x00" + (1).to_bytes(8, "little")
         assert results(client, 1) == [(("end",),)]

@@ -11,6 +11,7 @@ import mysql.connector
 import pymysql
 import pytest
 
+from tests.support import insides
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -292,7 +293,7 @@ def test_two_changes_at_once_are_both_kept(proxy, connection, database) -> None:
     run(connection, "SELECT * FROM m")  # Both changes have to wait for the table.
     others = [proxy.connect(database=database) for _ in range(2)]
     for each, change in zip(others, ("MAX_RATE = 5", "MAX_IN_FLIGHT = 6"), strict=True):
-        each._execute_command(3, f"ALTER QUEUE m {change}".encode())
+        insides.send(each, 3, f"ALTER QUEUE m {change}".encode())
     eventually(
         lambda: (
             rows(connection, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'ALTER TABLE%'")
@@ -301,7 +302,7 @@ def test_two_changes_at_once_are_both_kept(proxy, connection, database) -> None:
     )
     run(connection, "COMMIT")
     for each in others:
-        each._read_query_result()
+        insides.answer(each)
         each.close()
     assert comment(connection, "m").endswith("vt_max_backoff=3600,max_rate=5,max_in_flight=6") or comment(
         connection, "m"
@@ -470,11 +471,11 @@ def test_kill_query_ends_a_redrive_between_batches_and_no_message_is_lost(proxy,
         run(graveyard, "INSERT INTO orders_dead (epoch, payload) SELECT 4, payload FROM orders_dead")
     total = 10 << 11
     other = proxy.connect(database=database)
-    other._execute_command(3, b"REDRIVE QUEUE orders_dead")
+    insides.send(other, 3, b"REDRIVE QUEUE orders_dead")
     eventually(lambda: rows(graveyard, "SELECT 1 FROM orders LIMIT 1"))
     run(graveyard, f"KILL QUERY {other.thread_id()}")
     with pytest.raises(pymysql.MySQLError) as error:
-        other._read_query_result()
+        insides.answer(other)
     assert error.value.args[0] == 1317
     moved = rows(graveyard, "SELECT COUNT(*) FROM orders")[0][0]
     assert 0 < moved < total
@@ -697,13 +698,13 @@ def test_if_not_exists_leaves_alone_what_another_session_makes_at_the_same_time(
     with proxy.connect(database=database) as holder, proxy.connect(database=database) as late:
         run(holder, "BEGIN")
         rows(holder, "SELECT * FROM dead")
-        late._execute_command(3, b"CREATE QUEUE IF NOT EXISTS q (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
+        insides.send(late, 3, b"CREATE QUEUE IF NOT EXISTS q (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
         waiting = "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'ALTER TABLE%%' AND id = %s"
         eventually(lambda: rows(connection, waiting, [late.thread_id()]) == [(1,)], what="it has found no q")
         run(connection, "CREATE TABLE q (id INT) COMMENT 'vitess_message'")
         run(connection, "INSERT INTO q VALUES (7)")
         run(holder, "COMMIT")
-        late._read_query_result()
+        insides.answer(late)
         assert [row[1] for row in rows(late, "SHOW WARNINGS")] == [1050]
     assert rows(connection, "SELECT id FROM q") == [(7,)]
 

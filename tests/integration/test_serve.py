@@ -21,6 +21,7 @@ import pytest
 
 from proxy.embedded import EmbeddedServer, Flavour
 from proxy.settings import load
+from tests.support import insides
 from tests.support.proxies import READY, RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import client_program, connect
@@ -205,7 +206,7 @@ def test_a_drain_ends_streams_with_1053_releases_what_is_unacknowledged_and_exit
         assert consumer.error.args[0] == 1053
         now_ns = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
         assert rows(direct, f"SELECT COUNT(*) FROM m WHERE time_next <= {now_ns}") == [(2,)]
-        idle._force_close()
+        insides.vanish(idle)
 
 
 @pytest.mark.parametrize("taken", ["listen", "admin"])

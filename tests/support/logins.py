@@ -19,6 +19,7 @@ from mysql_mimic.types import str_len
 from pymysql.connections import Connection
 
 from proxy.embedded import EmbeddedServer, Flavour
+from tests.support import insides
 from tests.support.queues import rows, run
 from tests.support.servers import client_program, connect
 
@@ -134,13 +135,9 @@ def change_user(client: Any, user: str, password: str, plugin: str, attribute: s
     """COM_CHANGE_USER by PyMySQL, which can all of its parts but does not put them together."""
     client.user, client.password = user.encode(), password.encode()
     attributes = str_len(b"long") + str_len(attribute.encode())
-    client._execute_command(
+    insides.send(
+        client,
         COM_CHANGE_USER,
         user.encode() + b"\0\0\0" + bytes([45, 0]) + plugin.encode() + b"\0" + bytes(str_len(attributes)),
     )
-    packet = client._read_packet()
-    if packet.is_auth_switch_request():
-        packet.read_uint8()
-        name = packet.read_string()
-        packet = client._process_auth(name, packet)
-    packet.check_error()
+    insides.authenticate(client)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pymysql.connections import Connection
 from pymysql.cursors import SSCursor
+
+from tests.support import insides
 
 PATIENT = {"vt_ack_wait": "30", "vt_poller_interval": "3600"}
 """Waits longer than any test: what arrives was woken, and what comes again was released."""
@@ -85,11 +86,9 @@ class Consumer:
 
     def vanish(self) -> None:
         """Be gone without a word, as a killed process is."""
-        if self.connection._sock is not None:
-            with contextlib.suppress(OSError):
-                self.connection._sock.shutdown(socket.SHUT_RDWR)
+        insides.cut(self.connection)
         assert self.ended.wait(10)
-        self.connection._force_close()
+        insides.vanish(self.connection)
 
     def _read(self) -> None:
         cursor: Any = SSCursor(self.connection)
@@ -99,7 +98,6 @@ class Consumer:
                 self.received.append(row)
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
-            if self.connection._result is not None:
-                self.connection._result.unbuffered_active = False  # Or PyMySQL reads on to an end that never comes.
+            insides.forget_result(self.connection)
         finally:
             self.ended.set()
