@@ -1,4 +1,4 @@
-"""What an event of the engine costs with many subscribers and many queues.
+"""What an event of the engine, and a look at the catalog, cost with many subscribers and many queues.
 
     .venv/bin/python bench/costs.py [--before REVISION]
 
@@ -18,10 +18,11 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from engine.model import IdKind, Policy, QueueTable, RowFormat, TableId
 from engine.service import Engine
@@ -32,6 +33,7 @@ HERE = Path(__file__).resolve()
 SUBSCRIBERS = (10, 100, 1_000, 5_000)
 QUEUES = (1, 301, 1_000)
 ROUNDS = 7
+LOOKS = 5
 EVENTS = 40
 
 
@@ -43,6 +45,33 @@ class Silent:
 
     def end(self, cause: object, text: str) -> None:
         """Nothing follows."""
+
+
+class Counted(MemoryStore):
+    """It counts the calls by which the catalog is read, from one look at all of it to the next."""
+
+    def __init__(self, now_ns: int, enough: Callable[[], object]) -> None:
+        """`enough` is called after LOOKS of them, on a thread of the engine's."""
+        super().__init__(now_ns=now_ns)
+        self._enough = enough
+        self.looks: list[int] = []
+        self._calls = 0
+
+    def discover(self) -> Any:
+        if self._calls:
+            self.looks.append(self._calls)
+        if len(self.looks) == LOOKS:
+            self._enough()
+        self._calls = 1
+        return super().discover()
+
+    def describe(self, table: TableId) -> Any:
+        self._calls += 1
+        return super().describe(table)
+
+    def describe_all(self, tables: Sequence[TableId]) -> Any:
+        self._calls += 1
+        return super().describe_all(tables)
 
 
 def per_event_us(event: Callable[[], object]) -> float:
@@ -96,6 +125,20 @@ def measure() -> Iterator[tuple[str, float]]:
         await engine.close()
         return cost
 
+    async def catalog_looks(count: int) -> float:
+        """Calls of the store from one look at the catalog to the next."""
+        loop, enough = asyncio.get_running_loop(), asyncio.Event()
+        store = Counted(10**18, lambda: loop.call_soon_threadsafe(enough.set))
+        for number in range(count):
+            store.add_table(replace(table, id=TableId("bench", f"queue_{number}")))
+        engine = Engine(store, EngineSettings(catalog_interval_s=0.01))
+        await engine.start()
+        await enough.wait()
+        await engine.close()
+        return median(store.looks[1:])  # The first one describes all queues.
+
+    for count in QUEUES:
+        yield f"a look at the catalog, {count:,} queues: calls of the store", asyncio.run(catalog_looks(count))
     for event in ("a commit wakes the queue", "an ACK"):
         for count in SUBSCRIBERS:
             yield f"{event}, {count:,} subscribers", asyncio.run(with_subscribers(count, event))
@@ -132,7 +175,7 @@ def main() -> None:
             with tarfile.open(fileobj=io.BytesIO(files.stdout)) as archived:
                 archived.extractall(folder, filter="data")
             before = measured_in(Path(folder))
-    print(f"{'µs of CPU for one event':60} {'before':>10} {'now':>10}")
+    print(f"{'µs of CPU for one event, or what the line says':60} {'before':>10} {'now':>10}")
     for line, cost in now.items():
         old = f"{before[line]:10.1f}" if line in before else " " * 10
         print(f"{line:60} {old} {cost:10.1f}")
