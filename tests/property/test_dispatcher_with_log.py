@@ -59,6 +59,14 @@ class PlayWithLog(Play):
             self.the_log_grows()
             self.stage.pass_time(1)  # No clock stands still so long that the claims of both have one deadline.
 
+    @rule(key=KEYS)
+    def the_binlog_shows(self, key: int) -> None:
+        """What it shows of a message now comes behind all that it has to show."""
+        self.the_log_grows()
+        while self.log:
+            self.news_arrive(detailed=True)
+        super().the_binlog_shows(key)
+
     @rule()
     def the_log_grows(self) -> None:
         rows = self.stage.rows
