@@ -36,6 +36,9 @@ NO_TABLE = frozenset({1049, 1146})
 FAULTS_FORGOTTEN_NS = 60 * NS_PER_S
 """After so long without a fault, the pause after the next one is the shortest again."""
 
+SAME_REASON_NS = 60 * NS_PER_S
+"""Between two log lines with the same reason why dead messages of one queue cannot be moved."""
+
 Asked = Scan | Claim | Fetch | Lookup | Release | Purge | Bury
 """The effects that the store carries out."""
 
@@ -104,6 +107,8 @@ class TableRunner:
         self._retired = False
         self._faults = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._fault_ns = 0
+        self._unmoved = ""
+        self._say_again_ns = 0
         self._suspended = False
         """A fault has stopped the dispatcher, and its successor has not begun."""
         self.dispatcher = self._new_dispatcher()
@@ -333,8 +338,15 @@ class TableRunner:
             self._on_buried(place)
         if buried.problem is not None:
             counters.unburied += 1
-            log.error("dead messages of %s cannot be moved to %s: %s", self.queue.id, place, buried.problem)
+            self._say_unmoved(f"dead messages of {self.queue.id} cannot be moved to {place}: {buried.problem}")
         return buried.moved
+
+    def _say_unmoved(self, text: str) -> None:
+        """Log why dead messages stay: at once when the reason is new, and else once a minute."""
+        mono_ns = self._shell.clock.now().mono_ns
+        if text != self._unmoved or mono_ns >= self._say_again_ns:
+            self._unmoved, self._say_again_ns = text, mono_ns + SAME_REASON_NS
+            log.error("%s", text)
 
     def _failed(self, dispatcher: Dispatcher, effect: Asked, text: str, *, lasting: bool) -> None:
         match effect:

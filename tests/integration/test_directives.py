@@ -7,6 +7,7 @@ import itertools
 import pymysql
 import pytest
 
+from tests.support.insides import vanish
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.waiting import eventually
 
@@ -44,6 +45,21 @@ def test_a_message_delivered_as_often_as_it_may_be_moves_to_the_dead_letter_tabl
     )
     assert rows(connection, "SELECT * FROM m") == []
     assert rows(connection, "STREAM id, payload FROM graves LIMIT 1 WAIT 5") == [(1, "poison")]
+
+
+@pytest.mark.parametrize("end", ["NACK", "the client vanishes"])
+def test_a_message_whose_last_delivery_fails_is_dead_though_nobody_streams(queue, proxy, database, end) -> None:
+    connection = queue(vt_ack_wait="60", max_attempts="1", dead_letter="graves")
+    create_queue(connection, "graves", dead_letter_of="m")
+    enqueue(connection, "m", ["poison"])
+    worker = proxy.connect(database=database)
+    assert rows(worker, "STREAM id FROM m LIMIT 1 WAIT 5") == [(1,)]
+    if end == "NACK":
+        assert run(worker, "NACK FROM m WHERE id = 1") == 1
+    else:
+        vanish(worker)
+    eventually(lambda: rows(connection, "SELECT id, epoch FROM graves") == [(1, 1)])
+    assert rows(connection, "SELECT * FROM m") == []
 
 
 def test_without_its_dead_letter_table_a_dead_message_stays_and_the_others_go_on(private_proxy) -> None:
