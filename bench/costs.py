@@ -26,8 +26,13 @@ from typing import Any
 
 from engine.model import IdKind, Policy, QueueTable, RowFormat, TableId
 from engine.service import Engine
-from engine.shell import EngineSettings
-from engine.store_memory import MemoryStore
+
+try:
+    from engine.runtime.executor import EngineSettings
+    from engine.store.memory import MemoryStore
+except ImportError:  # A revision from before the engine had folders.
+    from engine.shell import EngineSettings  # type: ignore[import-not-found, no-redef]
+    from engine.store_memory import MemoryStore  # type: ignore[import-not-found, no-redef]
 
 HERE = Path(__file__).resolve()
 SUBSCRIBERS = (10, 100, 1_000, 5_000)

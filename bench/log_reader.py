@@ -1,7 +1,7 @@
 """What it costs the reader of the binary log to pass over transactions of tables that are no queues.
 
 Ten thousand INSERTs, each a transaction, into a table that is none; then their log is read again and again in this
-process, as engine.binlog_mysql reads it: by turns behind the sieve, and with every event taken apart by the library.
+process, as engine.binlog.reader reads it: by turns behind the sieve, and with every event taken apart by the library.
 CPU time of this process, on each kind of server that is here. `make bench` runs it; trust the ratios.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 import time
 
-from engine.binlog import News
-from engine.binlog_mysql import LogReader, Outbox
-from engine.binlog_pipe import BinlogLimits, Order
-from engine.link import BackendAddress
+from engine.binlog.changes import News
+from engine.binlog.pipe import BinlogLimits, Order
+from engine.binlog.reader import LogReader, Outbox
 from engine.model import TableId
+from engine.store.connection import BackendAddress
 from proxy.embedded import EmbeddedServer
 from tests.support.servers import FLAVOURS, ServerMissingError, connect, running_server
 

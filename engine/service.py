@@ -1,7 +1,7 @@
 """The engine as its users see it: queues are looked up, subscribed to, and told what was committed.
 
-Which tables are queues is kept by engine.queues. Each queue has a runner (engine.runner); the world outside is the
-shell's.
+Which tables are queues is kept by engine.runtime.queues. Each queue has a runner
+(engine.runtime.table_runner); the world outside is the shell's.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.carriers import Carriers, WakeAll
 from engine.dispatch.dispatcher import Dispatcher
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.keys import certain as certain_key
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
-from engine.queues import Listener, Queues, UnusableQueue
-from engine.runner import Sink, TableRunner, gone
-from engine.shell import Counters, EngineSettings, Shell
-from engine.store import Origin, Store
+from engine.runtime.executor import Counters, EngineSettings, Shell
+from engine.runtime.indirect_writes import Carriers, WakeAll
+from engine.runtime.queues import Listener, Queues, UnusableQueue
+from engine.runtime.table_runner import Sink, TableRunner, gone
+from engine.store.port import Origin, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class StreamHandle:
         self._runner.handle(self._runner.dispatcher.resumed, self._subscriber)
 
     def revoke(self) -> None:
-        """End it because its client may not have the messages any more: the sink is told nothing, and what the client's
-        connection holds of this table is given back, as if it were gone."""
+        """End it because its client may not have the messages any more: the sink is told nothing,
+        and what the client's connection holds of this table is given back, as if it were gone."""
         self._runner.unsubscribe(self._subscriber)
         self._runner.handle(self._runner.dispatcher.disconnected, self._holder)
 
@@ -98,7 +98,8 @@ class Engine:
     # Life.
 
     async def start(self) -> None:
-        """Learn the server's clock and its queues; raises StoreError when the server cannot be asked."""
+        """Learn the server's clock and its queues; raises StoreError when the server cannot be
+        asked."""
         await self._queues.start()
 
     async def drain(self) -> None:
@@ -143,8 +144,9 @@ class Engine:
         patience_ns: int | None = None,
         selection: Selection = ANYTHING,
     ) -> StreamHandle:
-        """Begin to deliver messages to `sink`, on behalf of the connection `holder`; its first row cannot come before
-        this returns. Raises UnusableQueue when the table ceased to be a queue since it was looked at."""
+        """Begin to deliver messages to `sink`, on behalf of the connection `holder`; its first row
+        cannot come before this returns. Raises UnusableQueue when the table ceased to be a queue
+        since it was looked at."""
         runner = self._runners.get(queue.id)
         if runner is None:
             raise UnusableQueue(gone(queue.id))
@@ -155,12 +157,13 @@ class Engine:
         return StreamHandle(runner, subscriber, holder)
 
     async def ping(self) -> None:
-        """Ask the server something trivial; raises StoreError. It takes as long as the server takes."""
+        """Ask the server something trivial; raises StoreError. It takes as long as the server
+        takes."""
         await self._shell.call(self._shell.store.ping)
 
     async def kill(self, connection_id: int, origin: Origin) -> bool:
-        """End a client's connection to the server and what it is doing; False, with nothing done, when the engine is
-        not connected to that very server. Raises StoreError."""
+        """End a client's connection to the server and what it is doing; False, with nothing done,
+        when the engine is not connected to that very server. Raises StoreError."""
         return await self._shell.call(self._shell.store.kill, connection_id, origin)
 
     def disconnected(self, holder: int) -> None:
@@ -169,11 +172,12 @@ class Engine:
             runner.handle(runner.dispatcher.disconnected, holder)
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
-        """Messages with these ids (None: unknown ones) were acknowledged, or, not `certain`, may have been. Numbers are
-        int or Decimal, strings bytes.
+        """Messages with these ids (None: unknown ones) were acknowledged, or, not `certain`, may
+        have been. Numbers are int or Decimal, strings bytes.
 
-        `certain`: a committed UPDATE of this very table, by these ids and nothing that stands for others as well, has
-        changed as many rows. Whether the ids do that depends on their type, and is looked at here.
+        `certain`: a committed UPDATE of this very table, by these ids and nothing that stands for
+        others as well, has changed as many rows. Whether the ids do that depends on their type, and
+        is looked at here.
         """
         if runner := self._runners.get(table):
             name = table.name.casefold()
@@ -190,14 +194,16 @@ class Engine:
         self.acknowledged(table, values, certain=False)
 
     def extended(self, table: TableId, values: Iterable[object] | None) -> None:
-        """The holders of messages with these ids (None: of unknown ones) may have been given more time."""
+        """The holders of messages with these ids (None: of unknown ones) may have been given more
+        time."""
         if runner := self._runners.get(table):
             runner.handle(partial(runner.dispatcher.suspected, extended=True), _keys(runner, values))
             self._written_through(table.name.casefold())
 
     def written(self, name: str | None, *, inserted: bool = False) -> None:
-        """Something was committed that touched a table of this bare name (None: any table); `inserted`: rows that are
-        new, by a transaction that was not open for long, and nothing else."""
+        """Something was committed that touched a table of this bare name (None: any table);
+        `inserted`: rows that are new, by a transaction that was not open for long, and nothing
+        else."""
         if name is None:
             self._wake_all.ask()
             return
@@ -216,8 +222,8 @@ class Engine:
         return sum(bool(runner.dispatcher.subscribers) for runner in runners)
 
     def noticed(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
-        """The server's log tells what messages of a table became; none named: any of it (None: of any table) may have
-        changed."""
+        """The server's log tells what messages of a table became; none named: any of it (None: of
+        any table) may have changed."""
         if table is not None:
             runner = self._runners.get(table)
             runners = [] if runner is None else [runner]

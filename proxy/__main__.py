@@ -18,15 +18,15 @@ from typing import Any, NoReturn, TypeVar
 import click
 import uvloop
 
-from engine import pymysql_adapter
-from engine.link import BackendAddress, LinkLimits
-from engine.pymysql_adapter import ER
-from engine.reach import Reach
+from engine.binlog.supervisor import BinlogWatch
+from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.shell import EngineSettings
-from engine.store import StoreError
-from engine.store_mysql import MySQLStore, StoreLimits
-from engine.watch import BinlogWatch
+from engine.store import pymysql_adapter
+from engine.store.connection import BackendAddress, LinkLimits
+from engine.store.mysql import MySQLStore, StoreLimits
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import ER
+from engine.store.reach import Reach
 from proxy import __version__
 from proxy.addresses import beyond_loopback, shown
 from proxy.admin import Admin

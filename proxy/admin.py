@@ -16,10 +16,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from engine.reach import Reach
+from engine.binlog.supervisor import Following
 from engine.service import Engine
-from engine.store import StoreError
-from engine.watch import Following
+from engine.store.port import StoreError
+from engine.store.reach import Reach
 from proxy.listener import Proxy
 
 PROBE_WAIT_S = 2.0

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.comment import (
+from engine.catalog.directives import (
     DEFAULTS,
     NONE,
     OPTIONS,

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from engine.comment import is_marked, make_comment, parse_comment, queue_values, with_source
+from engine.catalog.directives import is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.model import NS_PER_S, BrokenTable, Policy, TableId
-from engine.queries import first_partition_clause
-from engine.retention import WIDTH_LEAST_NS
 from engine.service import Engine
+from engine.store.partition_plan import WIDTH_LEAST_NS
+from engine.store.queries import first_partition_clause
 from proxy.declared import problems_of
 from proxy.questions import Refused, rows
 from proxy.tables import change_comment, change_schema, comment_of, marked_comment, no_queue, string_literal, table_id

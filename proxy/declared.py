@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
-from engine.catalog import Column, Index, IndexColumn, TableFacts, judge
+from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
 from engine.model import BrokenTable
 from proxy.tables import table_id
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind, missing, nullable_id

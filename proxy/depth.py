@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from engine.dispatch.redelivery import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
-from engine.queries import qualified, quoted
+from engine.quoting import qualified, quoted
 from proxy.questions import ask_text, rows, rows_of, text_rows
 from proxy.wire.columns import parse_column
 from proxy.wire.fields import Reader

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from engine.pymysql_adapter import ER, Connection, OperationalError
+from engine.store.pymysql_adapter import ER, Connection, OperationalError
 from proxy.leash import LeashedProcess
 
 Flavour = Literal["mysql", "mariadb"]

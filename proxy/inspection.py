@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.model import NS_PER_S, BrokenTable, QueueTable, TableId
-from engine.moving import Chain, closed_to
 from engine.service import Engine
-from engine.store import StoreError
+from engine.store.dead_letter_plan import Chain, closed_to
+from engine.store.port import StoreError
 from proxy.depth import Depth, count_unacknowledged, measure
 from proxy.questions import Refused, from_hex, rows, text_literal
 from proxy.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result

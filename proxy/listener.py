@@ -13,9 +13,9 @@ from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.pymysql_adapter import ER
 from engine.service import Engine
-from engine.store import Origin, StoreError, may_be_same
+from engine.store.port import Origin, StoreError, may_be_same
+from engine.store.pymysql_adapter import ER
 from proxy.administration import Administration
 from proxy.gathering import Gathering
 from proxy.inspection import Inspection

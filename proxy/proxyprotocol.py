@@ -18,8 +18,8 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from engine.link import BackendAddress, LinkLimits, connect
-from engine.pymysql_adapter import Connection, MySQLError
+from engine.store.connection import BackendAddress, LinkLimits, connect
+from engine.store.pymysql_adapter import Connection, MySQLError
 from proxy.addresses import is_loopback, shown
 from proxy.settings import BadSetting
 from proxy.wire.fields import WireError

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.comment import is_marked
+from engine.catalog.directives import is_marked
 from engine.model import RowFormat
-from engine.pymysql_adapter import ER
-from engine.store import StoreError
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import ER
 from proxy.charsets import codec_of
 from proxy.wire.fields import NULL_MARK, Reader, WireError
 from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err

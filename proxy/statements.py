@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
-from engine.queues import UnusableQueue
+from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
-from engine.store import StoreError
+from engine.store.port import StoreError
 from proxy.administration import Administration
 from proxy.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, settled
 from proxy.questions import (

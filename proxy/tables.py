@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from engine.comment import is_marked, make_comment, split_comment
+from engine.catalog.directives import is_marked, make_comment, split_comment
 from engine.model import TableId
 from engine.service import Engine
 from proxy.questions import (

@@ -15,8 +15,9 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from engine.model import Key, QueueTable
-from engine.queries import FORMS, qualified, quoted
+from engine.quoting import qualified, quoted
 from engine.service import Engine
+from engine.store.queries import FORMS
 from proxy.questions import (
     COMMIT,
     ROLLBACK,

@@ -1,8 +1,8 @@
 """`CREATE QUEUE` and its family, read into values.
 
-What an option takes is not known here: the caller gives the options' names and judges their values, so that there is
-one table of them (engine.comment). What CREATE TABLE knows passes through as it was written; options of ours are cut
-out of it, wherever they stand among the table's.
+What an option takes is not known here: the caller gives the options' names and judges their values,
+so that there is one table of them (engine.catalog.directives). What CREATE TABLE knows passes
+through as it was written; options of ours are cut out of it, wherever they stand among the table's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Options = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class CreateQueue:
-    """CREATE QUEUE [IF NOT EXISTS] t (…) …: the pieces of a CREATE TABLE, and the options among them."""
+    """CREATE QUEUE [IF NOT EXISTS] t (…) …: the pieces of a CREATE TABLE, and the options among
+    them."""
 
     table: TableName
     if_not_exists: bool
@@ -158,8 +159,8 @@ def parse_queue_statement(
 ) -> QueueStatement:
     """Reads a statement that `classify` found to be about queues.
 
-    `options` are the names that an option can have, in capitals, `codec` is Python's name of the client's character
-    set. Raises SqlError (1064).
+    `options` are the names that an option can have, in capitals, `codec` is Python's name of the
+    client's character set. Raises SqlError (1064).
     """
     return _Reader(sql, options, codec, mode).statement()
 
@@ -315,7 +316,8 @@ class _Reader:
     # The parts of CREATE QUEUE.
 
     def _body(self) -> tuple[Sequence[Token], int, int, int]:
-        """The tokens between the parentheses, where that text begins and ends, and where what follows begins."""
+        """The tokens between the parentheses, where that text begins and ends, and where what
+        follows begins."""
         if not self._at("("):
             return (), self._position, self._position, self._position
         opened = self._next
@@ -325,7 +327,8 @@ class _Reader:
         return inner, self._all[opened].end, closed.start, closed.end
 
     def _table_clauses(self, clauses: _Clauses) -> None:
-        """Everything behind the parentheses: what is ours is collected, what is the table's stepped over."""
+        """Everything behind the parentheses: what is ours is collected, what is the table's stepped
+        over."""
         while self._more():
             word = self._word()
             if self._take(","):
@@ -412,7 +415,8 @@ class _Reader:
     # Values.
 
     def _value(self, option: str) -> str | None:
-        """An option's value as text: a number, a string, a word, a name with or without database, or names."""
+        """An option's value as text: a number, a string, a word, a name with or without database,
+        or names."""
         if not self._more():
             self._fail(f"a value for {option} was expected")
         if number := _NUMBER.match(self._tokens.sql, self._position):

@@ -10,10 +10,10 @@ from typing import Any
 import pymysql
 import pytest
 
-from engine.link import BackendAddress, Link
 from engine.model import NS_PER_S, Buried, TableId, Wanted
-from engine.store import StoreError
-from engine.store_mysql import MySQLStore
+from engine.store.connection import BackendAddress, Link
+from engine.store.mysql import MySQLStore
+from engine.store.port import StoreError
 from proxy.embedded import EmbeddedServer
 from tests.support.stores import COLUMNS, COMMENT, TAKING, ServerSubject, interrupted_store, nothing
 from tests.support.waiting import eventually

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from engine.link import BackendAddress
 from engine.model import NS_PER_S, Buried, QueueTable, TableId, Wanted
-from engine.queries import partition_clause
-from engine.retention import AHEAD
-from engine.retention_mysql import NOWAIT_ROUNDS
-from engine.store_mysql import MySQLStore, StoreLimits
+from engine.store.connection import BackendAddress
+from engine.store.mysql import MySQLStore, StoreLimits
+from engine.store.partition_plan import AHEAD
+from engine.store.partitions import NOWAIT_ROUNDS
+from engine.store.queries import partition_clause
 from proxy.embedded import EmbeddedServer, Flavour
 from tests.support.servers import server_or_skip
 from tests.support.stores import PARTITIONED, ServerSubject, partitioned_queue

@@ -24,8 +24,8 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.store import StoreError
-from engine.store_memory import Row
+from engine.store.memory import Row
+from engine.store.port import StoreError
 from tests.support.servers import ServerPool
 from tests.support.stores import EVEN, GROWING, SCAN_INDEXES, MemorySubject, ServerSubject, Subject, partitioned_queue
 

@@ -16,12 +16,12 @@ import pymysql
 import pytest
 from pymysql.constants import COMMAND
 
-from engine import catalog_mysql, store_mysql
-from engine.catalog import TableFacts
-from engine.link import BackendAddress, Link, Result
+from engine.catalog.verdict import TableFacts
 from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
-from engine.store import Origin, StoreError, Timed
-from engine.store_mysql import MySQLStore, StoreLimits
+from engine.store import information_schema, mysql
+from engine.store.connection import BackendAddress, Link, Result
+from engine.store.mysql import MySQLStore, StoreLimits
+from engine.store.port import Origin, StoreError, Timed
 from proxy.embedded import EmbeddedServer
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
@@ -605,13 +605,13 @@ class TestCatalog:
         self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
-            facts = catalog_mysql.table_facts(link, table)
+            facts = information_schema.table_facts(link, table)
             if facts.value is None:
                 return facts
             subject.execute("DROP TABLE messages")
             return Timed(replace(facts.value, columns=(), indexes=()), facts.now_ns)
 
-        monkeypatch.setattr(store_mysql, "table_facts", table_facts)
+        monkeypatch.setattr(mysql, "table_facts", table_facts)
         assert subject.store.describe(subject.table.id).value is None
 
     def test_indexes_are_seen_as_they_are(self, subject: ServerSubject) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pymysql.cursors import SSCursor
 
-from engine.queries import partition_clause
+from engine.store.queries import partition_clause
 from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import directives, rows, run
 from tests.support.servers import binary_or_skip, connect, running_server

@@ -30,7 +30,7 @@ def following(proxy: RunningProxy) -> bool:
 def reader_pid(proxy: RunningProxy) -> int:
     """The process that reads the log for this proxy."""
     children = Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()
-    (pid,) = (int(each) for each in children if "engine.binlog_mysql" in Path(f"/proc/{each}/cmdline").read_text())
+    (pid,) = (int(each) for each in children if "engine.binlog.reader" in Path(f"/proc/{each}/cmdline").read_text())
     return pid
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.binlog import News
-from engine.binlog_mysql import LogReader, Outbox
-from engine.binlog_pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
-from engine.link import BackendAddress
+from engine.binlog.changes import News
+from engine.binlog.pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
+from engine.binlog.reader import LogReader, Outbox
 from engine.model import Entry, Key, QueueTable, TableId
-from engine.store_mysql import MySQLStore
+from engine.store.connection import BackendAddress
+from engine.store.mysql import MySQLStore
 from proxy.embedded import EmbeddedServer
 from tests.support.queues import directives, run
 from tests.support.servers import connect
@@ -74,7 +74,7 @@ class Reader:
 
     def __init__(self, server: EmbeddedServer, tables: frozenset[TableId], limits: BinlogLimits | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine.binlog_mysql"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "engine.binlog.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         address = BackendAddress(server.host, server.port, "root")
         self.send(Order(address, limits or BinlogLimits(), tables))

@@ -34,7 +34,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
-        "engine/queries.sql",
+        "engine/store/queries.sql",
         "engine/py.typed",
         "proxy/py.typed",
         "sqlrewrite/py.typed",

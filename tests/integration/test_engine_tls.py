@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from engine.link import BackendAddress, Link, LinkLimits
-from engine.rawrows import text_values
-from engine.store import StoreError
+from engine.store.connection import BackendAddress, Link, LinkLimits
+from engine.store.port import StoreError
+from engine.store.text_rows import text_values
 from proxy.embedded import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.waiting import eventually

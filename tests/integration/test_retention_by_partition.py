@@ -9,7 +9,7 @@ import mysql.connector
 import pymysql
 import pytest
 
-from engine.retention import AHEAD
+from engine.store.partition_plan import AHEAD
 from tests.support.queues import rows, run
 from tests.support.waiting import eventually
 

@@ -287,7 +287,7 @@ def test_a_server_that_dies_is_told_of_once_to_clients_in_words_and_to_health(
     eventually(lambda: private_proxy.metric("binlog_following") == 1, timeout_s=30)
     told = [line.partition(" ")[2] for line in private_proxy.output.splitlines() if " WARNING " in line]
     assert len(told) == 1, told
-    assert "engine.reach: the server takes no connection; until it does, only a count is kept: " in told[0]
+    assert "engine.store.reach: the server takes no connection; until it does, only a count is kept: " in told[0]
     assert private_proxy.output.count("the server takes connections again, after ") == 1
 
 

@@ -14,7 +14,7 @@ import pymysql
 import pytest
 from pymysql.connections import Connection
 
-from engine.queries import partition_clause
+from engine.store.queries import partition_clause
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.waiting import eventually

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
 from engine.model import NS_PER_S, Delivery, Position, QueueTable, Range, Return, RowFormat, Selection, Wanted
-from engine.pool import Pool
-from engine.queries import partition_clause, templates
-from engine.rawrows import text_values
-from engine.store_mysql import MySQLStore
+from engine.store.connection import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.store.mysql import MySQLStore
+from engine.store.pool import Pool
+from engine.store.queries import partition_clause, templates
+from engine.store.text_rows import text_values
 from proxy.embedded import EmbeddedServer
 from tests.support.servers import ServerPool, server_or_skip
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject, partitioned_queue

@@ -35,7 +35,7 @@ from engine.dispatch.leases import FETCHING_STATES, SUSPECT_STATES, Lease, Lease
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.dispatch.subscribers import Subscriber
 from engine.model import ANYTHING, NS_PER_S, Entry, FetchResult, Key, OnDisconnect, Selection
-from engine.store_memory import Row
+from engine.store.memory import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 
 T = TypeVar("T")

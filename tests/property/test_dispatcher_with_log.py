@@ -17,7 +17,7 @@ from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Fetch, Scan
 from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, Entry, Key
-from engine.store_memory import Row
+from engine.store.memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
 from tests.support.play import TABLE
 

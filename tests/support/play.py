@@ -28,7 +28,7 @@ from engine.model import (
     Selection,
     TableId,
 )
-from engine.store_memory import MemoryStore, Row
+from engine.store.memory import MemoryStore, Row
 
 TABLE = TableId("test", "messages")
 FORMAT = RowFormat(columns=("id",), binary=False)

@@ -1,7 +1,8 @@
 """A server that says what a test tells it to, and hangs up where a test wants it to.
 
-It takes any login. A command is answered by the test's own function, with payloads that are framed here, with bytes
-that stand as they are, or by the end of the connection. For what no real server does on request.
+It takes any login. A command is answered by the test's own function, with payloads that are framed
+here, with bytes that stand as they are, or by the end of the connection. For what no real server
+does on request.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def rows(*texts: Sequence[str], status: int = 0) -> list[bytes]:
 
 
 def ordinary(command: int, payload: bytes) -> Say:
-    """A server that agrees to everything: an OK for each of the statements that engine.link sends in a packet."""
+    """A server that agrees to everything: an OK for each of the statements that
+    engine.store.connection sends in a packet."""
     return Say([OK] * (payload.count(b";\n") + 1)) if command == QUERY else DONE
 
 
@@ -123,7 +125,8 @@ def _framed(payload: bytes, sequence: int) -> bytes:
 
 
 def _packet(incoming: BinaryIO) -> bytes | None:
-    """A command, put together when it was too large for one packet; None when the client has gone."""
+    """A command, put together when it was too large for one packet; None when the client has
+    gone."""
     payload = b""
     while len(header := incoming.read(4)) == 4:
         part = incoming.read(int.from_bytes(header[:3], "little"))

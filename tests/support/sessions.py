@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from mysql_mimic.types import Capabilities
 
-from engine.store import Origin
+from engine.store.port import Origin
 from proxy.gathering import Gathering
 from proxy.listener import Proxy
 from proxy.login import TlsPolicy

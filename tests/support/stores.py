@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
 from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, Selection, TableId
-from engine.pool import Pool
-from engine.store import Store
-from engine.store_memory import MemoryStore, Row
-from engine.store_mysql import MySQLStore
+from engine.store.connection import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.store.memory import MemoryStore, Row
+from engine.store.mysql import MySQLStore
+from engine.store.pool import Pool
+from engine.store.port import Store
 from proxy.embedded import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -258,7 +258,7 @@ class ServerSubject:
 
 
 def partitioned_queue(server: EmbeddedServer, partitions: str) -> ServerSubject:
-    """A message table that keeps its acknowledged rows in these partitions (engine.queries.partition_clause)."""
+    """A message table that keeps its acknowledged rows in these partitions (engine.store.queries.partition_clause)."""
     return ServerSubject(server, columns=PARTITIONED, index=NEXT_UP_BY_ID, partitions=partitions)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.binlog import Change, Layout, News, Said, Sighting, Transactions, UnclearRowError, said
+from engine.binlog.changes import Change, Layout, News, Said, Sighting, Transactions, UnclearRowError, said
+from engine.binlog.row_image import ColumnType, Field, field_of
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.visibility import AGAIN_MAX_NS, AGAIN_MIN_NS, AwaitingVisibility
 from engine.model import Entry, ScanResult, TableId
-from engine.rowimage import ColumnType, Field, field_of
 from tests.support.play import TABLE as STAGE_TABLE
 from tests.support.play import Stage
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 import pymysql
 import pytest
 
-from engine.binlog_mysql import UNREADABLE_IN_A_ROW_MAX, StuckLogError, UnreadableLogError, readable, why_it_ends
-from engine.binlog_pipe import Began, Ended, message
-from engine.link import BackendAddress
+from engine.binlog.pipe import Began, Ended, message
+from engine.binlog.reader import UNREADABLE_IN_A_ROW_MAX, StuckLogError, UnreadableLogError, readable, why_it_ends
+from engine.binlog.supervisor import BinlogWatch, WatchLimits
 from engine.service import Engine
-from engine.store import StoreError
-from engine.watch import BinlogWatch, WatchLimits
+from engine.store.connection import BackendAddress
+from engine.store.port import StoreError
 
 
 class Library:
@@ -216,7 +216,7 @@ class CutOff(BinlogWatch):
 def test_a_lost_reader_is_told_of_once_and_not_at_all_where_the_server_is_gone(
     absence: StoreError | None, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """engine.reach tells of that."""
+    """engine.store.reach tells of that."""
 
     async def play() -> None:
         watch = CutOff(absence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.carriers import UNJUDGED_MAX, Carriers, WakeAll
+from engine.runtime.indirect_writes import UNJUDGED_MAX, Carriers, WakeAll
 
 
 def carriers(*names: str) -> Carriers:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.catalog import Column, Index, IndexColumn, TableFacts, judge
+from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
 from engine.model import BrokenTable, IdKind, QueueTable, TableId
 from tests.support.stores import COMMENT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.clock import ServerClock
+from engine.runtime.server_clock import ServerClock
 
 HOUR_NS = 3600 * 10**9
 MS = 10**6

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.comment import (
+from engine.catalog.directives import (
     OPTIONS,
     combination_problem,
     comment_warnings,

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from engine.shell import LOG_INTERVAL_S, FailureLog
-from engine.store import StoreError
+from engine.runtime.executor import LOG_INTERVAL_S, FailureLog
+from engine.store.port import StoreError
 
 LOCKED = StoreError("Lock wait timeout exceeded", code=1205)
 DENIED = StoreError("UPDATE command denied", code=1142)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.gathered import Gathered
+from engine.runtime.gathered import Gathered
 
 
 class Slow:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.link import BackendAddress, Link, LinkLimits
-from engine.store import StoreError
+from engine.store.connection import BackendAddress, Link, LinkLimits
+from engine.store.port import StoreError
 from tests.support.scripted import scripted_server
 
 EOF = b"\xfe\x00\x00\x02\x00"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine.fetch_mysql import Fetch
-from engine.link import BackendAddress, Link, LinkLimits
 from engine.model import Delivery, RowFormat
-from engine.pool import Pool
-from engine.store import StoreError
+from engine.store.connection import BackendAddress, Link, LinkLimits
+from engine.store.fetch import Fetch
+from engine.store.pool import Pool
+from engine.store.port import StoreError
 from proxy.wire.packets import PrepareOk, make_err, make_prepare_ok
 from tests.support.play import queue_table
 from tests.support.scripted import GONE, OK, Say, Script, ScriptedServer, ordinary, rows, scripted_server

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from engine.catalog import Column, Index, IndexColumn, TableFacts, judge
+from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
 from engine.model import BrokenTable, QueueTable, TableId
-from engine.moving import CHAIN_MOST, NAMES_MOST, Chain, closed_to, columns_to_move, obstacles
+from engine.store.dead_letter_plan import CHAIN_MOST, NAMES_MOST, Chain, closed_to, columns_to_move, obstacles
 from tests.support.stores import COMMENT
 
 SHOP, DEAD = TableId("shop", "mail"), TableId("shop", "dead")

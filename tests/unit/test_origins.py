@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engine.service import Engine
-from engine.store import Origin
+from engine.store.port import Origin
 from proxy.listener import Proxy
 from proxy.session import Session
 from proxy.settings import Settings

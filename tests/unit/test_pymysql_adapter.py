@@ -9,10 +9,10 @@ import pymysql
 import pytest
 from click.testing import CliRunner
 
-from engine import pymysql_adapter
-from engine.link import BackendAddress, Link, LinkLimits, connect
-from engine.pymysql_adapter import CLIENT, CR, Connection, IncompatibleVersionError, OperationalError
-from engine.store import StoreError
+from engine.store import pymysql_adapter
+from engine.store.connection import BackendAddress, Link, LinkLimits, connect
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import CLIENT, CR, Connection, IncompatibleVersionError, OperationalError
 from proxy.__main__ import EXIT_BAD_SETTING, serve
 from tests.support.scripted import DONE, GONE, OK, Say, rows, scripted_server
 

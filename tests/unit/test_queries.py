@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.model import IdKind, Key, TableId
-from engine.queries import FORMS, TableStatements, parse, qualified, quoted, statement, templates, text_literal
+from engine.quoting import qualified, quoted, text_literal
+from engine.store.queries import FORMS, TableStatements, parse, statement, templates
 from tests.support.stores import MemorySubject
 
 TABLE = MemorySubject().table
-FILE = resources.files("engine").joinpath("queries.sql").read_text("utf-8")
+FILE = resources.files("engine.store").joinpath("queries.sql").read_text("utf-8")
 
 
 def parts() -> Iterator[str]:

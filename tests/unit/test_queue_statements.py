@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.comment import OPTIONS
+from engine.catalog.directives import OPTIONS
 from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName

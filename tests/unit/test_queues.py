@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from engine.carriers import Carriers
 from engine.model import BrokenTable, QueueTable, TableId
-from engine.queues import TEXTS_MAX, Listener, Queues, UnusableQueue
-from engine.shell import EngineSettings, Shell
-from engine.store import Listing, StoreError, Timed
-from engine.store_memory import MemoryStore
+from engine.runtime.executor import EngineSettings, Shell
+from engine.runtime.indirect_writes import Carriers
+from engine.runtime.queues import TEXTS_MAX, Listener, Queues, UnusableQueue
+from engine.store.memory import MemoryStore
+from engine.store.port import Listing, StoreError, Timed
 from tests.support.play import queue_table
 
 QUEUE = queue_table()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.rawrows import length_encoded, split_binary_row, split_text_row, text_values
+from engine.store.text_rows import length_encoded, split_binary_row, split_text_row, text_values
 
 VALUES = st.lists(st.none() | st.binary(max_size=300), max_size=40)
 

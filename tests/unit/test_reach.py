@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 
-from engine.link import Link
-from engine.pool import Pool
-from engine.reach import Reach
+from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.shell import EngineSettings
-from engine.store import StoreError, Timed
-from engine.store_memory import MemoryStore
+from engine.store.connection import Link
+from engine.store.memory import MemoryStore
+from engine.store.pool import Pool
+from engine.store.port import StoreError, Timed
+from engine.store.reach import Reach
 from proxy import admin
 from proxy.admin import Probe
 
@@ -24,7 +24,7 @@ REFUSED = StoreError("Connection refused (2003)", code=2003)
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "engine.reach")
+    caplog.set_level(logging.INFO, "engine.store.reach")
     return caplog
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from engine.recent import Recent
+from engine.store.recent import Recent
 
 
 def test_what_was_put_is_known_until_it_is_forgotten() -> None:

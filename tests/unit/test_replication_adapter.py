@@ -11,13 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine import replication_adapter
-from engine.binlog import Change
-from engine.binlog_mysql import readable, why_it_ends
-from engine.binlog_pipe import Ended
-from engine.link import BackendAddress, LinkLimits, connect
-from engine.pymysql_adapter import Connection, Cursor, IncompatibleVersionError
-from engine.replication_adapter import (
+from engine.binlog import replication_adapter
+from engine.binlog.changes import Change
+from engine.binlog.pipe import Ended
+from engine.binlog.reader import readable, why_it_ends
+from engine.binlog.replication_adapter import (
     Committed,
     Event,
     Idle,
@@ -29,7 +27,9 @@ from engine.replication_adapter import (
     SiftedConnection,
     Statement,
 )
-from engine.rowimage import Field, field_of
+from engine.binlog.row_image import Field, field_of
+from engine.store.connection import BackendAddress, LinkLimits, connect
+from engine.store.pymysql_adapter import Connection, Cursor, IncompatibleVersionError
 from tests.support.scripted import QUERY, Say, ordinary, rows, scripted_server
 
 DUMP = 0x12

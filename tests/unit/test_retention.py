@@ -7,8 +7,17 @@ from itertools import pairwise
 import pytest
 
 from engine.model import NS_PER_S
-from engine.queries import partition_clause, partition_definitions
-from engine.retention import AHEAD, SHARE, SHARE_MOST, Partition, Upkeep, first_partitions, is_by_time, upkeep
+from engine.store.partition_plan import (
+    AHEAD,
+    SHARE,
+    SHARE_MOST,
+    Partition,
+    Upkeep,
+    first_partitions,
+    is_by_time,
+    upkeep,
+)
+from engine.store.queries import partition_clause, partition_definitions
 
 MINUTE = 60 * NS_PER_S
 HOUR = 60 * MINUTE

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.catalog.privileges import OF_A_QUEUE, Grants
 from engine.model import TableId
-from engine.rights import OF_A_QUEUE, Grants
 
 TABLE = TableId("shop", "orders")
 TO = " TO `engine`@`%`"

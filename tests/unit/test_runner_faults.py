@@ -15,9 +15,9 @@ from engine.dispatch.effects import Cause
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import TableId
+from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.shell import EngineSettings
-from engine.store_memory import MemoryStore, Row
+from engine.store.memory import MemoryStore, Row
 from tests.support.play import FORMAT, TABLE, queue_table
 
 OTHER = TableId("test", "other")

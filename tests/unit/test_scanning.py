@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.model import Entry, ScanResult
-from engine.scanning import Gathering
+from engine.store.scan_result import Gathering
 
 NOW_NS = 1000
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from engine.dispatch.effects import Cause
 from engine.model import BrokenTable, QueueTable, TableId
+from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.shell import EngineSettings
-from engine.store import StoreError, Timed
-from engine.store_memory import MemoryStore, Row
+from engine.store.memory import MemoryStore, Row
+from engine.store.port import StoreError, Timed
 from tests.support.play import FORMAT, TABLE, queue_table
 
 NOW_NS = 10**18

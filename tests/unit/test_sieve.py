@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine import sieve
-from engine.sieve import Sieve
+from engine.binlog import event_filter
+from engine.binlog.event_filter import Sieve
 
 HEARTBEAT, ROTATE, PAYLOAD, GTID, MARIADB_GTID, WRITE_ROWS = 27, 4, 40, 33, 162, 30
 OURS, THEIRS = 7, 8
@@ -18,7 +18,7 @@ def event(kind: int, body: bytes = b"", second: int = 1) -> bytes:
 
 def table_map(number: int, schema: bytes, table: bytes) -> bytes:
     names = b"".join(bytes([len(name)]) + name + b"\0" for name in (schema, table))
-    return event(sieve.TABLE_MAP, number.to_bytes(6, "little") + b"\1\0" + names + b"\2\3\3\0\0")
+    return event(event_filter.TABLE_MAP, number.to_bytes(6, "little") + b"\1\0" + names + b"\2\3\3\0\0")
 
 
 def rows(number: int) -> bytes:
@@ -26,7 +26,7 @@ def rows(number: int) -> bytes:
 
 
 def query(text: bytes, checksum: bytes = b"") -> bytes:
-    return event(sieve.QUERY)[: sieve.BODY_AT] + bytes(13) + b"shop\0" + text + checksum
+    return event(event_filter.QUERY)[: event_filter.BODY_AT] + bytes(13) + b"shop\0" + text + checksum
 
 
 class Log:
@@ -61,14 +61,14 @@ def test_a_table_nobody_announced_is_read(log: Log) -> None:
 
 
 def test_how_many_numbers_are_kept_is_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sieve, "PASSED_TABLES_MAX", 3)
+    monkeypatch.setattr(event_filter, "PASSED_TABLES_MAX", 3)
     for number in range(100, 120):
         assert log.read(table_map(number, b"a", b"b"), rows(number)) == [False, False]
     assert len(log.sieve._passed) <= 3
 
 
 def test_the_end_of_a_transaction_is_read_where_it_has_news_and_once_a_second(log: Log) -> None:
-    ends = [event(sieve.XID, second=second) for second in (1, 1, 2, 2)]
+    ends = [event(event_filter.XID, second=second) for second in (1, 1, 2, 2)]
     assert log.read(*ends) == [True, False, True, False]
     log.pending = True
     assert log.read(*ends[-2:]) == [True, True]

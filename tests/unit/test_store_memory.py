@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.model import Wanted
-from engine.store import StoreError
-from engine.store_memory import Failure, Row
+from engine.store.memory import Failure, Row
+from engine.store.port import StoreError
 from tests.support.stores import MemorySubject
 
 

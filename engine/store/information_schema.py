@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from engine.catalog import Column, Index, IndexColumn, TableFacts
-from engine.comment import is_marked
-from engine.link import Link, Result
+from engine.catalog.directives import is_marked
+from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
-from engine.queries import statement, text_literal
-from engine.rawrows import text_values
-from engine.retention import Partition, is_by_time
-from engine.store import Listing, Timed
+from engine.quoting import text_literal
+from engine.store.connection import Link, Result
+from engine.store.partition_plan import Partition, is_by_time
+from engine.store.port import Listing, Timed
+from engine.store.queries import statement
+from engine.store.text_rows import text_values
 
 Row = tuple[str, ...]
 

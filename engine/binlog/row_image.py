@@ -159,7 +159,7 @@ def integer_of(raw: bytes, *, signed: bool) -> int:
 
 
 def key_reader(field: Field, column: ColumnType) -> Callable[[bytes], Key] | None:
-    """How ids of this column become the very keys that the engine reads by SQL (engine.queries.FORMS).
+    """How ids of this column become the very keys that the engine reads by SQL (engine.store.queries.FORMS).
 
     None for types whose text only the server can make: a table with such an id is woken, and no key is told.
     """

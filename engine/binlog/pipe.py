@@ -7,8 +7,8 @@ import struct
 from dataclasses import dataclass
 from typing import IO, Any
 
-from engine.link import BackendAddress
 from engine.model import TableId
+from engine.store.connection import BackendAddress
 
 HEAD_BYTES = 4
 

@@ -1,9 +1,10 @@
-"""The parent's side of the binary log: it keeps a reader running (engine.binlog_mysql) and tells the engine its news.
+"""The parent's side of the binary log: it keeps a reader running (engine.binlog.reader) and tells
+the engine its news.
 
-Whatever goes wrong with the reader, the engine polls as if there were no log, and the reader is started again, at
-growing intervals. Each new one begins at the log's end, so all tables are looked at then: no position is kept, and a
-log that was purged, cut off by a crash or of another server is no special case. What cannot work (no log, no privilege)
-is said once.
+Whatever goes wrong with the reader, the engine polls as if there were no log, and the reader is
+started again, at growing intervals. Each new one begins at the log's end, so all tables are looked
+at then: no position is kept, and a log that was purged, cut off by a crash or of another server is
+no special case. What cannot work (no log, no privilege) is said once.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.binlog_pipe import HEAD_BYTES, Batch, Began, BinlogLimits, Ended, Order, message, size_of, value_of
-from engine.link import BackendAddress
+from engine.binlog.pipe import HEAD_BYTES, Batch, Began, BinlogLimits, Ended, Order, message, size_of, value_of
 from engine.model import Entry, TableId
 from engine.service import Engine
-from engine.store import StoreError
+from engine.store.connection import BackendAddress
+from engine.store.port import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,8 @@ class BinlogWatch:
             pause_s = min(2 * pause_s, self._limits.again_max_s)
 
     async def _server_is_there(self) -> bool:
-        """Whether something else than the server's absence, which engine.reach tells of, must have ended the reader."""
+        """Whether something else than the server's absence, which engine.store.reach tells of, must
+        have ended the reader."""
         try:
             await self._engine.ping()
         except StoreError as error:
@@ -122,7 +124,7 @@ class BinlogWatch:
 
     def reader_command(self) -> tuple[str, ...]:
         """The reader's program."""
-        return (sys.executable, "-m", "engine.binlog_mysql")
+        return (sys.executable, "-m", "engine.binlog.reader")
 
     async def _follow(self) -> Ended:
         """Run a reader until it ends; why it did."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from engine.catalog_mysql import now_ns
-from engine.link import Link, Result, SessionContext
 from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
-from engine.pymysql_adapter import COMMAND
-from engine.queries import TableStatements, quoted, statement
-from engine.rawrows import split_binary_row, split_text_row
-from engine.store import Timed
+from engine.quoting import quoted
+from engine.store.connection import Link, Result, SessionContext
+from engine.store.information_schema import now_ns
+from engine.store.port import Timed
+from engine.store.pymysql_adapter import COMMAND
+from engine.store.queries import TableStatements, statement
+from engine.store.text_rows import split_binary_row, split_text_row
 
 
 class Fetch:

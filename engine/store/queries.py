@@ -24,7 +24,8 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.model import ANYTHING, IdKind, Key, QueueTable, Selection, TableId
-from engine.retention import AHEAD, Partition, first_partitions, fitting_width_ns
+from engine.quoting import qualified, quoted, text_literal
+from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
 
 LOWEST_PRIORITY = -(2**63)
 """What a NULL priority counts as."""
@@ -48,28 +49,13 @@ def parse(text: str) -> Iterator[tuple[str, Template]]:
 @cache
 def templates() -> Mapping[str, Template]:
     """Every statement of queries.sql by its name."""
-    text = resources.files("engine").joinpath("queries.sql").read_text("utf-8")
+    text = resources.files("engine.store").joinpath("queries.sql").read_text("utf-8")
     return MappingProxyType(dict(parse(text)))
 
 
 def statement(name: str, /, **values: object) -> str:
     """The named statement with its words filled in, as they stand: give literals and quoted identifiers only."""
     return templates()[name].substitute(values)
-
-
-def quoted(identifier: str) -> str:
-    """An identifier, for any sql_mode."""
-    return "`" + identifier.replace("`", "``") + "`"
-
-
-def qualified(table: TableId) -> str:
-    """A table's full name, quoted."""
-    return f"{quoted(table.db)}.{quoted(table.name)}"
-
-
-def text_literal(text: str) -> str:
-    """A string, whatever is in it."""
-    return f"_utf8mb4 x'{text.encode().hex()}'"
 
 
 def partition_definitions(partitions: Iterable[Partition]) -> str:

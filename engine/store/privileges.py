@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.link import DENIED, Link
+from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, Grants
 from engine.model import BrokenTable, QueueTable, TableId
-from engine.pymysql_adapter import ER
-from engine.queries import qualified, quoted, statement
-from engine.rawrows import text_values
-from engine.rights import OF_A_QUEUE, OF_DEAD_LETTERS, Grants
-from engine.store import StoreError
+from engine.quoting import qualified, quoted
+from engine.store.connection import DENIED, Link
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import ER
+from engine.store.queries import statement
+from engine.store.text_rows import text_values
 
 
 def read_grants(link: Link) -> Grants:

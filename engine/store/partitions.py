@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from engine.catalog_mysql import partitions
-from engine.link import Link
 from engine.model import QueueTable, TableId
-from engine.pymysql_adapter import ER
-from engine.queries import TableStatements, partition_definitions, quoted
-from engine.recent import Recent
-from engine.retention import Upkeep, upkeep
-from engine.store import StoreError
+from engine.quoting import quoted
+from engine.store.connection import Link
+from engine.store.information_schema import partitions
+from engine.store.partition_plan import Upkeep, upkeep
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import ER
+from engine.store.queries import TableStatements, partition_definitions
+from engine.store.recent import Recent
 
 log = logging.getLogger(__name__)
 

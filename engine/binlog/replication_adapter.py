@@ -1,14 +1,17 @@
 """All that ackstream has of mysql-replication: the log's events, as values of ours.
 
-The library asks for the log, negotiates, and takes events apart: which transaction, which table, which columns. The
-rows themselves it is not asked for (engine.rowimage says why). What is used beyond its documentation stands here and
-nowhere else; where an installed release lacks it, IncompatibleVersionError names it:
+The library asks for the log, negotiates, and takes events apart: which transaction, which table,
+which columns. The rows themselves it is not asked for (engine.binlog.row_image says why). What is
+used beyond its documentation stands here and nowhere else; where an installed release lacks it,
+IncompatibleVersionError names it:
 
-- it reads each packet of the log by `_read_packet` of the connection that its `pymysql_wrapper` made, so a connection
-  that overrides this method passes over what is of no interest before it is taken apart (`SiftedConnection`). If a
-  release reads otherwise, nothing is passed over, and all else works;
-- an event of rows has `table_id`, `schema`, `table`, `columns` with their `data`, the bitmaps of the columns that are
-  present, and leaves its rows unread in `packet`, from `packet.read_bytes` to `event_size`.
+- it reads each packet of the log by `_read_packet` of the connection that its `pymysql_wrapper`
+  made, so a connection that overrides this method passes over what is of no interest before it is
+  taken apart (`SiftedConnection`). If a release reads otherwise, nothing is passed over, and all
+  else works;
+- an event of rows has `table_id`, `schema`, `table`, `columns` with their `data`, the bitmaps of
+  the columns that are present, and leaves its rows unread in `packet`, from `packet.read_bytes` to
+  `event_size`.
 
 No other module of engine imports the library (an import contract in pyproject.toml).
 """
@@ -37,13 +40,13 @@ from pymysqlreplication.row_event import (
     WriteRowsEvent,
 )
 
-from engine.binlog import Change
-from engine.pymysql_adapter import Connection, IncompatibleVersionError
-from engine.rowimage import bits
+from engine.binlog.changes import Change
+from engine.binlog.row_image import bits
+from engine.store.pymysql_adapter import Connection, IncompatibleVersionError
 
 COMPRESSED: Final = frozenset({40, *range(165, 172)})
-"""Events that hold others, compressed, which the library does not open: MySQL's whole transactions, MariaDB's rows and
-statements."""
+"""Events that hold others, compressed, which the library does not open: MySQL's whole transactions,
+MariaDB's rows and statements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one table, changed by one statement. `number` is the table's in the log until it is opened anew."""
+    """Rows of one table, changed by one statement. `number` is the table's in the log until it is
+    opened anew."""
 
     change: Change
     number: int
@@ -88,12 +92,13 @@ class Rows:
     _event: Any
 
     def columns(self) -> Sequence[Mapping[str, Any]]:
-        """What the log tells of each column, for engine.rowimage.field_of."""
+        """What the log tells of each column, for engine.binlog.row_image.field_of."""
         with _expected():
             return [column.data for column in self._event.columns]
 
     def images(self) -> tuple[Sequence[int], bytes]:
-        """Which columns each image of a row has, a bit for each column, and the rows' bytes. Can be asked once."""
+        """Which columns each image of a row has, a bit for each column, and the rows' bytes. Can be
+        asked once."""
         event = self._event
         with _expected():
             present = [bits(event.columns_present_bitmap)]
@@ -135,7 +140,8 @@ class SiftedConnection(Connection):
 
 
 class LogStream:
-    """The log from a position on. Connections are made by `connect`, which gets PyMySQL's options."""
+    """The log from a position on. Connections are made by `connect`, which gets PyMySQL's
+    options."""
 
     def __init__(
         self,
@@ -148,7 +154,8 @@ class LogStream:
         schemas: set[str],
         heartbeat_s: float,
     ) -> None:
-        """The two sets are looked into at each event, so they can change. Raises IncompatibleVersionError."""
+        """The two sets are looked into at each event, so they can change. Raises
+        IncompatibleVersionError."""
         with _expected():
             self._stream = BinLogStreamReader(
                 {},
@@ -168,7 +175,8 @@ class LogStream:
             )
 
     def fetchone(self) -> Event | None:
-        """The next event; None at the end. Raises MySQLError, and anything at an event that the library cannot read."""
+        """The next event; None at the end. Raises MySQLError, and anything at an event that the
+        library cannot read."""
         found = self._stream.fetchone()
         return None if found is None else _event(found)
 
@@ -196,7 +204,8 @@ def _event(found: Any) -> Event:
 
 @contextmanager
 def _expected() -> Iterator[None]:
-    """What the library's documentation does not promise is there, or the error says what is missing."""
+    """What the library's documentation does not promise is there, or the error says what is
+    missing."""
     try:
         yield
     except (AttributeError, TypeError) as error:

@@ -1,11 +1,13 @@
 """One connection to the server, on which the engine reads rows as the bytes they came in.
 
-PyMySQL connects and authenticates (engine.pymysql_adapter). Commands and replies are written and read here, on its
-socket, because a fetch passes row packets on unread, and because decoding thousands of keys value by value would cost
-more than all else that the engine does. A reply is read in large pieces: commands go out one after the other and
-nothing arrives unasked, so whatever comes belongs to the replies that are owed.
+PyMySQL connects and authenticates (engine.store.pymysql_adapter). Commands and replies are written
+and read here, on its socket, because a fetch passes row packets on unread, and because decoding
+thousands of keys value by value would cost more than all else that the engine does. A reply is read
+in large pieces: commands go out one after the other and nothing arrives unasked, so whatever comes
+belongs to the replies that are owed.
 
-Errors leave as StoreError. One that the server reported leaves the connection usable; any other breaks it.
+Errors leave as StoreError. One that the server reported leaves the connection usable; any other
+breaks it.
 """
 
 from __future__ import annotations
@@ -20,13 +22,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from engine.pymysql_adapter import CLIENT, COMMAND, CR, ER, Connection, IncompatibleVersionError, MySQLError, channel
-from engine.queries import statement, text_literal
-from engine.rawrows import length_encoded
-from engine.store import StoreError
+from engine.quoting import text_literal
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import (
+    CLIENT,
+    COMMAND,
+    CR,
+    ER,
+    Connection,
+    IncompatibleVersionError,
+    MySQLError,
+    channel,
+)
+from engine.store.queries import statement
+from engine.store.text_rows import length_encoded
 
 READ_BYTES = 64 * 1024
-"""A reply is read in pieces of this size: a thousand keys, or the rows of a small fetch, at once."""
+"""A reply is read in pieces of this size: a thousand keys, or the rows of a small fetch, at
+once."""
 
 DENIED = frozenset(
     {
@@ -58,7 +71,8 @@ _MORE_RESULTS = 0x0008
 
 @dataclass(frozen=True, slots=True)
 class BackendAddress:
-    """Where the server is, and who the engine is there. The password is in no text that this makes."""
+    """Where the server is, and who the engine is there. The password is in no text that this
+    makes."""
 
     host: str
     port: int
@@ -66,11 +80,11 @@ class BackendAddress:
     password: str = field(default="", repr=False)
     unix_socket: str | None = None
     tls: bool | None = None
-    """True: always. None: where the server offers it, except on this very machine, where it protects nothing and costs
-    60 ms a connection."""
+    """True: always. None: where the server offers it, except on this very machine, where it
+    protects nothing and costs 60 ms a connection."""
     ca: str | None = None
-    """A file with who signed the server's certificate, which is verified then, with the host name, and TLS is not done
-    without. None: it is not verified."""
+    """A file with who signed the server's certificate, which is verified then, with the host name,
+    and TLS is not done without. None: it is not verified."""
 
     @property
     def local(self) -> bool:
@@ -90,16 +104,18 @@ class LinkLimits:
     connect_s: float = 5.0
     """A server on a reachable network answers in less, and the dispatcher tries again anyway."""
     login_s: float = 10.0
-    """For each answer of the server's until the login is done: a thread that opens a connection cannot be interrupted.
-    A name server that does not answer makes the server itself wait for five seconds."""
+    """For each answer of the server's until the login is done: a thread that opens a connection
+    cannot be interrupted. A name server that does not answer makes the server itself wait for five
+    seconds."""
     statement_s: int = 20
-    """For the server: no statement of the engine takes a second unless a table has no index; then this frees the
-    thread. The server's error says so, where a timeout of ours would say nothing."""
+    """For the server: no statement of the engine takes a second unless a table has no index; then
+    this frees the thread. The server's error says so, where a timeout of ours would say nothing."""
     read_s: float = 30.0
-    """Without an answer for so long the server or the network is gone: it would have ended the statement before."""
+    """Without an answer for so long the server or the network is gone: it would have ended the
+    statement before."""
     lock_wait_s: int = 1
-    """Rows are skipped when locked, so only a table being altered makes us wait, and that is better done by
-    trying again."""
+    """Rows are skipped when locked, so only a table being altered makes us wait, and that is better
+    done by trying again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +131,8 @@ OWN_CONTEXT = SessionContext()
 """What all statements run under but those that read or write an application's values."""
 
 MOVING = SessionContext(sql_mode="STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES")
-"""For copying rows on the server: a value that does not fit is an error, 0 is an id, and dates that another sql_mode
-let in are dates. In UTC, no two instants look the same."""
+"""For copying rows on the server: a value that does not fit is an error, 0 is an id, and dates that
+another sql_mode let in are dates. In UTC, no two instants look the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +171,8 @@ class Link:
 
     @property
     def peer(self) -> tuple[str, int]:
-        """The address that it went to; of a server that is reached by a unix socket, the one where it listens too."""
+        """The address that it went to; of a server that is reached by a unix socket, the one where
+        it listens too."""
         if self._address.unix_socket:
             return self._address.host, self._address.port
         host, port = self._socket.getpeername()[:2]
@@ -167,7 +184,8 @@ class Link:
         context: SessionContext = OWN_CONTEXT,
         keep_last: Callable[[bytes], None] | None = None,
     ) -> list[Result]:
-        """Send statements in one packet and read the answer of each. The first that fails ends them: StoreError.
+        """Send statements in one packet and read the answer of each. The first that fails ends
+        them: StoreError.
 
         The rows of the last one go to `keep_last` one by one, if there is one, and are not held.
         """
@@ -191,9 +209,10 @@ class Link:
         self._send(_framed(command, payload))
 
     def begin_anew(self) -> None:
-        """Whoever uses it next finds the session as it was in the beginning. A table's triggers run in the session that
-        writes to it, and may SET what it likes there, the clock too: that must reach no other table, and nothing that
-        the engine believes. Costs no round trip, and nothing where nothing was written."""
+        """Whoever uses it next finds the session as it was in the beginning. A table's triggers run
+        in the session that writes to it, and may SET what it likes there, the clock too: that must
+        reach no other table, and nothing that the engine believes. Costs no round trip, and nothing
+        where nothing was written."""
         if self._wrote:
             self._reset_due, self.context = True, None
 
@@ -235,7 +254,8 @@ class Link:
         return int(statement_id)
 
     def stale(self) -> bool:
-        """Whether something has arrived while nothing was owed: the server's farewell, or the end of the stream."""
+        """Whether something has arrived while nothing was owed: the server's farewell, or the end
+        of the stream."""
         if self.broken or self._at < len(self._buffer):
             return True
         poll = select.poll()
@@ -243,12 +263,14 @@ class Link:
         return bool(poll.poll(0))
 
     def abort(self) -> None:
-        """Let the thread that waits for an answer fail at once. The one method for other threads."""
+        """Let the thread that waits for an answer fail at once. The one method for other
+        threads."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close. Never blocks: the connection is cut first, so that PyMySQL's farewell is not waited for."""
+        """Close. Never blocks: the connection is cut first, so that PyMySQL's farewell is not
+        waited for."""
         self.broken = True
         self.abort()
         with suppress(MySQLError):

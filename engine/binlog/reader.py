@@ -1,12 +1,15 @@
-"""The reader of the binary log, a program of its own: `python -m engine.binlog_mysql`, started by engine.watch.
+"""The reader of the binary log, a program of its own: `python -m engine.binlog.reader`, started by
+engine.binlog.supervisor.
 
-Reading the log in Python costs tens of µs an event, which must not be taken from the proxy's event loop; so it happens
-in a process beside it. What to follow comes on standard input, the password too, which is therefore in no list of
-processes; news go to standard output. It ends when its input does, that is with its parent, however that ends.
+Reading the log in Python costs tens of µs an event, which must not be taken from the proxy's event
+loop; so it happens in a process beside it. What to follow comes on standard input, the password
+too, which is therefore in no list of processes; news go to standard output. It ends when its input
+does, that is with its parent, however that ends.
 
-It is made to be simple to lose: it begins at the end of the log, says so (then its parent looks at all tables), and at
-the first trouble it says what it was and ends. Three threads: one reads the log; one writes what came together
-meanwhile, so that a parent that reads slowly gets fewer and coarser news; one waits for orders.
+It is made to be simple to lose: it begins at the end of the log, says so (then its parent looks at
+all tables), and at the first trouble it says what it was and ends. Three threads: one reads the
+log; one writes what came together meanwhile, so that a parent that reads slowly gets fewer and
+coarser news; one waits for orders.
 """
 
 from __future__ import annotations
@@ -22,15 +25,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from engine.binlog import Layout, News, Transactions, UnclearRowError
-from engine.binlog_pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
-from engine.catalog_mysql import now_ns
-from engine.link import Link, LinkLimits, connect
-from engine.model import TableId
-from engine.pymysql_adapter import ER, Connection, Cursor, IncompatibleVersionError, InterfaceError, MySQLError
-from engine.queries import statement, text_literal
-from engine.rawrows import text_values
-from engine.replication_adapter import (
+from engine.binlog.changes import Layout, News, Transactions, UnclearRowError
+from engine.binlog.event_filter import Sieve
+from engine.binlog.pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
+from engine.binlog.replication_adapter import (
     Committed,
     Event,
     Idle,
@@ -42,13 +40,19 @@ from engine.replication_adapter import (
     SiftedConnection,
     Statement,
 )
-from engine.rowimage import ColumnType, field_of
-from engine.sieve import Sieve
-from engine.store import StoreError
+from engine.binlog.row_image import ColumnType, field_of
+from engine.model import TableId
+from engine.quoting import text_literal
+from engine.store.connection import Link, LinkLimits, connect
+from engine.store.information_schema import now_ns
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import ER, Connection, Cursor, IncompatibleVersionError, InterfaceError, MySQLError
+from engine.store.queries import statement
+from engine.store.text_rows import text_values
 
 SERVER_IDS = range(3_000_000_000, 4_294_967_295)
-"""A reader needs a number that no replica of the server has; one is drawn for each attempt, from the upper end, which
-nobody uses by hand."""
+"""A reader needs a number that no replica of the server has; one is drawn for each attempt, from
+the upper end, which nobody uses by hand."""
 
 DENIED = frozenset(
     {
@@ -61,12 +65,14 @@ DENIED = frozenset(
 """What does not get better by trying again soon."""
 
 UNREADABLE_IN_A_ROW_MAX = 100
-"""Events that the library cannot read, one after another, before the reader gives up. Few kinds of event are
-unreadable, so as many in a row mean that the library is stuck: then each attempt fails at once and reads nothing."""
+"""Events that the library cannot read, one after another, before the reader gives up. Few kinds of
+event are unreadable, so as many in a row mean that the library is stuck: then each attempt fails at
+once and reads nothing."""
 
 
 LAYOUTS_MAX = 10_000
-"""Numbers of tables whose layout is remembered. The server gives a table another number whenever it opens it."""
+"""Numbers of tables whose layout is remembered. The server gives a table another number whenever it
+opens it."""
 
 
 class UnreadableLogError(Exception):
@@ -139,7 +145,8 @@ def _batch(news: News, rows: int, lag_s: float) -> Batch:
 
 @dataclass(slots=True)
 class Wanted:
-    """The tables to follow. The library looks into the two sets at each table map, and passes over all others."""
+    """The tables to follow. The library looks into the two sets at each table map, and passes over
+    all others."""
 
     tables: frozenset[TableId] = frozenset()
     names: set[str] = field(default_factory=set)
@@ -160,7 +167,8 @@ class LogReader:
     """Follows the log from its present end."""
 
     def __init__(self, order: Order, outbox: Outbox, begun: Callable[[str], None]) -> None:
-        """`begun` is called once, with the place in the log, when the server has accepted the request."""
+        """`begun` is called once, with the place in the log, when the server has accepted the
+        request."""
         self.wanted = Wanted()
         self.wanted.become(order.tables)
         self._address, self._limits = order.address, order.limits
@@ -221,7 +229,8 @@ class LogReader:
             return file, int(position)
 
     def _connect(self, **options: Any) -> Any:
-        """The library's two connections. When one is lost it would go on with what it knew of tables: we begin anew."""
+        """The library's two connections. When one is lost it would go on with what it knew of
+        tables: we begin anew."""
         self._connections += 1
         if self._connections > 2:
             raise InterfaceError("the connection was lost")
@@ -294,7 +303,8 @@ class LogReader:
         return name.decode("utf-8", "replace") in wanted.names and db.decode("utf-8", "replace") in wanted.databases
 
     def _layout(self, event: Rows) -> tuple[TableId, Layout | None] | None:
-        """The queue whose rows these are, and how to read them if that is known; None when they are of no queue."""
+        """The queue whose rows these are, and how to read them if that is known; None when they are
+        of no queue."""
         if self._generation != self.wanted.generation:
             self._generation = self.wanted.generation
             self._layouts.clear()
@@ -321,10 +331,11 @@ class LogReader:
 
 
 def readable(fetch: Callable[[], Any], unreadable: Callable[[], None]) -> Iterator[Any]:
-    """The events that `fetch` returns, up to its first None. `unreadable` is called for each event that it cannot read:
-    what that one meant is unknown.
+    """The events that `fetch` returns, up to its first None. `unreadable` is called for each event
+    that it cannot read: what that one meant is unknown.
 
-    Raises MySQLError, IncompatibleVersionError, and StuckLogError after UNREADABLE_IN_A_ROW_MAX of them.
+    Raises MySQLError, IncompatibleVersionError, and StuckLogError after UNREADABLE_IN_A_ROW_MAX of
+    them.
     """
     failures = 0
     while True:
@@ -358,7 +369,8 @@ def _listen(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
 
 
 def _thread(work: Callable[..., None], *args: object) -> None:
-    """Start a thread whose end, by an error or not, ends the program: no part works on without the others."""
+    """Start a thread whose end, by an error or not, ends the program: no part works on without the
+    others."""
 
     def run() -> None:
         status = 1
@@ -372,7 +384,8 @@ def _thread(work: Callable[..., None], *args: object) -> None:
 
 
 def why_it_ends(read: Callable[[], None]) -> Ended:
-    """Read the log until that is over; what is to be told the parent, which starts another reader after a pause."""
+    """Read the log until that is over; what is to be told the parent, which starts another reader
+    after a pause."""
     try:
         read()
     except (UnreadableLogError, IncompatibleVersionError) as error:

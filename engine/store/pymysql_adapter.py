@@ -1,14 +1,17 @@
 """All that ackstream has of PyMySQL: the login, the errors, the protocol's numbers.
 
-PyMySQL opens connections and logs in, by what its documentation describes. It offers no way to the packets of a row,
-which the engine passes on unread, so engine.link takes the socket when the login is done and speaks for itself. That
-needs two things that the documentation does not promise; they stand here and nowhere else, and `check` says clearly
-which of them an installed release lacks:
+PyMySQL opens connections and logs in, by what its documentation describes. It offers no way to the
+packets of a row, which the engine passes on unread, so engine.store.connection takes the socket
+when the login is done and speaks for itself. That needs two things that the documentation does not
+promise; they stand here and nowhere else, and `check` says clearly which of them an installed
+release lacks:
 
 - `Connection._sock` is the connection's socket, with TLS once that is agreed on;
-- the login agrees on none of `FOREIGN_FLAGS`, so that packets have the form that engine.link reads and writes.
+- the login agrees on none of `FOREIGN_FLAGS`, so that packets have the form that
+  engine.store.connection reads and writes.
 
-No other module of proxy, sqlrewrite or engine imports PyMySQL (an import contract in pyproject.toml).
+No other module of proxy, sqlrewrite or engine imports PyMySQL (an import contract in
+pyproject.toml).
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ def check() -> None:
 def channel(connection: Connection) -> socket.socket:
     """The socket of a connection that has logged in, from which nothing was read ahead.
 
-    Whoever takes it does all further reading and writing; the connection is only kept for its `close`. Raises
-    IncompatibleVersionError.
+    Whoever takes it does all further reading and writing; the connection is only kept for its
+    `close`. Raises IncompatibleVersionError.
     """
     found = getattr(connection, "_sock", None)
     if not isinstance(found, socket.socket):
@@ -70,7 +73,7 @@ def _check_flags(connection: Connection) -> None:
     if not isinstance(flags, int):
         raise _incompatible("its connections do not tell as `client_flag` what the login agrees on")
     if foreign := [name for name, flag in FOREIGN_FLAGS.items() if flags & flag]:
-        raise _incompatible(f"its login asks for {', '.join(foreign)}, which engine.link does not speak")
+        raise _incompatible(f"its login asks for {', '.join(foreign)}, which engine.store.connection does not speak")
 
 
 def _incompatible(lack: str) -> IncompatibleVersionError:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from engine.link import OWN_CONTEXT, Link, SessionContext
-from engine.queries import statement
-from engine.reach import Reach
-from engine.store import StoreError
+from engine.store.connection import OWN_CONTEXT, Link, SessionContext
+from engine.store.port import StoreError
+from engine.store.queries import statement
+from engine.store.reach import Reach
 
 CLOSED: Final = "the store is closed"
 

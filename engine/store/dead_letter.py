@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.catalog import judge
-from engine.catalog_mysql import now_ns, table_facts
-from engine.link import MOVING, Link
+from engine.catalog.verdict import judge
 from engine.model import Buried, Key, QueueTable, TableId, Wanted
-from engine.moving import Chain, columns_to_move, obstacles
-from engine.pymysql_adapter import ER
-from engine.queries import END_OF_TIME_NS, TableStatements, qualified, quoted, statement
-from engine.rawrows import text_values
-from engine.scan_mysql import entries_of, keys_of
-from engine.store import StoreError, Timed
+from engine.quoting import qualified, quoted
+from engine.store.connection import MOVING, Link
+from engine.store.dead_letter_plan import Chain, columns_to_move, obstacles
+from engine.store.information_schema import now_ns, table_facts
+from engine.store.port import StoreError, Timed
+from engine.store.pymysql_adapter import ER
+from engine.store.queries import END_OF_TIME_NS, TableStatements, statement
+from engine.store.scan import entries_of, keys_of
+from engine.store.text_rows import text_values
 
 TOLD_MOST = 3
 """Messages named for each reason: one log line has to hold them."""

@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from engine.carriers import Carriers
-from engine.gathered import Gathered
+from engine.catalog.privileges import OF_A_QUEUE
 from engine.model import BrokenTable, QueueTable, TableId
-from engine.queries import qualified
-from engine.rights import OF_A_QUEUE
-from engine.runner import gone
-from engine.shell import Shell
-from engine.store import Listing, StoreError
+from engine.quoting import qualified
+from engine.runtime.executor import Shell
+from engine.runtime.gathered import Gathered
+from engine.runtime.indirect_writes import Carriers
+from engine.runtime.table_runner import gone
+from engine.store.port import Listing, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -374,7 +374,7 @@ class Queues:
         try:
             await self.refresh()
         except StoreError as error:
-            if not error.unreachable:  # engine.reach tells of that, once.
+            if not error.unreachable:  # engine.store.reach tells of that, once.
                 self._say(f"cannot look for message tables: {error}")
             self._look_again.set()
             return False

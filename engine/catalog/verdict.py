@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engine.comment import comment_warnings, parse_comment
+from engine.catalog.directives import comment_warnings, parse_comment
 from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")

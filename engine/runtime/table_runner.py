@@ -25,8 +25,8 @@ from engine.dispatch.effects import Bury, Cause, Claim, Deliver, Effect, End, Fe
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, TableId, Wanted
-from engine.shell import Shell
-from engine.store import StoreError
+from engine.runtime.executor import Shell
+from engine.store.port import StoreError
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 
-from engine.store import StoreError
+from engine.store.port import StoreError
 
 log = logging.getLogger(__name__)
 

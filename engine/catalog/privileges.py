@@ -2,7 +2,7 @@
 
 SHOW GRANTS is read only for what it says beyond doubt: that the account has a privilege on all tables of the server, of
 a database, or on one table. Of all else (patterns, columns, partial revokes) the server itself is asked, by statements
-on no row (engine.rights_mysql).
+on no row (engine.store.privileges).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from engine.model import TableId
-from engine.queries import qualified, quoted
+from engine.quoting import qualified, quoted
 
 OF_A_QUEUE = ("SELECT", "UPDATE", "DELETE")
 """To look for messages and read them, to claim and release them, to purge acknowledged ones."""

@@ -9,7 +9,7 @@
 --   * Rows are locked with SKIP LOCKED, so an application's open transaction never stalls its table.
 --   * The clock is the server's, computed free of time zones: microseconds since 1970 in UTC, times 1000.
 --
--- $words are filled in by engine/queries.py: identifiers quoted, values as literals that need no escaping.
+-- $words are filled in by engine/store/queries.py: identifiers quoted, values as literals that need no escaping.
 
 -- name: isolation
 -- READ COMMITTED keeps no locks on gaps, nor on rows that do not match.

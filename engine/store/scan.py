@@ -1,7 +1,7 @@
 """A scan of one table: priority by priority through the index, or, without one, by sorting it all.
 
 One packet is enough as long as the table's priorities are the ones that the last scan saw; what the rows that come
-back amount to is engine.scanning's to say.
+back amount to is engine.store.scan_result's to say.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.catalog_mysql import now_ns
-from engine.link import OWN_CONTEXT, Link, Result, SessionContext
 from engine.model import Entry, Key, QueueTable, Range, ScanResult, Selection
-from engine.queries import TableStatements, statement
-from engine.rawrows import text_values
-from engine.scanning import Gathering
-from engine.store import Timed
+from engine.store.connection import OWN_CONTEXT, Link, Result, SessionContext
+from engine.store.information_schema import now_ns
+from engine.store.port import Timed
+from engine.store.queries import TableStatements, statement
+from engine.store.scan_result import Gathering
+from engine.store.text_rows import text_values
 
 
 def context_of(selection: Selection) -> SessionContext:

@@ -30,8 +30,8 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.scanning import Gathering, is_behind
-from engine.store import Listing, Origin, StoreError, Timed
+from engine.store.port import Listing, Origin, StoreError, Timed
+from engine.store.scan_result import Gathering, is_behind
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.binlog.row_image import ABSENT, ColumnType, Field, Raw, RowReader, integer_of, key_reader
 from engine.model import Entry, Key, TableId
-from engine.queries import LOWEST_PRIORITY
-from engine.rowimage import ABSENT, ColumnType, Field, Raw, RowReader, integer_of, key_reader
+from engine.store.queries import LOWEST_PRIORITY
 
 QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
 

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.clock import ServerClock
-from engine.store import Store, StoreError, Timed
+from engine.runtime.server_clock import ServerClock
+from engine.store.port import Store, StoreError, Timed
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Counters:
 class FailureLog:
     """Log lines for calls of the store that fail: one an error number and interval, however many fail.
 
-    Failures to reach the server are left to engine.reach.
+    Failures to reach the server are left to engine.store.reach.
     """
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.catalog import INTEGERS, OWN_COLUMNS, Column, TableFacts, judge
+from engine.catalog.verdict import INTEGERS, OWN_COLUMNS, Column, TableFacts, judge
 from engine.model import BrokenTable, QueueTable, TableId
-from engine.queries import qualified
+from engine.quoting import qualified
 
 _TEXTS = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _BLOBS = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})

@@ -18,11 +18,8 @@ from typing import TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
-from engine.bury_mysql import Burial
-from engine.catalog import judge
-from engine.catalog_mysql import facts_of, listing, now_ns, table_facts
-from engine.fetch_mysql import Fetch
-from engine.link import OWN_CONTEXT, BackendAddress, Link, LinkLimits, SessionContext
+from engine.catalog.privileges import Grants
+from engine.catalog.verdict import judge
 from engine.model import (
     ANYTHING,
     BrokenTable,
@@ -41,17 +38,20 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.pool import Pool
-from engine.pymysql_adapter import ER
-from engine.queries import START_OF_TIME_NS, TableStatements, statement
-from engine.rawrows import text_values
-from engine.reach import Reach
-from engine.recent import Recent
-from engine.retention_mysql import Retention
-from engine.rights import Grants
-from engine.rights_mysql import read_grants, with_rights
-from engine.scan_mysql import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
-from engine.store import Listing, Origin, StoreError, Timed
+from engine.store.connection import OWN_CONTEXT, BackendAddress, Link, LinkLimits, SessionContext
+from engine.store.dead_letter import Burial
+from engine.store.fetch import Fetch
+from engine.store.information_schema import facts_of, listing, now_ns, table_facts
+from engine.store.partitions import Retention
+from engine.store.pool import Pool
+from engine.store.port import Listing, Origin, StoreError, Timed
+from engine.store.privileges import read_grants, with_rights
+from engine.store.pymysql_adapter import ER
+from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
+from engine.store.reach import Reach
+from engine.store.recent import Recent
+from engine.store.scan import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
+from engine.store.text_rows import text_values
 
 T = TypeVar("T")
 
