@@ -28,14 +28,15 @@ that grows with the number of subscribers, but one that changes the batch size o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count, islice
+from itertools import count
 
 from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.claims import ClaimAttempt, ClaimsUnderWay
-from engine.dispatch.effects import Cause, Claim, Deliver, Effect, End, Fetch
+from engine.dispatch.effects import Cause, Claim, Deliver, Effect, End
+from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups, TooManyFilterGroups
 from engine.dispatch.instant import Instant
-from engine.dispatch.leases import FETCHING_STATES, Lease, LeaseEvent, Leases, LeaseState
+from engine.dispatch.leases import Lease, LeaseEvent, Leases
 from engine.dispatch.limits import Limits
 from engine.dispatch.maintenance import DeadLetters, Purges, Releases
 from engine.dispatch.redelivery import wait_ns
@@ -51,7 +52,6 @@ from engine.model import (
     OnDisconnect,
     Policy,
     Return,
-    RowFormat,
     ScanResult,
     Wanted,
 )
@@ -78,9 +78,9 @@ class Dispatcher:
         self._scans = ScanScheduler(self._groups, policy, limits, self._numbers)
         self._verification = LeaseVerification(self._leases, limits)
         self._claims = ClaimsUnderWay()
-        self._fetches: dict[int, list[Lease]] = {}
+        self._fetches = FetchesUnderWay(limits.fetch_max, self._numbers)
         self._releases = Releases(limits)
-        self._dead_letters = DeadLetters(limits)
+        self._dead_letters = DeadLetters(policy, limits)
         self._purges = Purges(limits, now)
         self._failure_pause = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._now = now
@@ -115,7 +115,7 @@ class Dispatcher:
     def settled_down(self) -> bool:
         """Whether nothing is under way or waiting to be given back: a drained dispatcher may be
         dropped."""
-        asked = len(self._claims) or self._fetches or self._scans.under_way or self._verification.under_way
+        asked = len(self._claims) or len(self._fetches) or self._scans.under_way or self._verification.under_way
         maintenance = len(self._releases) or self._dead_letters.under_way or self._purges.under_way
         return not (asked or maintenance)
 
@@ -142,7 +142,7 @@ class Dispatcher:
             times.append(self._now.until(due_ns))
         if self._dead_letters.waiting:
             times += [self._dead_letters.at_ns, self._failure_pause.until_ns]
-        if self._scans_for_the_dead:
+        if self._dead_letters.scanned_for:
             times += [self._dead_scan_ns, self._failure_pause.until_ns]
         return times
 
@@ -244,7 +244,7 @@ class Dispatcher:
         if keys is None:
             self._verification.suspect_any(extended=extended)
         else:
-            strangers = bool(self._subscribers) or self._moves_the_dead
+            strangers = bool(self._subscribers) or self._dead_letters.configured
             if not self._verification.suspect_these(keys, extended=extended, strangers=strangers):
                 self._scans.stir(anywhere=True)
         return self._advance(now)
@@ -279,6 +279,7 @@ class Dispatcher:
         self._policy = policy
         self._bucket.change(policy.max_rate, now.mono_ns)
         self._scans.reconfigure(policy)
+        self._dead_letters.reconfigure(policy)
         self._purges.reconfigure(now, policy)
         return self._advance(now)
 
@@ -291,7 +292,7 @@ class Dispatcher:
     def scanned(self, now: Instant, scan_id: int, result: ScanResult) -> Effects:
         """A scan came back."""
         self._failure_pause.reset()
-        if self._moves_the_dead:
+        if self._dead_letters.configured:
             for entry in result.entries:
                 if self._is_dead(entry) and not (self._is_taken(entry.key) or self._leases.get(entry.key)):
                     self._dead_letters.add(entry, now)
@@ -410,7 +411,7 @@ class Dispatcher:
         others = self._dead_letters.done(now, set(moved))
         self._scans.missed(others, now)
         self._scans.stir()
-        if self._moves_the_dead:
+        if self._dead_letters.configured:
             self._verification.look_up(entry.key for entry in others)
         return self._advance(now)
 
@@ -436,7 +437,7 @@ class Dispatcher:
                 effects += self._claim(now)
                 effects += self._dead_letters.begin(now)
                 effects += self._scan(now)
-            effects += self._fetch()
+            effects += self._fetches.begin(self._groups)
             effects += self._verification.begin(now, self._starved)
             effects += self._purges.begin(now, self._policy)
         return effects
@@ -500,40 +501,11 @@ class Dispatcher:
 
     def _scan(self, now: Instant) -> Effects:
         groups, main = self._hungry(), self._groups.main
-        if self._scans_for_the_dead and now.mono_ns >= self._dead_scan_ns and main not in groups:
+        if self._dead_letters.scanned_for and now.mono_ns >= self._dead_scan_ns and main not in groups:
             groups.append(main)
         return self._scans.begin(groups, now, self._claims.messages + self._dead_letters.waiting) if groups else []
 
-    def _fetch(self) -> Effects:
-        batches: dict[RowFormat, list[Lease]] = {}
-        for group in self._groups:
-            for subscriber in group.subscribers.to_fetch():
-                batch = batches.setdefault(subscriber.spec.row_format, [])
-                room = max(0, self._limits.fetch_max - len(batch))
-                claimed = (lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED)
-                if wanted := list(islice(claimed, room)):
-                    batch += wanted
-                    group.subscribers.fetching(subscriber, fetching=True)
-        effects: Effects = []
-        for row_format, leases in batches.items():
-            if leases:
-                for lease in leases:
-                    lease.apply(LeaseEvent.FETCH)
-                fetch_id = next(self._numbers)
-                self._fetches[fetch_id] = leases
-                effects.append(Fetch(fetch_id, row_format, {lease.key: lease.delivery for lease in leases}))
-        return effects
-
     # Parts of decisions.
-
-    @property
-    def _moves_the_dead(self) -> bool:
-        return self._policy.max_attempts > 0 and self._policy.dead_letter is not None
-
-    @property
-    def _scans_for_the_dead(self) -> bool:
-        """Whether dead messages are to be found though nobody streams."""
-        return self._moves_the_dead and not self._policy.paused
 
     @property
     def _dead_scan_ns(self) -> int:
@@ -569,8 +541,7 @@ class Dispatcher:
         return any(group.subscribers.starved or (full and group.subscribers.awake) for group in self._groups)
 
     def _is_dead(self, entry: Entry) -> bool:
-        """Whether a message has been delivered as often as it may be."""
-        return 0 < self._policy.max_attempts <= entry.epoch and self._policy.dead_letter is not None
+        return self._dead_letters.is_dead(entry)
 
     def _is_outdated(self, entry: Entry, scan_id: int) -> bool:
         """Whether a scan shows a row as it was before our own claim of it, and not as somebody made
@@ -609,14 +580,8 @@ class Dispatcher:
     def _end_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
         """The leases of a fetch that still stand and are still to be sent, with their
         subscribers."""
-        standing: list[tuple[Lease, Subscriber]] = []
-        over: dict[int, Subscriber] = {}
-        for lease in self._fetches.pop(fetch_id):
-            if subscriber := self._subscribers.get(lease.subscriber or 0):
-                over[subscriber.spec.id] = subscriber
-                if lease.state in FETCHING_STATES:
-                    standing.append((lease, subscriber))
-        for subscriber in over.values():
+        standing, served = self._fetches.end(fetch_id, self._subscribers)
+        for subscriber in served:
             self._group_of(subscriber).subscribers.fetching(subscriber, fetching=False)
         return standing
 

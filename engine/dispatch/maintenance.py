@@ -80,7 +80,8 @@ class Releases:
 class DeadLetters:
     """Dead messages: those that are due, those that will be, and those being moved."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, policy: Policy, limits: Limits) -> None:
+        self._policy = policy
         self._limits = limits
         self._due: dict[Key, Entry] = {}
         self._later: dict[Key, Entry] = {}
@@ -91,6 +92,24 @@ class DeadLetters:
     def __contains__(self, key: Key) -> bool:
         """Whether a message is about to be moved, or being moved."""
         return key in self._due or key in self._under_way
+
+    @property
+    def configured(self) -> bool:
+        """Whether messages die at all, and where they go then."""
+        return self._policy.max_attempts > 0 and self._policy.dead_letter is not None
+
+    @property
+    def scanned_for(self) -> bool:
+        """Whether dead messages are to be found though nobody streams."""
+        return self.configured and not self._policy.paused
+
+    def is_dead(self, entry: Entry) -> bool:
+        """Whether a message has been delivered as often as it may be."""
+        return self.configured and self._policy.max_attempts <= entry.epoch
+
+    def reconfigure(self, policy: Policy) -> None:
+        """The table's comment changed."""
+        self._policy = policy
 
     @property
     def waiting(self) -> int:

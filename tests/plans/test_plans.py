@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 
 from engine.model import NS_PER_S, Delivery, Position, QueueTable, Range, Return, RowFormat, Selection, Wanted
+from engine.quoting import qualified
 from engine.store.connection import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
-from engine.store.queries import partition_clause, templates
+from engine.store.queries import partition_clause, statement, templates
 from engine.store.text_rows import text_values
 from proxy.embedded import EmbeddedServer
 from tests.support.servers import ServerPool, server_or_skip
@@ -65,6 +66,11 @@ MEASURED = {
     "purge_find",
     "purge_lock",
     "purge_delete",
+    "rights_select",
+    "rights_update",
+    "rights_claim",
+    "rights_delete",
+    "rights_insert",
 }
 EXEMPT = {
     "scan_due_slowly",  # Both are for tables without the index, and do sort.
@@ -359,6 +365,15 @@ class TestPurge:
     def test_finding_nothing_costs_nothing(self, bench: Bench) -> None:
         assert bench.store.purge(bench.table, 100 * 3600 * S, LIMIT).value == 0
         frugal(bench.meter.take(), key="next_up")
+
+
+class TestPrivileges:
+    @pytest.mark.parametrize("privilege", ["select", "update", "claim", "delete", "insert"])
+    def test_asking_for_a_privilege_reads_nothing(self, bench: Bench, privilege: str) -> None:
+        with bench.store._pool.link() as link:
+            link.run([statement(f"rights_{privilege}", table=qualified(bench.table.id))])
+        (asked,) = bench.meter.take()
+        assert asked.read == 0
 
 
 def test_no_statement_on_a_table_is_forgotten_here() -> None:

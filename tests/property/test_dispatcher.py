@@ -395,7 +395,7 @@ class ExpiredLeasesAreStillSent(Dispatcher):
     """A row is sent when it arrives, though its lease has ended meanwhile."""
 
     def _end_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
-        leases = list(self._fetches[fetch_id])
+        leases = list(self._fetches.leases(fetch_id))
         super()._end_fetch(fetch_id)
         standing = []
         for lease in leases:

@@ -49,7 +49,7 @@ def test_giving_back_is_tried_again_with_longer_and_longer_pauses_while_it_matte
 
 
 def test_dead_messages_are_moved_some_at_a_time_and_the_others_are_returned() -> None:
-    dead_letters = DeadLetters(LIMITS)
+    dead_letters = DeadLetters(POLICY, LIMITS)
     entries = [Entry(key, 5, 0, 0) for key in (1, 2, 3)]
     for entry in [*entries, entries[0]]:
         dead_letters.add(entry, NOW)
@@ -81,7 +81,7 @@ def test_messages_that_are_kept_for_less_long_are_purged_sooner() -> None:
 
 
 def test_a_dead_message_is_moved_when_it_comes_due_on_the_servers_clock() -> None:
-    dead_letters = DeadLetters(LIMITS)
+    dead_letters = DeadLetters(POLICY, LIMITS)
     dead_letters.add(Entry(1, 5, 0, NOW_NS + NS_PER_S), NOW)
     assert dead_letters.next_due_ns == NOW_NS + NS_PER_S
     assert dead_letters.begin(NOW) == []
@@ -91,7 +91,7 @@ def test_a_dead_message_is_moved_when_it_comes_due_on_the_servers_clock() -> Non
 
 
 def test_a_dead_message_that_is_acknowledged_before_it_is_due_is_not_moved() -> None:
-    dead_letters = DeadLetters(LIMITS)
+    dead_letters = DeadLetters(POLICY, LIMITS)
     dead_letters.add(Entry(1, 5, 0, NOW_NS + NS_PER_S), NOW)
     dead_letters.over([1])
     assert dead_letters.begin(Instant(NOW_NS, NOW_NS + NS_PER_S)) == []
