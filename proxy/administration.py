@@ -36,6 +36,7 @@ from proxy.questions import (
     read_context,
     refuse_temporary,
 )
+from proxy.reading import Reading
 from proxy.results import NAME, TEXT, Column, Result, answer_execute, answer_query
 from proxy.tables import (
     change_comment,
@@ -70,7 +71,7 @@ from sqlrewrite.queues import (
 
 if TYPE_CHECKING:
     from proxy.judge import OwnStatement
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
 
@@ -81,15 +82,16 @@ Answer = bytes | Result
 class Administration:
     """Carries out the statements about queues."""
 
-    def __init__(self, engine: Engine, inspection: Inspection) -> None:
+    def __init__(self, engine: Engine, inspection: Inspection, reading: Reading) -> None:
         self._engine = engine
+        self._reading = reading
         self._inspection = inspection
         self._upkeep = Upkeep(engine)
         self._creation = Creation(engine)
 
     # The three commands.
 
-    async def query(self, session: Session, payload: bytes) -> None:
+    async def query(self, session: ClientSession, payload: bytes) -> None:
         """A statement as text."""
         was_in_transaction = session.in_transaction
         context, statement = await self._read(session, query_text(payload, attributes=session.judge.attributes))
@@ -102,7 +104,7 @@ class Administration:
         else:
             session.send(frame(answer, 1))
 
-    async def prepare(self, session: Session, payload: bytes) -> None:
+    async def prepare(self, session: ClientSession, payload: bytes) -> None:
         """PREPARE: the server prepares something with the same columns and parameters, and so gives it a number."""
         was_in_transaction = session.in_transaction
         _, statement = await self._read(session, payload[1:])
@@ -114,7 +116,7 @@ class Administration:
         session.forward(bytes([COM_STMT_PREPARE]) + text.encode("ascii"), preparing)
 
     async def execute(
-        self, session: Session, own: OwnStatement, prepared: PreparedQueueStatement, payload: bytes
+        self, session: ClientSession, own: OwnStatement, prepared: PreparedQueueStatement, payload: bytes
     ) -> None:
         """The execution of what was prepared."""
         statement = prepared.statement
@@ -138,11 +140,11 @@ class Administration:
         else:
             session.send(frame(answer, 1))
 
-    async def _read(self, session: Session, text: bytes) -> tuple[Context, QueueStatement]:
+    async def _read(self, session: ClientSession, text: bytes) -> tuple[Context, QueueStatement]:
         """The statement, its tables with their databases."""
         context = await read_context(session)
         read = partial(parse_queue_statement, options=OPTIONS, codec=context.codec, mode=context.mode)
-        statement = await session.proxy.reading.whole(session, text, read)
+        statement = await self._reading.whole(session, text, read)
         named: dict[str, Any] = {
             each.name: _full_name(context, name)
             for each in fields(statement)
@@ -151,7 +153,7 @@ class Administration:
         return context, replace(statement, **named)
 
     async def _carry_out(
-        self, session: Session, context: Context, statement: QueueStatement, *, in_transaction: bool
+        self, session: ClientSession, context: Context, statement: QueueStatement, *, in_transaction: bool
     ) -> Answer:
         match statement:
             case CreateQueue():
@@ -181,7 +183,7 @@ class Administration:
 
     # ALTER, PAUSE, RESUME, DROP.
 
-    async def _alter(self, session: Session, context: Context, statement: AlterQueue) -> bytes:
+    async def _alter(self, session: ClientSession, context: Context, statement: AlterQueue) -> bytes:
         changed, without = _checked(statement.options)
         reset = {OPTIONS[name] for name, value in statement.options if value is None}
 
@@ -199,7 +201,7 @@ class Administration:
             await self._creation.dead_letter(session, statement.table, {**values, **changed}, definition)
         return await change_comment(self._engine, session, statement.table, change)
 
-    async def _drop(self, session: Session, statement: DropQueue) -> bytes:
+    async def _drop(self, session: ClientSession, statement: DropQueue) -> bytes:
         comment = await comment_of(session, statement.table)
         if comment is not None and not is_marked(comment):
             raise no_queue(statement.table, "DROP TABLE drops it")
@@ -211,7 +213,7 @@ class Administration:
 
     # SHOW CREATE QUEUE, REDRIVE.
 
-    async def _show_create(self, session: Session, context: Context, table: TableName) -> Result:
+    async def _show_create(self, session: ClientSession, context: Context, table: TableName) -> Result:
         statement = await self._definition(session, context, table)
         if statement.comment is None or not is_marked(statement.comment):
             raise no_queue(table, "SHOW CREATE TABLE shows it")
@@ -221,7 +223,7 @@ class Administration:
         text = print_queue(statement, table.name, options, rest, no_backslash_escapes=session.no_backslash_escapes)
         return Result(CREATE_QUEUE_COLUMNS, [[table.name, text]])
 
-    async def _definition(self, session: Session, context: Context, table: TableName) -> CreateQueue:
+    async def _definition(self, session: ClientSession, context: Context, table: TableName) -> CreateQueue:
         """A table that is there, as the CREATE QUEUE that its SHOW CREATE TABLE amounts to."""
         written = await show_create_table(session, context, table)
         if not written.startswith(b"CREATE TABLE"):
@@ -232,7 +234,7 @@ class Administration:
         assert isinstance(statement, CreateQueue)
         return retention_read(replace(statement, table=table))
 
-    async def _redrive(self, session: Session, statement: RedriveQueue) -> bytes:
+    async def _redrive(self, session: ClientSession, statement: RedriveQueue) -> bytes:
         dead = await self._usable(session, statement.dead)
         names = self._sources(dead.id) if statement.target is None else [statement.target]
         visible = [each for each in names if await comment_of(session, each) is not None]
@@ -250,7 +252,7 @@ class Administration:
             TableName(queue.id.name, queue.id.db) for queue, _ in self._engine.runners() if queue.dead_letter == dead
         ]
 
-    async def _usable(self, session: Session, table: TableName) -> QueueTable:
+    async def _usable(self, session: ClientSession, table: TableName) -> QueueTable:
         """The table as a queue, which the client's session sees as well."""
         await marked_comment(session, table)
         return await self._engine.queue(table_id(table), fresh=True)

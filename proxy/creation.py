@@ -25,7 +25,7 @@ from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
 
 if TYPE_CHECKING:
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 TABLE_EXISTS = 1050
 
@@ -37,7 +37,7 @@ class Creation:
         self._engine = engine
 
     async def create(
-        self, session: Session, statement: CreateQueue, given: Mapping[str, str], without: set[str]
+        self, session: ClientSession, statement: CreateQueue, given: Mapping[str, str], without: set[str]
     ) -> bytes:
         """CREATE QUEUE with these directives, and `without` those; the OK packet."""
         values = queue_values(given, without)
@@ -64,7 +64,7 @@ class Creation:
 
     async def dead_letter(
         self,
-        session: Session,
+        session: ClientSession,
         table: TableName,
         values: Mapping[str, str],
         definition: Callable[[], Awaitable[CreateQueue]],
@@ -93,7 +93,7 @@ class Creation:
             raise no_queue(dead, "so it cannot be a DEAD_LETTER")
         await self._let_in(session, dead, table)
 
-    async def _let_in(self, session: Session, dead: TableName, source: TableName) -> None:
+    async def _let_in(self, session: ClientSession, dead: TableName, source: TableName) -> None:
         """Have the comment of `dead` name `source`, whose dead messages may come there, with the client's rights."""
         if _takes(await marked_comment(session, dead), dead, source):
             return
@@ -112,7 +112,7 @@ class Creation:
             hint = f"the table was made: ALTER TABLE {table.quoted()} can mend it, or DROP TABLE removes it"
             raise ServerError(1105, "HY000", f"This is no queue: {'; '.join(found.problems)}; {hint}")
 
-    async def _change_schema(self, session: Session, text: str) -> bytes:
+    async def _change_schema(self, session: ClientSession, text: str) -> bytes:
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
 
@@ -147,7 +147,7 @@ def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -
     return consenting
 
 
-async def _refuse_unfit(session: Session, statement: CreateQueue, comment: str) -> None:
+async def _refuse_unfit(session: ClientSession, statement: CreateQueue, comment: str) -> None:
     """A table whose own declarations make it useless as a queue is not made."""
     engine = statement.engine
     if engine is None:
@@ -157,7 +157,12 @@ async def _refuse_unfit(session: Session, statement: CreateQueue, comment: str) 
 
 
 def _create_table(
-    session: Session, statement: CreateQueue, table: TableName, definitions: bytes, comment: str, partitions: str = ""
+    session: ClientSession,
+    statement: CreateQueue,
+    table: TableName,
+    definitions: bytes,
+    comment: str,
+    partitions: str = "",
 ) -> str:
     codec = statement.tokens.codec
     return (
@@ -167,7 +172,7 @@ def _create_table(
     )
 
 
-async def _partitions(session: Session, statement: CreateQueue, values: Mapping[str, str]) -> str:
+async def _partitions(session: ClientSession, statement: CreateQueue, values: Mapping[str, str]) -> str:
     """The clause for RETENTION BY PARTITION."""
     if key := not_by_time(statement.definitions):
         text = statement.tokens.decode(key.start, key.end).strip()

@@ -27,7 +27,7 @@ from proxy.wire.handshake import MARIADB_EXTENDED_METADATA
 from sqlrewrite.definitions import NOW_NS
 
 if TYPE_CHECKING:
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 COUNT_MAX = 5_000
 """Index entries counted for one state of one queue, shared by its priorities: some milliseconds."""
@@ -60,7 +60,7 @@ class Depth:
     estimated: set[str] = field(default_factory=set)
 
 
-async def measure(session: Session, queue: QueueTable) -> Depth:
+async def measure(session: ClientSession, queue: QueueTable) -> Depth:
     """Count a queue that has an index to count by, on the client's session. Raises what the server objects to."""
     assert queue.scan_index is not None
     table = _indexed(queue)
@@ -92,7 +92,7 @@ async def measure(session: Session, queue: QueueTable) -> Depth:
     return depth
 
 
-async def count_unacknowledged(session: Session, queue: QueueTable) -> tuple[int, bool]:
+async def count_unacknowledged(session: ClientSession, queue: QueueTable) -> tuple[int, bool]:
     """The messages of a queue that are not acknowledged, and whether that is exact: how many are dead, for one."""
     unacknowledged = _Range("time_acked IS NULL", COUNT_MAX)
     if queue.scan_index is None:
@@ -163,7 +163,7 @@ def _indexed(queue: QueueTable) -> str:
     return f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index or '')})"
 
 
-async def _priorities(session: Session, table: str) -> tuple[list[str], bool]:
+async def _priorities(session: ClientSession, table: str) -> tuple[list[str], bool]:
     """The priorities that have unacknowledged messages, most urgent first, and whether these are all."""
     found: list[str] = []
     behind = ""
@@ -178,7 +178,7 @@ async def _priorities(session: Session, table: str) -> tuple[list[str], bool]:
 
 
 async def _count(
-    session: Session,
+    session: ClientSession,
     queue: QueueTable,
     ranges: Sequence[_Range],
     others: Sequence[str] = (),
@@ -199,7 +199,9 @@ async def _count(
     return [found[at][0] for at in range(len(ranges), len(questions))]
 
 
-async def _estimate(session: Session, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()) -> None:
+async def _estimate(
+    session: ClientSession, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()
+) -> None:
     """Put the optimizer's estimates in the place of what was not counted to its end.
 
     It looks at both ends of each range. InnoDB makes double of what it finds, or half of the table if that is less; so

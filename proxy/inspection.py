@@ -23,7 +23,7 @@ from proxy.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Resul
 from proxy.wire.packets import ServerError, parse_err
 
 if TYPE_CHECKING:
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 QUEUES_MAX = 1_000
 """Queues that one SHOW QUEUES shows; each costs some milliseconds."""
@@ -83,19 +83,19 @@ class _Look:
 class Inspection:
     """Answers both."""
 
-    def __init__(self, engine: Engine, streams: Callable[[], Iterable[Session]]) -> None:
+    def __init__(self, engine: Engine, streams: Callable[[], Iterable[ClientSession]]) -> None:
         self._engine = engine
         self._streams = streams
         self._looks: dict[TableId, deque[_Look]] = {}
 
-    async def queues(self, session: Session, db: str | None, like: bytes | None) -> Result:
+    async def queues(self, session: ClientSession, db: str | None, like: bytes | None) -> Result:
         """The message tables that the client may see, and how they stand."""
         tables = await _visible_tables(session, db, like)
         if len(tables) > QUEUES_MAX:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
         return Result(QUEUE_COLUMNS, [await self._row(session, each) for each in tables])
 
-    async def streams(self, session: Session) -> Result:
+    async def streams(self, session: ClientSession) -> Result:
         """The running streams that the client may see."""
         question = b"SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT %d"
         users = {int(number or 0): from_hex(user) for number, user in await rows(session, question % CONNECTIONS_MAX)}
@@ -103,7 +103,7 @@ class Inspection:
         seen.sort(key=lambda each: each.connection_id)
         return Result(STREAM_COLUMNS, [_stream_row(each, users[each.connection_id]) for each in seen])
 
-    async def _row(self, session: Session, table: TableId) -> list[object]:
+    async def _row(self, session: ClientSession, table: TableId) -> list[object]:
         try:
             found = await self._engine.inspect(table)
         except StoreError as error:
@@ -116,7 +116,7 @@ class Inspection:
             case _:
                 return _bare_row(table, "unknown", "the account that was given to --backend may not see it")
 
-    async def _queue_row(self, session: Session, queue: QueueTable) -> list[object]:
+    async def _queue_row(self, session: ClientSession, queue: QueueTable) -> list[object]:
         state = "paused" if queue.policy.paused else "running"
         subscribers = {each.id: len(dispatcher.subscribers) for each, dispatcher in self._engine.runners()}
         problems = [*queue.warnings, *await self._dead_letter_problems(queue)]
@@ -160,7 +160,7 @@ class Inspection:
             return [str(error)]
         return [chain.problem] if chain.problem else []
 
-    async def _dead(self, session: Session, queue: QueueTable, depth: Depth) -> int | None:
+    async def _dead(self, session: ClientSession, queue: QueueTable, depth: Depth) -> int | None:
         """The messages in its dead-letter table; None without one, or where the client may not look."""
         if queue.dead_letter is None:
             return None
@@ -199,7 +199,7 @@ def _bare_row(table: TableId, state: str, problem: str) -> list[object]:
     return [table.db, table.name, state, *[None] * (len(QUEUE_COLUMNS) - 4), problem]
 
 
-async def _visible_tables(session: Session, db: str | None, like: bytes | None) -> list[TableId]:
+async def _visible_tables(session: ClientSession, db: str | None, like: bytes | None) -> list[TableId]:
     question = (
         "SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))"
         " FROM information_schema.tables WHERE table_comment LIKE '%vitess_message%'"
@@ -215,7 +215,7 @@ async def _visible_tables(session: Session, db: str | None, like: bytes | None) 
     return [TableId(from_hex(schema), from_hex(name)) for schema, name in await rows(session, text)]
 
 
-def _stream_row(session: Session, user: str) -> list[object]:
+def _stream_row(session: ClientSession, user: str) -> list[object]:
     stream, info = session.stream, session.info
     assert stream is not None
     peer = session.client.get_extra_info("peername")

@@ -64,8 +64,8 @@ class Proxy:
         self._kill_refused = False
         self.reading = Reading()
         self.gathering = Gathering(settings.gathered_bytes_max)
-        administration = Administration(engine, Inspection(engine, self.streams))
-        self.carry_out = Statements(engine, settings, administration).carry_out
+        administration = Administration(engine, Inspection(engine, self.streams), self.reading)
+        self.carry_out = Statements(engine, settings, administration, self.reading).carry_out
 
     # Life.
 

@@ -25,7 +25,7 @@ from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
     from proxy.answers import Answer
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 CONTEXT = (
     b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"
@@ -97,13 +97,13 @@ class Context:
         return RowFormat(columns, binary, self.charset_results, self.time_zone, pad_char)
 
 
-async def end_what_we_began(session: Session, *, was_in_transaction: bool) -> None:
+async def end_what_we_began(session: ClientSession, *, was_in_transaction: bool) -> None:
     """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
     if session.in_transaction and not was_in_transaction:
         await session.ask(COMMIT)
 
 
-def keep_next_transaction(session: Session) -> None:
+def keep_next_transaction(session: ClientSession) -> None:
     """A SET TRANSACTION is for the client's next transaction. Our questions read tables, which would be that one."""
     if session.judge.next_transaction_is_set and not session.in_transaction:
         text = (
@@ -113,7 +113,7 @@ def keep_next_transaction(session: Session) -> None:
         raise ServerError(1105, "HY000", text)
 
 
-async def definition_seen(session: Session, table: TableName) -> bytes | None:
+async def definition_seen(session: ClientSession, table: TableName) -> bytes | None:
     """A digest of the table's definition as this session is shown it, for Queues.inspect: any other definition has
     another. None where the session is not shown all of it.
 
@@ -133,7 +133,7 @@ async def definition_seen(session: Session, table: TableName) -> bytes | None:
     return hashlib.blake2b(_COUNTER.sub(b"", text), digest_size=16).digest()
 
 
-async def refuse_temporary(session: Session, table: TableName) -> None:
+async def refuse_temporary(session: ClientSession, table: TableName) -> None:
     """A temporary table of the queue's name is in its place: raises ServerError."""
     await definition_seen(session, table)
 
@@ -153,20 +153,20 @@ def as_packet(error: Exception) -> bytes:
             return make_err(1105, "HY000", str(error))
 
 
-async def ask(session: Session, text: bytes) -> Answer:
+async def ask(session: ClientSession, text: bytes) -> Answer:
     """The server's answer, which is no error. Raises Refused with the server's, or the error that the running statement
     is to end with, if it is: then the server is not asked."""
     session.check_interrupted()
     return not_refused(await session.ask(text))
 
 
-async def ask_text(session: Session, text: str) -> Answer:
+async def ask_text(session: ClientSession, text: str) -> Answer:
     """The same for a text that may name what the client's charset cannot spell."""
     session.check_interrupted()
     return not_refused(await spelled(session, text, session.ask))
 
 
-async def spelled(session: Session, text: str, asked: Callable[[bytes], Awaitable[Answer]]) -> Answer:
+async def spelled(session: ClientSession, text: str, asked: Callable[[bytes], Awaitable[Answer]]) -> Answer:
     """What `asked` answers to the text in the session's charset.
 
     Where that lacks a character, the session reads UTF-8 for this one question: a client of the server may well SELECT
@@ -184,7 +184,7 @@ async def spelled(session: Session, text: str, asked: Callable[[bytes], Awaitabl
     return answer
 
 
-def encodable(session: Session, text: str) -> bytes | None:
+def encodable(session: ClientSession, text: str) -> bytes | None:
     """The text in the client's charset, None where that lacks a character."""
     try:
         return text.encode(session.codec)
@@ -192,7 +192,7 @@ def encodable(session: Session, text: str) -> bytes | None:
         return None
 
 
-async def set_surely(session: Session, variable: str, charset: str) -> None:
+async def set_surely(session: ClientSession, variable: str, charset: str) -> None:
     """Set one of the session's character sets back to what the client has set it to."""
     for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY may be meant for the question and reach this one.
         if (await session.ask(f"SET {variable} = {charset}".encode())).outcome.ok:
@@ -207,7 +207,7 @@ def not_refused(answer: Answer) -> Answer:
     return answer
 
 
-async def read_context(session: Session) -> Context:
+async def read_context(session: ClientSession) -> Context:
     """The session's settings as they are now."""
     answer = await ask(session, CONTEXT)
     row = answer.packets[-2].payload
@@ -227,24 +227,24 @@ async def read_context(session: Session) -> Context:
     return context
 
 
-def raw_rows(session: Session, answer: Answer) -> list[list[bytes | None]]:
+def raw_rows(session: ClientSession, answer: Answer) -> list[list[bytes | None]]:
     """The rows of an answer, the values as the server sent them."""
     count = Reader(answer.packets[0].payload).lenenc()
     first = 1 + count + (0 if session.capabilities & DEPRECATE_EOF else 1)
     return [_text_row(packet.payload) for packet in answer.packets[first:-1]]
 
 
-def text_rows(session: Session, answer: Answer) -> list[list[str | None]]:
+def text_rows(session: ClientSession, answer: Answer) -> list[list[str | None]]:
     """The same where all values are ASCII: numbers, and other things as HEX."""
     return [list(map(_text, row)) for row in raw_rows(session, answer)]
 
 
-async def rows(session: Session, text: bytes) -> list[list[str | None]]:
+async def rows(session: ClientSession, text: bytes) -> list[list[str | None]]:
     """The rows of a question whose values are ASCII."""
     return text_rows(session, await ask(session, text))
 
 
-async def rows_of(session: Session, text: str) -> list[list[str | None]]:
+async def rows_of(session: ClientSession, text: str) -> list[list[str | None]]:
     """The same for a text that may name what the client's charset cannot spell."""
     return text_rows(session, await ask_text(session, text))
 

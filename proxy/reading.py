@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Reading:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "reading")
 
-    async def whole(self, session: Session, text: bytes, read: Callable[[bytes], T]) -> T:
+    async def whole(self, session: ClientSession, text: bytes, read: Callable[[bytes], T]) -> T:
         """What `read` makes of the text; raises what it raises, and what interrupts the session meanwhile."""
         if len(text) <= AT_ONCE_BYTES_MAX:
             return read(text)
@@ -40,7 +40,7 @@ class Reading:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-async def in_steps(session: Session, steps: Generator[None, None, T]) -> T:
+async def in_steps(session: ClientSession, steps: Generator[None, None, T]) -> T:
     """What the generator returns; raises what it raises, and what interrupts the session meanwhile."""
     while True:
         try:

@@ -21,7 +21,7 @@ from sqlrewrite.names import quote
 
 if TYPE_CHECKING:
     from proxy.answers import Answer
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 TEXT = "LONGTEXT CHARACTER SET utf8mb4"
 NAME = "VARCHAR(64) CHARACTER SET utf8mb4"
@@ -63,13 +63,13 @@ def _counted(result: Result) -> Sequence[tuple[int, Column]]:
     return list(enumerate(result.columns))
 
 
-async def answer_query(session: Session, result: Result, *, was_in_transaction: bool) -> None:
+async def answer_query(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_QUERY."""
     answer = not_refused(await session.ask(result.select().encode("ascii")))
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
 
 
-async def answer_execute(session: Session, result: Result, *, was_in_transaction: bool) -> None:
+async def answer_execute(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_STMT_EXECUTE."""
     select = result.select().encode("ascii")
     prepared = not_refused(await session.ask_command(bytes([COM_STMT_PREPARE]) + select)).packets[0].payload
@@ -83,7 +83,7 @@ _PLAIN_EXECUTION = b"\0\1\0\0\0"
 """No cursor, one iteration."""
 
 
-async def _pass_on(session: Session, answer: Answer, *, was_in_transaction: bool) -> None:
+async def _pass_on(session: ClientSession, answer: Answer, *, was_in_transaction: bool) -> None:
     """With autocommit off the SELECT has begun a transaction, which the client did not ask for: it ends before the
     client hears of it."""
     *packets, last = answer.packets

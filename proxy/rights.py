@@ -19,7 +19,7 @@ from proxy.wire.packets import ServerError
 from sqlrewrite.names import TableName, quote
 
 if TYPE_CHECKING:
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 ACCOUNT: Final = "SHOW CREATE USER CURRENT_USER()"
 """An answer of one row, which an account may always ask of itself."""
@@ -46,7 +46,7 @@ class Rights:
             f"UPDATE {table} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE AND ({read}) LIMIT 0"
         )
 
-    async def lost(self, session: Session) -> ServerError | None:
+    async def lost(self, session: ClientSession) -> ServerError | None:
         """The server's word that the client may not have the rows any more; None if it may. Raises ConnectionError."""
         was_in_transaction = session.in_transaction
         refusal = await self._refusal(session, self._probe)
@@ -59,7 +59,7 @@ class Rights:
                 )
         return refusal
 
-    async def _refusal(self, session: Session, question: str) -> ServerError | None:
+    async def _refusal(self, session: ClientSession, question: str) -> ServerError | None:
         refusal = None
         for _ in range(ATTEMPTS_MAX):
             refusal = (await spelled(session, question, session.ask)).error

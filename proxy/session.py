@@ -47,7 +47,7 @@ from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from sqlrewrite.classify import OWN_VERBS, Verb
 
 if TYPE_CHECKING:
-    from proxy.listener import Proxy
+    from proxy.ports import SessionHost
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ NO_BACKSLASH_ESCAPES = int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES)
 class Session:
     """One client connection, its backing connection, and where they stand."""
 
-    def __init__(self, proxy: Proxy, number: int, *, client_is_local: bool = False) -> None:
+    def __init__(self, proxy: SessionHost[Session], number: int, *, client_is_local: bool = False) -> None:
         self.proxy = proxy
         self.number = number
         self.client: asyncio.Transport

@@ -38,7 +38,7 @@ from proxy.questions import (
     read_context,
     spelled,
 )
-from proxy.reading import in_steps
+from proxy.reading import Reading, in_steps
 from proxy.rights import Rights
 from proxy.settings import Settings
 from proxy.stream import SERVER_LOST, Stream, unforeseen
@@ -57,7 +57,7 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 if TYPE_CHECKING:
     from proxy.answers import Answer
     from proxy.judge import OwnStatement
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 log = logging.getLogger(__name__)
 
@@ -77,12 +77,13 @@ PARAMETER_COUNT_AVAILABLE = 0x08
 class Statements:
     """Carries out statements with an engine's help."""
 
-    def __init__(self, engine: Engine, settings: Settings, administration: Administration) -> None:
+    def __init__(self, engine: Engine, settings: Settings, administration: Administration, reading: Reading) -> None:
         self._engine = engine
+        self._reading = reading
         self._administration = administration
         self._settings = settings
 
-    async def carry_out(self, session: Session, verb: Verb, payload: bytes) -> None:
+    async def carry_out(self, session: ClientSession, verb: Verb, payload: bytes) -> None:
         """Do what a withheld command says, and answer the client, whatever is raised meanwhile.
 
         The connection stays usable, unless the server is gone or its answers are out of step.
@@ -109,7 +110,7 @@ class Statements:
         if not session.in_step:
             session.client.close()
 
-    async def _dispatch(self, session: Session, verb: Verb, payload: bytes) -> None:
+    async def _dispatch(self, session: ClientSession, verb: Verb, payload: bytes) -> None:
         match payload[0], verb:
             case (Commands.COM_QUERY, Verb.QUEUE):
                 await self._administration.query(session, payload)
@@ -126,7 +127,7 @@ class Statements:
             case _:
                 await self._execute(session, payload)
 
-    async def _execute(self, session: Session, payload: bytes) -> None:
+    async def _execute(self, session: ClientSession, payload: bytes) -> None:
         own = session.judge.statement(execute_id(payload))
         assert own is not None
         if payload[0] == COM_STMT_BULK_EXECUTE:
@@ -149,10 +150,10 @@ class Statements:
 
     # STREAM.
 
-    async def _stream(self, session: Session, text: bytes) -> None:
+    async def _stream(self, session: ClientSession, text: bytes) -> None:
         was_in_transaction = session.in_transaction
         context = await read_context(session)
-        statement = await session.proxy.reading.whole(session, text, partial(_parse_stream, context))
+        statement = await self._reading.whole(session, text, partial(_parse_stream, context))
         if statement.param_count:
             raise UNBOUND.again()
         asked_s = time.monotonic()
@@ -170,10 +171,10 @@ class Statements:
             was_in_transaction=was_in_transaction,
         )
 
-    async def _prepare_stream(self, session: Session, text: bytes) -> None:
+    async def _prepare_stream(self, session: ClientSession, text: bytes) -> None:
         was_in_transaction = session.in_transaction
         context = await read_context(session)
-        statement = await session.proxy.reading.whole(session, text, partial(_parse_stream, context))
+        statement = await self._reading.whole(session, text, partial(_parse_stream, context))
         queue = await self._queue_to_stream(session, context.full_name(statement.table))
         # As many places for parameters as the statement has, so that the server counts and takes them.
         condition = statement.condition
@@ -191,7 +192,7 @@ class Statements:
             session.show(answer, Preparing(prepared))
 
     async def _execute_stream(
-        self, session: Session, own: OwnStatement, prepared: PreparedStream, payload: bytes
+        self, session: ClientSession, own: OwnStatement, prepared: PreparedStream, payload: bytes
     ) -> None:
         statement = prepared.statement
         execute = parse_execute(
@@ -233,7 +234,7 @@ class Statements:
 
     async def _deliver(
         self,
-        session: Session,
+        session: ClientSession,
         queue: QueueTable,
         statement: StreamStatement,
         row_format: RowFormat,
@@ -281,7 +282,7 @@ class Statements:
         if not session.in_step:
             session.client.close()
 
-    async def _attend(self, session: Session, stream: Stream, rights: Rights) -> None:
+    async def _attend(self, session: ClientSession, stream: Stream, rights: Rights) -> None:
         """Until the stream is over, and what it was given is sent or given back."""
         while stream.unproven or not stream.over:
             if stream.unproven:
@@ -295,18 +296,18 @@ class Statements:
 
     # ACK, NACK and EXTEND.
 
-    async def _settle(self, session: Session, text: bytes) -> None:
+    async def _settle(self, session: ClientSession, text: bytes) -> None:
         statement, table = await self._read_settle(session, text)
         update = make_query(statement.update(), attributes=session.judge.attributes)
         may_be_hidden = session.judge.may_be_hidden(table)
         session.forward(update, settled(statement, table, may_be_hidden=may_be_hidden))
 
-    async def _prepare_settle(self, session: Session, text: bytes) -> None:
+    async def _prepare_settle(self, session: ClientSession, text: bytes) -> None:
         statement, table = await self._read_settle(session, text)
         prepared = PreparedSettle(table, replace(statement, condition=b""))  # The server keeps that one.
         session.forward(bytes([COM_STMT_PREPARE]) + statement.update(), Preparing(prepared))
 
-    async def _read_settle(self, session: Session, text: bytes) -> tuple[SettleStatement, TableId]:
+    async def _read_settle(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId]:
         """The statement, and the table that it is about, which is known to be a queue."""
         codec, ansi_quotes = "utf-8", False
         if b'"' in text or not text.isascii():
@@ -323,7 +324,7 @@ class Statements:
 
     # All.
 
-    async def _queue_to_stream(self, session: Session, table: TableName) -> QueueTable:
+    async def _queue_to_stream(self, session: ClientSession, table: TableName) -> QueueTable:
         """The table as the queue that it is now, if the client's session may stream from it and acknowledge in it."""
         _named(table)
         seen = await definition_seen(session, table)
@@ -334,7 +335,7 @@ class Statements:
         return queue
 
     async def _queue(
-        self, session: Session, table: TableName, *, text: bytes | None = None, fresh: bool = False
+        self, session: ClientSession, table: TableName, *, text: bytes | None = None, fresh: bool = False
     ) -> QueueTable:
         """See Queues.queue."""
         try:
@@ -343,7 +344,7 @@ class Statements:
             await _look_as_client(session, table)
             raise
 
-    async def _table_to_settle(self, session: Session, table: TableName) -> TableId:
+    async def _table_to_settle(self, session: ClientSession, table: TableName) -> TableId:
         """See Queues.to_settle."""
         try:
             return await self._engine.to_settle(_named(table))
@@ -358,16 +359,16 @@ def _named(table: TableName) -> TableId:
     return TableId(table.db, table.name)
 
 
-async def _look_as_client(session: Session, table: TableName) -> None:
+async def _look_as_client(session: ClientSession, table: TableName) -> None:
     """Who may not see the table learns nothing about it but what MySQL says: raises Refused."""
     await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
 
 
-async def _asked_to_prepare(session: Session, text: bytes) -> Answer:
+async def _asked_to_prepare(session: ClientSession, text: bytes) -> Answer:
     return await session.ask_command(bytes([COM_STMT_PREPARE]) + text)
 
 
-def _execute_settle(session: Session, own: OwnStatement, prepared: PreparedSettle, payload: bytes) -> None:
+def _execute_settle(session: ClientSession, own: OwnStatement, prepared: PreparedSettle, payload: bytes) -> None:
     """Run a prepared NACK or EXTEND whose time is a parameter: the client's last, and the UPDATE's first."""
     statement = prepared.statement
     execute = parse_execute(

@@ -35,7 +35,7 @@ from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
     from proxy.answers import Answer
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 LOCK_WAIT_S = 10
 """Time for another proxy's change of the same comment: it needs a millisecond once it has the table."""
@@ -55,13 +55,13 @@ def no_queue(table: TableName, hint: str) -> ServerError:
     return ServerError(1347, "HY000", f"'{table.db}.{table.name}' is not a queue ({hint})")
 
 
-def string_literal(session: Session, text: str) -> str:
+def string_literal(session: ClientSession, text: str) -> str:
     """A string where the server takes no expression, in the session's sql_mode."""
     doubled = text.replace("'", "''")
     return f"'{doubled}'" if session.no_backslash_escapes else "'" + doubled.replace("\\", "\\\\") + "'"
 
 
-async def comment_of(session: Session, table: TableName) -> str | None:
+async def comment_of(session: ClientSession, table: TableName) -> str | None:
     """The comment of a table that the client may see; None where there is none."""
     assert table.db is not None
     found = await rows_of(
@@ -77,7 +77,7 @@ async def comment_of(session: Session, table: TableName) -> str | None:
     return next((from_hex(comment) for _, _, comment, folded in found if folded != "0"), None)
 
 
-async def marked_comment(session: Session, table: TableName) -> str:
+async def marked_comment(session: ClientSession, table: TableName) -> str:
     """The comment of a queue; raises what the server says of a table that is not there, or not for this client."""
     comment = await comment_of(session, table)
     if comment is None:
@@ -89,7 +89,7 @@ async def marked_comment(session: Session, table: TableName) -> str:
     return comment
 
 
-async def show_create_table(session: Session, context: Context, table: TableName) -> bytes:
+async def show_create_table(session: ClientSession, context: Context, table: TableName) -> bytes:
     """In UTF-8, whatever the character set of the client's results is: SHOW knows no HEX."""
     elsewhere = context.charset_results not in {"utf8mb4", None}
     if elsewhere:
@@ -101,7 +101,7 @@ async def show_create_table(session: Session, context: Context, table: TableName
     return written or b""
 
 
-async def change_schema(engine: Engine, session: Session, text: str, *, may_fail: bool = False) -> Answer:
+async def change_schema(engine: Engine, session: ClientSession, text: str, *, may_fail: bool = False) -> Answer:
     """A change of a table. It ends the client's transaction, as the server's own DDL does."""
     answer = await spelled(session, text, session.ask)
     session.hints.finished(answer.outcome)
@@ -109,7 +109,7 @@ async def change_schema(engine: Engine, session: Session, text: str, *, may_fail
     return answer if may_fail else not_refused(answer)
 
 
-async def change_comment(engine: Engine, session: Session, table: TableName, change: Change) -> bytes:
+async def change_comment(engine: Engine, session: ClientSession, table: TableName, change: Change) -> bytes:
     """Read a queue's comment, and write it anew as `change` makes it; the OK packet."""
 
     async def locked() -> bytes:
@@ -121,7 +121,7 @@ async def change_comment(engine: Engine, session: Session, table: TableName, cha
     return await _with_lock(session, table, locked)
 
 
-async def _with_lock(session: Session, table: TableName, change: Callable[[], Awaitable[bytes]]) -> bytes:
+async def _with_lock(session: ClientSession, table: TableName, change: Callable[[], Awaitable[bytes]]) -> bytes:
     """Run `change` while no other proxy does the same. LOCK TABLES would want a privilege that ALTER TABLE does not."""
     digest = hashlib.sha256(table.quoted().casefold().encode()).hexdigest()[:32]
     name = text_literal(f"ackstream:{digest}")

@@ -37,7 +37,7 @@ from sqlrewrite.definitions import NOW_NS
 from sqlrewrite.queues import PurgeQueue, RedriveQueue
 
 if TYPE_CHECKING:
-    from proxy.session import Session
+    from proxy.ports import ClientSession
 
 BATCH_ROWS = 1_000
 """Rows of one transaction: enough that commits do not dominate, few enough that locks are held for milliseconds."""
@@ -65,7 +65,7 @@ class Upkeep:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def purge(self, session: Session, queue: QueueTable) -> bytes:
+    async def purge(self, session: ClientSession, queue: QueueTable) -> bytes:
         """Delete all that is acknowledged now; the OK packet."""
         table, form = qualified(queue.id), FORMS[queue.id_kind]
         hint = f"FORCE INDEX ({quoted(queue.scan_index)})" if queue.scan_index else ""
@@ -87,7 +87,7 @@ class Upkeep:
         return await _in_batches(session, batch)
 
     async def redrive(
-        self, session: Session, dead: QueueTable, target: QueueTable, condition: Condition | None
+        self, session: ClientSession, dead: QueueTable, target: QueueTable, condition: Condition | None
     ) -> bytes:
         """Move dead messages to another queue as new ones; the OK packet."""
         form = FORMS[dead.id_kind]
@@ -135,7 +135,7 @@ _AS_NEW = {"epoch": "0", "time_next": NOW_NS, "time_acked": "NULL"}
 
 
 async def _in_batches(
-    session: Session,
+    session: ClientSession,
     batch: Callable[[Key | None], Awaitable[_Batch]],
     committed: Callable[[], None] | None = None,
 ) -> bytes:
@@ -153,7 +153,7 @@ async def _in_batches(
     raise session.interrupted.again()
 
 
-async def _in_transaction(session: Session, work: Callable[[], Awaitable[_Batch]]) -> _Batch:
+async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[_Batch]]) -> _Batch:
     """One batch, committed; tried again when it was a deadlock's victim."""
     attempts = 0
     while True:
@@ -177,12 +177,12 @@ def _id(queue: QueueTable) -> str:
     return Template(FORMS[queue.id_kind].expression).substitute(column="id")
 
 
-async def _keys(session: Session, queue: QueueTable, find: str) -> list[Key]:
+async def _keys(session: ClientSession, queue: QueueTable, find: str) -> list[Key]:
     answer = await ask_text(session, find)
     return [FORMS[queue.id_kind].parse(raw) for (raw,) in raw_rows(session, answer) if raw is not None]
 
 
-async def _common_columns(session: Session, dead: QueueTable, target: QueueTable) -> list[str]:
+async def _common_columns(session: ClientSession, dead: QueueTable, target: QueueTable) -> list[str]:
     """The columns to copy: all that the dead messages have. Raises where the target lacks one."""
     there = {name.casefold(): extra for name, extra in await _written_columns(session, target)}
     here = [name for name, _ in await _written_columns(session, dead)]
@@ -197,7 +197,7 @@ async def _common_columns(session: Session, dead: QueueTable, target: QueueTable
     return here
 
 
-async def _written_columns(session: Session, queue: QueueTable) -> list[tuple[str, str]]:
+async def _written_columns(session: ClientSession, queue: QueueTable) -> list[tuple[str, str]]:
     """The columns that are not generated, with what else is said of them."""
     question = (
         "SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra) FROM information_schema.columns"

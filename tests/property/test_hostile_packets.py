@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.listener import Proxy
+from proxy.ports import ClientSession
 from proxy.session import Session
 from proxy.settings import Settings
 from proxy.tls import Tls
@@ -84,7 +85,7 @@ class House(Proxy):
     def abandoned(self, session: Session) -> None:
         """Nothing to kill."""
 
-    async def _carry_out(self, session: Session, verb: Verb, payload: bytes) -> None:
+    async def _carry_out(self, session: ClientSession, verb: Verb, payload: bytes) -> None:
         await session.ask(b"SELECT 1")
         session.send(OK)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from proxy.gathering import Gathering
 from proxy.session import Session
 from proxy.wire.framing import frame
 from proxy.wire.packets import make_ok, parse_err
 from sqlrewrite.classify import Verb
-from tests.support.sessions import PlayedSession
+from tests.support.sessions import FakeProxy, PlayedSession
 
 ACK = b"ACK FROM shop.m WHERE id IN ("
 """How a long statement begins."""
@@ -150,7 +151,7 @@ def test_what_is_sent_ahead_counts_too() -> None:
             await may_end.wait()
             session.send(frame(make_ok(), 1))
 
-        played.session.proxy.carry_out = carry_out
+        cast(FakeProxy, played.session.proxy).carry_out = carry_out
         played.say(b"ACK FROM shop.m WHERE id = 1")
         played.say(b"SELECT '" + bytes(50_000) + b"'")
         assert played.session.proxy.gathering.used > 50_000

@@ -11,6 +11,7 @@ import pytest
 from engine.service import Engine
 from proxy.administration import Administration
 from proxy.answers import ANSWER_MAX
+from proxy.reading import Reading
 from proxy.session import Session
 from proxy.settings import Settings
 from proxy.statements import Statements
@@ -31,7 +32,7 @@ class Broken:
 
 
 def statements() -> Statements:
-    return Statements(cast(Engine, Broken()), Settings(), cast(Administration, None))
+    return Statements(cast(Engine, Broken()), Settings(), cast(Administration, None), Reading())
 
 
 async def never(_session: Session, _verb: Verb, _payload: bytes) -> None:

@@ -1,0 +1,139 @@
+"""What the parts of the proxy see of each other: protocols, so that they need not import one another.
+
+`ClientSession` is a session as statements of ours see it. `SessionHost` is what a session needs of whoever runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from engine.service import Engine
+from engine.store.port import Origin
+from proxy.answers import Answer
+from proxy.gathering import Gathering
+from proxy.hints import Hints, Tag
+from proxy.judge import Judge
+from proxy.login import LoggedIn
+from proxy.settings import Settings
+from proxy.stream import Stream
+from proxy.tls import Tls
+from proxy.wire.packets import ServerError
+from sqlrewrite.classify import Kill, Verb
+
+
+class ClientTransport(Protocol):
+    """The client's connection, as statements see it."""
+
+    def close(self) -> None:
+        """Close it when all that was sent is written."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As asyncio's transports do."""
+
+
+class ClientSession(Protocol):
+    """One client's session, as statements of ours see it. They run one at a time."""
+
+    judge: Judge
+    hints: Hints
+    stream: Stream | None
+    interrupted: ServerError | None
+    charset: str
+    codec: str
+
+    @property
+    def number(self) -> int:
+        """The proxy's own number for it, which no other session ever has."""
+
+    @property
+    def connection_id(self) -> int:
+        """The server's number for it."""
+
+    @property
+    def info(self) -> LoggedIn | None:
+        """Who logged in; None before that."""
+
+    @property
+    def client(self) -> ClientTransport:
+        """The client's connection."""
+
+    @property
+    def capabilities(self) -> int:
+        """What client and server agreed upon."""
+
+    @property
+    def status(self) -> int:
+        """The status flags that the server sent last."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    @property
+    def no_backslash_escapes(self) -> bool:
+        """Whether the session's sql_mode says so."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a statement of ours can fail and the connection go on."""
+
+    async def ask(self, text: bytes) -> Answer:
+        """Run a statement on the backing connection; its answer is not shown to the client. Raises ConnectionError,
+        WireError."""
+
+    async def ask_command(self, payload: bytes) -> Answer:
+        """The same for any command with an answer."""
+
+    def check_interrupted(self) -> None:
+        """Raise the error that the running statement of ours is to end with, if somebody wants it to end."""
+
+    def forward(self, payload: bytes, tag: Tag) -> None:
+        """Send a command in the client's name; its answer goes to the client."""
+
+    def show(self, answer: Answer, tag: Tag) -> None:
+        """Pass the answer to a command of ours on to the client."""
+
+    def send(self, data: bytes) -> None:
+        """Send packets to the client."""
+
+    def server_is(self, name: str | None) -> None:
+        """The server has said which one it is."""
+
+    def hang_up(self, error: ServerError) -> None:
+        """Close the connection, having said why."""
+
+
+Hosted_contra = TypeVar("Hosted_contra", contravariant=True)
+
+
+class SessionHost(Protocol[Hosted_contra]):
+    """What a session needs of whoever runs it."""
+
+    settings: Settings
+    backend: tuple[str, int]
+    tls: Tls
+    engine: Engine
+    gathering: Gathering
+
+    @property
+    def carry_out(self) -> Callable[[Hosted_contra, Verb, bytes], Coroutine[Any, Any, None]]:
+        """Carries out a withheld statement of ours, and answers the client."""
+
+    def session_begun(self, session: Hosted_contra) -> None:
+        """A client has connected: open its backing connection."""
+
+    def session_opened(self, session: Hosted_contra) -> None:
+        """A client has logged in."""
+
+    def session_closed(self, session: Hosted_contra) -> None:
+        """A client is gone."""
+
+    def abandoned(self, session: Hosted_contra) -> None:
+        """A client is gone and its server still at work for it."""
+
+    def server_is(self, origin: Origin) -> None:
+        """A session was told which server it has."""
+
+    def killed(self, kill: Kill, origin: Origin) -> None:
+        """That server has accepted a KILL of a client's."""
