@@ -15,7 +15,7 @@ from engine.binlog.pipe import BinlogLimits, Order
 from engine.binlog.reader import LogReader, Outbox
 from engine.model import TableId
 from engine.store.connection import BackendAddress
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import FLAVOURS, ServerMissingError, connect, running_server
 
 TRANSACTIONS = 10_000

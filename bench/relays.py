@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.embedded import EmbeddedServer
-from proxy.leash import LeashedProcess
+from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import running_proxy
 from tests.support.servers import cache_dir, foreign_command
 from tests.support.waiting import eventually

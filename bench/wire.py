@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from bench.relays import Way, ackstream, haproxy, router
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect, running_server
 
 HERE = Path(__file__).parent

@@ -28,15 +28,15 @@ from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.reach import Reach
 from proxy import __version__
-from proxy.addresses import beyond_loopback, shown
-from proxy.admin import Admin
 from proxy.backend import ENCODED
 from proxy.commandline import conceal
-from proxy.embedded import EmbeddedServer, EmbeddedServerError
-from proxy.listener import Proxy
-from proxy.proxyprotocol import check_taken
+from proxy.embedded.server import EmbeddedServer, EmbeddedServerError
+from proxy.server.admin import Admin
+from proxy.server.listener import Proxy
 from proxy.settings import BadSetting, Endpoint, Settings, advice, load
-from proxy.tls import Tls
+from proxy.transport.addresses import beyond_loopback, shown
+from proxy.transport.proxy_protocol import check_taken
+from proxy.transport.tls import Tls
 from proxy.wire import mimic_adapter
 from sqlrewrite import sqlglot_adapter
 

@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from proxy.backend import Backend, is_exposed, password_in
-from proxy.login import BackendTls
+from proxy.login.relay import BackendTls
 
 PREFIX = "ACKSTREAM_"
 OF_OTHERS = frozenset({"ACKSTREAM_URL", "ACKSTREAM_PASSWORD", "ACKSTREAM_CACHE", "ACKSTREAM_SPARK_LOG"})

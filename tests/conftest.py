@@ -20,7 +20,7 @@ import pymysql
 import pytest
 from pymysql.connections import Connection
 
-from proxy.embedded import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import Consumer
 from tests.support.servers import (

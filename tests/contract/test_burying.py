@@ -14,7 +14,7 @@ from engine.model import NS_PER_S, Buried, TableId, Wanted
 from engine.store.connection import BackendAddress, Link
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.stores import COLUMNS, COMMENT, TAKING, ServerSubject, interrupted_store, nothing
 from tests.support.waiting import eventually
 

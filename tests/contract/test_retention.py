@@ -17,7 +17,7 @@ from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.partition_plan import AHEAD
 from engine.store.partitions import NOWAIT_ROUNDS
 from engine.store.queries import partition_clause
-from proxy.embedded import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.servers import server_or_skip
 from tests.support.stores import PARTITIONED, ServerSubject, partitioned_queue
 from tests.support.waiting import eventually

@@ -22,7 +22,7 @@ from engine.store import information_schema, mysql
 from engine.store.connection import BackendAddress, Link, Result
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.port import Origin, StoreError, Timed
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
 from tests.support.servers import connect

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.embedded import Flavour
+from proxy.embedded.server import Flavour
 from tests.support.proxies import RunningProxy
 from tests.support.queues import rows, run
 from tests.support.servers import binary_or_skip, client_program

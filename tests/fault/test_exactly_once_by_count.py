@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import Cursor, SSCursor
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support import insides
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pymysql
 import pytest
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.clocks import ShiftedClock
 from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run

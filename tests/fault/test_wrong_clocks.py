@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 from pymysql.connections import Connection
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.clocks import ShiftedClock
 from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run

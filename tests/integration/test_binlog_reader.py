@@ -15,7 +15,7 @@ from engine.binlog.reader import LogReader, Outbox
 from engine.model import Entry, Key, QueueTable, TableId
 from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.queues import directives, run
 from tests.support.servers import connect
 from tests.support.stores import mysql_store

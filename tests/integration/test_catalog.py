@@ -10,7 +10,7 @@ import mysql.connector
 import pytest
 from pymysql.connections import Connection
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.servers import connect

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.embedded import Flavour
+from proxy.embedded.server import Flavour
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import client_program

@@ -14,8 +14,8 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from proxy import embedded
-from proxy.embedded import Binary, EmbeddedServer, EmbeddedServerError, Flavour, find_server
+from proxy.embedded import server as embedded
+from proxy.embedded.server import Binary, EmbeddedServer, EmbeddedServerError, Flavour, find_server
 from tests.support.servers import binary_or_skip, connect, new_server
 from tests.support.waiting import eventually
 
@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 STARTS_A_SERVER_AND_WAITS = """
 import sys
 from pathlib import Path
-from proxy.embedded import Binary, EmbeddedServer
+from proxy.embedded.server import Binary, EmbeddedServer
 server = EmbeddedServer(Path(sys.argv[1]), Binary.ask(sys.argv[2:]))
 server.start()
 print(server.pid, flush=True)

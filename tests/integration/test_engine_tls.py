@@ -10,7 +10,7 @@ import pytest
 from engine.store.connection import BackendAddress, Link, LinkLimits
 from engine.store.port import StoreError
 from engine.store.text_rows import text_values
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 

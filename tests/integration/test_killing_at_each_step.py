@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mysql_mimic.types import Commands
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from proxy.wire.framing import Packet
 from proxy.wire.packets import OK, parse_err
 from tests.support.gate import Gate

@@ -16,7 +16,7 @@ import pytest
 from cryptography import x509
 from pymysql.cursors import SSCursor
 
-from proxy.embedded import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support import insides, logins
 from tests.support.certificates import certificates, make_certificates
 from tests.support.logins import CLIENTS, Account, account, change_user, current_user, forget_passwords

@@ -7,7 +7,7 @@ from typing import Final
 import pymysql
 import pytest
 
-from proxy.embedded import Flavour
+from proxy.embedded.server import Flavour
 from proxy.wire.packets import parse_err, parse_ok
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.raw import ALL, BASE, DEPRECATE_EOF, RawClient

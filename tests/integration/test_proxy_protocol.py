@@ -9,7 +9,7 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from proxy.embedded import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import binary_or_skip, connect, running_server

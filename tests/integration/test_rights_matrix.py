@@ -15,7 +15,7 @@ import pymysql
 import pytest
 from pymysql.connections import Connection
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, directives, run
 from tests.support.servers import connect

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pymysql
 import pytest
 
-from proxy.embedded import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer, Flavour
 from proxy.settings import load
 from tests.support import insides
 from tests.support.proxies import READY, RunningProxy, environment, running_proxy

@@ -8,7 +8,7 @@ import mysql.connector
 import pymysql
 import pytest
 
-from proxy.depth import COUNT_MAX, LOOKUPS_MAX
+from proxy.statements.depth import COUNT_MAX, LOOKUPS_MAX
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.servers import connect
 from tests.support.waiting import eventually

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from proxy.embedded import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.peers import fetching, isolation
 from tests.peers.outcomes import (
     Comparison,

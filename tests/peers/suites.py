@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 
-from proxy.embedded import Flavour
+from proxy.embedded.server import Flavour
 from tests.peers.outcomes import Reader, read_connector, read_go, read_junit
 from tests.support.certificates import Certificates
 

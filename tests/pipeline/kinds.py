@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from proxy.embedded import Flavour
+from proxy.embedded.server import Flavour
 
 UTC = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
 

@@ -26,8 +26,8 @@ from pipeline.files import Files
 from pipeline.load import Progress, unused
 from pipeline.messages import Statements
 from pipeline.table import describe
-from proxy.embedded import Flavour
-from proxy.leash import LeashedProcess
+from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.server import Flavour
 from tests.pipeline.kinds import ONLY, TYPES, same_in_utc
 from tests.support.queues import create_queue, rows, run, user
 from tests.support.waiting import eventually

@@ -23,7 +23,7 @@ from pipeline.errors import JobError
 from pipeline.history import Reading
 from pipeline.load import Settings
 from pipeline.report import report
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.endpoint import Endpoint
-from proxy.leash import LeashedProcess
+from proxy.embedded.leash import LeashedProcess
 from tests.support.queues import create_queue, rows, run
 from tests.support.waiting import eventually
 

@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
-from proxy.embedded import Flavour
+from proxy.embedded.server import Flavour
 from tests.pipeline.kinds import ONLY, TYPES, same_in_utc
 from tests.support.queues import create_queue, run
 

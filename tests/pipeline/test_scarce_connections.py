@@ -16,7 +16,7 @@ from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
 from pipeline.errors import JobError
 from pipeline.load import Settings
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect

@@ -16,7 +16,7 @@ from pipeline.datasource import register
 from pipeline.endpoint import Endpoint, driver_of
 from pipeline.enqueue import enqueue
 from pipeline.errors import PipelineError, cause
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import rows, run

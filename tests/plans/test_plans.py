@@ -26,7 +26,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
 from engine.store.queries import partition_clause, statement, templates
 from engine.store.text_rows import text_values
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import ServerPool, server_or_skip
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject, partitioned_queue
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import uvloop
 from mysql_mimic.types import Capabilities
 
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from proxy.wire.framing import frame
 from proxy.wire.handshake import parse_greeting
 from tests.support.conversations import SCRIPTS

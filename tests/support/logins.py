@@ -18,7 +18,7 @@ import pymysql
 from mysql_mimic.types import str_len
 from pymysql.connections import Connection
 
-from proxy.embedded import EmbeddedServer, Flavour
+from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support import insides
 from tests.support.queues import rows, run
 from tests.support.servers import client_program, connect

@@ -17,8 +17,8 @@ from typing import Any
 
 import pymysql
 
-from proxy.embedded import EmbeddedServer
-from proxy.leash import LeashedProcess
+from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.server import EmbeddedServer
 from tests.support.waiting import eventually
 
 READY = re.compile(

@@ -23,7 +23,7 @@ import pymysql
 import pytest
 from pymysql.connections import Connection
 
-from proxy.embedded import Binary, EmbeddedServer, EmbeddedServerError, Flavour, find_server
+from proxy.embedded.server import Binary, EmbeddedServer, EmbeddedServerError, Flavour, find_server
 from tests.support.certificates import certificates
 
 OLDEST_TESTED_MYSQL = (9,)

@@ -9,10 +9,10 @@ from typing import Any, cast
 from mysql_mimic.types import Capabilities
 
 from engine.store.port import Origin
-from proxy.gathering import Gathering
-from proxy.listener import Proxy
-from proxy.login import TlsPolicy
-from proxy.session import Session
+from proxy.login.relay import TlsPolicy
+from proxy.server.listener import Proxy
+from proxy.session.gathering import Gathering
+from proxy.session.session import Session
 from proxy.settings import Settings
 from proxy.wire.framing import Packet, Packets, frame
 from proxy.wire.handshake import PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION

@@ -20,7 +20,7 @@ from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
 from engine.store.port import Store
-from proxy.embedded import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 

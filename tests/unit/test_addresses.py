@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from proxy.addresses import beyond_loopback
-from proxy.proxyprotocol import LOCAL, Address, header
+from proxy.transport.addresses import beyond_loopback
+from proxy.transport.proxy_protocol import LOCAL, Address, header
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 PROXY: Address = ("192.0.2.7", 3307)

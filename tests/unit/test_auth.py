@@ -8,7 +8,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from proxy.auth import CACHING_SHA2, SHA256, AuthDialogue, LoginRefused, RsaKey, ToClient, ToServer, encrypt_password
+from proxy.login.dialogue import (
+    CACHING_SHA2,
+    SHA256,
+    AuthDialogue,
+    LoginRefused,
+    RsaKey,
+    ToClient,
+    ToServer,
+    encrypt_password,
+)
 from proxy.wire.fields import WireError
 
 SCRAMBLE = b"an\x14\x0b-&8ne\x06N\x1fHe\x05\x14!QR\x19"

@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 from cryptography import x509
 
-from proxy import certificates
-from proxy.auth import encrypt_password
+from proxy.login.dialogue import encrypt_password
 from proxy.settings import BadSetting, Settings
-from proxy.tls import Tls, client_context
+from proxy.transport import certificates
+from proxy.transport.tls import Tls, client_context
 
 
 def certificate(path: Path) -> x509.Certificate:

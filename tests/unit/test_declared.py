@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.catalog.directives import OPTIONS
-from proxy.declared import problems_of
+from proxy.statements.declared import problems_of
 from sqlrewrite.queues import CreateQueue, parse_queue_statement
 from tests.support.queues import directives
 

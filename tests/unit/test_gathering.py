@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from proxy.gathering import Gathering
-from proxy.session import Session
+from proxy.session.gathering import Gathering
+from proxy.session.session import Session
 from proxy.wire.framing import frame
 from proxy.wire.packets import make_ok, parse_err
 from sqlrewrite.classify import Verb

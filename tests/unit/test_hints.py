@@ -9,7 +9,7 @@ import pytest
 
 from engine.model import TableId
 from engine.service import Engine
-from proxy.hints import SETTLED_VALUES_MAX, TOUCHED_TABLES_MAX, Hints, Settled, Tag, Touched, settled
+from proxy.session.hints import SETTLED_VALUES_MAX, TOUCHED_TABLES_MAX, Hints, Settled, Tag, Touched, settled
 from proxy.wire.packets import AUTOCOMMIT, IN_TRANS
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import parse_settle

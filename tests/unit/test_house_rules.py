@@ -184,7 +184,7 @@ def test_tests_wait_for_conditions_and_never_for_time(modules: list[Module]) -> 
 def test_nobody_reads_the_machines_date_but_who_dates_certificates(library: list[Module]) -> None:
     wall_clocks = ("time.time", "time.time_ns", "datetime.now", "dt.datetime.now", "datetime.datetime.now")
     reading = {module.place for module in library for _ in module.calls(*wall_clocks)}
-    assert reading == {"proxy/certificates.py"}
+    assert reading == {"proxy/transport/certificates.py"}
 
 
 def test_one_adapter_and_one_module_of_the_tests_know_the_inside_of_pymysqls_connections(modules: list[Module]) -> None:

@@ -8,8 +8,8 @@ import pytest
 from mysql_mimic.types import Capabilities, Commands
 
 from engine.model import TableId
-from proxy.hints import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
-from proxy.judge import LAST_PREPARED, UNCLEAR, Judge
+from proxy.session.hints import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
+from proxy.session.judge import LAST_PREPARED, UNCLEAR, Judge
 from proxy.wire.framing import Command, frame
 from proxy.wire.packets import PrepareOk
 from proxy.wire.params import make_query

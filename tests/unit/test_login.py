@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mysql_mimic.types import Capabilities
 
-from proxy.auth import LoginRefused, RsaKey, ToClient, ToServer, encrypt_password
-from proxy.login import (
+from proxy.login.dialogue import LoginRefused, RsaKey, ToClient, ToServer, encrypt_password
+from proxy.login.relay import (
     LOGIN_PACKET_MAX,
     BackendTls,
     ChangeUserRelay,

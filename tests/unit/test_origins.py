@@ -10,11 +10,11 @@ import pytest
 
 from engine.service import Engine
 from engine.store.port import Origin
-from proxy.listener import Proxy
-from proxy.session import Session
+from proxy.server.listener import Proxy
+from proxy.session.session import Session
+from proxy.session.stream import INTERRUPTED
 from proxy.settings import Settings
-from proxy.stream import INTERRUPTED
-from proxy.tls import Tls
+from proxy.transport.tls import Tls
 from proxy.wire.packets import ServerError
 from sqlrewrite.classify import Kill
 

@@ -16,8 +16,8 @@ from engine.store.memory import MemoryStore
 from engine.store.pool import Pool
 from engine.store.port import StoreError, Timed
 from engine.store.reach import Reach
-from proxy import admin
-from proxy.admin import Probe
+from proxy.server import admin
+from proxy.server.admin import Probe
 
 REFUSED = StoreError("Connection refused (2003)", code=2003)
 

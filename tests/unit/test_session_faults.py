@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from engine.service import Engine
-from proxy.administration import Administration
-from proxy.answers import ANSWER_MAX
-from proxy.reading import Reading
-from proxy.session import Session
+from proxy.session.answers import ANSWER_MAX
+from proxy.session.session import Session
+from proxy.session.stream import INTERRUPTED, Stream
 from proxy.settings import Settings
-from proxy.statements import Statements
-from proxy.stream import INTERRUPTED, Stream
+from proxy.statements.administration import Administration
+from proxy.statements.reading import Reading
+from proxy.statements.statements import Statements
 from proxy.wire.framing import frame
 from proxy.wire.packets import IN_TRANS, ServerError, make_err, make_ok, parse_err
 from sqlrewrite.classify import Verb

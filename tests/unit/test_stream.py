@@ -10,7 +10,7 @@ import pytest
 
 from engine.dispatch.effects import Cause
 from engine.service import StreamHandle
-from proxy.stream import INTERRUPTED, SERVER_LOST, Stream
+from proxy.session.stream import INTERRUPTED, SERVER_LOST, Stream
 from proxy.wire.framing import Packets
 from proxy.wire.packets import ERR, ServerError, parse_err
 

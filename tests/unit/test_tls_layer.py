@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.settings import BadSetting, Settings
-from proxy.tls import EARLY_MAX, TlsLayer, client_context, server_context
+from proxy.transport.tls import EARLY_MAX, TlsLayer, client_context, server_context
 from tests.support.certificates import Certificates, make_certificates
 
 

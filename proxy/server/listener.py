@@ -16,17 +16,17 @@ from typing import Any
 from engine.service import Engine
 from engine.store.port import Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
-from proxy.administration import Administration
-from proxy.gathering import Gathering
-from proxy.inspection import Inspection
-from proxy.legs import ClientLeg, ServerLeg
-from proxy.reading import Reading
-from proxy.session import Session
+from proxy.server.transports import ClientLeg, ServerLeg
+from proxy.session.gathering import Gathering
+from proxy.session.session import Session
+from proxy.session.stream import INTERRUPTED, SERVER_LOST
 from proxy.settings import Settings
-from proxy.statements import Statements
-from proxy.stream import INTERRUPTED, SERVER_LOST
-from proxy.tls import Tls
-from proxy.unixsocket import UnixSocket
+from proxy.statements.administration import Administration
+from proxy.statements.inspection import Inspection
+from proxy.statements.reading import Reading
+from proxy.statements.statements import Statements
+from proxy.transport.tls import Tls
+from proxy.transport.unixsocket import UnixSocket
 from proxy.wire.packets import UNREACHABLE, ServerError
 from sqlrewrite.classify import Kill
 

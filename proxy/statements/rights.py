@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from engine.model import QueueTable
-from proxy.questions import end_what_we_began, spelled
-from proxy.stream import INTERRUPTED
+from proxy.session.questions import end_what_we_began, spelled
+from proxy.session.stream import INTERRUPTED
 from proxy.wire.packets import ServerError
 from sqlrewrite.names import TableName, quote
 
 if TYPE_CHECKING:
-    from proxy.ports import ClientSession
+    from proxy.session.ports import ClientSession
 
 ACCOUNT: Final = "SHOW CREATE USER CURRENT_USER()"
 """An answer of one row, which an account may always ask of itself."""

@@ -18,7 +18,7 @@ from engine.model import Key, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.queries import FORMS
-from proxy.questions import (
+from proxy.session.questions import (
     COMMIT,
     ROLLBACK,
     Refused,
@@ -37,7 +37,7 @@ from sqlrewrite.definitions import NOW_NS
 from sqlrewrite.queues import PurgeQueue, RedriveQueue
 
 if TYPE_CHECKING:
-    from proxy.ports import ClientSession
+    from proxy.session.ports import ClientSession
 
 BATCH_ROWS = 1_000
 """Rows of one transaction: enough that commits do not dominate, few enough that locks are held for milliseconds."""

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from proxy import certificates
-from proxy.login import TlsPolicy
+from proxy.login.relay import TlsPolicy
 from proxy.settings import BadSetting, Settings
+from proxy.transport import certificates
 
 READ_BYTES = 256 * 1024
 """More than one record holds, so each read takes a whole one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from proxy.hints import Tag
+from proxy.session.hints import Tag
 from proxy.wire.framing import Packet, Packets
 from proxy.wire.packets import ServerError, parse_err
 from proxy.wire.walker import Outcome

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from proxy.session import Session
+from proxy.session.session import Session
 
 
 class ClientLeg(asyncio.Protocol):

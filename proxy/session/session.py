@@ -21,10 +21,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.store.port import Origin
-from proxy.answers import Answer, Question
-from proxy.auth import LoginRefused, ToClient, ToServer
-from proxy.hints import Hints, Killed, Preparing, Tag
-from proxy.judge import (
+from proxy.login.dialogue import LoginRefused, ToClient, ToServer
+from proxy.login.relay import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
+from proxy.session.answers import Answer, Question
+from proxy.session.hints import Hints, Killed, Preparing, Tag
+from proxy.session.judge import (
     ABOUT_STATEMENTS,
     COM_STMT_SEND_LONG_DATA,
     EXECUTIONS,
@@ -33,10 +34,9 @@ from proxy.judge import (
     CarriedOutHere,
     Judge,
 )
-from proxy.login import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
-from proxy.proxyprotocol import announcement
-from proxy.stream import SERVER_LOST, Stream, unforeseen
-from proxy.tls import TlsLayer
+from proxy.session.stream import SERVER_LOST, Stream, unforeseen
+from proxy.transport.proxy_protocol import announcement
+from proxy.transport.tls import TlsLayer
 from proxy.wire.commands import COM_CHANGE_USER, SILENT
 from proxy.wire.fields import PacketTooLarge, WireError
 from proxy.wire.framing import HEADER, Command, CommandFramer, Dropped, Event, frame
@@ -47,7 +47,7 @@ from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from sqlrewrite.classify import OWN_VERBS, Verb
 
 if TYPE_CHECKING:
-    from proxy.ports import SessionHost
+    from proxy.session.ports import SessionHost
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.catalog.directives import is_marked, make_comment, split_comment
 from engine.model import TableId
 from engine.service import Engine
-from proxy.questions import (
+from proxy.session.questions import (
     Context,
     Refused,
     ask,
@@ -34,8 +34,8 @@ from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
-    from proxy.answers import Answer
-    from proxy.ports import ClientSession
+    from proxy.session.answers import Answer
+    from proxy.session.ports import ClientSession
 
 LOCK_WAIT_S = 10
 """Time for another proxy's change of the same comment: it needs a millisecond once it has the table."""

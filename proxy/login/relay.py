@@ -1,14 +1,16 @@
 """The login dialogue, relayed: the server authenticates the client itself.
 
-No sockets here: bytes from one side in, and what is to be done out, until the server says OK or ERR. The greeting
-passes with its capabilities reduced to those that the proxy can follow, the client's answer with its own reduced to
-what was offered (some clients set flags that nobody offered them).
+No sockets here: bytes from one side in, and what is to be done out, until the server says OK or
+ERR. The greeting passes with its capabilities reduced to those that the proxy can follow, the
+client's answer with its own reduced to what was offered (some clients set flags that nobody offered
+them).
 
-TLS is each leg's own. What follows a client's request for TLS, even in the same segment, is for the TLS engine alone
-(`SecureClient.rest`): MySQL 9's clients send their ClientHello there, and whoever injects plain packets behind the
-request gets a failed handshake. Towards the server the proxy asks for TLS as the client did, or as the operator says.
-Where the two legs differ, `proxy.auth` makes the exchange fit. Each leg counts its own packets: TLS takes one, a
-translated exchange several.
+TLS is each leg's own. What follows a client's request for TLS, even in the same segment, is for the
+TLS engine alone (`SecureClient.rest`): MySQL 9's clients send their ClientHello there, and whoever
+injects plain packets behind the request gets a failed handshake. Towards the server the proxy asks
+for TLS as the client did, or as the operator says. Where the two legs differ, `proxy.login.dialogue`
+makes the exchange fit. Each leg counts its own packets: TLS takes one, a translated exchange
+several.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.auth import AuthDialogue, LoginRefused, RsaKey, Said, ToClient, ToServer
+from proxy.login.dialogue import AuthDialogue, LoginRefused, RsaKey, Said, ToClient, ToServer
 from proxy.wire.fields import BadHandshake, PacketTooLarge, WireError
 from proxy.wire.framing import HEADER, Packet, frame
 from proxy.wire.handshake import (
@@ -37,7 +39,8 @@ from proxy.wire.handshake import (
 from proxy.wire.packets import ERR, OK, UNREACHABLE, ServerError, make_err, parse_ok
 
 LOGIN_PACKET_MAX = 64 * 1024
-"""No honest login packet comes near it; before a login succeeds a client may hold no more of our memory."""
+"""No honest login packet comes near it; before a login succeeds a client may hold no more of our
+memory."""
 
 BackendTls = Literal["mirror", "always", "never"]
 
@@ -50,7 +53,8 @@ class TlsPolicy:
     """Whether clients may have it."""
     backend: BackendTls = "mirror"
     verified: bool = False
-    """Whether the server's certificate is verified; then a server that offers none is not put up with."""
+    """Whether the server's certificate is verified; then a server that offers none is not put up
+    with."""
     key: RsaKey | None = None
     """For clients without TLS of a server with it: only under `always`."""
 
@@ -93,7 +97,8 @@ class _Leg:
         self._buffer += chunk
 
     def take(self) -> Packet | None:
-        """The next whole packet, if it is here. One at a time: behind a packet another protocol may begin."""
+        """The next whole packet, if it is here. One at a time: behind a packet another protocol may
+        begin."""
         if len(self._buffer) < HEADER:
             return None
         length = int.from_bytes(self._buffer[:3], "little")
@@ -132,7 +137,8 @@ class _Exchange:
         return self._client.send(make_err(error.code, error.sqlstate, error.message))
 
     def _client_packet(self) -> bytes | None:
-        """The next payload from the client. One that is out of step might be a command sent ahead."""
+        """The next payload from the client. One that is out of step might be a command sent
+        ahead."""
         packet = self._client.take()
         if packet is None:
             return None
@@ -151,11 +157,12 @@ class _Exchange:
 
 
 class LoginRelay(_Exchange):
-    """One login. `done` once the server accepted it, `refused` once it did not and the client was told.
+    """One login. `done` once the server accepted it, `refused` once it did not and the client was
+    told.
 
-    A server that has greeted may refuse before it is answered (MariaDB, when it has read the header of the PROXY
-    protocol). The client expects no packet then, so it is told when it has answered: the login is `waiting` till then,
-    and needs no server any more.
+    A server that has greeted may refuse before it is answered (MariaDB, when it has read the header
+    of the PROXY protocol). The client expects no packet then, so it is told when it has answered:
+    the login is `waiting` till then, and needs no server any more.
 
     `client_is_local`: the client is on a unix socket.
     """
@@ -187,7 +194,8 @@ class LoginRelay(_Exchange):
         return steps
 
     def from_client(self, chunk: bytes) -> Sequence[Step]:
-        """What is to be done. Raises WireError when that is no MySQL client, LoginRefused when it cannot be served."""
+        """What is to be done. Raises WireError when that is no MySQL client, LoginRefused when it
+        cannot be served."""
         if self.greeting is None:
             raise BadHandshake("the client spoke before it was greeted")
         self._client.receive(chunk)
@@ -233,7 +241,8 @@ class LoginRelay(_Exchange):
         return SecureClient(self._client.take_rest())
 
     def _answered(self, payload: bytes, greeting: Greeting) -> list[Step]:
-        """The client has answered the greeting: now the server can be asked for TLS, and be answered."""
+        """The client has answered the greeting: now the server can be asked for TLS, and be
+        answered."""
         tls = self._server_tls(greeting)
         payload = mask_response(payload, greeting.capabilities & PASSABLE, add=SSL if tls else 0)
         response = self._response = parse_response(payload)
@@ -260,7 +269,8 @@ class LoginRelay(_Exchange):
 
 
 class ChangeUserRelay(_Exchange):
-    """One COM_CHANGE_USER, whose dialogue is fitted to the two legs as the login's was. `over` with the OK or ERR."""
+    """One COM_CHANGE_USER, whose dialogue is fitted to the two legs as the login's was. `over` with
+    the OK or ERR."""
 
     def __init__(self, login: LoggedIn) -> None:
         super().__init__()

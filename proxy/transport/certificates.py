@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from proxy.auth import RsaKey
+from proxy.login.dialogue import RsaKey
 from proxy.settings import BadSetting
 
 log = logging.getLogger(__name__)

@@ -16,16 +16,24 @@ from engine.model import NS_PER_S, BrokenTable, Policy, TableId
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_LEAST_NS
 from engine.store.queries import first_partition_clause
-from proxy.declared import problems_of
-from proxy.questions import Refused, rows
-from proxy.tables import change_comment, change_schema, comment_of, marked_comment, no_queue, string_literal, table_id
+from proxy.session.questions import Refused, rows
+from proxy.statements.declared import problems_of
+from proxy.statements.tables import (
+    change_comment,
+    change_schema,
+    comment_of,
+    marked_comment,
+    no_queue,
+    string_literal,
+    table_id,
+)
 from proxy.wire.packets import ServerError
 from sqlrewrite.definitions import NOW_NS, TIME_KEY, not_by_time
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
 
 if TYPE_CHECKING:
-    from proxy.ports import ClientSession
+    from proxy.session.ports import ClientSession
 
 TABLE_EXISTS = 1050
 

@@ -17,13 +17,13 @@ from engine.model import NS_PER_S, BrokenTable, QueueTable, TableId
 from engine.service import Engine
 from engine.store.dead_letter_plan import Chain, closed_to
 from engine.store.port import StoreError
-from proxy.depth import Depth, count_unacknowledged, measure
-from proxy.questions import Refused, from_hex, rows, text_literal
-from proxy.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
+from proxy.session.questions import Refused, from_hex, rows, text_literal
+from proxy.statements.depth import Depth, count_unacknowledged, measure
+from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.wire.packets import ServerError, parse_err
 
 if TYPE_CHECKING:
-    from proxy.ports import ClientSession
+    from proxy.session.ports import ClientSession
 
 QUEUES_MAX = 1_000
 """Queues that one SHOW QUEUES shows; each costs some milliseconds."""

@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from engine.store.pymysql_adapter import ER, Connection, OperationalError
-from proxy.leash import LeashedProcess
+from proxy.embedded.leash import LeashedProcess
 
 Flavour = Literal["mysql", "mariadb"]
 

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 from engine.dispatch.redelivery import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
 from engine.quoting import qualified, quoted
-from proxy.questions import ask_text, rows, rows_of, text_rows
+from proxy.session.questions import ask_text, rows, rows_of, text_rows
 from proxy.wire.columns import parse_column
 from proxy.wire.fields import Reader
 from proxy.wire.handshake import MARIADB_EXTENDED_METADATA
 from sqlrewrite.definitions import NOW_NS
 
 if TYPE_CHECKING:
-    from proxy.ports import ClientSession
+    from proxy.session.ports import ClientSession
 
 COUNT_MAX = 5_000
 """Index entries counted for one state of one queue, shared by its priorities: some milliseconds."""

@@ -25,10 +25,8 @@ from engine.catalog.directives import (
 )
 from engine.model import QueueTable, TableId
 from engine.service import Engine
-from proxy.creation import Creation
-from proxy.hints import PreparedQueueStatement, Preparing
-from proxy.inspection import QUEUE_COLUMNS, STREAM_COLUMNS, Inspection
-from proxy.questions import (
+from proxy.session.hints import PreparedQueueStatement, Preparing
+from proxy.session.questions import (
     NO_DATABASE,
     UNBOUND,
     Context,
@@ -36,9 +34,11 @@ from proxy.questions import (
     read_context,
     refuse_temporary,
 )
-from proxy.reading import Reading
-from proxy.results import NAME, TEXT, Column, Result, answer_execute, answer_query
-from proxy.tables import (
+from proxy.statements.creation import Creation
+from proxy.statements.inspection import QUEUE_COLUMNS, STREAM_COLUMNS, Inspection
+from proxy.statements.reading import Reading
+from proxy.statements.results import NAME, TEXT, Column, Result, answer_execute, answer_query
+from proxy.statements.tables import (
     change_comment,
     change_schema,
     comment_of,
@@ -47,7 +47,7 @@ from proxy.tables import (
     show_create_table,
     table_id,
 )
-from proxy.upkeep import Upkeep, refuse_in_transaction
+from proxy.statements.upkeep import Upkeep, refuse_in_transaction
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError
@@ -70,8 +70,8 @@ from sqlrewrite.queues import (
 )
 
 if TYPE_CHECKING:
-    from proxy.judge import OwnStatement
-    from proxy.ports import ClientSession
+    from proxy.session.judge import OwnStatement
+    from proxy.session.ports import ClientSession
 
 CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
 

@@ -10,14 +10,14 @@ from typing import Any, Protocol, TypeVar
 
 from engine.service import Engine
 from engine.store.port import Origin
-from proxy.answers import Answer
-from proxy.gathering import Gathering
-from proxy.hints import Hints, Tag
-from proxy.judge import Judge
-from proxy.login import LoggedIn
+from proxy.login.relay import LoggedIn
+from proxy.session.answers import Answer
+from proxy.session.gathering import Gathering
+from proxy.session.hints import Hints, Tag
+from proxy.session.judge import Judge
+from proxy.session.stream import Stream
 from proxy.settings import Settings
-from proxy.stream import Stream
-from proxy.tls import Tls
+from proxy.transport.tls import Tls
 from proxy.wire.packets import ServerError
 from sqlrewrite.classify import Kill, Verb
 

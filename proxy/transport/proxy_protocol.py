@@ -20,8 +20,8 @@ from typing import Final
 
 from engine.store.connection import BackendAddress, LinkLimits, connect
 from engine.store.pymysql_adapter import Connection, MySQLError
-from proxy.addresses import is_loopback, shown
 from proxy.settings import BadSetting
+from proxy.transport.addresses import is_loopback, shown
 from proxy.wire.fields import WireError
 from proxy.wire.framing import Packets
 from proxy.wire.packets import ERR, parse_err

@@ -16,7 +16,7 @@ from engine.catalog.directives import is_marked
 from engine.model import RowFormat
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
-from proxy.charsets import codec_of
+from proxy.session.charsets import codec_of
 from proxy.wire.fields import NULL_MARK, Reader, WireError
 from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err
 from sqlrewrite.cursor import SqlMode
@@ -24,8 +24,8 @@ from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
-    from proxy.answers import Answer
-    from proxy.ports import ClientSession
+    from proxy.session.answers import Answer
+    from proxy.session.ports import ClientSession
 
 CONTEXT = (
     b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"

@@ -21,9 +21,8 @@ from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, T
 from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
 from engine.store.port import StoreError
-from proxy.administration import Administration
-from proxy.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, settled
-from proxy.questions import (
+from proxy.session.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, settled
+from proxy.session.questions import (
     NO_DATABASE,
     UNBOUND,
     Context,
@@ -38,10 +37,11 @@ from proxy.questions import (
     read_context,
     spelled,
 )
-from proxy.reading import Reading, in_steps
-from proxy.rights import Rights
+from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.settings import Settings
-from proxy.stream import SERVER_LOST, Stream, unforeseen
+from proxy.statements.administration import Administration
+from proxy.statements.reading import Reading, in_steps
+from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import WireError
 from proxy.wire.framing import frame
@@ -55,9 +55,9 @@ from sqlrewrite.names import Param, TableName, quote
 from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 
 if TYPE_CHECKING:
-    from proxy.answers import Answer
-    from proxy.judge import OwnStatement
-    from proxy.ports import ClientSession
+    from proxy.session.answers import Answer
+    from proxy.session.judge import OwnStatement
+    from proxy.session.ports import ClientSession
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
 from engine.model import BrokenTable
-from proxy.tables import table_id
+from proxy.statements.tables import table_id
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind, missing, nullable_id
 from sqlrewrite.queues import CreateQueue
 

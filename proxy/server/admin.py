@@ -20,7 +20,7 @@ from engine.binlog.supervisor import Following
 from engine.service import Engine
 from engine.store.port import StoreError
 from engine.store.reach import Reach
-from proxy.listener import Proxy
+from proxy.server.listener import Proxy
 
 PROBE_WAIT_S = 2.0
 """A server that takes longer for a question without a table is in no state to take clients. Those who ask for health

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Final
 
 from engine.model import TableId
-from proxy.hints import (
+from proxy.session.hints import (
     Killed,
     Prepared,
     PreparedQueueStatement,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.questions import end_what_we_began, not_refused, text_literal
+from proxy.session.questions import end_what_we_began, not_refused, text_literal
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.mimic_adapter import Commands
@@ -20,8 +20,8 @@ from proxy.wire.packets import make_end, prepare_ok_at
 from sqlrewrite.names import quote
 
 if TYPE_CHECKING:
-    from proxy.answers import Answer
-    from proxy.ports import ClientSession
+    from proxy.session.answers import Answer
+    from proxy.session.ports import ClientSession
 
 TEXT = "LONGTEXT CHARACTER SET utf8mb4"
 NAME = "VARCHAR(64) CHARACTER SET utf8mb4"

@@ -1,0 +1,1 @@
+"""The listening sockets, all sessions, and the admin port."""
