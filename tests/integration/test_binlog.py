@@ -289,7 +289,7 @@ def test_without_a_log_to_read_it_says_so_once_and_polls(
         eventually(lambda: len(consumer.received) == 2)
         expected = 0 if reason == "switched off" else 1
         eventually(lambda: proxy.output.count(polled) == expected)
-        assert proxy.output.count("binlog") == expected
+        assert proxy.output.count("the binlog") == expected
         consumer.vanish()
 
 
