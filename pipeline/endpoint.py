@@ -63,6 +63,11 @@ TRANSIENT: Final = frozenset(
 """Errors after which the same work, begun anew on a new connection, may well succeed."""
 
 PROXY_CANNOT_READ: Final = "ackstream cannot read the queue: "
+PROXY_CANNOT_REACH: Final = (
+    "ackstream cannot connect to the backing server",
+    "ackstream has no TLS connection to the backing server",
+)
+"""What the proxy says, with the number 1105, to a client that comes while its server is away."""
 
 T = TypeVar("T")
 
@@ -307,8 +312,11 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _code(error: pymysql.MySQLError) -> int:
-    """MySQL's number; where the proxy could not read a queue, the one that it was told for that, at its text's end."""
+    """MySQL's number. Where the proxy could not read a queue, it is the number at the end of the text, which the server
+    gave for that. Where the proxy cannot reach its server, it is the clients' own number for that."""
     code, text = error.args[0], str(error.args[-1])
+    if code == ER.UNKNOWN_ERROR and text.startswith(PROXY_CANNOT_REACH):
+        return CR.CR_CONN_HOST_ERROR
     if code == ER.UNKNOWN_ERROR and text.startswith(PROXY_CANNOT_READ):
         told = text.rpartition("(")[2].removesuffix(")")
         return int(told) if told.isdecimal() else CR.CR_SERVER_LOST

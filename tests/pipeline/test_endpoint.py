@@ -160,3 +160,8 @@ def test_what_keeps_the_proxy_from_reading_a_queue_passes_or_does_not(reason: st
     error = pymysql.OperationalError(1105, f"ackstream cannot read the queue: {reason}")
     assert is_transient(error) is passes
     assert not is_transient(pymysql.OperationalError(1105, reason))
+
+
+@pytest.mark.parametrize("reason", ["cannot connect to", "has no TLS connection to"])
+def test_a_proxy_whose_server_is_away_may_have_it_back_soon(reason: str) -> None:
+    assert is_transient(pymysql.OperationalError(1105, f"ackstream {reason} the backing server at db:3306: refused"))
