@@ -1,7 +1,7 @@
 """The engine as its users see it: queues are looked up, subscribed to, and told what was committed.
 
 Which tables are queues is kept by engine.runtime.queues. Each queue has a runner
-(engine.runtime.table_runner); the world outside is the shell's.
+(engine.runtime.table_runner). Threads, the clock and tasks are in engine.runtime.executor.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ LOG_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The shell's own bounds."""
+    """The bounds of what runs around the dispatchers."""
 
     threads: int = 8
     """Store calls under way at once, over all tables; each has a connection of its own to the

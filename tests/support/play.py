@@ -1,8 +1,8 @@
 """A stage on which a dispatcher plays against the in-memory store, one event at a time, in any order.
 
-The stage is the shell in slow motion: each effect first waits, is then done in the database, and its answer then waits
-again before it arrives, so that whatever can happen in between can be made to happen. It keeps the books that the
-guarantees of DESIGN, section 3, are checked against after every step.
+Each effect first waits, is then done in the database, and its answer waits again before it arrives. So whatever can
+happen in between can be made to happen. The stage records who holds which delivery, and checks README's guarantees
+against that after every step.
 """
 
 from __future__ import annotations

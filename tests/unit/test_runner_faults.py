@@ -16,6 +16,7 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import TableId
 from engine.runtime.executor import EngineSettings
+from engine.runtime.table_runner import SAME_REASON_NS
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import FORMAT, TABLE, queue_table
@@ -204,3 +205,22 @@ def test_a_client_that_cannot_take_its_rows_loses_its_stream_and_its_messages_go
             assert engine.counters.dispatcher_restarts == 0
 
     asyncio.run(play())
+
+
+def test_why_dead_messages_stay_is_logged_when_it_is_new_and_else_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        async with running() as (engine, _):
+            runner = engine._runners[TABLE]
+            moment = Instant(10**12, 10**18)
+            monkeypatch.setattr(engine._shell.clock, "now", lambda: moment)
+            for _ in range(3):
+                runner._say_unmoved("the table is missing")
+            runner._say_unmoved("a column is missing")
+            moment = Instant(moment.mono_ns + SAME_REASON_NS, moment.server_ns)
+            runner._say_unmoved("a column is missing")
+
+    asyncio.run(play())
+    said = [record.getMessage() for record in caplog.records if "missing" in record.getMessage()]
+    assert said == ["the table is missing", "a column is missing", "a column is missing"]
