@@ -124,13 +124,13 @@ def measure() -> Iterator[tuple[str, float]]:
         await asyncio.sleep(0.2)
         events: dict[str, Callable[[], object]] = {
             "a client that never streamed disconnects": lambda: engine.disconnected(7),
-            "the log reports a change of one queue": lambda: engine.noticed(name, (), [1]),
+            "the log reports a change of one queue": lambda: engine.changes_logged(name, (), [1]),
         }
         cost = per_event_us(events[event])
         await engine.close()
         return cost
 
-    async def catalog_looks(count: int) -> float:
+    async def catalog_refreshes(count: int) -> float:
         """Calls of the store from one look at the catalog to the next."""
         loop, enough = asyncio.get_running_loop(), asyncio.Event()
         store = Counted(10**18, lambda: loop.call_soon_threadsafe(enough.set))
@@ -143,7 +143,7 @@ def measure() -> Iterator[tuple[str, float]]:
         return median(store.looks[1:])  # The first one describes all queues.
 
     for count in QUEUES:
-        yield f"a look at the catalog, {count:,} queues: calls of the store", asyncio.run(catalog_looks(count))
+        yield f"a look at the catalog, {count:,} queues: calls of the store", asyncio.run(catalog_refreshes(count))
     for event in ("a commit wakes the queue", "an ACK"):
         for count in SUBSCRIBERS:
             yield f"{event}, {count:,} subscribers", asyncio.run(with_subscribers(count, event))

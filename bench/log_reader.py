@@ -1,7 +1,7 @@
 """What it costs the reader of the binary log to pass over transactions of tables that are no queues.
 
 Ten thousand INSERTs, each a transaction, into a table that is none; then their log is read again and again in this
-process, as engine.binlog.reader reads it: by turns behind the sieve, and with every event taken apart by the library.
+process, as engine.binlog.reader reads it: by turns behind the event_filter, and with every event taken apart by the library.
 CPU time of this process, on each kind of server that is here. `make bench` runs it; trust the ratios.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from engine.binlog.changes import News
+from engine.binlog.changes import ChangeSet
 from engine.binlog.pipe import BinlogLimits, Order
 from engine.binlog.reader import LogReader, Outbox
 from engine.model import TableId
@@ -30,7 +30,7 @@ class EndError(Exception):
 class Ear(Outbox):
     """Hears when that is."""
 
-    def add(self, news: News) -> None:
+    def add(self, news: ChangeSet) -> None:
         if news.schema_changed:
             raise EndError
 
@@ -38,7 +38,7 @@ class Ear(Outbox):
 class Unsifted(LogReader):
     """Takes every event apart."""
 
-    def _sift(self) -> None:
+    def _filter_events(self) -> None:
         pass
 
 
@@ -84,7 +84,7 @@ def main() -> None:
             continue
         sifted, whole = (statistics.median(each) for each in zip(*pairs, strict=True))
         ratio = statistics.median(a / b for a, b in pairs)
-        print(f"{flavour}: {sifted:.1f} µs a transaction behind the sieve, {whole:.1f} without: {ratio:.2f}")
+        print(f"{flavour}: {sifted:.1f} µs a transaction behind the event_filter, {whole:.1f} without: {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import running_proxy
 from tests.support.servers import cache_dir, foreign_command
@@ -127,7 +127,7 @@ def haproxy(server: EmbeddedServer, folder: Path) -> Iterator[Way]:
 
 @contextlib.contextmanager
 def _process(command: list[str], log: Path, port: int) -> Iterator[int]:
-    process = LeashedProcess(command, output=log)
+    process = ChildProcess(command, output=log)
     try:
         eventually(
             lambda: _listens(port) or process.returncode is not None, timeout_s=30, what=f"a listener, see {log}"

@@ -81,7 +81,7 @@ def enqueue(connection: Connection) -> None:
 
 
 def start_consumer(port: int, name: str, said: queue.SimpleQueue[str]) -> subprocess.Popen[str]:
-    """A consumer process whose lines go to `said`."""
+    """A consumer process whose lines go to `effect_of`."""
     process = subprocess.Popen(
         [sys.executable, str(FOLDER / "consumer.py"), str(port), name], stdout=subprocess.PIPE, text=True
     )

@@ -280,7 +280,7 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
-class Buried:
+class MoveResult:
     """What became of dead messages: those that were moved, and what kept the others where they are, in words."""
 
     moved: tuple[Key, ...]

@@ -18,8 +18,8 @@ from engine.dispatch.subscribers import Subscription
 from engine.keys import certain as certain_key
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
-from engine.runtime.executor import Counters, EngineSettings, Shell
-from engine.runtime.indirect_writes import Carriers, WakeAll
+from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
+from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
 from engine.runtime.table_runner import Sink, TableRunner, gone
 from engine.store.port import Origin, Store
@@ -75,16 +75,16 @@ class Engine:
 
     def __init__(self, store: Store, settings: EngineSettings, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._shell = Shell(store, settings)
-        self._shell.on_clock_set = self._clock_set
+        self._executor = StoreExecutor(store, settings)
+        self._executor.on_clock_set = self._clock_set
         self._runners: dict[TableId, TableRunner] = {}
         self._of_name: dict[str, list[TableRunner]] = {}
         """The same by their bare names, casefolded: looked into for every statement that writes."""
         self._of_holder: dict[int, set[TableRunner]] = {}
         """The queues that each connection has streamed from: it may hold messages of theirs."""
-        self._carriers = Carriers()
+        self._indirect_writes = IndirectWrites()
         self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
-        self._queues = Queues(self._shell, self._carriers, Listener(self._found, self._lost, self._wake_all.ask))
+        self._queues = Queues(self._executor, self._indirect_writes, Listener(self._found, self._lost, self._wake_all.ask))
         self._ids = itertools.count(1)
         self._draining = False
         self.on_queues: Callable[[], None] = lambda: None
@@ -93,7 +93,7 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """What happened since the start, over all tables."""
-        return self._shell.counters
+        return self._executor.counters
 
     # Life.
 
@@ -116,7 +116,7 @@ class Engine:
         for runner in self._runners.values():
             runner.disarm()
         await self._queues.close()
-        await self._shell.close()
+        await self._executor.close()
 
     # What clients do.
 
@@ -159,12 +159,12 @@ class Engine:
     async def ping(self) -> None:
         """Ask the server something trivial; raises StoreError. It takes as long as the server
         takes."""
-        await self._shell.call(self._shell.store.ping)
+        await self._executor.call(self._executor.store.ping)
 
     async def kill(self, connection_id: int, origin: Origin) -> bool:
         """End a client's connection to the server and what it is doing; False, with nothing done,
         when the engine is not connected to that very server. Raises StoreError."""
-        return await self._shell.call(self._shell.store.kill, connection_id, origin)
+        return await self._executor.call(self._executor.store.kill, connection_id, origin)
 
     def disconnected(self, holder: int) -> None:
         """A client connection is gone."""
@@ -183,7 +183,7 @@ class Engine:
             name = table.name.casefold()
             values = None if values is None else list(values)
             keys = _keys(runner, values)
-            if keys is not None and certain and not self._carriers.may_be(name) and _certain(runner, values or ()):
+            if keys is not None and certain and not self._indirect_writes.may_be(name) and _certain(runner, values or ()):
                 runner.handle(runner.dispatcher.settled, keys)
             else:
                 runner.handle(runner.dispatcher.suspected, keys)
@@ -212,7 +212,7 @@ class Engine:
         self._written_through(name)
 
     def _written_through(self, name: str) -> None:
-        if self._carriers.carry(name):
+        if self._indirect_writes.carry(name):
             self._wake_all.ask()
 
     def _wake_every_table(self) -> int:
@@ -221,7 +221,7 @@ class Engine:
             runner.handle(partial(runner.dispatcher.woken, anywhere=True))
         return sum(bool(runner.dispatcher.subscribers) for runner in runners)
 
-    def noticed(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
+    def changes_logged(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
         """The server's log tells what messages of a table became; none named: any of it (None: of
         any table) may have changed."""
         if table is not None:
@@ -230,22 +230,22 @@ class Engine:
         else:
             runners = list(self._runners.values())
         for runner in runners:
-            runner.handle(runner.dispatcher.noticed, seen, over)
+            runner.handle(runner.dispatcher.changes_logged, seen, over)
 
     def _clock_set(self) -> None:
         for runner in list(self._runners.values()):
             runner.handle(runner.dispatcher.tick)
 
-    def _buried(self, grave: TableId) -> None:
-        self.written(grave.name.casefold())
+    def _on_dead_letters_moved(self, table: TableId) -> None:
+        self.written(table.name.casefold())
 
     def schema_changed(self, name: str | None = None) -> None:
         """See Queues."""
         self._queues.schema_changed(name)
 
-    def schema_told(self) -> None:
+    def schema_logged(self) -> None:
         """The server's log tells that some table was created, altered or dropped."""
-        self._queues.look_again()
+        self._queues.refresh_soon()
 
     def runners(self) -> Iterable[tuple[QueueTable, Dispatcher]]:
         """All queues and their dispatchers, for reading."""
@@ -258,7 +258,7 @@ class Engine:
             runner.reconfigure(queue)
             return
         on_doubt = partial(self._queues.doubt, queue.id)
-        runner = TableRunner(self._shell, queue, self._limits, on_doubt, self._buried)
+        runner = TableRunner(self._executor, queue, self._limits, on_doubt, self._on_dead_letters_moved)
         self._runners[queue.id] = runner
         self._of_name.setdefault(queue.id.name.casefold(), []).append(runner)
         self.on_queues()

@@ -45,7 +45,7 @@ from pipeline.consume import FIRST_READ, next_size
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError, ProblemsError, cause
 from pipeline.files import Files
-from pipeline.holding import Link
+from pipeline.holding import StoreConnection
 from pipeline.load import Progress, unused
 from pipeline.messages import NOW, Row, Statements, ask, asking, do
 from pipeline.ranges import Range, cut
@@ -205,7 +205,7 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
-        link = Link(self.endpoint)
+        link = StoreConnection(self.endpoint)
         for each in partition.value:
             last, size = each.after, FIRST_READ
             rows: tuple[Row, ...] = ((),)
@@ -310,7 +310,7 @@ class _Archiver:
             return None
         number = sum(each.endswith(".json") for each in self._files.names(RUNS)) + 1
         rows = min(self._sizes.slice_rows, self._sizes.chunk_rows)
-        link = Link(self._endpoint)
+        link = StoreConnection(self._endpoint)
         slices = cut(self._statements, lambda statement: link.run(asking(statement)), rows)
         link.close()
         # What comes behind the last bound was not acknowledged before the cutoff.
@@ -418,7 +418,7 @@ class _Archiver:
 
             def delete(found: Iterable[Any]) -> Iterator[int]:
                 rows = iter(found)
-                link = Link(endpoint)
+                link = StoreConnection(endpoint)
                 while some := [(_told(row[0]), row[1], row[2]) for row in islice(rows, size)]:
                     if link.run(partial(do, deletion(statements, some))) < len(some):
                         ((there,),) = link.run(partial(ask, still_there(statements, some)))

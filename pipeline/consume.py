@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from pipeline.claims import NOTHING, Claims, Id, Offset
-from pipeline.holding import Holder, Link
+from pipeline.holding import Holder, StoreConnection
 from pipeline.messages import IDS_MAX, NOW, Row, Statements, asking
 from pipeline.options import SourceOptions
 from pipeline.rows import record_batch, selection, size_of
@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor: the messages of a task that are still of the claimed delivery."""
-        link = Link(self._options.endpoint)
+        link = StoreConnection(self._options.endpoint)
         size = FIRST_READ
         for epoch, ids in partition.value.by_epoch.items():
             at = 0
@@ -238,7 +238,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Even ranges of ids, where those are numbers; what is due is settled once, for all of them."""
-        link = Link(self._options.endpoint)
+        link = StoreConnection(self._options.endpoint)
         ((now_ns,),) = link.run(asking(f"SELECT {NOW}"))
         ((least, greatest),) = link.run(asking(self._statements.ends()))
         link.close()
@@ -253,7 +253,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor: page after page, so that a lost connection costs a page."""
         condition, after, until = partition.value
-        link = Link(self._options.endpoint)
+        link = StoreConnection(self._options.endpoint)
         size = FIRST_READ
         rows: tuple[Row, ...] = ((),)
         while rows:

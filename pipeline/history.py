@@ -29,7 +29,7 @@ from pipeline import archived
 from pipeline.archived import Archive
 from pipeline.endpoint import Driver, Endpoint, driver_of, quoted
 from pipeline.errors import JobError, ProblemsError, cause
-from pipeline.holding import Link
+from pipeline.holding import StoreConnection
 from pipeline.load import Progress, unused
 from pipeline.messages import NOW, Statements, asking
 from pipeline.ranges import condition, cut
@@ -158,7 +158,7 @@ def read(
     """Read them once. Raises ProblemsError, JobError (the same again may succeed)."""
     check(queues, named)
     archives = {each.name: Archive.at(spark, each.archive, each.table) for each in queues if each.archive}
-    link = Link(endpoint)
+    link = StoreConnection(endpoint)
     try:
         ((now,),) = link.run(asking(f"SELECT {NOW}"))
         plans = [
@@ -195,7 +195,7 @@ def _archived(rows: DataFrame, queue: str, table: Table, named: Named) -> DataFr
 class _Plan:
     """How one table is read."""
 
-    def __init__(self, queue: str, table: Table, *, dead: bool, named: Named, link: Link, rows: int) -> None:
+    def __init__(self, queue: str, table: Table, *, dead: bool, named: Named, link: StoreConnection, rows: int) -> None:
         statements = Statements(table)
         self._queue = queue
         self._table = table

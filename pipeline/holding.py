@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Link:
+class StoreConnection:
     """A connection that is made when it is needed, and again after an error; values come as text if wanted so."""
 
     def __init__(self, endpoint: Endpoint, *, as_text: bool = True) -> None:
@@ -74,8 +74,8 @@ class Holder:
         self._endpoint = endpoint
         self._statements = statements
         self._hold_s = hold_s
-        self._claiming = [Link(endpoint) for _ in range(connections)]
-        self._control = Link(endpoint)
+        self._claiming = [StoreConnection(endpoint) for _ in range(connections)]
+        self._control = StoreConnection(endpoint)
         self._changed = threading.Condition()
         self._kept = NOTHING
         self._extend_at_s = 0.0
@@ -126,7 +126,7 @@ class Holder:
         for link in (*self._claiming, self._control):
             link.close()
 
-    def _stream(self, link: Link, count: int, wait_s: float = 0) -> list[tuple[Id, int, int]]:
+    def _stream(self, link: StoreConnection, count: int, wait_s: float = 0) -> list[tuple[Id, int, int]]:
         rows: Sequence[Row] = link.run(partial(ask, self._statements.stream(count, wait_s)))
         return [(self._statements.id_of(key), int(epoch), int(until_ns)) for key, epoch, until_ns in rows]
 

@@ -32,7 +32,7 @@ from pyspark.sql.types import ArrayType, MapType, StructType
 
 from pipeline.endpoint import quoted, quoted_list
 from pipeline.errors import JobError, ProblemsError
-from pipeline.holding import Link
+from pipeline.holding import StoreConnection
 from pipeline.messages import NOW, do
 from pipeline.options import Common
 from pipeline.table import Table
@@ -98,7 +98,7 @@ class Sink:
     def stage(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
         """On an executor: write a partition."""
         attempt = int.from_bytes(os.urandom(7))
-        link = Link(self.where.endpoint, as_text=False)
+        link = StoreConnection(self.where.endpoint, as_text=False)
         rows = 0
         insert = (
             f"INSERT INTO {self.staging(query)} (`#batch`, `#attempt`, `#row`, {quoted_list(self.columns)}) VALUES"
@@ -119,7 +119,7 @@ class Sink:
         if not filled:
             return
         query = filled[0].query
-        link = Link(self.where.endpoint, as_text=False)
+        link = StoreConnection(self.where.endpoint, as_text=False)
         link.run(partial(self._publish, filled))
         if forget:
             link.run(lambda connection: do(f"DROP TABLE IF EXISTS {self.staging(query)}", connection))

@@ -18,11 +18,11 @@ from typing import Any, NoReturn, TypeVar
 import click
 import uvloop
 
-from engine.binlog.supervisor import BinlogWatch
+from engine.binlog.supervisor import BinlogFollower
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store import pymysql_adapter
-from engine.store.connection import BackendAddress, LinkLimits
+from engine.store.connection import BackendAddress, ConnectionLimits
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
@@ -178,7 +178,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     reach = Reach()
     engine = await stack.enter_async_context(_engine(settings, address, reach))
     if settings.proxy_protocol:
-        await asyncio.to_thread(check_taken, address, LinkLimits())
+        await asyncio.to_thread(check_taken, address, ConnectionLimits())
     proxy = Proxy(engine, settings, (address.host, address.port), tls)
     watch = await stack.enter_async_context(_watch(settings, engine, address))
     admin = Admin(proxy, watch.following, reach)
@@ -286,9 +286,9 @@ def _hint(error: StoreError, settings: Settings) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _watch(settings: Settings, engine: Engine, address: BackendAddress) -> AsyncIterator[BinlogWatch]:
+async def _watch(settings: Settings, engine: Engine, address: BackendAddress) -> AsyncIterator[BinlogFollower]:
     """The server's log as a source of news, unless it is switched off."""
-    watch = BinlogWatch(engine, address)
+    watch = BinlogFollower(engine, address)
     if settings.binlog == "auto":
         watch.start()
     try:

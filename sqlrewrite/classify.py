@@ -81,7 +81,7 @@ class Kill:
 MESSAGE_VERBS: Final = (Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND)
 """The statements about messages: each is known by its first word."""
 
-OWN_VERBS: Final = (*MESSAGE_VERBS, Verb.QUEUE)
+QUEUE_STATEMENT_VERBS: Final = (*MESSAGE_VERBS, Verb.QUEUE)
 """The statements that are ours and never reach the server. No set: an enum's hash is a call of Python code."""
 
 OTHER: Final = Head(Verb.OTHER)
@@ -109,7 +109,7 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
     CLIENT_MULTI_STATEMENTS, and this is not a PREPARE. Where it cannot, no semicolon is looked for.
     """
     head = OTHER if text[:_READ] in _READS else _first_statement(text)
-    if head is not OTHER and head.verb in OWN_VERBS:
+    if head is not OTHER and head.verb in QUEUE_STATEMENT_VERBS:
         # Of a longer text it is left to the statement's own reader, in steps: it refuses with the server's own 1064
         # what does not stand alone.
         return head if len(text) > OWN_BYTES_MAX or _stands_alone(text) else OTHER
@@ -118,12 +118,12 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
     return ANY_SCHEMA if _SCHEMA_WORD.search(text, 0, LEXED_BYTES_MAX) else ANY_WRITE
 
 
-def begins_like_ours(text: bytes) -> bool:
+def may_be_queue_statement(text: bytes) -> bool:
     """Whether a statement of which these are the first bytes can be ours.
 
     To be asked of a long packet before it is read to its end: `classify` wants the whole statement.
     """
-    return _first_statement(text).verb in OWN_VERBS
+    return _first_statement(text).verb in QUEUE_STATEMENT_VERBS
 
 
 def needs_no_transaction(text: bytes) -> bool:

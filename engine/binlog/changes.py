@@ -20,8 +20,8 @@ QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """News of one table: unacknowledged messages as they now are, and ids that are no unacknowledged message any more.
+class TableChanges:
+    """ChangeSet of one table: unacknowledged messages as they now are, and ids that are no unacknowledged message any more.
 
     Neither: anything may have changed.
     """
@@ -113,7 +113,7 @@ class Layout:
 
 
 @dataclass(slots=True)
-class News:
+class ChangeSet:
     """The last word on each message, as long as there are at most `rows_max`."""
 
     rows_max: int
@@ -154,7 +154,7 @@ class News:
         self.rows -= len(self.tables.get(table) or ())
         self.tables[table] = None
 
-    def add(self, later: News) -> None:
+    def add(self, later: ChangeSet) -> None:
         """Take what happened after all this."""
         self.everything |= later.everything
         self.schema_changed |= later.schema_changed
@@ -165,10 +165,10 @@ class News:
                 for key, entry in rows.items():
                     self.row(table, key, entry)
 
-    def sightings(self) -> list[Sighting]:
+    def by_table(self) -> list[TableChanges]:
         """As the engine takes it."""
         return [
-            Sighting(
+            TableChanges(
                 table,
                 tuple(each for each in (rows or {}).values() if each is not None),
                 tuple(key for key, each in (rows or {}).items() if each is None),
@@ -177,7 +177,7 @@ class News:
         ]
 
 
-class Said(enum.Flag):
+class LoggedEffect(enum.Flag):
     """What a statement in the log amounts to."""
 
     NOTHING = 0
@@ -193,29 +193,29 @@ class Said(enum.Flag):
 
 _WORD = re.compile(r"(?>(?:\s|/\*(?!M?!).*?\*/|(?:--|#)[^\n]*\n)*)([A-Za-z]*)", re.DOTALL)
 _STATEMENTS = {
-    **dict.fromkeys(("BEGIN", "SAVEPOINT", "SET", "GRANT", "REVOKE", "ANALYZE", "OPTIMIZE", "FLUSH"), Said.NOTHING),
-    "COMMIT": Said.COMMITTED,
-    **dict.fromkeys(("CREATE", "DROP"), Said.SCHEMA | Said.COMMITTED),
-    **dict.fromkeys(("ALTER", "RENAME", "TRUNCATE"), Said.SCHEMA | Said.ANYTHING | Said.COMMITTED),
+    **dict.fromkeys(("BEGIN", "SAVEPOINT", "SET", "GRANT", "REVOKE", "ANALYZE", "OPTIMIZE", "FLUSH"), LoggedEffect.NOTHING),
+    "COMMIT": LoggedEffect.COMMITTED,
+    **dict.fromkeys(("CREATE", "DROP"), LoggedEffect.SCHEMA | LoggedEffect.COMMITTED),
+    **dict.fromkeys(("ALTER", "RENAME", "TRUNCATE"), LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
 }
 
 
-def said(statement: str) -> Said:
+def effect_of(statement: str) -> LoggedEffect:
     """What a logged statement amounts to. Changes of rows come as statements where somebody asked for that."""
     found = _WORD.match(statement)
     word = found[1].upper() if found else ""
     text = statement.upper()
     if word == "XA":  # The rows were logged when it was prepared.
-        return Said.ANYTHING | Said.COMMITTED if "COMMIT" in text.split()[:2] else Said.NOTHING
+        return LoggedEffect.ANYTHING | LoggedEffect.COMMITTED if "COMMIT" in text.split()[:2] else LoggedEffect.NOTHING
     if word == "ROLLBACK":
-        return Said.ANYTHING if " TO " in text else Said.UNDONE
-    meaning = _STATEMENTS.get(word, Said.ANYTHING)
+        return LoggedEffect.ANYTHING if " TO " in text else LoggedEffect.UNDONE
+    meaning = _STATEMENTS.get(word, LoggedEffect.ANYTHING)
     if word == "CREATE" and text.endswith(" TRANSACTION"):  # CREATE TABLE … SELECT begins one: its rows follow.
-        return meaning & ~Said.COMMITTED
+        return meaning & ~LoggedEffect.COMMITTED
     return meaning
 
 
-Sink = Callable[[News], None]
+Sink = Callable[[ChangeSet], None]
 
 
 class Transactions:
@@ -223,25 +223,25 @@ class Transactions:
 
     def __init__(self, rows_max: int, sink: Sink) -> None:
         self._rows_max, self._sink = rows_max, sink
-        self.pending = News(rows_max)
+        self.pending = ChangeSet(rows_max)
         """Of the transaction that is being read."""
 
     def statement(self, text: str) -> None:
         """A statement was logged."""
-        meaning = said(text)
-        self.pending.schema_changed |= Said.SCHEMA in meaning
-        self.pending.everything |= Said.ANYTHING in meaning
-        if Said.UNDONE in meaning:
+        meaning = effect_of(text)
+        self.pending.schema_changed |= LoggedEffect.SCHEMA in meaning
+        self.pending.everything |= LoggedEffect.ANYTHING in meaning
+        if LoggedEffect.UNDONE in meaning:
             self.undone()
-        if Said.COMMITTED in meaning:
+        if LoggedEffect.COMMITTED in meaning:
             self.committed()
 
     def committed(self) -> None:
         """The transaction is complete."""
-        pending, self.pending = self.pending, News(self._rows_max)
+        pending, self.pending = self.pending, ChangeSet(self._rows_max)
         if pending:
             self._sink(pending)
 
     def undone(self) -> None:
         """It was rolled back, or only prepared."""
-        self.pending = News(self._rows_max)
+        self.pending = ChangeSet(self._rows_max)

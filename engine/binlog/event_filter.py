@@ -37,7 +37,7 @@ PASSED_TABLES_MAX: Final = 100_000
 """Numbers of tables that are passed over. A server gives new ones whenever it opens a table."""
 
 
-class Sieve:
+class EventFilter:
     """For one reading of the log. `follows(schema, table)` and `pending()`, whether the transaction has had news, tell
     what is wanted."""
 

@@ -31,7 +31,7 @@ class BinlogLimits:
     """Further behind the server than this, rows are not read any more, until the log's end is reached: the tables are
     looked at instead. The log tells whole seconds."""
     heartbeat_s: float = 5.0
-    """The server speaks at least as often, so that a dead connection is noticed within LinkLimits.read_s."""
+    """The server speaks at least as often, so that a dead connection is noticed within ConnectionLimits.read_s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """News, as plain values, for they come by the ten thousand: of each table its messages as they are, and the ids of
+    """ChangeSet, as plain values, for they come by the ten thousand: of each table its messages as they are, and the ids of
     those that are over."""
 
     tables: tuple[tuple[str, str, tuple[tuple[Any, ...], ...], tuple[Any, ...]], ...] = ()

@@ -25,8 +25,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from engine.binlog.changes import Layout, News, Transactions, UnclearRowError
-from engine.binlog.event_filter import Sieve
+from engine.binlog.changes import Layout, ChangeSet, Transactions, UnclearRowError
+from engine.binlog.event_filter import EventFilter
 from engine.binlog.pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
 from engine.binlog.replication_adapter import (
     Committed,
@@ -37,13 +37,13 @@ from engine.binlog.replication_adapter import (
     Other,
     Rows,
     SetAside,
-    SiftedConnection,
+    FilteredConnection,
     Statement,
 )
 from engine.binlog.row_image import ColumnType, field_of
 from engine.model import TableId
 from engine.quoting import text_literal
-from engine.store.connection import Link, LinkLimits, connect
+from engine.store.connection import StoreConnection, ConnectionLimits, connect
 from engine.store.information_schema import now_ns
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER, Connection, Cursor, IncompatibleVersionError, InterfaceError, MySQLError
@@ -89,12 +89,12 @@ class Outbox:
     def __init__(self, limits: BinlogLimits) -> None:
         self._limits = limits
         self._changed = threading.Condition()
-        self._news = News(limits.rows_max)  # guarded by _changed, as is all below
+        self._news = ChangeSet(limits.rows_max)  # guarded by _changed, as is all below
         self._rows = 0
         self._lag_s = 0.0
         self._lag_told_s = 0.0
 
-    def add(self, news: News) -> None:
+    def add(self, news: ChangeSet) -> None:
         """A transaction's news."""
         with self._changed:
             self._news.add(news)
@@ -117,7 +117,7 @@ class Outbox:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._news or self._rows or self._lag_s != self._lag_told_s)
-                news, self._news = self._news, News(self._limits.rows_max)
+                news, self._news = self._news, ChangeSet(self._limits.rows_max)
                 rows, self._rows = self._rows, 0
                 self._lag_told_s = self._lag_s
             pipe.write(message(_batch(news, rows, self._lag_told_s)))
@@ -125,7 +125,7 @@ class Outbox:
             time.sleep(self._limits.blunt_pause_s if news.blunt else self._limits.pause_s)
 
 
-def _batch(news: News, rows: int, lag_s: float) -> Batch:
+def _batch(news: ChangeSet, rows: int, lag_s: float) -> Batch:
     return Batch(
         tuple(
             (
@@ -134,7 +134,7 @@ def _batch(news: News, rows: int, lag_s: float) -> Batch:
                 tuple((entry.key, entry.epoch, entry.priority, entry.due_ns) for entry in each.seen),
                 each.over,
             )
-            for each in news.sightings()
+            for each in news.by_table()
         ),
         news.everything,
         news.schema_changed,
@@ -172,14 +172,14 @@ class LogReader:
         self.wanted = Wanted()
         self.wanted.become(order.tables)
         self._address, self._limits = order.address, order.limits
-        self._link_limits = LinkLimits()
+        self._connection_limits = ConnectionLimits()
         self._outbox, self._begun = outbox, begun
         self._transactions = Transactions(order.limits.rows_max, outbox.add)
-        self._sieve = Sieve(self._follows, lambda: bool(self._transactions.pending))
+        self._sieve = EventFilter(self._follows, lambda: bool(self._transactions.pending))
         self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
         self._generation = 0
         self._connections = 0
-        self._stream_connection: SiftedConnection | None = None
+        self._stream_connection: FilteredConnection | None = None
         self._ahead_s = 0.0
         self._lag_s = 0.0
         self._rows = 0
@@ -204,13 +204,13 @@ class LogReader:
             if first:
                 self._begun(f"{file}:{position}")
                 first = False
-                self._sift()
+                self._filter_events()
             self._take(event)
 
     def _begin(self) -> tuple[str, int]:
         """Where the log ends, if it can be followed at all."""
-        with closing(Link(self._address, self._link_limits)) as link:
-            now, variables = link.run([statement("now"), statement("binlog_settings")])
+        with closing(StoreConnection(self._address, self._connection_limits)) as connection:
+            now, variables = connection.run([statement("now"), statement("binlog_settings")])
             self._ahead_s = time.monotonic() - now_ns(now) / 1e9
             values = dict(_texts(row)[:2] for row in variables.rows)
             if values.get("log_bin", "ON") != "ON":
@@ -218,11 +218,11 @@ class LogReader:
             if (kind := values.get("binlog_format", "ROW")) != "ROW":
                 raise UnreadableLogError(f"its binary log holds statements, not rows: binlog_format is {kind}, not ROW")
             try:
-                (end,) = link.run([statement("binlog_end")])
+                (end,) = connection.run([statement("binlog_end")])
             except StoreError as error:
                 if error.code != ER.PARSE_ERROR:
                     raise
-                (end,) = link.run([statement("binlog_end_formerly")])
+                (end,) = connection.run([statement("binlog_end_formerly")])
             if not end.rows:
                 raise UnreadableLogError("the server does not say where its binary log ends")
             file, position = _texts(end.rows[0])[:2]
@@ -239,11 +239,11 @@ class LogReader:
             "cursorclass": options.get("cursorclass", Cursor),
         }
         if asked["database"] is not None:  # It asks information_schema.
-            return connect(self._address, self._link_limits, Connection, **asked)
-        self._stream_connection = connect(self._address, self._link_limits, SiftedConnection, **asked)
+            return connect(self._address, self._connection_limits, Connection, **asked)
+        self._stream_connection = connect(self._address, self._connection_limits, FilteredConnection, **asked)
         return self._stream_connection
 
-    def _sift(self) -> None:
+    def _filter_events(self) -> None:
         """Pass over events that are of no interest before the library takes them apart."""
         assert self._stream_connection is not None
         self._stream_connection.wants = self._sieve.wants
@@ -320,8 +320,8 @@ class LogReader:
 
     def _learn(self, table: TableId, logged: Sequence[Mapping[str, Any]]) -> Layout | None:
         names = {"db": text_literal(table.db), "name": text_literal(table.name)}
-        with closing(Link(self._address, self._link_limits)) as link:
-            (found,) = link.run([statement("binlog_columns", **names)])
+        with closing(StoreConnection(self._address, self._connection_limits)) as connection:
+            (found,) = connection.run([statement("binlog_columns", **names)])
         rows = [_texts(row) for row in found.rows]
         columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
         try:
@@ -362,7 +362,7 @@ def _texts(row: bytes) -> list[str]:
 def _listen(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
     """Take new orders until there is nobody to give them."""
     while (tables := read_message(orders)) is not None:
-        news = News(0)
+        news = ChangeSet(0)
         for each in reader.wanted.become(tables):
             news.anything(each)  # What was changed in it until now was passed over.
         outbox.add(news)

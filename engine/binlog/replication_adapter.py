@@ -7,7 +7,7 @@ IncompatibleVersionError names it:
 
 - it reads each packet of the log by `_read_packet` of the connection that its `pymysql_wrapper`
   made, so a connection that overrides this method passes over what is of no interest before it is
-  taken apart (`SiftedConnection`). If a release reads otherwise, nothing is passed over, and all
+  taken apart (`FilteredConnection`). If a release reads otherwise, nothing is passed over, and all
   else works;
 - an event of rows has `table_id`, `schema`, `table`, `columns` with their `data`, the bitmaps of
   the columns that are present, and leaves its rows unread in `packet`, from `packet.read_bytes` to
@@ -123,7 +123,7 @@ _CHANGES: Final = {
 _OTHERS: Final = (RotateEvent, QueryEvent, XidEvent, XAPrepareEvent, HeartbeatLogEvent, NotImplementedEvent)
 
 
-class SiftedConnection(Connection):
+class FilteredConnection(Connection):
     """A connection of PyMySQL's that passes over packets, once it is told what is wanted."""
 
     wants: Callable[[bytes], bool] | None = None

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WatchLimits:
+class FollowerLimits:
     """When a reader that ended is started again, each with its reason."""
 
     again_min_s: float = 0.2
@@ -54,19 +54,19 @@ class Following:
     lag_s: float = 0.0
 
 
-class BinlogWatch:
+class BinlogFollower:
     """Keeps an engine informed of what the server's binary log says."""
 
     def __init__(
         self,
         engine: Engine,
         address: BackendAddress,
-        limits: WatchLimits | None = None,
+        limits: FollowerLimits | None = None,
         reader_limits: BinlogLimits | None = None,
     ) -> None:
         self.following = Following()
         self._engine, self._address = engine, address
-        self._limits = limits or WatchLimits()
+        self._limits = limits or FollowerLimits()
         self._reader_limits = reader_limits or BinlogLimits()
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -163,7 +163,7 @@ class BinlogWatch:
                 case Began(at):
                     self.following.now = True
                     self._say("following the binlog from %s", at, logging.INFO)
-                    self._engine.noticed(None)
+                    self._engine.changes_logged(None)
                 case Batch():
                     self._take(said)
                 case Ended():
@@ -178,14 +178,14 @@ class BinlogWatch:
         following.lag_s = batch.lag_s
         if batch.schema_changed:
             loop = asyncio.get_running_loop()
-            engine.schema_told()
+            engine.schema_logged()
             for delay_s in self._limits.schema_again_s:
-                loop.call_later(delay_s, engine.schema_told)
+                loop.call_later(delay_s, engine.schema_logged)
         if batch.everything:
-            engine.noticed(None)
+            engine.changes_logged(None)
             return
         for db, name, seen, over in batch.tables:
-            engine.noticed(TableId(db, name), [Entry(*each) for each in seen], over)
+            engine.changes_logged(TableId(db, name), [Entry(*each) for each in seen], over)
 
     def _tables(self) -> frozenset[TableId]:
         return frozenset(queue.id for queue, _ in self._engine.runners())

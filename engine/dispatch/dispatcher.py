@@ -249,7 +249,7 @@ class Dispatcher:
                 self._scans.stir(anywhere=True)
         return self._advance(now)
 
-    def noticed(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+    def changes_logged(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
         """The server's log shows what messages became, or, with none named, that any may have
         changed.
 
@@ -405,7 +405,7 @@ class Dispatcher:
         """The purge could not be made; it can wait."""
         return self.purged(now, 0)
 
-    def buried(self, now: Instant, moved: Iterable[Key]) -> Effects:
+    def moved_dead_letters(self, now: Instant, moved: Iterable[Key]) -> Effects:
         """Dead messages were moved; the others are locked by somebody, changed, or left alone for a
         while."""
         others = self._dead_letters.done(now, set(moved))
@@ -415,11 +415,11 @@ class Dispatcher:
             self._verification.look_up(entry.key for entry in others)
         return self._advance(now)
 
-    def bury_failed(self, now: Instant) -> Effects:
+    def move_failed(self, now: Instant) -> Effects:
         """They could not be moved, or the answer was lost: whatever is still there is found
         again."""
         self._failure_pause.lengthen(now.mono_ns)
-        return self.buried(now, ())
+        return self.moved_dead_letters(now, ())
 
     # Decisions.
 

@@ -9,7 +9,7 @@ event.
 | `Lookup`  | `Dispatcher.looked_up` or `.lookup_failed`    |
 | `Release` | `Dispatcher.released` or `.release_failed`    |
 | `Purge`   | `Dispatcher.purged` or `.purge_failed`        |
-| `Bury`    | `Dispatcher.buried` or `.bury_failed`         |
+| `MoveDeadLetters`    | `Dispatcher.moved_dead_letters` or `.move_failed`         |
 | `Deliver` | nothing: the rows are the subscriber's now    |
 | `End`     | nothing: the subscription is over             |
 """
@@ -74,7 +74,7 @@ class Purge:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class MoveDeadLetters:
     """Move these dead messages to the dead-letter table."""
 
     dead: tuple[Wanted, ...]
@@ -108,4 +108,4 @@ class End:
     text: str = ""
 
 
-Effect = Scan | Claim | Fetch | Lookup | Release | Purge | Bury | Deliver | End
+Effect = Scan | Claim | Fetch | Lookup | Release | Purge | MoveDeadLetters | Deliver | End

@@ -31,11 +31,11 @@ class Limits:
     other tables."""
     ahead_ns: int = 10 * NS_PER_S
     """How far into the future a scan for a condition reads; after so long there is another one."""
-    bury_retry_ns: int = 60 * NS_PER_S
+    dead_letter_retry_ns: int = 60 * NS_PER_S
     """A dead message that cannot be moved is left alone for so long: somebody has to mend its
     dead-letter table."""
-    bury_pause_min_ns: int = 10 * MS
-    bury_pause_max_ns: int = 1_000 * MS
+    dead_letter_pause_min_ns: int = 10 * MS
+    dead_letter_pause_max_ns: int = 1_000 * MS
     """Pause after some dead messages could not be moved, doubling: somebody has them locked."""
     dead_scan_ns: int = 300 * NS_PER_S
     """Between scans for dead messages of a table that nobody streams from, at least: what becomes

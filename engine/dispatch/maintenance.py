@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 from engine.dispatch.backoff import ExponentialBackoff
-from engine.dispatch.effects import Bury, Effect, Purge, Release
+from engine.dispatch.effects import MoveDeadLetters, Effect, Purge, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import Entry, Key, Policy, Return, Wanted
@@ -87,7 +87,7 @@ class DeadLetters:
         self._later: dict[Key, Entry] = {}
         self._later_heap: list[tuple[int, Key]] = []
         self._under_way: dict[Key, Entry] = {}
-        self._pause = ExponentialBackoff(limits.bury_pause_min_ns, limits.bury_pause_max_ns)
+        self._pause = ExponentialBackoff(limits.dead_letter_pause_min_ns, limits.dead_letter_pause_max_ns)
 
     def __contains__(self, key: Key) -> bool:
         """Whether a message is about to be moved, or being moved."""
@@ -162,8 +162,8 @@ class DeadLetters:
         for entry in dead:
             del self._due[entry.key]
         self._under_way = {entry.key: entry for entry in dead}
-        retry_ns = self._limits.bury_retry_ns
-        return [Bury(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
+        retry_ns = self._limits.dead_letter_retry_ns
+        return [MoveDeadLetters(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
 
     def done(self, now: Instant, moved: Collection[Key]) -> list[Entry]:
         """These were moved; returns the others, which are locked by somebody, changed, or left alone

@@ -62,14 +62,14 @@ class Counters:
     scanned: int = 0
     released: int = 0
     purged: int = 0
-    buried: int = 0
+    dead_lettered: int = 0
     """Dead messages moved to their dead-letter tables."""
-    unburied: int = 0
+    dead_letter_failures: int = 0
     """Attempts at that which failed; the messages stayed where they were."""
     store_answers: int = 0
     """Calls of the store that the server answered."""
     store_errors: int = 0
-    catalog_looks: int = 0
+    catalog_refreshes: int = 0
     catalog_described: int = 0
     catalog_faults: int = 0
     """Unexpected exceptions while the catalog was read; it was read again."""
@@ -99,7 +99,7 @@ class FailureLog:
         log.warning("%s failed: %s%s", what, error, f" ({more} more since the last such line)" if more else "")
 
 
-class Shell:
+class StoreExecutor:
     """The store, the clock, and what runs in the background."""
 
     def __init__(self, store: Store, settings: EngineSettings) -> None:

@@ -16,7 +16,7 @@ UNJUDGED_MAX = 1_000
 """Tables written to since the schema changed and before the catalog was read again; beyond it, all are woken."""
 
 
-class Carriers:
+class IndirectWrites:
     """What is known of them. A write that comes while the catalog is out of date is judged when it has been read."""
 
     def __init__(self) -> None:

@@ -24,9 +24,9 @@ from itertools import islice
 from engine.catalog.privileges import OF_A_QUEUE
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.quoting import qualified
-from engine.runtime.executor import Shell
-from engine.runtime.gathered import Gathered
-from engine.runtime.indirect_writes import Carriers
+from engine.runtime.executor import StoreExecutor
+from engine.runtime.shared_runs import SharedRuns
+from engine.runtime.indirect_writes import IndirectWrites
 from engine.runtime.table_runner import gone
 from engine.store.port import Listing, StoreError
 
@@ -76,11 +76,11 @@ class Queues:
     """What is known of the tables of one server. Looks are numbered in the order in which they begin: what a later look
     has shown is not replaced by what an earlier one shows."""
 
-    def __init__(self, shell: Shell, carriers: Carriers, listener: Listener) -> None:
-        self._shell = shell
-        self._carriers = carriers
+    def __init__(self, executor: StoreExecutor, carriers: IndirectWrites, listener: Listener) -> None:
+        self._executor = executor
+        self._indirect_writes = carriers
         self._listener = listener
-        self._look = Gathered(self._look_at)
+        self._look = SharedRuns(self._look_at)
         self._looks = 0
         self._known: dict[TableId, _Known] = {}
         self._running: set[TableId] = set()
@@ -94,13 +94,13 @@ class Queues:
         self._all_changed = 0
         """The same for all tables."""
         self._account, self._problems = "", tuple[str, ...]()
-        self._look_again = asyncio.Event()
+        self._refresh_soon = asyncio.Event()
         self._said = ""
 
     async def start(self) -> None:
         """Read the catalog, and keep on doing so; raises StoreError when the server cannot be asked."""
         await self.refresh()
-        self._shell.spawn(self._watch(), "catalog")
+        self._executor.spawn(self._watch(), "catalog")
 
     async def close(self) -> None:
         """Stop looking."""
@@ -121,19 +121,19 @@ class Queues:
             self._all_changed = self._looks + 1
         else:
             self._changed[name] = self._looks + 1
-        self.look_again()
+        self.refresh_soon()
 
-    def look_again(self) -> None:
+    def refresh_soon(self) -> None:
         """Something in the catalog may have changed: read it soon. What is known serves until then."""
-        self._carriers.schema_changed()
-        self._look_again.set()
+        self._indirect_writes.schema_changed()
+        self._refresh_soon.set()
 
     def doubt(self, table: TableId) -> None:
         """The server says that the table is not what we take it for: have it looked at soon, whatever its stamp."""
         if known := self._known.get(table):
             known.look, known.stamp = 0, None
             known.texts.clear()
-        self.look_again()
+        self.refresh_soon()
 
     # What is known.
 
@@ -203,8 +203,8 @@ class Queues:
         """Look at one table, as it was asked for."""
         look = self._begin()
         try:
-            found = await self._shell.call(self._shell.store.describe, table)
-            self._shell.counters.catalog_described += 1
+            found = await self._executor.call(self._executor.store.describe, table)
+            self._executor.counters.catalog_described += 1
             if found is None:
                 self._absent(table, look)
             else:
@@ -221,7 +221,7 @@ class Queues:
         return found
 
     def _remember_spelling(self, asked: TableId, table: TableId) -> None:
-        if len(self._spelled) >= self._shell.settings.catalog_tables_max:
+        if len(self._spelled) >= self._executor.settings.catalog_tables_max:
             self._spelled.clear()
         self._spelled[asked] = table
 
@@ -259,7 +259,7 @@ class Queues:
         before = self._known.get(table)
         if before is not None and before.look > look:
             return
-        if len(self._others) >= self._shell.settings.catalog_tables_max:
+        if len(self._others) >= self._executor.settings.catalog_tables_max:
             self._others.clear()
         self._others[table] = look
         self._known.pop(table, None)
@@ -275,11 +275,11 @@ class Queues:
     async def refresh(self) -> None:
         """Read the whole catalog now; raises StoreError when it cannot be read."""
         look, changed = self._begin(), set(self._changed)
-        self._look_again.clear()
-        listing = await self._shell.call(self._shell.store.discover)
+        self._refresh_soon.clear()
+        listing = await self._executor.call(self._executor.store.discover)
         self._take_account(listing)
-        self._shell.counters.catalog_looks += 1
-        if self._carriers.told(listing.carriers, outdated=self._look_again.is_set()):
+        self._executor.counters.catalog_refreshes += 1
+        if self._indirect_writes.told(listing.carriers, outdated=self._refresh_soon.is_set()):
             self._listener.carried()
         doubtful = iter(
             [table for table in {**listing.marked, **self._known} if not self._stands(table, listing, look)]
@@ -312,8 +312,8 @@ class Queues:
         """Describe what is new or has changed. One table that makes trouble is no trouble for the others."""
         look = self._begin()
         try:
-            found = await self._shell.call(self._shell.store.describe_all, tables)
-            self._shell.counters.catalog_described += len(tables)
+            found = await self._executor.call(self._executor.store.describe_all, tables)
+            self._executor.counters.catalog_described += len(tables)
         except Exception as error:
             if not isinstance(error, StoreError):
                 self._fault()
@@ -354,12 +354,12 @@ class Queues:
     async def _watch(self) -> None:
         """Read the catalog at intervals, and soon when something may have changed, but for no more than a share of the
         time: a thousand changes in a row do not cause a thousand looks."""
-        settings, clock = self._shell.settings, asyncio.get_running_loop().time
+        settings, clock = self._executor.settings, asyncio.get_running_loop().time
         failures = 0
         while True:
             try:
                 async with asyncio.timeout(settings.catalog_interval_s):
-                    await self._look_again.wait()
+                    await self._refresh_soon.wait()
             except TimeoutError:
                 pass
             began_s = clock()
@@ -376,14 +376,14 @@ class Queues:
         except StoreError as error:
             if not error.unreachable:  # engine.store.reach tells of that, once.
                 self._say(f"cannot look for message tables: {error}")
-            self._look_again.set()
+            self._refresh_soon.set()
             return False
         except Exception:
             self._fault()
             log.exception("the look at the catalog failed")
             for known in self._known.values():  # Whatever went wrong: begin again from what the server says.
                 known.stamp = None
-            self._look_again.set()
+            self._refresh_soon.set()
             return False
         self._said = ""
         return True
@@ -396,4 +396,4 @@ class Queues:
 
     def _fault(self) -> None:
         """An exception that nobody expected: it harms nothing else, and is counted."""
-        self._shell.counters.catalog_faults += 1
+        self._executor.counters.catalog_faults += 1

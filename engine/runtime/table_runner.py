@@ -21,11 +21,11 @@ from typing import Any, Protocol, assert_never
 
 from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatch.effects import MoveDeadLetters, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, TableId, Wanted
-from engine.runtime.executor import Shell
+from engine.runtime.executor import StoreExecutor
 from engine.store.port import StoreError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ FAULTS_FORGOTTEN_NS = 60 * NS_PER_S
 SAME_REASON_NS = 60 * NS_PER_S
 """Between two log lines with the same reason why dead messages of one queue cannot be moved."""
 
-Asked = Scan | Claim | Fetch | Lookup | Release | Purge | Bury
+Asked = Scan | Claim | Fetch | Lookup | Release | Purge | MoveDeadLetters
 """The effects that the store carries out."""
 
 
@@ -83,20 +83,20 @@ class TableRunner:
 
     def __init__(
         self,
-        shell: Shell,
+        executor: StoreExecutor,
         queue: QueueTable,
         limits: Limits,
         on_doubt: Callable[[], None],
-        on_buried: Callable[[TableId], None],
+        on_moved: Callable[[TableId], None],
     ) -> None:
         """`on_doubt` is called when the server says that the table is not what we take it for,
-        `on_buried` when dead messages have come into that table."""
+        `on_moved` when dead messages have come into that table."""
         self.queue = queue
         self.settled_down = asyncio.Event()
-        self._shell = shell
+        self._executor = executor
         self._limits = limits
         self._on_doubt = on_doubt
-        self._on_buried = on_buried
+        self._on_moved = on_moved
         self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns: int | None = None
@@ -115,7 +115,7 @@ class TableRunner:
         self.handle(self.dispatcher.tick)
 
     def _new_dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.queue.policy, self._limits, random.random, self._shell.clock.now())
+        return Dispatcher(self.queue.policy, self._limits, random.random, self._executor.clock.now())
 
     # Events.
 
@@ -125,7 +125,7 @@ class TableRunner:
         if self._suspended:
             return  # What the next dispatcher has to know, it reads from the database.
         try:
-            self._effects.extend(event(self._shell.clock.now(), *args))
+            self._effects.extend(event(self._executor.clock.now(), *args))
             if self._performing:
                 return
             self._performing = True
@@ -141,7 +141,7 @@ class TableRunner:
 
     def subscribe(self, spec: Subscription, sink: Sink) -> None:
         """A stream begins."""
-        until_ns = None if spec.patience_ns is None else self._shell.clock.now().mono_ns + spec.patience_ns
+        until_ns = None if spec.patience_ns is None else self._executor.clock.now().mono_ns + spec.patience_ns
         self._streams[spec.id] = _Stream(spec, sink, until_ns)
         self.handle(self.dispatcher.subscribe, spec)
 
@@ -195,7 +195,7 @@ class TableRunner:
             return
         self.disarm()
         if wake_at_ns is not None:
-            delay_s = max(0.0, (wake_at_ns - self._shell.clock.now().mono_ns) / NS_PER_S)
+            delay_s = max(0.0, (wake_at_ns - self._executor.clock.now().mono_ns) / NS_PER_S)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
             self._armed_ns = wake_at_ns
 
@@ -203,8 +203,8 @@ class TableRunner:
 
     def _fault(self, error: Exception) -> None:
         """The dispatcher has raised: begin again with another one, after a pause."""
-        self._shell.counters.dispatcher_restarts += 1
-        mono_ns = self._shell.clock.now().mono_ns
+        self._executor.counters.dispatcher_restarts += 1
+        mono_ns = self._executor.clock.now().mono_ns
         if mono_ns - self._fault_ns > FAULTS_FORGOTTEN_NS:
             self._faults.reset()
         self._faults.lengthen(mono_ns)
@@ -225,7 +225,7 @@ class TableRunner:
         self._timer = None
         self._suspended = False
         self.dispatcher = self._new_dispatcher()
-        mono_ns = self._shell.clock.now().mono_ns
+        mono_ns = self._executor.clock.now().mono_ns
         for stream in list(self._streams.values()):
             self.handle(self.dispatcher.subscribe, stream.rest(mono_ns))
         self.handle(self.dispatcher.tick)
@@ -240,13 +240,13 @@ class TableRunner:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Deliver(subscriber, rows):
-                self._shell.counters.delivered += len(rows)
+                self._executor.counters.delivered += len(rows)
                 self._deliver(subscriber, rows)
             case End(subscriber, cause, text):
                 self._end(subscriber, cause, text)
             case _:
                 name = f"{type(effect).__name__} {self.queue.id}"
-                self._shell.spawn(self._ask(self.dispatcher, effect), name)
+                self._executor.spawn(self._ask(self.dispatcher, effect), name)
 
     def _deliver(self, subscriber: int, rows: tuple[bytes, ...]) -> None:
         if (stream := self._streams.get(subscriber)) is None:
@@ -273,7 +273,7 @@ class TableRunner:
         try:
             answer = await self._carry_out(dispatcher, effect)
         except StoreError as error:
-            self._shell.report(f"{type(effect).__name__.lower()} of {self.queue.id}", error)
+            self._executor.report(f"{type(effect).__name__.lower()} of {self.queue.id}", error)
             if error.lasting:
                 self._on_doubt()
             text = gone(self.queue.id) if error.code in NO_TABLE else str(error)
@@ -286,7 +286,7 @@ class TableRunner:
 
     async def _carry_out(self, dispatcher: Dispatcher, effect: Asked) -> Callable[[], None]:
         """Ask the store; returns what is to happen then."""
-        call, store, counters = self._shell.call, self._shell.store, self._shell.counters
+        call, store, counters = self._executor.call, self._executor.store, self._executor.counters
         match effect:
             case Scan(scan_id, selection, limit, part):
                 result = await call(store.scan, self.queue, limit, selection, part)
@@ -302,7 +302,7 @@ class TableRunner:
                     await self._give_back(claims)
                 return partial(self.handle, dispatcher.claimed, claim_id, claims)
             case Fetch(fetch_id, row_format, keys):
-                budget = self._shell.settings.fetch_budget_bytes
+                budget = self._executor.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
                 return partial(self.handle, dispatcher.fetched, fetch_id, rows)
             case Lookup(keys):
@@ -314,8 +314,8 @@ class TableRunner:
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
                 return partial(self.handle, dispatcher.purged, count)
-            case Bury(dead):
-                return partial(self.handle, dispatcher.buried, await self._bury(dead))
+            case MoveDeadLetters(dead):
+                return partial(self.handle, dispatcher.moved_dead_letters, await self._move_dead_letters(dead))
             case _:
                 assert_never(effect)
 
@@ -325,25 +325,25 @@ class TableRunner:
             Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False, priority=claim.priority)
             for claim in claims
         ]
-        self._shell.counters.released += await self._shell.call(self._shell.store.release, self.queue, returns)
+        self._executor.counters.released += await self._executor.call(self._executor.store.release, self.queue, returns)
 
-    async def _bury(self, dead: Sequence[Wanted]) -> Sequence[Key]:
+    async def _move_dead_letters(self, dead: Sequence[Wanted]) -> Sequence[Key]:
         """Move dead messages to their table; those that are moved."""
-        place, counters = self.queue.dead_letter, self._shell.counters
+        place, counters = self.queue.dead_letter, self._executor.counters
         if place is None:  # The directive has just been taken away: they live again.
             return ()
-        buried = await self._shell.call(self._shell.store.bury, self.queue, dead, place)
-        counters.buried += len(buried.moved)
-        if buried.moved:
-            self._on_buried(place)
-        if buried.problem is not None:
-            counters.unburied += 1
-            self._say_unmoved(f"dead messages of {self.queue.id} cannot be moved to {place}: {buried.problem}")
-        return buried.moved
+        result = await self._executor.call(self._executor.store.move_dead_letters, self.queue, dead, place)
+        counters.dead_lettered += len(result.moved)
+        if result.moved:
+            self._on_moved(place)
+        if result.problem is not None:
+            counters.dead_letter_failures += 1
+            self._say_unmoved(f"dead messages of {self.queue.id} cannot be moved to {place}: {result.problem}")
+        return result.moved
 
     def _say_unmoved(self, text: str) -> None:
         """Log why dead messages stay: at once when the reason is new, and else once a minute."""
-        mono_ns = self._shell.clock.now().mono_ns
+        mono_ns = self._executor.clock.now().mono_ns
         if text != self._unmoved or mono_ns >= self._say_again_ns:
             self._unmoved, self._say_again_ns = text, mono_ns + SAME_REASON_NS
             log.error("%s", text)
@@ -362,7 +362,7 @@ class TableRunner:
                 self.handle(dispatcher.release_failed)
             case Purge():
                 self.handle(dispatcher.purge_failed)
-            case Bury():
-                self.handle(dispatcher.bury_failed)
+            case MoveDeadLetters():
+                self.handle(dispatcher.move_failed)
             case _:
                 assert_never(effect)

@@ -98,7 +98,7 @@ class BackendAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkLimits:
+class ConnectionLimits:
     """How long anything on a connection may take."""
 
     connect_s: float = 5.0
@@ -144,10 +144,10 @@ class Result:
     warnings: int = 0
 
 
-class Link:
+class StoreConnection:
     """A connection. One thread at a time, except for `abort`."""
 
-    def __init__(self, address: BackendAddress, limits: LinkLimits) -> None:
+    def __init__(self, address: BackendAddress, limits: ConnectionLimits) -> None:
         self.broken = False
         self.context: SessionContext | None = None
         self._address = address
@@ -346,7 +346,7 @@ class Link:
             raise StoreError(f"the connection to the server broke: {error}", code=CR.CR_SERVER_LOST) from error
 
 
-def connect(address: BackendAddress, limits: LinkLimits, kind: type[_Kind], **more: Any) -> _Kind:
+def connect(address: BackendAddress, limits: ConnectionLimits, kind: type[_Kind], **more: Any) -> _Kind:
     """A bare connection of PyMySQL's or of a kind of it, with `more` of its options."""
     options: dict[str, Any] = {
         "program_name": "ackstream",
@@ -387,7 +387,7 @@ def _tls(address: BackendAddress) -> ssl.SSLContext:
     return context
 
 
-def _session_statement(limits: LinkLimits) -> str:
+def _session_statement(limits: ConnectionLimits) -> str:
     return statement(
         "session",
         lock_wait_s=limits.lock_wait_s,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.catalog.verdict import judge
-from engine.model import Buried, Key, QueueTable, TableId, Wanted
+from engine.model import MoveResult, Key, QueueTable, TableId, Wanted
 from engine.quoting import qualified, quoted
-from engine.store.connection import MOVING, Link
+from engine.store.connection import MOVING, StoreConnection
 from engine.store.dead_letter_plan import Chain, columns_to_move, obstacles
 from engine.store.information_schema import now_ns, table_facts
 from engine.store.port import StoreError, Timed
@@ -26,20 +26,20 @@ TOLD_MOST = 3
 """Messages named for each reason: one log line has to hold them."""
 
 
-class Burial:
+class DeadLetterMove:
     """One transaction that moves what it can and postpones the rest."""
 
-    def __init__(self, link: Link, table: QueueTable, dead_letter: TableId, cases: int) -> None:
-        self._link, self._table, self._dead_letter, self._cases = link, table, dead_letter, cases
+    def __init__(self, connection: StoreConnection, table: QueueTable, dead_letter: TableId, cases: int) -> None:
+        self._connection, self._table, self._dead_letter, self._cases = connection, table, dead_letter, cases
         self._sql = TableStatements(table)
         self._now_ns = 0
         self._reasons: dict[Key, str] = {}
         """Why messages stay."""
 
-    def run(self, wanted: Mapping[Key, Wanted]) -> Timed[Buried]:
+    def run(self, wanted: Mapping[Key, Wanted]) -> Timed[MoveResult]:
         """Move those of `wanted` that may be moved."""
         sql = self._sql
-        now, _, *locked = self._link.run(
+        now, _, *locked = self._connection.run(
             [statement("now"), statement("begin"), *sql.for_ids("claim_lock", wanted)],
         )
         self._now_ns = now_ns(now)
@@ -48,13 +48,13 @@ class Burial:
         ]
         moved = self._moved_from(dead) if dead else []
         due_ns = {key: self._now_ns + wanted[key].wait_ns for key in self._reasons}
-        self._link.run([*sql.updates("bury_postpone", due_ns, self._cases), statement("commit")])
-        return Timed(Buried(tuple(moved), self._problem()), self._now_ns)
+        self._connection.run([*sql.updates("dead_letter_postpone", due_ns, self._cases), statement("commit")])
+        return Timed(MoveResult(tuple(moved), self._problem()), self._now_ns)
 
     def _moved_from(self, keys: Sequence[Key]) -> list[Key]:
         denied = self._hold()
-        source = table_facts(self._link, self._table.id).value
-        target = table_facts(self._link, self._dead_letter).value
+        source = table_facts(self._connection, self._table.id).value
+        target = table_facts(self._connection, self._dead_letter).value
         if source is None:
             raise StoreError(f"Table '{self._table.id}' doesn't exist", code=ER.NO_SUCH_TABLE, lasting=True)
         if problems := obstacles(source, self._dead_letter, target):
@@ -70,7 +70,7 @@ class Burial:
     def _hold(self) -> str | None:
         """Keep the dead-letter table from being altered until the commit; why that cannot be, if it cannot."""
         try:
-            self._link.run([statement("bury_hold", dead_letter=qualified(self._dead_letter))])
+            self._connection.run([statement("dead_letter_hold", dead_letter=qualified(self._dead_letter))])
         except StoreError as error:
             if not error.lasting:
                 raise
@@ -80,19 +80,19 @@ class Burial:
     def _circle(self, there: QueueTable) -> str | None:
         chain = Chain(self._table.id, there)
         while chain.onward is not None:
-            facts = table_facts(self._link, chain.onward).value
+            facts = table_facts(self._connection, chain.onward).value
             chain.add(None if facts is None else judge(facts))
         return chain.problem
 
     def _moved(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
         """Those of `keys` that were moved; why the others were not is noted."""
-        self._link.run([statement("mark")])
+        self._connection.run([statement("mark")])
         try:
             return self._move(there, columns, keys)
         except StoreError as error:
             if _passing(error):
                 raise
-            self._link.run([statement("back_to_mark")])
+            self._connection.run([statement("back_to_mark")])
             if error.lasting or len(keys) == 1:
                 return self._refuse(keys, str(error))
         half = len(keys) // 2
@@ -105,17 +105,17 @@ class Burial:
             return []
         ids = self._sql.ids(keys)
         insert = self._sql(
-            "bury_insert",
+            "dead_letter_insert",
             dead_letter=qualified(self._dead_letter),
             columns=", ".join(map(quoted, columns)),
             now_ns=self._now_ns,
             ids=ids,
         )
-        *_, inserted = self._link.run([*gone, insert], MOVING)
+        *_, inserted = self._connection.run([*gone, insert], MOVING)
         if inserted.warnings:  # A note, under a strict sql_mode: blanks were cut off, and nothing else is known to be.
-            (warning,) = self._link.run([statement("warnings")], MOVING)
+            (warning,) = self._connection.run([statement("warnings")], MOVING)
             raise StoreError(" ".join((each or b"").decode() for each in text_values(warning.rows[0])[1:]))
-        (deleted,) = self._link.run([self._sql("bury_delete", ids=ids)])
+        (deleted,) = self._connection.run([self._sql("dead_letter_delete", ids=ids)])
         if not inserted.affected == deleted.affected == len(keys):
             raise StoreError(f"of {len(keys)} rows {inserted.affected} were copied and {deleted.affected} deleted")
         return list(keys)
@@ -123,11 +123,11 @@ class Burial:
     def _make_room(self, there: TableStatements, keys: Sequence[Key]) -> list[str]:
         """The statement that deletes acknowledged rows of these ids in the dead-letter table, which are locked now."""
         ends = {"before_ns": END_OF_TIME_NS}
-        live, acked = self._link.run([*there.for_ids("lookup", keys), *there.for_ids("bury_there", keys, **ends)])
+        live, acked = self._connection.run([*there.for_ids("lookup", keys), *there.for_ids("dead_letter_there", keys, **ends)])
         taken = {each.key for each in entries_of(there, live)}
         old = set(keys_of(there, acked)) - taken
         lock = there.for_ids("purge_lock", old, partitions="", **ends)
-        locked = set(keys_of(there, *self._link.run(lock)) if lock else ())
+        locked = set(keys_of(there, *self._connection.run(lock)) if lock else ())
         name = self._dead_letter
         self._refuse([key for key in keys if key in taken], f"{name} has a row of that id, unacknowledged")
         self._refuse([key for key in keys if key in old - locked], f"its acknowledged row in {name} is locked")

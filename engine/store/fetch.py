@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
 from engine.quoting import quoted
-from engine.store.connection import Link, Result, SessionContext
+from engine.store.connection import StoreConnection, Result, SessionContext
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.pymysql_adapter import COMMAND
@@ -41,18 +41,18 @@ class Fetch:
         self._changed: set[Key] = set()
         self._bytes = 0
 
-    def run(self, link: Link) -> Timed[FetchResult]:
+    def run(self, connection: StoreConnection) -> Timed[FetchResult]:
         """Read slices until all keys were asked for or the budget is used up."""
         now = None
         left = list(self._keys)
         while left and not self._spent:
             count = max(1, (self._budget_bytes - self._bytes) // max(1, self.row_bytes))
             part, left = left[:count], left[count:]
-            now = self._read(link, part)
+            now = self._read(connection, part)
             if self._rows:
                 self.row_bytes = self._bytes // len(self._rows)
         if now is None:
-            (now,) = link.run([statement("now")])
+            (now,) = connection.run([statement("now")])
         return Timed(FetchResult(self._rows, frozenset([*self._unread, *left]), frozenset(self._changed)), now_ns(now))
 
     @property
@@ -64,24 +64,24 @@ class Fetch:
         """Whether another row is not likely to fit."""
         return bool(self._rows) and self._bytes + self.row_bytes > self._budget_bytes
 
-    def _read(self, link: Link, keys: Sequence[Key]) -> Result:
+    def _read(self, connection: StoreConnection, keys: Sequence[Key]) -> Result:
         text = self._sql(
             "fetch",
             ids=self._sql.ids(map(self._padded, keys)),
             columns=", ".join(map(quoted, self._columns)),
         )
         if not self._binary:
-            now, _ = link.run([statement("now"), text], self.context, self._keep)
+            now, _ = connection.run([statement("now"), text], self.context, self._keep)
             return now
-        (now,) = link.run([statement("now")], self.context)
-        link.send(COMMAND.COM_STMT_PREPARE, text.encode())
-        statement_id = link.prepared()
-        link.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
+        (now,) = connection.run([statement("now")], self.context)
+        connection.send(COMMAND.COM_STMT_PREPARE, text.encode())
+        statement_id = connection.prepared()
+        connection.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
         try:
-            link.result(self._keep)
+            connection.result(self._keep)
         finally:
-            if not link.broken:
-                link.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
+            if not connection.broken:
+                connection.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
         return now
 
     def _keep(self, packet: bytes) -> None:

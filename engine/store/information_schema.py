@@ -1,4 +1,4 @@
-"""What information_schema says about tables, read on a link and made into the catalog's facts.
+"""What information_schema says about tables, read on a connection and made into the catalog's facts.
 
 A name can come back in another spelling than it was asked for: MariaDB compares names in information_schema without
 regard to case, and a server with lower_case_table_names has one spelling of its own. An exact match goes first;
@@ -15,7 +15,7 @@ from engine.catalog.directives import is_marked
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
 from engine.quoting import text_literal
-from engine.store.connection import Link, Result
+from engine.store.connection import StoreConnection, Result
 from engine.store.partition_plan import Partition, is_by_time
 from engine.store.port import Listing, Timed
 from engine.store.queries import statement
@@ -24,9 +24,9 @@ from engine.store.text_rows import text_values
 Row = tuple[str, ...]
 
 
-def listing(link: Link, rights: str) -> Timed[Listing]:
+def listing(connection: StoreConnection, rights: str) -> Timed[Listing]:
     """See Store.discover. `rights` stands for the account's privileges: with others, each table has another stamp."""
-    now, tables, triggers = link.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
+    now, tables, triggers = connection.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
     marked: dict[TableId, _Signs] = {}
     carriers = {name for (name,) in _rows(triggers)}
     for db, name, kind, comment, engine, changed, settled in _rows(tables):
@@ -35,7 +35,7 @@ def listing(link: Link, rights: str) -> Timed[Listing]:
         elif is_marked(comment):
             marked[TableId(db, name)] = _Signs(comment, engine, changed, settled == "1")
     if any(not signs.changed for signs in marked.values()):
-        _ask_for_times(link, marked)
+        _ask_for_times(connection, marked)
     stamps = {table: signs.stamp(rights) for table, signs in marked.items()}
     return Timed(Listing(stamps, frozenset(name.casefold() for name in carriers)), now_ns(now))
 
@@ -54,24 +54,24 @@ class _Signs:
         return f"{self.changed} {rights} {self.engine} {self.comment}" if self.settled else None
 
 
-def _ask_for_times(link: Link, marked: Mapping[TableId, _Signs]) -> None:
-    (times,) = link.run([statement("catalog_times", whose=_whose(marked))])
+def _ask_for_times(connection: StoreConnection, marked: Mapping[TableId, _Signs]) -> None:
+    (times,) = connection.run([statement("catalog_times", whose=_whose(marked))])
     for db, name, changed, settled in _rows(times):
         if signs := marked.get(TableId(db, name)):
             signs.changed, signs.settled = changed, settled == "1"
 
 
-def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
+def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts | None]:
     """All about one table, in one packet; None when there is none of that name."""
-    found = facts_of(link, [table])
+    found = facts_of(connection, [table])
     return Timed(found.value.get(table), found.now_ns)
 
 
-def facts_of(link: Link, tables: Sequence[TableId]) -> Timed[Mapping[TableId, TableFacts]]:
+def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Mapping[TableId, TableFacts]]:
     """All about these tables, in one packet, by the names asked for. Those that are not there are left out."""
     names = ("table", "columns", "indexes", "partitioning")
     whose = _whose(tables)
-    now, found, *parts = link.run([statement("now"), *(statement(f"catalog_{name}", whose=whose) for name in names)])
+    now, found, *parts = connection.run([statement("now"), *(statement(f"catalog_{name}", whose=whose) for name in names)])
     rows = list(_rows(found))
     columns, indexes, partitioning = map(_by_table, parts)
     facts: dict[TableId, TableFacts] = {}
@@ -112,10 +112,10 @@ def _by_table(result: Result) -> Mapping[Row, list[Row]]:
     return found
 
 
-def partitions(link: Link, table: TableId) -> Timed[list[Partition]]:
+def partitions(connection: StoreConnection, table: TableId) -> Timed[list[Partition]]:
     """The partitions of a table that keeps acknowledged rows by time, in their order."""
     names = {"db": text_literal(table.db), "name": text_literal(table.name)}
-    now, found = link.run([statement("now"), statement("retention_partitions", **names)])
+    now, found = connection.run([statement("now"), statement("retention_partitions", **names)])
     bounds = {name: below for *whose, name, below in _rows(found) if whose == [table.db, table.name]}
     read = [Partition(name, None if below == "MAXVALUE" else int(below)) for name, below in bounds.items()]
     return Timed(read, now_ns(now))

@@ -15,7 +15,7 @@ from typing import TypeVar
 from engine.model import (
     ANYTHING,
     BrokenTable,
-    Buried,
+    MoveResult,
     Claimed,
     Delivery,
     Entry,
@@ -31,7 +31,7 @@ from engine.model import (
     Wanted,
 )
 from engine.store.port import Listing, Origin, StoreError, Timed
-from engine.store.scan_result import Gathering, is_behind
+from engine.store.scan_result import ScanAssembly, is_behind
 
 T = TypeVar("T")
 
@@ -119,15 +119,15 @@ class MemoryStore:
         entries = sorted(wanted, key=lambda each: (each.priority, each.due_ns, each.key))
         if part is not None:
             greatest_id = max((key for key in rows if isinstance(key, int)), default=0) if table.id_grows else None
-            gathering = Gathering(limit, self.now_ns, part.until_ns, greatest_id)
+            assembly = ScanAssembly(limit, self.now_ns, part.until_ns, greatest_id)
             for priority in sorted({each.priority for each in live}):
                 after = part.after.get(priority)
                 of_it = [each for each in entries if each.priority == priority and is_behind(each, after)]
-                odd = [each for each in of_it if each.due_ns < 0][: gathering.asked]
-                zero = [each for each in of_it if each.due_ns == 0][: gathering.asked]
-                timed = [each for each in of_it if 0 < each.due_ns <= part.until_ns][: gathering.asked]
-                gathering.add_part(priority, odd, zero, timed)
-            return self._timed(gathering.result())
+                odd = [each for each in of_it if each.due_ns < 0][: assembly.asked]
+                zero = [each for each in of_it if each.due_ns == 0][: assembly.asked]
+                timed = [each for each in of_it if 0 < each.due_ns <= part.until_ns][: assembly.asked]
+                assembly.add_part(priority, odd, zero, timed)
+            return self._timed(assembly.result())
         due = [each for each in entries if each.due_ns <= self.now_ns]
         later = sorted((each for each in entries if each.due_ns > self.now_ns), key=lambda each: each.due_ns)
         horizon_ns = later[limit].due_ns if len(later) > limit else None
@@ -186,7 +186,7 @@ class MemoryStore:
                 rows[each.key] = replace(row, epoch=row.epoch - 1, time_next_ns=each.due_ns)
         return self._timed(count)
 
-    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+    def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """See Store."""
         rows, target = self._rows(table), self.tables.get(dead_letter)
         missing = set(table.columns) - set(target.columns) if isinstance(target, QueueTable) else set()
@@ -208,7 +208,7 @@ class MemoryStore:
                 del rows[each.key]
                 moved.append(each.key)
         problem = f"dead messages {kept} stay in {table.id}: {dead_letter} cannot take them {sorted(missing)}"
-        return self._timed(Buried(tuple(moved), problem if kept else None))
+        return self._timed(MoveResult(tuple(moved), problem if kept else None))
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""

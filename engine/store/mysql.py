@@ -23,7 +23,7 @@ from engine.catalog.verdict import judge
 from engine.model import (
     ANYTHING,
     BrokenTable,
-    Buried,
+    MoveResult,
     Claimed,
     Delivery,
     Entry,
@@ -38,8 +38,8 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.store.connection import OWN_CONTEXT, BackendAddress, Link, LinkLimits, SessionContext
-from engine.store.dead_letter import Burial
+from engine.store.connection import OWN_CONTEXT, BackendAddress, StoreConnection, ConnectionLimits, SessionContext
+from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
 from engine.store.partitions import Retention
@@ -101,12 +101,12 @@ class MySQLStore:
         self,
         address: BackendAddress,
         limits: StoreLimits | None = None,
-        link_limits: LinkLimits | None = None,
+        link_limits: ConnectionLimits | None = None,
         reach: Reach | None = None,
     ) -> None:
         self._limits = limits or StoreLimits()
-        timing = link_limits or LinkLimits()
-        self._pool = Pool(lambda: Link(address, timing), self._limits.connections, reach)
+        timing = link_limits or ConnectionLimits()
+        self._pool = Pool(lambda: StoreConnection(address, timing), self._limits.connections, reach)
         remembered = self._limits.tables_remembered
         self._retention = Retention(
             self._limits.locked_pauses_s,
@@ -116,7 +116,7 @@ class MySQLStore:
         )
         self._grants: Grants | None = None
         """As they were when the catalog was last read; None: it was not yet."""
-        # Hints: whichever thread wrote last is right enough.
+        # CommitNotices: whichever thread wrote last is right enough.
         self._priorities: Recent[TableId, Sequence[int]] = Recent(remembered)
         self._row_bytes: Recent[TableId, int] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
@@ -129,34 +129,34 @@ class MySQLStore:
 
     def ping(self) -> Timed[None]:
         """See Store."""
-        with self._pool.link() as link:
-            (now,) = link.run([statement("now")])
+        with self._pool.link() as connection:
+            (now,) = connection.run([statement("now")])
         return Timed(None, now_ns(now))
 
     def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
         """See Store."""
-        with self._pool.link() as link:
-            now, said = link.run([statement("now"), statement("server_name")])
+        with self._pool.link() as connection:
+            now, said = connection.run([statement("now"), statement("server_name")])
             (name,) = text_values(said.rows[0])
-            here = Origin(link.peer, (name or b"").decode())
+            here = Origin(connection.peer, (name or b"").decode())
             if len(self._servers) < SERVERS_MAX:
                 self._servers.add(here)
             alone = len([each for each in self._servers if each.address == here.address]) == 1
             same = here == origin if origin.name is not None else here.address == origin.address and alone
             if same:
-                link.run([statement("kill", connection_id=connection_id)])
+                connection.run([statement("kill", connection_id=connection_id)])
         return Timed(same, now_ns(now))
 
     def discover(self) -> Timed[Listing]:
         """See Store."""
-        with self._pool.link() as link:
-            grants = self._read_grants(link)
-            found = listing(link, grants.stamp)
+        with self._pool.link() as connection:
+            grants = self._read_grants(connection)
+            found = listing(connection, grants.stamp)
         rights = replace(found.value, account=grants.account, problems=grants.problems())
         return Timed(rights, found.now_ns)
 
-    def _read_grants(self, link: Link) -> Grants:
-        before, self._grants = self._grants, read_grants(link)
+    def _read_grants(self, connection: StoreConnection) -> Grants:
+        before, self._grants = self._grants, read_grants(connection)
         if before is not None and before != self._grants:
             self._pool.renew()
         return self._grants
@@ -171,20 +171,20 @@ class MySQLStore:
         return found
 
     def _look_at(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
-        with self._pool.link() as link:
-            facts = table_facts(link, table)
+        with self._pool.link() as connection:
+            facts = table_facts(connection, table)
             found = None if facts.value is None else judge(facts.value)
             if found is not None:
-                found = with_rights(link, self._grants or self._read_grants(link), found)
+                found = with_rights(connection, self._grants or self._read_grants(connection), found)
         return Timed(found, facts.now_ns)
 
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
         """See Store."""
-        with self._pool.link() as link:
-            facts = facts_of(link, tables)
-            grants = self._grants or self._read_grants(link)
+        with self._pool.link() as connection:
+            facts = facts_of(connection, tables)
+            grants = self._grants or self._read_grants(connection)
             judged = [found for each in facts.value.values() if (found := judge(each)) is not None]
-            rightful = {found.id: with_rights(link, grants, found) for found in judged}
+            rightful = {found.id: with_rights(connection, grants, found) for found in judged}
         return Timed(rightful, facts.now_ns)
 
     def scan(
@@ -193,12 +193,12 @@ class MySQLStore:
         """See Store."""
         wanted = Look(table, limit, selection, context_of(selection))
         known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
-        with self._pool.link(wanted.context) as link:
+        with self._pool.link(wanted.context) as connection:
             if table.scan_index is None:
-                return scan_slowly(link, wanted)
-            scan = IndexScan(link, wanted, known, ahead)
+                return scan_slowly(connection, wanted)
+            scan = IndexScan(connection, wanted, known, ahead)
             if part is not None:
-                scan = RangeScan(link, wanted, known, ahead, part)
+                scan = RangeScan(connection, wanted, known, ahead, part)
             result = scan.run()
         self._priorities.put(table.id, scan.walked[: self._limits.priorities_known])
         return result
@@ -213,16 +213,16 @@ class MySQLStore:
         """See Store."""
         row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
         fetch = Fetch(table, row_format, keys, budget_bytes, row_bytes)
-        with self._pool.link(fetch.context) as link:
-            result = fetch.run(link)
+        with self._pool.link(fetch.context) as connection:
+            result = fetch.run(connection)
         self._row_bytes.put(table.id, fetch.row_bytes)
         return result
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
         """See Store."""
         sql = TableStatements(table)
-        with self._pool.link() as link:
-            now, *found = link.run([statement("now"), *sql.for_ids("lookup", keys)])
+        with self._pool.link() as connection:
+            now, *found = connection.run([statement("now"), *sql.for_ids("lookup", keys)])
             return Timed({each.key: each for each in entries_of(sql, *found)}, now_ns(now))
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
@@ -236,16 +236,16 @@ class MySQLStore:
             count += more
         return Timed(count, now)
 
-    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+    def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """See Store."""
-        return self._winning(partial(self._bury, table, {each.key: each for each in wanted}, dead_letter))
+        return self._winning(partial(self._move_dead_letters, table, {each.key: each for each in wanted}, dead_letter))
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """See Store."""
         partitions: Sequence[str] = ()
         if table.kept_by_partition:
-            with self._pool.link() as link:
-                partitions = self._retention.care(link, table, age_ns)
+            with self._pool.link() as connection:
+                partitions = self._retention.care(connection, table, age_ns)
         return self._winning(partial(self._purge, table, age_ns, limit, partitions))
 
     # One transaction each.
@@ -253,10 +253,10 @@ class MySQLStore:
     def _claim(self, table: QueueTable, wanted: Mapping[Key, Wanted]) -> Timed[tuple[Claimed, ...]]:
         sql = TableStatements(table)
         (context, first), *others = _claim_locks(table, wanted.values()).items()
-        with self._pool.link(context) as link:
-            now, _, *locked = link.run([statement("now"), statement("begin"), *first], context)
+        with self._pool.link(context) as connection:
+            now, _, *locked = connection.run([statement("now"), statement("begin"), *first], context)
             for each_context, locks in others:
-                locked += link.run(locks, each_context)
+                locked += connection.run(locks, each_context)
             now_at = now_ns(now)
             claims = {
                 each.key: Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
@@ -264,14 +264,14 @@ class MySQLStore:
                 if (want := wanted.get(each.key)) and want.epoch == each.epoch
             }
             deadlines_ns = {key: each.deadline_ns for key, each in claims.items()}
-            link.run([*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")])
+            connection.run([*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")])
         return Timed(tuple(claims.values()), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """How many were given back, which ones are still ours but locked by somebody, and the time."""
         sql = TableStatements(table)
-        with self._pool.link() as link:
-            now, _, *locked = link.run(
+        with self._pool.link() as connection:
+            now, _, *locked = connection.run(
                 [
                     statement("now"),
                     statement("begin"),
@@ -284,7 +284,7 @@ class MySQLStore:
             sent_ns = {each.key: now_at for each in ours if each.sent}
             done = {*unsent_ns, *sent_ns}
             missed = [each for each in returns if each.key not in done]
-            answers = link.run(
+            answers = connection.run(
                 [
                     *sql.updates("release_unsent", unsent_ns, self._limits.cases),
                     *sql.updates("release_sent", sent_ns, self._limits.cases),
@@ -295,16 +295,16 @@ class MySQLStore:
         seen = answers[len(answers) - len(looking) :]
         return len(ours), _still_ours(entries_of(sql, *seen), missed), now_at
 
-    def _bury(self, table: QueueTable, wanted: Mapping[Key, Wanted], dead_letter: TableId) -> Timed[Buried]:
-        with self._pool.link() as link:
-            return Burial(link, table, dead_letter, self._limits.cases).run(wanted)
+    def _move_dead_letters(self, table: QueueTable, wanted: Mapping[Key, Wanted], dead_letter: TableId) -> Timed[MoveResult]:
+        with self._pool.link() as connection:
+            return DeadLetterMove(connection, table, dead_letter, self._limits.cases).run(wanted)
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
         sql = TableStatements(table)
         within, from_ns = sql.within(partitions), self._purged_to_ns.get(table.id, START_OF_TIME_NS)
         find = sql("purge_find", partitions=within, from_ns=from_ns, age_ns=age_ns, limit=limit)
-        with self._pool.link() as link:
-            now, found = link.run([statement("now"), find])
+        with self._pool.link() as connection:
+            now, found = connection.run([statement("now"), find])
             now_at = now_ns(now)
             before_ns = now_at - age_ns
             old = [
@@ -312,14 +312,14 @@ class MySQLStore:
             ]
             # The end of a pass: the next one begins with whatever was locked in this one, or acknowledged back in time.
             self._purged_to_ns.put(table.id, old[-1][1] if len(old) == limit else START_OF_TIME_NS)
-            _, *locked = link.run(
+            _, *locked = connection.run(
                 [
                     statement("begin"),
                     *sql.for_ids("purge_lock", [key for key, _ in old], partitions=within, before_ns=before_ns),
                 ]
             )
             keys = keys_of(sql, *locked)
-            answers = link.run(
+            answers = connection.run(
                 [*sql.for_ids("purge_delete", keys, partitions=within, before_ns=before_ns), statement("commit")]
             )
         return Timed(sum(each.affected for each in answers), now_at)

@@ -36,7 +36,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class PurgeRedrive:
     """What is to be done to a table's partitions now."""
 
     drop: tuple[str, ...]
@@ -52,7 +52,7 @@ def is_by_time(method: str, expression: str) -> bool:
     return method.upper() in {"RANGE", "RANGE COLUMNS"} and expression.strip("`").lower() == "time_acked"
 
 
-def upkeep(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> Upkeep:
+def upkeep(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> PurgeRedrive:
     """What to do with partitions (in their order), so that rows go some time after they are `age_ns` old."""
     before_ns = now_ns - age_ns
     bounds_ns = [each.below_ns for each in partitions if each.below_ns is not None]
@@ -70,7 +70,7 @@ def upkeep(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> Upkeep:
             sweep.append(each.name)  # Its first rows would be kept twice as long.
     rest = next((each for each in partitions if each.below_ns is None), None)
     add = () if len(widths_ns) < 2 else tuple(_next_ones(bounds_ns[-1], _next_width_ns(widths_ns[-1], age_ns), now_ns))
-    return Upkeep(tuple(drop), add, rest, tuple(sweep))
+    return PurgeRedrive(tuple(drop), add, rest, tuple(sweep))
 
 
 def first_partitions(start_ns: int, width_ns: int, count: int) -> tuple[Partition, ...]:

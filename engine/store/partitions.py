@@ -14,9 +14,9 @@ from functools import partial
 
 from engine.model import QueueTable, TableId
 from engine.quoting import quoted
-from engine.store.connection import Link
+from engine.store.connection import StoreConnection
 from engine.store.information_schema import partitions
-from engine.store.partition_plan import Upkeep, upkeep
+from engine.store.partition_plan import PurgeRedrive, upkeep
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import TableStatements, partition_definitions
@@ -50,22 +50,22 @@ class Retention:
         self._busy_rounds: Recent[TableId, int] = Recent(tables_remembered)
         self._told: Recent[TableId, str] = Recent(tables_remembered)
 
-    def care(self, link: Link, table: QueueTable, age_ns: int) -> Sequence[str]:
+    def care(self, connection: StoreConnection, table: QueueTable, age_ns: int) -> Sequence[str]:
         """Drop and make what is due; the partitions in which old rows are to be deleted one by one (none: in all)."""
-        found = partitions(link, table.id)
+        found = partitions(connection, table.id)
         plan = upkeep(found.value, found.now_ns, age_ns)
         if (plan.drop or plan.add) and time.monotonic() >= self._not_before_s.get(table.id, 0):
-            self._attempt(link, table, plan)
+            self._attempt(connection, table, plan)
         return () if table.id in self._undroppable else plan.sweep
 
-    def _attempt(self, link: Link, table: QueueTable, plan: Upkeep) -> None:
+    def _attempt(self, connection: StoreConnection, table: QueueTable, plan: PurgeRedrive) -> None:
         sql = TableStatements(table)
         nowait = "/*M! NOWAIT */" if self._busy_rounds.get(table.id, 0) < NOWAIT_ROUNDS else ""
         for step in (_add, _drop):
             try:
-                self._patiently(link, partial(step, link, sql, plan, nowait))
+                self._patiently(connection, partial(step, connection, sql, plan, nowait))
             except StoreError as error:
-                if link.broken:
+                if connection.broken:
                     raise
                 if error.code not in DONE_BY_ANOTHER:
                     self._give_up(table.id, error, dropping=step is _drop)
@@ -80,14 +80,14 @@ class Retention:
                     log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))
         self._busy_rounds.forget(table.id)
 
-    def _patiently(self, link: Link, step: Callable[[], None]) -> None:
+    def _patiently(self, connection: StoreConnection, step: Callable[[], None]) -> None:
         for pause_s in self._locked_pauses_s:
             began_s = time.monotonic()
             try:
                 step()
             except StoreError as error:
                 waited = time.monotonic() - began_s >= WAITED_S
-                if link.broken or waited or error.code != ER.LOCK_WAIT_TIMEOUT:
+                if connection.broken or waited or error.code != ER.LOCK_WAIT_TIMEOUT:
                     raise
                 time.sleep(pause_s)
             else:
@@ -108,22 +108,22 @@ class Retention:
             log.warning("queue %s: its partitions cannot be looked after: %s", table, error)
 
 
-def _add(link: Link, sql: TableStatements, plan: Upkeep, nowait: str) -> None:
+def _add(connection: StoreConnection, sql: TableStatements, plan: PurgeRedrive, nowait: str) -> None:
     if not plan.add:
         return
     if plan.rest is None:
-        link.run([sql("retention_add", nowait=nowait, definitions=partition_definitions(plan.add))])
+        connection.run([sql("retention_add", nowait=nowait, definitions=partition_definitions(plan.add))])
         return
     made = partition_definitions([*plan.add, plan.rest])
-    (rows,) = link.run([sql("retention_rest", partitions=sql.within([plan.rest.name]))])
+    (rows,) = connection.run([sql("retention_rest", partitions=sql.within([plan.rest.name]))])
     if rows.rows:
         raise StoreError(
             f"new ones would be split off {plan.rest.name}, which has rows that this would copy. When there is time for"
             f" that: ALTER TABLE … REORGANIZE PARTITION {quoted(plan.rest.name)} INTO ({made})"
         )
-    link.run([sql("retention_split", nowait=nowait, names=quoted(plan.rest.name), definitions=made)])
+    connection.run([sql("retention_split", nowait=nowait, names=quoted(plan.rest.name), definitions=made)])
 
 
-def _drop(link: Link, sql: TableStatements, plan: Upkeep, nowait: str) -> None:
+def _drop(connection: StoreConnection, sql: TableStatements, plan: PurgeRedrive, nowait: str) -> None:
     if plan.drop:
-        link.run([sql("retention_drop", nowait=nowait, names=", ".join(map(quoted, plan.drop)))])
+        connection.run([sql("retention_drop", nowait=nowait, names=", ".join(map(quoted, plan.drop)))])

@@ -3,7 +3,7 @@
 The last one given back is the first one taken, so that a quiet engine keeps one connection warm and the others
 may be ended by the server's timeouts; such a dead one is noticed when it is next wanted, and replaced. Among the idle
 ones, one whose session already is in the wanted context goes first: a subscriber with its own character set then
-costs a SET once and not at each fetch. A session that has written begins anew when it is used again (Link.begin_anew).
+costs a SET once and not at each fetch. A session that has written begins anew when it is used again (StoreConnection.begin_anew).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from engine.store.connection import OWN_CONTEXT, Link, SessionContext
+from engine.store.connection import OWN_CONTEXT, StoreConnection, SessionContext
 from engine.store.port import StoreError
 from engine.store.queries import statement
 from engine.store.reach import Reach
@@ -22,80 +22,80 @@ CLOSED: Final = "the store is closed"
 
 
 class Pool:
-    """At most `most` links at a time; whoever needs one more waits. Safe for threads. `reach` is told how each attempt
+    """At most `most` connections at a time; whoever needs one more waits. Safe for threads. `reach` is told how each attempt
     to open one went."""
 
-    def __init__(self, open_link: Callable[[], Link], most: int, reach: Reach | None = None) -> None:
+    def __init__(self, open_link: Callable[[], StoreConnection], most: int, reach: Reach | None = None) -> None:
         self._open_link = open_link
         self._most = most
         self._reach = reach or Reach()
         self._changed = threading.Condition()
-        self._idle: list[Link] = []  # guarded by _changed, as is all below
-        self._busy: set[Link] = set()
-        self._outdated: set[Link] = set()
+        self._idle: list[StoreConnection] = []  # guarded by _changed, as is all below
+        self._busy: set[StoreConnection] = set()
+        self._outdated: set[StoreConnection] = set()
         """Those of the busy ones that are to be closed when they are given back."""
         self._opening = 0
         self._closed = False
 
     @contextmanager
-    def link(self, context: SessionContext = OWN_CONTEXT) -> Iterator[Link]:
-        """A link for a while, the best one for `context`. After an error its transaction is rolled back."""
-        link = self._take(context)
+    def connection(self, context: SessionContext = OWN_CONTEXT) -> Iterator[StoreConnection]:
+        """A connection for a while, the best one for `context`. After an error its transaction is rolled back."""
+        connection = self._take(context)
         try:
-            yield link
+            yield connection
         except BaseException as error:
-            self._recover(link, error)
+            self._recover(connection, error)
             raise
         finally:
-            self._give_back(link)
+            self._give_back(connection)
 
     def close(self) -> None:
-        """Close all links, also under those who use them: they get a StoreError, as does whoever comes later."""
+        """Close all connections, also under those who use them: they get a StoreError, as does whoever comes later."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
             busy = list(self._busy)
             self._changed.notify_all()
-        for link in idle:
-            link.close()
-        for link in busy:
-            link.abort()
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            connection.abort()
 
     def renew(self) -> None:
-        """Use the links of now no more: a session goes by the privileges that its account had when it began."""
+        """Use the connections of now no more: a session goes by the privileges that its account had when it began."""
         with self._changed:
             idle, self._idle = self._idle, []
             self._outdated |= self._busy
-        for link in idle:
-            link.close()
+        for connection in idle:
+            connection.close()
 
-    def _recover(self, link: Link, error: BaseException) -> None:
+    def _recover(self, connection: StoreConnection, error: BaseException) -> None:
         if not isinstance(error, StoreError):
-            link.broken = True  # Replies may be left unread.
-        if not link.broken:
+            connection.broken = True  # Replies may be left unread.
+        if not connection.broken:
             try:
-                link.run([statement("rollback")])
+                connection.run([statement("rollback")])
             except StoreError:
-                link.broken = True  # Its end is what rolls back now.
+                connection.broken = True  # Its end is what rolls back now.
 
-    def _take(self, context: SessionContext) -> Link:
+    def _take(self, context: SessionContext) -> StoreConnection:
         with self._changed:
             self._changed.wait_for(self._may_go_on)
             if self._closed:
                 raise StoreError(CLOSED)
             while self._idle:
-                link = self._idle.pop(self._best(context))
-                if not link.stale():
-                    self._busy.add(link)
-                    return link
-                link.close()
+                connection = self._idle.pop(self._best(context))
+                if not connection.stale():
+                    self._busy.add(connection)
+                    return connection
+                connection.close()
             self._opening += 1
         return self._opened()
 
-    def _opened(self) -> Link:
-        link, closed = None, False
+    def _opened(self) -> StoreConnection:
+        connection, closed = None, False
         try:
-            link = self._open_link()
+            connection = self._open_link()
             self._reach.reached()
         except StoreError as error:
             self._reach.failed(error)
@@ -104,33 +104,33 @@ class Pool:
             with self._changed:
                 self._opening -= 1
                 closed = self._closed
-                if link is not None and not closed:
-                    self._busy.add(link)
+                if connection is not None and not closed:
+                    self._busy.add(connection)
                 self._changed.notify()
         if closed:
-            link.close()
+            connection.close()
             raise StoreError(CLOSED)
-        return link
+        return connection
 
     def _may_go_on(self) -> bool:
         return self._closed or bool(self._idle) or len(self._busy) + self._opening < self._most
 
     def _best(self, context: SessionContext) -> int:
-        """The index of the link last used in this context, or else in none, or else of the last used one."""
+        """The index of the connection last used in this context, or else in none, or else of the last used one."""
         for wanted in (context, None):
             for at in reversed(range(len(self._idle))):
                 if self._idle[at].context == wanted:
                     return at
         return len(self._idle) - 1
 
-    def _give_back(self, link: Link) -> None:
+    def _give_back(self, connection: StoreConnection) -> None:
         with self._changed:
-            self._busy.discard(link)
-            keep = not (self._closed or link.broken or link in self._outdated)
-            self._outdated.discard(link)
+            self._busy.discard(connection)
+            keep = not (self._closed or connection.broken or connection in self._outdated)
+            self._outdated.discard(connection)
             if keep:
-                link.begin_anew()
-                self._idle.append(link)
+                connection.begin_anew()
+                self._idle.append(connection)
             self._changed.notify()
         if not keep:
-            link.close()
+            connection.close()

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from engine.model import (
     ANYTHING,
     BrokenTable,
-    Buried,
+    MoveResult,
     Claimed,
     Delivery,
     Entry,
@@ -129,7 +129,7 @@ class Store(Protocol):
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Give claims back; the count of rows that were still ours to give."""
 
-    def bury(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[Buried]:
+    def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in one transaction, if
         that one's comment names the table in `dead_letter_of` when they move: due there now, unacknowledged, and else
         as they are, with their epoch. One that cannot be moved stays, and is due again after its `wait_ns`; a row of

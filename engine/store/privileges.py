@@ -8,17 +8,17 @@ from dataclasses import replace
 from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, Grants
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.quoting import qualified, quoted
-from engine.store.connection import DENIED, Link
+from engine.store.connection import DENIED, StoreConnection
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import statement
 from engine.store.text_rows import text_values
 
 
-def read_grants(link: Link) -> Grants:
+def read_grants(connection: StoreConnection) -> Grants:
     """What the account may do now, also where its session does not know of it yet."""
     try:
-        account, grants = link.run([statement("rights_account"), statement("rights_grants")])
+        account, grants = connection.run([statement("rights_account"), statement("rights_grants")])
     except StoreError as error:
         if error.code == ER.OPTION_PREVENTS_STATEMENT:  # --skip-grant-tables
             return Grants("", (), checked=False)
@@ -29,31 +29,31 @@ def read_grants(link: Link) -> Grants:
     return Grants(f"{quoted(user)}@{quoted(host)}", tuple(lines), mariadb="MariaDB" in version)
 
 
-def with_rights(link: Link, grants: Grants, found: QueueTable | BrokenTable) -> QueueTable | BrokenTable:
+def with_rights(connection: StoreConnection, grants: Grants, found: QueueTable | BrokenTable) -> QueueTable | BrokenTable:
     """The same where the engine's account may do all that the queue takes. Else a broken table that names what to
     GRANT; and for a dead-letter table, a warning."""
     if not grants.cover(found.id, OF_A_QUEUE):
-        if lacking := _lacking(link, found.id, OF_A_QUEUE):
+        if lacking := _lacking(connection, found.id, OF_A_QUEUE):
             return BrokenTable(found.id, (grants.missing(found.id, lacking),), denied=True)
-        if _is_denied(link, found.id, "claim"):
+        if _is_denied(connection, found.id, "claim"):
             return BrokenTable(found.id, (grants.apart(found.id, OF_A_QUEUE),), denied=True)
     if not isinstance(found, QueueTable) or (place := found.dead_letter) is None:
         return found
-    if not grants.cover(place, OF_DEAD_LETTERS) and (lacking := _lacking(link, place, OF_DEAD_LETTERS)):
+    if not grants.cover(place, OF_DEAD_LETTERS) and (lacking := _lacking(connection, place, OF_DEAD_LETTERS)):
         warning = f"dead messages stay here: {grants.missing(place, lacking)}"
         return replace(found, warnings=(*found.warnings, warning))
     return found
 
 
-def _lacking(link: Link, table: TableId, wanted: Sequence[str]) -> list[str]:
-    return [privilege for privilege in wanted if _is_denied(link, table, privilege)]
+def _lacking(connection: StoreConnection, table: TableId, wanted: Sequence[str]) -> list[str]:
+    return [privilege for privilege in wanted if _is_denied(connection, table, privilege)]
 
 
-def _is_denied(link: Link, table: TableId, privilege: str) -> bool:
+def _is_denied(connection: StoreConnection, table: TableId, privilege: str) -> bool:
     try:
-        link.run([statement(f"rights_{privilege.lower()}", table=qualified(table))])
+        connection.run([statement(f"rights_{privilege.lower()}", table=qualified(table))])
     except StoreError as error:
-        if link.broken:
+        if connection.broken:
             raise
         return error.code in DENIED  # All else (it is gone, locked, of another kind) is told by others.
     return False

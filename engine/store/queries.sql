@@ -192,35 +192,35 @@ UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
--- name: bury_hold
+-- name: dead_letter_hold
 -- The dead-letter table's metadata lock, kept until the commit: what its comment says then is what it says to the end. Before
 -- the savepoint, with which it would go.
-SELECT /* ackstream bury */ 1
+SELECT /* ackstream dead letter */ 1
 FROM $dead_letter
 LIMIT 0
 
--- name: bury_there
+-- name: dead_letter_there
 -- Which of some dead messages have an acknowledged row in the dead-letter table (lookup finds the others). The condition
 -- on time_acked keeps both servers from reading all of an index that holds it.
-SELECT /* ackstream bury */ $id
+SELECT /* ackstream dead letter */ $id
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked < $before_ns
 
--- name: bury_insert
+-- name: dead_letter_insert
 -- Copy rows that are locked already, on the server and column by column: no value passes through the engine.
-INSERT /* ackstream bury */ INTO $dead_letter ($columns, time_next, time_acked)
+INSERT /* ackstream dead letter */ INTO $dead_letter ($columns, time_next, time_acked)
 SELECT $columns, $now_ns, NULL
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
--- name: bury_delete
+-- name: dead_letter_delete
 -- And delete them where they were.
-DELETE /* ackstream bury */ FROM $table USING $table FORCE INDEX ($id_index)
+DELETE /* ackstream dead letter */ FROM $table USING $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
--- name: bury_postpone
+-- name: dead_letter_postpone
 -- What could not be moved waits for another attempt, which is no delivery.
-UPDATE /* ackstream bury */ $table FORCE INDEX ($id_index)
+UPDATE /* ackstream dead letter */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.model import Entry, Key, QueueTable, Range, ScanResult, Selection
-from engine.store.connection import OWN_CONTEXT, Link, Result, SessionContext
+from engine.store.connection import OWN_CONTEXT, StoreConnection, Result, SessionContext
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.queries import TableStatements, statement
-from engine.store.scan_result import Gathering
+from engine.store.scan_result import ScanAssembly
 from engine.store.text_rows import text_values
 
 
@@ -43,12 +43,12 @@ class IndexScan:
     unranked = "scan_without_priority"
     """The statement that reads the rows whose priority is NULL."""
 
-    def __init__(self, link: Link, look: Look, known: Sequence[int], ahead: int) -> None:
+    def __init__(self, connection: StoreConnection, look: Look, known: Sequence[int], ahead: int) -> None:
         self.walked: list[int] = []
         """The priorities that were looked at, in their order."""
         self.sql = TableStatements(look.table, look.selection)
         self.asked = look.limit + 1
-        self._link, self._look = link, look
+        self._connection, self._look = connection, look
         self._known, self._ahead = known, ahead
         self._read: dict[int, list[Result]] = {}
 
@@ -65,20 +65,20 @@ class IndexScan:
                 *self._statements(guess),
             ]
         )
-        gathering = self.gathering(now_ns(now), answers[: len(opening)])
+        assembly = self.assembly(now_ns(now), answers[: len(opening)])
         self._take(guess, answers[len(opening) :])
-        gathering.add(entries_of(self.sql, unranked))
+        assembly.add(entries_of(self.sql, unranked))
         priority = _integer(first)
-        while priority is not None and not gathering.full:
+        while priority is not None and not assembly.full:
             *rows, following = self._at(priority)
-            self.gather(gathering, priority, rows)
+            self.gather(assembly, priority, rows)
             self.walked.append(priority)
             priority = _integer(following)
-        return Timed(gathering.result(), gathering.now_ns)
+        return Timed(assembly.result(), assembly.now_ns)
 
     def ask(self, statements: Sequence[str]) -> list[Result]:
         """Run statements in the session that this look needs."""
-        return self._link.run(statements, self._look.context)
+        return self._connection.run(statements, self._look.context)
 
     # What kinds of scans do in their own ways.
 
@@ -90,21 +90,21 @@ class IndexScan:
         """What is to be known before the first row is read."""
         return []
 
-    def gathering(self, now: int, opening: Sequence[Result]) -> Gathering:
+    def assembly(self, now: int, opening: Sequence[Result]) -> ScanAssembly:
         """Where the rows go, given the answers to `opening`."""
         assert not opening
-        return Gathering(self._look.limit, now)
+        return ScanAssembly(self._look.limit, now)
 
     def reading(self, priority: int) -> list[str]:
         """The statements that read one priority."""
         return [self.sql("scan_priority", priority=priority, limit=self.asked)]
 
-    def gather(self, gathering: Gathering, priority: int, rows: Sequence[Result]) -> None:
+    def gather(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
         """Take their answers."""
         entries = entries_of(self.sql, *rows)
         if self._look.table.scan_descending and self._look.table.scan_ties_by_id:
-            entries = self._by_id(priority, entries, gathering.now_ns)
-        gathering.add(entries)
+            entries = self._by_id(priority, entries, assembly.now_ns)
+        assembly.add(entries)
 
     # The walk.
 
@@ -141,8 +141,8 @@ class RangeScan(IndexScan):
 
     unranked = "scan_part_without_priority"
 
-    def __init__(self, link: Link, look: Look, known: Sequence[int], ahead: int, part: Range) -> None:
-        super().__init__(link, look, known, ahead)
+    def __init__(self, connection: StoreConnection, look: Look, known: Sequence[int], ahead: int, part: Range) -> None:
+        super().__init__(connection, look, known, ahead)
         self._part = part
         self._ids_tell = look.table.id_grows and look.table.scan_ties_by_id
 
@@ -154,10 +154,10 @@ class RangeScan(IndexScan):
         """See IndexScan."""
         return [self.sql("scan_greatest_id")] if self._ids_tell else []
 
-    def gathering(self, now: int, opening: Sequence[Result]) -> Gathering:
+    def assembly(self, now: int, opening: Sequence[Result]) -> ScanAssembly:
         """See IndexScan."""
         greatest_id = _integer(opening[0]) if opening else None
-        return Gathering(self._look.limit, now, self._part.until_ns, greatest_id)
+        return ScanAssembly(self._look.limit, now, self._part.until_ns, greatest_id)
 
     def reading(self, priority: int) -> list[str]:
         """See IndexScan."""
@@ -171,16 +171,16 @@ class RangeScan(IndexScan):
             self.sql("scan_part_timed", after_ns=after_ns, until_ns=self._part.until_ns, **words),
         ]
 
-    def gather(self, gathering: Gathering, priority: int, rows: Sequence[Result]) -> None:
+    def gather(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
         """See IndexScan."""
         odd, zero, timed = (entries_of(self.sql, each) for each in rows)
-        gathering.add_part(priority, odd, zero, sorted(timed, key=lambda each: (each.due_ns, each.key)))
+        assembly.add_part(priority, odd, zero, sorted(timed, key=lambda each: (each.due_ns, each.key)))
 
 
-def scan_slowly(link: Link, look: Look) -> Timed[ScanResult]:
+def scan_slowly(connection: StoreConnection, look: Look) -> Timed[ScanResult]:
     """A scan of a table without the index."""
     sql, asked = TableStatements(look.table, look.selection), look.limit + 1
-    now, later, due = link.run(
+    now, later, due = connection.run(
         [
             statement("now"),
             sql("scan_later_slowly", limit=asked),
@@ -188,12 +188,12 @@ def scan_slowly(link: Link, look: Look) -> Timed[ScanResult]:
         ],
         look.context,
     )
-    gathering = Gathering(look.limit, now_ns(now))
-    gathering.add(due_entries := entries_of(sql, due))
+    assembly = ScanAssembly(look.limit, now_ns(now))
+    assembly.add(due_entries := entries_of(sql, due))
     # What came due between the two queries is in both answers.
     known = {each.key for each in due_entries}
-    gathering.add([each for each in entries_of(sql, later) if each.key not in known])
-    return Timed(gathering.result(), gathering.now_ns)
+    assembly.add([each for each in entries_of(sql, later) if each.key not in known])
+    return Timed(assembly.result(), assembly.now_ns)
 
 
 def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:

@@ -24,7 +24,7 @@ def is_behind(entry: Entry, place: Position | None) -> bool:
 
 
 @dataclass(slots=True)
-class Gathering:
+class ScanAssembly:
     """Collects readings, most urgent priority first. Each was asked for `asked` rows.
 
     `until_ns` and `greatest_id` are a range's: the time up to which it is read, and the greatest id of the table before

@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from engine.store.pymysql_adapter import ER, Connection, OperationalError
-from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.child_process import ChildProcess
 
 Flavour = Literal["mysql", "mariadb"]
 
@@ -120,7 +120,7 @@ class EmbeddedServer:
         self.server_version = ""
         self.socket_path = self.data_dir / "mysqld.sock"
         self._options = tuple(options)
-        self._process: LeashedProcess | None = None
+        self._process: ChildProcess | None = None
         self._proxy_lock: int | None = None
         self._socket_dir: Path | None = None
         self._log_start = 0
@@ -303,9 +303,9 @@ class EmbeddedServer:
         for stale in (self.socket_path, self.socket_path.with_name("mysqld.sock.lock")):
             stale.unlink(missing_ok=True)
 
-    def _run(self, argv: Sequence[str], lock: int) -> LeashedProcess:
+    def _run(self, argv: Sequence[str], lock: int) -> ChildProcess:
         try:
-            return LeashedProcess(argv, output=self.error_log, keep_fds=[lock])
+            return ChildProcess(argv, output=self.error_log, keep_fds=[lock])
         except OSError as failure:
             raise EmbeddedServerError(f"{argv[0]} cannot be run: {failure}") from failure
 

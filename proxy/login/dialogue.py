@@ -75,7 +75,7 @@ class ToServer:
     data: bytes = field(repr=False)
 
 
-Said = Sequence[ToClient | ToServer]
+LoggedEffect = Sequence[ToClient | ToServer]
 
 
 class RsaKey:
@@ -150,13 +150,13 @@ class AuthDialogue:
         """Whether anything but passing on may be needed."""
         return self._client_secure != self._server_secure
 
-    def opening(self, plugin: str, auth: bytes, envelope: Callable[[bytes], bytes]) -> Said:
+    def opening(self, plugin: str, auth: bytes, envelope: Callable[[bytes], bytes]) -> LoggedEffect:
         """The client's first answer. It travels inside another packet, which `envelope` makes anew around it."""
         self._plugin = plugin
         self._envelope = envelope
         return self._first_answer(auth)
 
-    def from_client(self, payload: bytes) -> Said:
+    def from_client(self, payload: bytes) -> LoggedEffect:
         """The client has sent this."""
         state, self._state = self._state, _State.PASSING
         match state:
@@ -169,7 +169,7 @@ class AuthDialogue:
             case _State.PASSING | _State.KEY:
                 return [ToServer(payload)]
 
-    def from_server(self, payload: bytes) -> Said:
+    def from_server(self, payload: bytes) -> LoggedEffect:
         """The server has sent this. Raises LoginRefused where the proxy must not let the client go on."""
         if self._state is _State.KEY:
             self._state = _State.PASSING
@@ -191,10 +191,10 @@ class AuthDialogue:
             raise LoginRefused(ServerError(1045, "28000", f"Access denied: {text} (see backend_tls)"))
         self._state = _State.SWITCHED
 
-    def _first_answer(self, auth: bytes) -> Said:
+    def _first_answer(self, auth: bytes) -> LoggedEffect:
         return self._password_shown(auth) if self._plugin == SHA256 else [self._to_server(auth)]
 
-    def _password_shown(self, payload: bytes) -> Said:
+    def _password_shown(self, payload: bytes) -> LoggedEffect:
         asks_for_key = payload == KEY_REQUESTS[self._plugin]
         clear = self._client_secure and not asks_for_key
         if clear == self._server_secure or not payload.strip(b"\0"):
@@ -210,7 +210,7 @@ class AuthDialogue:
             return [ToClient(MORE_DATA + self._key.public_pem)]
         return self._decrypted(payload)  # It has our key already, or believes so.
 
-    def _decrypted(self, cipher: bytes) -> Said:
+    def _decrypted(self, cipher: bytes) -> LoggedEffect:
         assert self._key is not None
         # A clear-text password on an insecure leg is refused by any server, and must not pass because ours is secure.
         clear = self._key.decrypt(cipher, self._scramble) or secrets.token_hex().encode() + b"\0"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.login.dialogue import AuthDialogue, LoginRefused, RsaKey, Said, ToClient, ToServer
+from proxy.login.dialogue import AuthDialogue, LoginRefused, RsaKey, LoggedEffect, ToClient, ToServer
 from proxy.wire.fields import BadHandshake, PacketTooLarge, WireError
 from proxy.wire.framing import HEADER, Packet, frame
 from proxy.wire.handshake import (
@@ -86,7 +86,7 @@ class LoggedIn:
     """How it was authenticated; a change of user goes on from there."""
 
 
-class _Leg:
+class _Side:
     """One side's packets: what has come, and the number that the next one has."""
 
     def __init__(self) -> None:
@@ -129,8 +129,8 @@ class _Exchange:
     """Two legs with an authentication between them."""
 
     def __init__(self) -> None:
-        self._client = _Leg()
-        self._server = _Leg()
+        self._client = _Side()
+        self._server = _Side()
 
     def refusal(self, error: ServerError) -> bytes:
         """The packet that tells the client why it is sent away."""
@@ -147,7 +147,7 @@ class _Exchange:
         self._client.received(packet.seq)
         return packet.payload
 
-    def _framed(self, said: Said) -> list[Step]:
+    def _framed(self, said: LoggedEffect) -> list[Step]:
         return [
             ToClient(self._client.send(each.data))
             if isinstance(each, ToClient)
@@ -212,7 +212,7 @@ class LoginRelay(_Exchange):
                 steps += self._answered(payload, self.greeting)
         return steps
 
-    def _server_said(self, payload: bytes) -> Said:
+    def _server_said(self, payload: bytes) -> LoggedEffect:
         first = payload[0] if payload else None
         if first == ERR and self.greeting is not None and self._response is None:
             self._early_refusal = payload

@@ -16,14 +16,14 @@ from typing import Any
 from engine.service import Engine
 from engine.store.port import Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
-from proxy.server.transports import ClientLeg, ServerLeg
-from proxy.session.gathering import Gathering
+from proxy.server.transports import ClientConnection, BackingConnection
+from proxy.session.statement_memory import StatementMemory
 from proxy.session.session import Session
 from proxy.session.stream import INTERRUPTED, SERVER_LOST
 from proxy.settings import Settings
 from proxy.statements.administration import Administration
-from proxy.statements.inspection import Inspection
-from proxy.statements.reading import Reading
+from proxy.statements.show import Show
+from proxy.statements.long_statements import Reading
 from proxy.statements.statements import Statements
 from proxy.transport.tls import Tls
 from proxy.transport.unixsocket import UnixSocket
@@ -63,8 +63,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
         self.reading = Reading()
-        self.gathering = Gathering(settings.gathered_bytes_max)
-        administration = Administration(engine, Inspection(engine, self.streams), self.reading)
+        self.statement_memory = StatementMemory(settings.gathered_bytes_max)
+        administration = Administration(engine, Show(engine, self.streams), self.reading)
         self.carry_out = Statements(engine, settings, administration, self.reading).carry_out
 
     # Life.
@@ -183,11 +183,11 @@ class Proxy:
 
     # Taking in.
 
-    def _accept(self) -> ClientLeg:
-        return ClientLeg(Session(self, next(self._numbers)))
+    def _accept(self) -> ClientConnection:
+        return ClientConnection(Session(self, next(self._numbers)))
 
-    def _accept_local(self) -> ClientLeg:
-        return ClientLeg(Session(self, next(self._numbers), client_is_local=True))
+    def _accept_local(self) -> ClientConnection:
+        return ClientConnection(Session(self, next(self._numbers), client_is_local=True))
 
     async def _connect(self, session: Session) -> None:
         """Open the backing connection of a new client, or tell the client why not."""
@@ -199,7 +199,7 @@ class Proxy:
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
                 transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: ServerLeg(session), host, port
+                    lambda: BackingConnection(session), host, port
                 )
         except (OSError, TimeoutError) as error:
             reason = str(error) or "it does not answer"

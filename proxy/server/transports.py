@@ -11,7 +11,7 @@ from typing import cast
 from proxy.session.session import Session
 
 
-class ClientLeg(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """asyncio's view of the client's connection."""
 
     def __init__(self, session: Session) -> None:
@@ -35,7 +35,7 @@ class ClientLeg(asyncio.Protocol):
         self._session.client_has_room()
 
 
-class ServerLeg(asyncio.Protocol):
+class BackingConnection(asyncio.Protocol):
     """asyncio's view of the backing connection."""
 
     def __init__(self, session: Session) -> None:

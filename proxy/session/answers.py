@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from proxy.session.hints import Tag
+from proxy.session.commit_notices import Tag
 from proxy.wire.framing import Packet, Packets
 from proxy.wire.packets import ServerError, parse_err
 from proxy.wire.walker import Outcome
@@ -27,7 +27,7 @@ class Answer:
         return None if self.outcome.ok else parse_err(self.packets[-1].payload)
 
 
-class Question:
+class InternalQuery:
     """A question of ours that the server has not answered yet."""
 
     def __init__(self) -> None:

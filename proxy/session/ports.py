@@ -12,9 +12,9 @@ from engine.service import Engine
 from engine.store.port import Origin
 from proxy.login.relay import LoggedIn
 from proxy.session.answers import Answer
-from proxy.session.gathering import Gathering
-from proxy.session.hints import Hints, Tag
-from proxy.session.judge import Judge
+from proxy.session.statement_memory import StatementMemory
+from proxy.session.commit_notices import CommitNotices, Tag
+from proxy.session.command_classifier import CommandClassifier
 from proxy.session.stream import Stream
 from proxy.settings import Settings
 from proxy.transport.tls import Tls
@@ -35,8 +35,8 @@ class ClientTransport(Protocol):
 class ClientSession(Protocol):
     """One client's session, as statements of ours see it. They run one at a time."""
 
-    judge: Judge
-    hints: Hints
+    classifier: CommandClassifier
+    commit_notices: CommitNotices
     stream: Stream | None
     interrupted: ServerError | None
     charset: str
@@ -114,7 +114,7 @@ class SessionHost(Protocol[Hosted_contra]):
     backend: tuple[str, int]
     tls: Tls
     engine: Engine
-    gathering: Gathering
+    statement_memory: StatementMemory
 
     @property
     def carry_out(self) -> Callable[[Hosted_contra, Verb, bytes], Coroutine[Any, Any, None]]:

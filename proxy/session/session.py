@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING
 from engine.store.port import Origin
 from proxy.login.dialogue import LoginRefused, ToClient, ToServer
 from proxy.login.relay import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
-from proxy.session.answers import Answer, Question
-from proxy.session.hints import Hints, Killed, Preparing, Tag
-from proxy.session.judge import (
+from proxy.session.answers import Answer, InternalQuery
+from proxy.session.commit_notices import CommitNotices, Killed, Preparing, Tag
+from proxy.session.command_classifier import (
     ABOUT_STATEMENTS,
     COM_STMT_SEND_LONG_DATA,
     EXECUTIONS,
-    UNCLEAR,
+    NOT_FAST,
     UNREMARKABLE,
     CarriedOutHere,
-    Judge,
+    CommandClassifier,
 )
 from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
@@ -44,7 +44,7 @@ from proxy.wire.mimic_adapter import ServerStatus
 from proxy.wire.packets import UNREACHABLE, ServerError, make_err
 from proxy.wire.params import make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
-from sqlrewrite.classify import OWN_VERBS, Verb
+from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb
 
 if TYPE_CHECKING:
     from proxy.session.ports import SessionHost
@@ -69,8 +69,8 @@ class Session:
         self.stream: Stream | None = None
         self.interrupted: ServerError | None = None
         """Why the running statement of ours is to end, if somebody wants it to: looked at between its steps."""
-        self.judge = Judge()
-        self.hints = Hints(proxy.engine)
+        self.classifier = CommandClassifier()
+        self.commit_notices = CommitNotices(proxy.engine)
         self.codec = "utf-8"
         self.charset = "utf8mb4"
         """The charset in which the client writes, as of the last time it was asked for; `codec`: as Python calls it."""
@@ -78,7 +78,7 @@ class Session:
         self._server_is_full = False
         self._client_is_full = False
         self._client_is_held = False
-        self._framer = CommandFramer(self.judge.wants_whole, partial(proxy.gathering.grown, self))
+        self._framer = CommandFramer(self.classifier.wants_whole, partial(proxy.statement_memory.grown, self))
         self._walker: ResponseWalker[Tag]
         self._pipelined_max = proxy.settings.pipelined_max
         self._withheld: deque[Event] = deque()
@@ -86,7 +86,7 @@ class Session:
         self._running_bytes = 0
         """Of the statement of ours that is carried out."""
         self._task: asyncio.Task[None] | None = None
-        self._question: Question | None = None
+        self._internal_query: InternalQuery | None = None
         self._change_user: ChangeUserRelay | None = None
         """A change of user under way, where what is said must be fitted to two legs of different kind."""
         self._farewell: ServerError | None = None
@@ -126,7 +126,7 @@ class Session:
     @property
     def in_step(self) -> bool:
         """Whether the server is there and owes nothing: then a statement of ours can fail and the connection go on."""
-        return self._walker.idle and self._question is None and self._server_ready
+        return self._walker.idle and self._internal_query is None and self._server_ready
 
     @property
     def idle(self) -> bool:
@@ -160,7 +160,7 @@ class Session:
                 self._client_said_in_login(self.login, data)
                 return
             at_rest = self._task is None and not self._withheld and self._change_user is None
-            if at_rest and self._framer.is_command(data) and (tag := self.judge.glance(data)) is not UNCLEAR:
+            if at_rest and self._framer.is_command(data) and (tag := self.classifier.classify_fast(data)) is not NOT_FAST:
                 self._relay(data[HEADER], tag, data)
                 return
             for event in self._framer.feed(data):
@@ -180,7 +180,7 @@ class Session:
             return
         self._closed = True
         self._farewell = None
-        self.proxy.gathering.holds(self, 0, 0)
+        self.proxy.statement_memory.holds(self, 0, 0)
         self._deadline.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -222,7 +222,7 @@ class Session:
             if self.login is not None:
                 self._server_said_in_login(self.login, data)
                 return
-            apart = self._closed or self._change_user or self._question or self.stream
+            apart = self._closed or self._change_user or self._internal_query or self.stream
             if not apart:
                 self.client.write(data)  # First of all: the client need not wait for what is thought about it.
             events = self._walker.feed(data)
@@ -268,8 +268,8 @@ class Session:
             return
         # It can acknowledge nothing any more, and may take long to read what it was sent.
         self.proxy.engine.disconnected(self.number)
-        if self._question is not None and not self._question.answered.done():
-            self._question.answered.set_exception(ConnectionResetError("the server closed the connection"))
+        if self._internal_query is not None and not self._internal_query.answered.done():
+            self._internal_query.answered.set_exception(ConnectionResetError("the server closed the connection"))
         if self.stream is not None:
             self.stream.abort(SERVER_LOST)
         elif self._task is None and not (self.login is not None and self.login.waiting):
@@ -331,32 +331,32 @@ class Session:
 
     async def ask(self, text: bytes) -> Answer:
         """Run a statement of ours on this connection; its answer is not shown to the client."""
-        return await self.ask_command(make_query(text, attributes=self.judge.attributes))
+        return await self.ask_command(make_query(text, attributes=self.classifier.attributes))
 
     async def ask_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
-        assert self._question is None
+        assert self._internal_query is None
         if not self._walker.idle:
             raise WireError("the server speaks out of turn")
         if not self._server_ready:
             raise ConnectionResetError("the server closed the connection")
-        self._question = Question()
+        self._internal_query = InternalQuery()
         try:
             self._walker.expect(payload[0], None)
             self.server.write(frame(payload, 0))
-            return await self._question.answered
+            return await self._internal_query.answered
         finally:
-            self._question = None
+            self._internal_query = None
 
     def forward(self, payload: bytes, tag: Tag) -> None:
         """Send a command in the client's name; its answer goes to the client."""
-        self.judge.preparing = isinstance(tag, Preparing)
+        self.classifier.preparing = isinstance(tag, Preparing)
         self._walker.expect(payload[0], tag)
         self._write_server(frame(payload, 0))
 
     def show(self, answer: Answer, tag: Tag) -> None:
         """Pass the answer to a command of ours on to the client, as if the client had sent that command."""
-        self.judge.answered(replace(answer.outcome, tag=tag))
+        self.classifier.answered(replace(answer.outcome, tag=tag))
         self.send(b"".join(frame(packet.payload, packet.seq) for packet in answer.packets))
 
     def send_error(self, error: ServerError) -> None:
@@ -414,8 +414,8 @@ class Session:
             self._carry_out(self._change_user.from_server(data))
             if self._change_user.over:
                 self._change_user = None
-        elif self._question is not None:
-            self._question.feed(data)
+        elif self._internal_query is not None:
+            self._internal_query.feed(data)
 
     def _client_said_in_login(self, login: LoginRelay, data: bytes) -> None:
         self._carry_out(login.from_client(data))
@@ -430,7 +430,7 @@ class Session:
             self._deadline.cancel()
             self.login = None
             self.info = login.done
-            self.judge.logged_in(self.capabilities)
+            self.classifier.logged_in(self.capabilities)
             self._walker = ResponseWalker(self.capabilities, login.done.status)
             self.proxy.session_opened(self)
 
@@ -451,15 +451,15 @@ class Session:
             return False
         if event.byte == COM_CHANGE_USER and self.info is not None and self.info.dialogue.translates:
             return self._begin_change_of_user(event, self.info)
-        if self.judge.preparing and event.byte in ABOUT_STATEMENTS:
+        if self.classifier.preparing and event.byte in ABOUT_STATEMENTS:
             return False  # It may be about the statement whose number we are waiting for.
         if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
             raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
-        verb, tag = self.judge.look(event)
-        if (verb is not Verb.OTHER and verb in OWN_VERBS) or (tag is not None and isinstance(tag, CarriedOutHere)):
+        verb, tag = self.classifier.look(event)
+        if (verb is not Verb.OTHER and verb in QUEUE_STATEMENT_VERBS) or (tag is not None and isinstance(tag, CarriedOutHere)):
             return self._begin(verb, event)
         long_data = event.byte == COM_STMT_SEND_LONG_DATA
-        self._relay(event.byte, tag, self.judge.renumbered(event) if long_data else event.data)
+        self._relay(event.byte, tag, self.classifier.renumbered(event) if long_data else event.data)
         return True
 
     def _relay(self, byte: int, tag: Tag, data: bytes) -> None:
@@ -482,7 +482,7 @@ class Session:
         """Answer a statement whose bytes are gone."""
         if self._change_user is not None or not self._walker.idle:
             return False
-        error = self.proxy.gathering.refusal
+        error = self.proxy.statement_memory.refusal
         if command.byte in EXECUTIONS:  # The server has long data for it, which the next one would take for its own.
             raise PacketTooLarge(error.message)
         self.send_error(error)
@@ -491,13 +491,13 @@ class Session:
     def _tell_memory(self) -> None:
         """What is held of the client's, for the bound over all sessions."""
         if not self._closed:
-            self.proxy.gathering.holds(self, self._framer.gathered, self._withheld_bytes + self._running_bytes)
+            self.proxy.statement_memory.holds(self, self._framer.gathered, self._withheld_bytes + self._running_bytes)
 
     def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:
         """A dialogue follows in which a password may be shown: fit it to the two legs, as the login was."""
         if not self._walker.idle:
             return False
-        self.judge.session_command(command)
+        self.classifier.session_command(command)
         self._walker.expect(command.byte, None)
         self._change_user = ChangeUserRelay(login)
         self._carry_out(self._change_user.begin(command.payload))
@@ -505,7 +505,7 @@ class Session:
 
     def _finished(self, outcome: Outcome[Tag]) -> None:
         """The server has answered a command."""
-        question = self._question
+        question = self._internal_query
         if question is not None:
             question.finish(outcome)
             return
@@ -514,10 +514,10 @@ class Session:
             self.stream.abort(SERVER_LOST)
             return
         if outcome.tag is not None or outcome.command not in UNREMARKABLE:
-            self.judge.answered(outcome)
+            self.classifier.answered(outcome)
             if isinstance(outcome.tag, Killed) and outcome.ok:
                 self.proxy.killed(outcome.tag.kill, self.origin)
-        self.hints.finished(outcome)
+        self.commit_notices.finished(outcome)
 
     # Ours.
 
@@ -532,10 +532,10 @@ class Session:
         self._task = asyncio.get_running_loop().create_task(
             self.proxy.carry_out(self, verb, command.payload), name=f"session {self.number}: {verb.name}"
         )
-        self._task.add_done_callback(self._ours_is_done)
+        self._task.add_done_callback(self._queue_statement_done)
         return True
 
-    def _ours_is_done(self, task: asyncio.Task[None]) -> None:
+    def _queue_statement_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self.stream = None
         self._running_bytes = 0
@@ -556,7 +556,7 @@ class Session:
     def _withhold(self, event: Event) -> None:
         self._withheld.append(event)
         self._withheld_bytes += _size(event)
-        if self._withheld_bytes > self.proxy.settings.withheld_bytes_max or self.proxy.gathering.full:
+        if self._withheld_bytes > self.proxy.settings.withheld_bytes_max or self.proxy.statement_memory.full:
             self._hold_client()
 
     def _hold_client(self) -> None:

@@ -25,18 +25,18 @@ from engine.catalog.directives import (
 )
 from engine.model import QueueTable, TableId
 from engine.service import Engine
-from proxy.session.hints import PreparedQueueStatement, Preparing
-from proxy.session.questions import (
+from proxy.session.commit_notices import PreparedQueueStatement, Preparing
+from proxy.session.internal_queries import (
     NO_DATABASE,
     UNBOUND,
     Context,
-    end_what_we_began,
+    end_own_transaction,
     read_context,
     refuse_temporary,
 )
 from proxy.statements.creation import Creation
-from proxy.statements.inspection import QUEUE_COLUMNS, STREAM_COLUMNS, Inspection
-from proxy.statements.reading import Reading
+from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, Show
+from proxy.statements.long_statements import Reading
 from proxy.statements.results import NAME, TEXT, Column, Result, answer_execute, answer_query
 from proxy.statements.tables import (
     change_comment,
@@ -47,7 +47,7 @@ from proxy.statements.tables import (
     show_create_table,
     table_id,
 )
-from proxy.statements.upkeep import Upkeep, refuse_in_transaction
+from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError
@@ -70,7 +70,7 @@ from sqlrewrite.queues import (
 )
 
 if TYPE_CHECKING:
-    from proxy.session.judge import OwnStatement
+    from proxy.session.command_classifier import TrackedStatement
     from proxy.session.ports import ClientSession
 
 CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
@@ -82,11 +82,11 @@ Answer = bytes | Result
 class Administration:
     """Carries out the statements about queues."""
 
-    def __init__(self, engine: Engine, inspection: Inspection, reading: Reading) -> None:
+    def __init__(self, engine: Engine, inspection: Show, reading: Reading) -> None:
         self._engine = engine
         self._reading = reading
         self._inspection = inspection
-        self._upkeep = Upkeep(engine)
+        self._upkeep = PurgeRedrive(engine)
         self._creation = Creation(engine)
 
     # The three commands.
@@ -94,11 +94,11 @@ class Administration:
     async def query(self, session: ClientSession, payload: bytes) -> None:
         """A statement as text."""
         was_in_transaction = session.in_transaction
-        context, statement = await self._read(session, query_text(payload, attributes=session.judge.attributes))
+        context, statement = await self._read(session, query_text(payload, attributes=session.classifier.attributes))
         if isinstance(statement, RedriveQueue) and statement.param_count:
             raise UNBOUND.again()
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
-        await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
             await answer_query(session, answer, was_in_transaction=was_in_transaction)
         else:
@@ -108,7 +108,7 @@ class Administration:
         """PREPARE: the server prepares something with the same columns and parameters, and so gives it a number."""
         was_in_transaction = session.in_transaction
         _, statement = await self._read(session, payload[1:])
-        await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
         columns = _columns(statement)
         params = statement.param_count if isinstance(statement, RedriveQueue) else 0
         text = Result(columns).select(params) if columns else "DO " + ", ".join(["0", *["?"] * params])
@@ -116,7 +116,7 @@ class Administration:
         session.forward(bytes([COM_STMT_PREPARE]) + text.encode("ascii"), preparing)
 
     async def execute(
-        self, session: ClientSession, own: OwnStatement, prepared: PreparedQueueStatement, payload: bytes
+        self, session: ClientSession, own: TrackedStatement, prepared: PreparedQueueStatement, payload: bytes
     ) -> None:
         """The execution of what was prepared."""
         statement = prepared.statement
@@ -128,13 +128,13 @@ class Administration:
                 statement.param_count,
                 types=own.types,
                 long_data=own.long_data,
-                attributes=session.judge.attributes,
+                attributes=session.classifier.attributes,
             )
             own.types = execute.types
             values = zip(execute.values, execute.types, strict=False)  # Attributes have types as well.
             statement = statement.bind([python_value(value, kind, context.codec) for value, kind in values])
         answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
-        await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
         if isinstance(answer, Result):
             await answer_execute(session, answer, was_in_transaction=was_in_transaction)
         else:

@@ -16,7 +16,7 @@ from engine.model import NS_PER_S, BrokenTable, Policy, TableId
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_LEAST_NS
 from engine.store.queries import first_partition_clause
-from proxy.session.questions import Refused, rows
+from proxy.session.internal_queries import Refused, rows
 from proxy.statements.declared import problems_of
 from proxy.statements.tables import (
     change_comment,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from engine.dispatch.redelivery import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
 from engine.quoting import qualified, quoted
-from proxy.session.questions import ask_text, rows, rows_of, text_rows
+from proxy.session.internal_queries import ask_text, rows, rows_of, text_rows
 from proxy.wire.columns import parse_column
 from proxy.wire.fields import Reader
 from proxy.wire.handshake import MARIADB_EXTENDED_METADATA

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.session.questions import end_what_we_began, not_refused, text_literal
+from proxy.session.internal_queries import end_own_transaction, not_refused, text_literal
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.mimic_adapter import Commands
@@ -87,6 +87,6 @@ async def _pass_on(session: ClientSession, answer: Answer, *, was_in_transaction
     """With autocommit off the SELECT has begun a transaction, which the client did not ask for: it ends before the
     client hears of it."""
     *packets, last = answer.packets
-    await end_what_we_began(session, was_in_transaction=was_in_transaction)
+    await end_own_transaction(session, was_in_transaction=was_in_transaction)
     end = make_end(session.capabilities, session.status)
     session.send(b"".join(frame(each.payload, each.seq) for each in packets) + frame(end, last.seq))

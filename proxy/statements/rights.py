@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from engine.model import QueueTable
-from proxy.session.questions import end_what_we_began, spelled
+from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.stream import INTERRUPTED
 from proxy.wire.packets import ServerError
 from sqlrewrite.names import TableName, quote
@@ -50,7 +50,7 @@ class Rights:
         """The server's word that the client may not have the rows any more; None if it may. Raises ConnectionError."""
         was_in_transaction = session.in_transaction
         refusal = await self._refusal(session, self._probe)
-        await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
         if refusal is None:
             account = await self._refusal(session, ACCOUNT)
             if account is not None and account.code in NO_ACCOUNT:

@@ -21,8 +21,8 @@ from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, T
 from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
 from engine.store.port import StoreError
-from proxy.session.hints import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, settled
-from proxy.session.questions import (
+from proxy.session.commit_notices import PreparedQueueStatement, PreparedSettle, PreparedStream, Preparing, settled
+from proxy.session.internal_queries import (
     NO_DATABASE,
     UNBOUND,
     Context,
@@ -31,7 +31,7 @@ from proxy.session.questions import (
     ask_text,
     definition_seen,
     encodable,
-    end_what_we_began,
+    end_own_transaction,
     keep_next_transaction,
     not_refused,
     read_context,
@@ -40,7 +40,7 @@ from proxy.session.questions import (
 from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.settings import Settings
 from proxy.statements.administration import Administration
-from proxy.statements.reading import Reading, in_steps
+from proxy.statements.long_statements import Reading, in_steps
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import WireError
@@ -56,7 +56,7 @@ from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 
 if TYPE_CHECKING:
     from proxy.session.answers import Answer
-    from proxy.session.judge import OwnStatement
+    from proxy.session.command_classifier import TrackedStatement
     from proxy.session.ports import ClientSession
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Statements:
             failed = unforeseen(error, session.number)
         if session.in_step:
             with suppress(ConnectionError, WireError):
-                await end_what_we_began(session, was_in_transaction=was_in_transaction)
+                await end_own_transaction(session, was_in_transaction=was_in_transaction)
         session.send(frame(as_packet(failed), 1))
         if not session.in_step:
             session.client.close()
@@ -117,18 +117,18 @@ class Statements:
             case (Commands.COM_STMT_PREPARE, Verb.QUEUE):
                 await self._administration.prepare(session, payload)
             case (Commands.COM_QUERY, Verb.STREAM):
-                await self._stream(session, query_text(payload, attributes=session.judge.attributes))
+                await self._stream(session, query_text(payload, attributes=session.classifier.attributes))
             case (Commands.COM_STMT_PREPARE, Verb.STREAM):
                 await self._prepare_stream(session, payload[1:])
             case (Commands.COM_QUERY, _):
-                await self._settle(session, query_text(payload, attributes=session.judge.attributes))
+                await self._settle(session, query_text(payload, attributes=session.classifier.attributes))
             case (Commands.COM_STMT_PREPARE, _):
                 await self._prepare_settle(session, payload[1:])
             case _:
                 await self._execute(session, payload)
 
     async def _execute(self, session: ClientSession, payload: bytes) -> None:
-        own = session.judge.statement(execute_id(payload))
+        own = session.classifier.statement(execute_id(payload))
         assert own is not None
         if payload[0] == COM_STMT_BULK_EXECUTE:
             raise NO_BULK.again()
@@ -182,7 +182,7 @@ class Statements:
         where = (condition.template() if condition else "TRUE") + " AND ? IS NULL" * others
         columns = _columns(statement, queue)
         select = _select(queue, columns, statement.partitions, where)
-        await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
         session.check_interrupted()
         prepared = PreparedStream(queue.id, statement, columns)
         if (encoded := encodable(session, select)) is not None:
@@ -192,7 +192,7 @@ class Statements:
             session.show(answer, Preparing(prepared))
 
     async def _execute_stream(
-        self, session: ClientSession, own: OwnStatement, prepared: PreparedStream, payload: bytes
+        self, session: ClientSession, own: TrackedStatement, prepared: PreparedStream, payload: bytes
     ) -> None:
         statement = prepared.statement
         execute = parse_execute(
@@ -200,7 +200,7 @@ class Statements:
             statement.param_count,
             types=own.types,
             long_data=own.long_data,
-            attributes=session.judge.attributes,
+            attributes=session.classifier.attributes,
         )
         own.types = execute.types
         was_in_transaction = session.in_transaction
@@ -222,7 +222,7 @@ class Statements:
                 order,
                 types=own.types,
                 long_data=own.long_data,
-                attributes=session.judge.attributes,
+                attributes=session.classifier.attributes,
             )
         own.long_data = frozenset()  # It was for one execution.
         session.check_interrupted()
@@ -244,7 +244,7 @@ class Statements:
         was_in_transaction: bool,
     ) -> None:
         """Send the column packets, then rows until the stream ends, then what ends a result."""
-        await end_what_we_began(session, was_in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
         session.check_interrupted()  # From here on the stream itself is there to be ended.
         *columns, last = header.packets
         stream = Stream(
@@ -298,8 +298,8 @@ class Statements:
 
     async def _settle(self, session: ClientSession, text: bytes) -> None:
         statement, table = await self._read_settle(session, text)
-        update = make_query(statement.update(), attributes=session.judge.attributes)
-        may_be_hidden = session.judge.may_be_hidden(table)
+        update = make_query(statement.update(), attributes=session.classifier.attributes)
+        may_be_hidden = session.classifier.may_be_hidden(table)
         session.forward(update, settled(statement, table, may_be_hidden=may_be_hidden))
 
     async def _prepare_settle(self, session: ClientSession, text: bytes) -> None:
@@ -317,7 +317,7 @@ class Statements:
             session,
             settle_steps(text, codec, no_backslash_escapes=session.no_backslash_escapes, ansi_quotes=ansi_quotes),
         )
-        db = statement.table.db or session.judge.known_db or (await read_context(session)).db
+        db = statement.table.db or session.classifier.known_db or (await read_context(session)).db
         queue = await self._table_to_settle(session, TableName(statement.table.name, db))
         session.check_interrupted()
         return statement, queue
@@ -331,7 +331,7 @@ class Statements:
         queue = await self._queue(session, table, text=seen, fresh=seen is None)
         probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
         await ask_text(session, probe.format(table.quoted()))
-        session.judge.not_hidden(queue.id)
+        session.classifier.not_hidden(queue.id)
         return queue
 
     async def _queue(
@@ -368,7 +368,7 @@ async def _asked_to_prepare(session: ClientSession, text: bytes) -> Answer:
     return await session.ask_command(bytes([COM_STMT_PREPARE]) + text)
 
 
-def _execute_settle(session: ClientSession, own: OwnStatement, prepared: PreparedSettle, payload: bytes) -> None:
+def _execute_settle(session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes) -> None:
     """Run a prepared NACK or EXTEND whose time is a parameter: the client's last, and the UPDATE's first."""
     statement = prepared.statement
     execute = parse_execute(
@@ -376,7 +376,7 @@ def _execute_settle(session: ClientSession, own: OwnStatement, prepared: Prepare
         statement.param_count,
         types=own.types,
         long_data=own.long_data,
-        attributes=session.judge.attributes,
+        attributes=session.classifier.attributes,
     )
     own.types = execute.types
     statement.check_delay(execute.values)
@@ -386,7 +386,7 @@ def _execute_settle(session: ClientSession, own: OwnStatement, prepared: Prepare
         (others, *range(others)),
         types=execute.types,
         long_data=own.long_data,
-        attributes=session.judge.attributes,
+        attributes=session.classifier.attributes,
     )
     own.long_data = frozenset()
     session.forward(reordered, prepared.settled(execute.values, may_be_hidden=True))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.catalog.directives import is_marked, make_comment, split_comment
 from engine.model import TableId
 from engine.service import Engine
-from proxy.session.questions import (
+from proxy.session.internal_queries import (
     Context,
     Refused,
     ask,
@@ -104,7 +104,7 @@ async def show_create_table(session: ClientSession, context: Context, table: Tab
 async def change_schema(engine: Engine, session: ClientSession, text: str, *, may_fail: bool = False) -> Answer:
     """A change of a table. It ends the client's transaction, as the server's own DDL does."""
     answer = await spelled(session, text, session.ask)
-    session.hints.finished(answer.outcome)
+    session.commit_notices.finished(answer.outcome)
     engine.schema_changed()
     return answer if may_fail else not_refused(answer)
 

@@ -18,7 +18,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from engine.store.connection import BackendAddress, LinkLimits, connect
+from engine.store.connection import BackendAddress, ConnectionLimits, connect
 from engine.store.pymysql_adapter import Connection, MySQLError
 from proxy.settings import BadSetting
 from proxy.transport.addresses import is_loopback, shown
@@ -73,12 +73,12 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def check_taken(address: BackendAddress, limits: LinkLimits) -> None:
+def check_taken(address: BackendAddress, limits: ConnectionLimits) -> None:
     """Log in as the engine behind a header. Raises BadSetting when the server does not take it.
 
     It blocks, for as long as `limits` allow for two connections. Precondition: without a header the login succeeds.
     """
-    connection = connect(address, LinkLimits(read_s=limits.connect_s), Connection, defer_connect=True)
+    connection = connect(address, ConnectionLimits(read_s=limits.connect_s), Connection, defer_connect=True)
     try:
         with _introduced(address, limits) as channel:
             connection.connect(channel)
@@ -91,13 +91,13 @@ def check_taken(address: BackendAddress, limits: LinkLimits) -> None:
         ) from None
 
 
-def _introduced(address: BackendAddress, limits: LinkLimits) -> socket.socket:
+def _introduced(address: BackendAddress, limits: ConnectionLimits) -> socket.socket:
     channel = socket.create_connection((address.host, address.port), timeout=limits.connect_s)
     channel.sendall(LOCAL)
     return channel
 
 
-def _objection(address: BackendAddress, limits: LinkLimits) -> str:
+def _objection(address: BackendAddress, limits: ConnectionLimits) -> str:
     """What the server answers to a header in place of a login, which a client that logs in does not come to read."""
     packets, said = Packets(OBJECTION_MAX), ""
     with suppress(OSError, WireError), _introduced(address, limits) as channel:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.model import NS_PER_S, Buried, QueueTable, TableId, Wanted
+from engine.model import NS_PER_S, MoveResult, QueueTable, TableId, Wanted
 from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.partition_plan import AHEAD
@@ -269,9 +269,9 @@ class TestRows:
         (claimed,) = store.claim(table, [Wanted(entry.key, 0, HOUR)]).value
         assert claimed.epoch == 1
         subject.execute("UPDATE messages SET time_next = 0 WHERE time_acked IS NULL")
-        assert store.bury(table, [Wanted(5, 1, HOUR)], TableId(subject.database, "absent")).value.problem
+        assert store.move_dead_letters(table, [Wanted(5, 1, HOUR)], TableId(subject.database, "absent")).value.problem
         subject.execute("UPDATE messages SET time_next = 0 WHERE time_acked IS NULL")
-        assert store.bury(table, [Wanted(5, 1, HOUR)], subject.dead_letter()).value == Buried((5,))
+        assert store.move_dead_letters(table, [Wanted(5, 1, HOUR)], subject.dead_letter()).value == MoveResult((5,))
         assert subject.execute("SELECT * FROM messages") == before
 
     def test_it_says_that_ids_are_not_kept_unique(self, subject: ServerSubject) -> None:
@@ -323,7 +323,7 @@ def test_a_table_that_is_partitioned_by_its_id_is_a_queue_like_any_other(server:
     subject.acknowledge(*(each.key for each in claims[:10]))
     assert len(store.lookup(table, [each.key for each in claims]).value) == 30
     assert (
-        store.bury(table, [Wanted(key, 0, HOUR) for key in range(1, 11)], subject.dead_letter()).value.problem is None
+        store.move_dead_letters(table, [Wanted(key, 0, HOUR) for key in range(1, 11)], subject.dead_letter()).value.problem is None
     )
     assert store.purge(table, 0, 100).value == 10
     assert subject.execute("SELECT COUNT(*) FROM messages") == [(80,)]

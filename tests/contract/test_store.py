@@ -11,7 +11,7 @@ import pytest
 
 from engine.model import (
     NS_PER_S,
-    Buried,
+    MoveResult,
     Claimed,
     Delivery,
     Key,
@@ -453,21 +453,21 @@ class TestRelease:
 
 
 class TestBury:
-    def bury(self, subject: Subject, *keys: int, epoch: int = 3, wait_ns: int = HOUR) -> Buried:
+    def move_dead_letters(self, subject: Subject, *keys: int, epoch: int = 3, wait_ns: int = HOUR) -> MoveResult:
         wanted = [Wanted(key, epoch, wait_ns) for key in keys]
-        return subject.store.bury(subject.table, wanted, subject.dead_letter()).value
+        return subject.store.move_dead_letters(subject.table, wanted, subject.dead_letter()).value
 
     def test_a_dead_message_moves_with_its_epoch_and_priority_and_is_due_there_now(self, subject: Subject) -> None:
         put_due(subject, 1, 2, priority=7, epoch=3)
-        answer = subject.store.bury(subject.table, [Wanted(1, 3, HOUR)], subject.dead_letter())
-        assert answer.value == Buried((1,))
+        answer = subject.store.move_dead_letters(subject.table, [Wanted(1, 3, HOUR)], subject.dead_letter())
+        assert answer.value == MoveResult((1,))
         assert subject.row(1) is None
         assert subject.row(2) is not None
         assert subject.dead(1) == Row(1, 7, 3, answer.now_ns)
 
     def test_an_id_of_0_is_an_id_there_too(self, subject: Subject) -> None:
         put_due(subject, 0, epoch=3)
-        assert self.bury(subject, 0) == Buried((0,))
+        assert self.move_dead_letters(subject, 0) == MoveResult((0,))
         assert subject.dead(0)
 
     def test_only_what_could_be_claimed_is_moved_and_the_rest_is_left_alone(self, subject: Subject) -> None:
@@ -477,14 +477,14 @@ class TestBury:
         subject.acknowledge(3)
         before = [subject.row(key) for key in (2, 3, 4, 5)]
         with subject.locked(4):
-            assert self.bury(subject, 1, 2, 3, 4, 5, 6, 99) == Buried((1, 6))
+            assert self.move_dead_letters(subject, 1, 2, 3, 4, 5, 6, 99) == MoveResult((1, 6))
         assert [subject.row(key) for key in (2, 3, 4, 5)] == before
         assert [key for key in range(1, 7) if subject.dead(key)] == [1, 6]
 
     def test_an_acknowledged_row_of_its_id_gives_way(self, subject: Subject) -> None:
         put_due(subject, 1, 2, epoch=3)
         subject.put_dead(Row(1, 9, 9, None, 5))
-        assert self.bury(subject, 1, 2) == Buried((1, 2))
+        assert self.move_dead_letters(subject, 1, 2) == MoveResult((1, 2))
         row = subject.dead(1)
         assert row is not None
         assert (row.priority, row.epoch, row.time_acked_ns) == (0, 3, None)
@@ -495,7 +495,7 @@ class TestBury:
         put_due(subject, 1, 2, 3, priority=4, epoch=3)
         there = Row(2, 9, 9, 5)
         subject.put_dead(there)
-        answer = subject.store.bury(
+        answer = subject.store.move_dead_letters(
             subject.table, [Wanted(key, 3, key * HOUR) for key in (1, 2, 3)], subject.dead_letter()
         )
         assert answer.value.moved == (1, 3)
@@ -507,7 +507,7 @@ class TestBury:
     def test_without_a_dead_letter_table_nothing_moves_and_each_waits_for_its_own_time(self, subject: Subject) -> None:
         put_due(subject, 1, 2, epoch=3)
         absent = TableId(subject.table.id.db, "absent")
-        answer = subject.store.bury(subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], absent)
+        answer = subject.store.move_dead_letters(subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], absent)
         assert answer.value.moved == ()
         assert answer.value.problem
         assert "absent" in answer.value.problem
@@ -518,7 +518,7 @@ class TestBury:
         put_due(subject, 1, 2, epoch=3)
         subject.put_dead(Row(2, 9, 9, None, 5))
         subject.close_dead_letter()
-        answer = subject.store.bury(subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], subject.dead_letter())
+        answer = subject.store.move_dead_letters(subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], subject.dead_letter())
         assert (answer.value.moved, bool(answer.value.problem)) == ((), True)
         for key in (1, 2):
             assert subject.row(key) == Row(key, 0, 3, answer.now_ns + key * HOUR)
@@ -526,20 +526,20 @@ class TestBury:
 
     def test_a_table_is_not_its_own_dead_letter_table(self, subject: Subject) -> None:
         put_due(subject, 1, epoch=3)
-        buried = subject.store.bury(subject.table, [Wanted(1, 3, HOUR)], subject.table.id).value
-        assert (buried.moved, bool(buried.problem)) == ((), True)
+        result = subject.store.move_dead_letters(subject.table, [Wanted(1, 3, HOUR)], subject.table.id).value
+        assert (result.moved, bool(result.problem)) == ((), True)
         assert subject.row(1)
 
     def test_what_is_dead_can_be_claimed_where_it_lies(self, subject: Subject) -> None:
         put_due(subject, 1, epoch=3)
-        self.bury(subject, 1)
+        self.move_dead_letters(subject, 1)
         dead = subject.store.describe(subject.dead_letter()).value
         assert isinstance(dead, QueueTable)
         (claimed,) = subject.store.claim(dead, [Wanted(1, 3, S)]).value
         assert claimed.epoch == 4
 
     def test_nothing_dead_is_nothing_moved(self, subject: Subject) -> None:
-        assert self.bury(subject) == Buried(())
+        assert self.move_dead_letters(subject) == MoveResult(())
 
 
 class TestPurge:
@@ -608,7 +608,7 @@ class TestClock:
             store.fetch(table, TEXT, {1: Delivery(0, 0)}, 1000),
             store.lookup(table, [1]),
             store.release(table, []),
-            store.bury(table, [], table.id),
+            store.move_dead_letters(table, [], table.id),
             store.purge(table, 0, 1),
         ]
         times = [each.now_ns for each in answers]

@@ -1,4 +1,4 @@
-"""What only a real server can show: ids and columns of every type, other sessions at the same time, lost links."""
+"""What only a real server can show: ids and columns of every type, other sessions at the same time, lost connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pymysql.constants import COMMAND
 from engine.catalog.verdict import TableFacts
 from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import information_schema, mysql
-from engine.store.connection import BackendAddress, Link, Result
+from engine.store.connection import BackendAddress, StoreConnection, Result
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.port import Origin, StoreError, Timed
 from proxy.embedded.server import EmbeddedServer
@@ -131,8 +131,8 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
         assert store.release(table, returns).value == len(claims)
         assert subject.execute("SELECT DISTINCT epoch, time_next FROM messages") == [(0, 5)]
         before = subject.execute("SELECT id FROM messages ORDER BY id")
-        buried = store.bury(table, [Wanted(key, 0, S) for key in claims], subject.dead_letter()).value
-        assert (set(buried.moved), buried.problem) == (set(claims), None)
+        result = store.move_dead_letters(table, [Wanted(key, 0, S) for key in claims], subject.dead_letter()).value
+        assert (set(result.moved), result.problem) == (set(claims), None)
         assert subject.execute("SELECT id FROM dead ORDER BY id") == before
         subject.execute("INSERT INTO messages SELECT * FROM dead")
         subject.execute("UPDATE messages SET time_acked = 1, time_next = NULL")
@@ -321,7 +321,7 @@ class TestOthersAtTheSameTime:
         with subject.connect(autocommit=False) as other, other.cursor() as cursor:
             cursor.execute("SET innodb_lock_wait_timeout = 1")
 
-            def work(_at: int, _link: Link) -> None:
+            def work(_at: int, _connection: StoreConnection) -> None:
                 turn = next(turns)
                 cursor.execute("INSERT INTO messages (id) VALUES (%s), (%s)", [-turn, 1000 + turn])
                 cursor.execute("UPDATE messages SET time_acked = 5, time_next = NULL WHERE id = %s", [turn])
@@ -561,11 +561,11 @@ class TestCatalog:
         self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sent: list[str] = []
-        run = Link.run
+        run = StoreConnection.run
 
-        def counted(link: Link, statements: Sequence[str], *more: Any) -> list[Result]:
+        def counted(connection: StoreConnection, statements: Sequence[str], *more: Any) -> list[Result]:
             sent.extend(statements)
-            return run(link, statements, *more)
+            return run(connection, statements, *more)
 
         def statements_of_a_look() -> int:
             sent.clear()
@@ -574,7 +574,7 @@ class TestCatalog:
             return len(sent)
 
         subject.store.discover()  # Its connection is open now.
-        monkeypatch.setattr(Link, "run", counted)
+        monkeypatch.setattr(StoreConnection, "run", counted)
         few = statements_of_a_look()
         for number in range(100):
             subject.execute(f"CREATE TABLE m{number} LIKE messages")
@@ -604,8 +604,8 @@ class TestCatalog:
     def test_a_table_that_is_dropped_during_a_look_is_not_taken_for_a_broken_one(
         self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def table_facts(link: Link, table: TableId) -> Timed[TableFacts | None]:
-            facts = information_schema.table_facts(link, table)
+        def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts | None]:
+            facts = information_schema.table_facts(connection, table)
             if facts.value is None:
                 return facts
             subject.execute("DROP TABLE messages")
@@ -739,9 +739,9 @@ def test_what_a_tables_triggers_set_in_the_session_that_writes_reaches_nothing_e
     with interrupted_store(subject) as store:  # On one connection.
 
         def settings() -> list[bytes]:
-            with store._pool.link() as link:
+            with store._pool.link() as connection:
                 names = ", ".join(f"@@SESSION.{name}" for name in SETTINGS if name != "timestamp")
-                return link.run([f"SELECT {names}, @@SESSION.timestamp < 1950000000"])[0].rows
+                return connection.run([f"SELECT {names}, @@SESSION.timestamp < 1950000000"])[0].rows
 
         before = settings()
         assert [each.key for each in store.claim(subject.table, [Wanted(1, 0, S)]).value] == [1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.binlog.changes import News
+from engine.binlog.changes import ChangeSet
 from engine.binlog.pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
 from engine.binlog.reader import LogReader, Outbox
 from engine.model import Entry, Key, QueueTable, TableId
@@ -271,9 +271,9 @@ class _Told(Outbox):
     def __init__(self, last: Key) -> None:
         super().__init__(BinlogLimits())
         self.last = last
-        self.news = News(1000)
+        self.news = ChangeSet(1000)
 
-    def add(self, news: News) -> None:
+    def add(self, news: ChangeSet) -> None:
         self.news.add(news)
         if any(self.last in (rows or {}) for rows in self.news.tables.values()):
             raise _LastNewsError

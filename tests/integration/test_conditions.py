@@ -15,7 +15,7 @@ import pymysql
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from proxy.session.questions import CONTEXT
+from proxy.session.internal_queries import CONTEXT
 from sqlrewrite.cursor import SqlMode
 from sqlrewrite.stream import parse_stream
 from tests.support.conditions import CHARACTERS, conditions

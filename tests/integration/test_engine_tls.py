@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from engine.store.connection import BackendAddress, Link, LinkLimits
+from engine.store.connection import BackendAddress, StoreConnection, ConnectionLimits
 from engine.store.port import StoreError
 from engine.store.text_rows import text_values
 from proxy.embedded.server import EmbeddedServer
@@ -16,27 +16,27 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture
-def link(server: EmbeddedServer) -> Link:
-    return Link(BackendAddress(server.host, server.port, "root", tls=True), LinkLimits())
+def link(server: EmbeddedServer) -> StoreConnection:
+    return StoreConnection(BackendAddress(server.host, server.port, "root", tls=True), ConnectionLimits())
 
 
-def test_commands_and_rows_go_through_tls(link: Link) -> None:
-    assert isinstance(link._socket, ssl.SSLSocket)
+def test_commands_and_rows_go_through_tls(connection: StoreConnection) -> None:
+    assert isinstance(connection._socket, ssl.SSLSocket)
     size = 100_000
-    status, row = link.run(["SHOW SESSION STATUS LIKE 'Ssl_version'", f"SELECT '{'x' * size}', LENGTH(@@version) > 0"])
+    status, row = connection.run(["SHOW SESSION STATUS LIKE 'Ssl_version'", f"SELECT '{'x' * size}', LENGTH(@@version) > 0"])
     assert (text_values(status.rows[0])[1] or b"").startswith(b"TLS")
     assert text_values(row.rows[0]) == [b"x" * size, b"1"]
-    assert not link.stale()
-    link.close()
-    assert link.stale()
+    assert not connection.stale()
+    connection.close()
+    assert connection.stale()
 
 
-def test_a_thread_that_waits_for_an_answer_under_tls_can_be_made_to_fail(server: EmbeddedServer, link: Link) -> None:
+def test_a_thread_that_waits_for_an_answer_under_tls_can_be_made_to_fail(server: EmbeddedServer, connection: StoreConnection) -> None:
     errors: list[StoreError] = []
 
     def wait() -> None:
         try:
-            link.run(["SELECT SLEEP(60)"])
+            connection.run(["SELECT SLEEP(60)"])
         except StoreError as error:
             errors.append(error)
 
@@ -45,7 +45,7 @@ def test_a_thread_that_waits_for_an_answer_under_tls_can_be_made_to_fail(server:
     asleep = "SELECT 1 FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP(60)%'"
     with connect(server) as root, root.cursor() as cursor:
         eventually(lambda: cursor.execute(asleep) == 1)
-    link.abort()
+    connection.abort()
     waiting.join(20)
     assert [error.code for error in errors] == [2013]
-    link.close()
+    connection.close()

@@ -139,7 +139,7 @@ def root(server: EmbeddedServer, proxy: RunningProxy) -> Iterator[Connection[Any
         run(root, "DROP ROLE rights_role")
 
 
-def said(root: Connection[Any], connection: Connection[Any], statement: str) -> Answer:
+def effect_of(root: Connection[Any], connection: Connection[Any], statement: str) -> Answer:
     """What became of a statement, which is undone."""
     answer = outcome(connection, statement)
     if not isinstance(answer, int):
@@ -192,11 +192,11 @@ def different(root: Connection[Any], direct: Connection[Any], proxied: Connectio
     plain one, or is not what that is."""
     found: list[str] = []
     for statement in PLAIN:
-        here, there = (said(root, connection, statement) for connection in (direct, proxied))
+        here, there = (effect_of(root, connection, statement) for connection in (direct, proxied))
         if here != there:
             found.append(f"{statement}: {here} direct, {there} through the proxy")
     for statement, plain in OURS.items():
-        least, got = said(root, direct, plain), said(root, proxied, statement)
+        least, got = effect_of(root, direct, plain), effect_of(root, proxied, statement)
         if isinstance(least, int) and not isinstance(got, int):
             found.append(f"{statement}: {got}, where {plain} is denied ({least})")
         if statement.startswith(("ACK", "NACK", "EXTEND")) and got != least:

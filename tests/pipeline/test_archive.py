@@ -26,7 +26,7 @@ from pipeline.files import Files
 from pipeline.load import Progress, unused
 from pipeline.messages import Statements
 from pipeline.table import describe
-from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import Flavour
 from tests.pipeline.kinds import ONLY, TYPES, same_in_utc
 from tests.support.queues import create_queue, rows, run, user
@@ -250,7 +250,7 @@ def test_the_command_is_killed_between_two_deletes_and_its_jvm_with_it(
             *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
         ]
         log = tmp_path.parent / "archive.log"
-        process = LeashedProcess(program, output=log)
+        process = ChildProcess(program, output=log)
         count = "SELECT COUNT(time_acked) FROM m"
         try:
             eventually(lambda: process.wait(0) or rows(connection, count)[0][0] < 4500, timeout_s=120)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.endpoint import Endpoint
-from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.child_process import ChildProcess
 from tests.support.queues import create_queue, rows, run
 from tests.support.waiting import eventually
 
@@ -27,7 +27,7 @@ def live(endpoint: Endpoint, directory: Path, life: int, point: str, batch: int)
     log = directory / f"life-{life}.log"
     url = f"mysql://{endpoint.user}@{endpoint.host}:{endpoint.port}/{endpoint.database}"
     program = [sys.executable, "-m", "tests.pipeline.consuming_driver"]
-    driver = LeashedProcess([*program, url, str(directory), str(life), point, str(batch)], output=log)
+    driver = ChildProcess([*program, url, str(directory), str(life), point, str(batch)], output=log)
     assert driver.wait(180), log.read_text()
     assert driver.returncode == (0 if point == "never" else -9), log.read_text()
 

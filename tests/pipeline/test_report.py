@@ -27,7 +27,7 @@ from pipeline.archived import Archive
 from pipeline.endpoint import Endpoint
 from pipeline.errors import JobError, PipelineError, ProblemsError
 from pipeline.history import Queue, Reading, _bounded, _fill, directives
-from pipeline.holding import Link
+from pipeline.holding import StoreConnection
 from pipeline.load import Progress
 from pipeline.messages import NOW, Statements, asking
 from pipeline.page import duration, rate, value
@@ -425,7 +425,7 @@ def test_ranges_of_any_kind_of_id_have_each_row_once(endpoint: Endpoint, connect
         cursor.executemany("INSERT INTO m (id) VALUES (%s)", [(each,) for each in IDS[kind]])
         cursor.execute("ANALYZE TABLE m")
     statements = Statements(describe(connection, str(endpoint.database), "m"))
-    link, asked = Link(endpoint), []
+    link, asked = StoreConnection(endpoint), []
 
     def ask(statement: str) -> Any:
         asked.append(statement)

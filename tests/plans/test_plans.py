@@ -1,6 +1,6 @@
 """Every statement of the engine reads what it returns and hardly more, at 200,000 rows, however the index descends.
 
-Each call of the store is made on a link that measures: every statement is explained first, and then run between two
+Each call of the store is made on a connection that measures: every statement is explained first, and then run between two
 looks at the session's own counters of index entries and rows read. A plan that is right today and a counter that is
 small are two different proofs, and both are asked for: EXPLAIN does not show how far a range is walked.
 
@@ -21,7 +21,7 @@ import pytest
 
 from engine.model import NS_PER_S, Delivery, Position, QueueTable, Range, Return, RowFormat, Selection, Wanted
 from engine.quoting import qualified
-from engine.store.connection import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.store.connection import OWN_CONTEXT, BackendAddress, StoreConnection, ConnectionLimits, Result, SessionContext
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
 from engine.store.queries import partition_clause, statement, templates
@@ -59,10 +59,10 @@ MEASURED = {
     "release_lock",
     "release_unsent",
     "release_sent",
-    "bury_there",
-    "bury_insert",
-    "bury_delete",
-    "bury_postpone",
+    "dead_letter_there",
+    "dead_letter_insert",
+    "dead_letter_delete",
+    "dead_letter_postpone",
     "purge_find",
     "purge_lock",
     "purge_delete",
@@ -123,12 +123,12 @@ class Meter:
         return taken
 
 
-class MeasuringLink(Link):
+class MeasuringLink(StoreConnection):
     """Runs statements one by one, each explained and counted."""
 
     def __init__(self, address: BackendAddress, meter: Meter) -> None:
         self._meter: Meter | None = None
-        super().__init__(address, LinkLimits())
+        super().__init__(address, ConnectionLimits())
         self._meter = meter
 
     def run(
@@ -334,7 +334,7 @@ class TestByKey:
 class TestBury:
     def test_moving_reads_each_row_once_to_lock_copy_and_delete_it(self, bench: Bench, due: list[Wanted]) -> None:
         dead_letter = bench.subject.dead_letter()
-        assert len(bench.store.bury(bench.table, due, dead_letter).value.moved) == len(due)
+        assert len(bench.store.move_dead_letters(bench.table, due, dead_letter).value.moved) == len(due)
         lock, hold, live, acked, insert, delete = bench.meter.take()
         frugal([lock, insert, delete], **by_id(bench))
         assert max(live.read, acked.read) <= PARTITIONS * len(due) + SLACK
@@ -345,9 +345,9 @@ class TestBury:
     ) -> None:
         dead_letter = bench.subject.dead_letter()
         bench.subject.execute("INSERT IGNORE INTO dead SELECT * FROM messages WHERE id % 80 < 40")
-        buried = bench.store.bury(bench.table, due, dead_letter).value
-        assert buried.problem
-        assert buried.moved
+        result = bench.store.move_dead_letters(bench.table, due, dead_letter).value
+        assert result.problem
+        assert result.moved
         lock, hold, live, acked, insert, delete, *postpone = bench.meter.take()
         frugal([lock, insert, delete, *postpone], **by_id(bench), least=4)
         assert max(live.read, acked.read) <= PARTITIONS * len(due) + SLACK
@@ -370,8 +370,8 @@ class TestPurge:
 class TestPrivileges:
     @pytest.mark.parametrize("privilege", ["select", "update", "claim", "delete", "insert"])
     def test_asking_for_a_privilege_reads_nothing(self, bench: Bench, privilege: str) -> None:
-        with bench.store._pool.link() as link:
-            link.run([statement(f"rights_{privilege}", table=qualified(bench.table.id))])
+        with bench.store._pool.link() as connection:
+            connection.run([statement(f"rights_{privilege}", table=qualified(bench.table.id))])
         (asked,) = bench.meter.take()
         assert asked.read == 0
 

@@ -81,7 +81,7 @@ class PlayWithLog(Play):
         changed = self.log.pop(0)
         live = {key: row for key, row in changed.items() if row is not None and row.time_acked_ns is None}
         over = [key for key in changed if key not in live]
-        noticed = self.stage.dispatcher.noticed
+        noticed = self.stage.dispatcher.changes_logged
         if detailed:
             self.stage.acked_seen.update(key for key in over if key not in {each.key for each in self._live()})
             self.stage.happen(noticed, [row.entry for row in live.values()], over)
@@ -94,7 +94,7 @@ class PlayWithLog(Play):
         if new is None:
             return
         row = Row(new, payload=str(new).encode())
-        self.stage.happen(self.stage.dispatcher.noticed, [row.entry] if detailed else [])
+        self.stage.happen(self.stage.dispatcher.changes_logged, [row.entry] if detailed else [])
         for scan in self._asked_for(Scan):
             self.one_thing_goes_well(self.stage.asked.index(scan))
         self.stage.store.put(TABLE, row)
@@ -118,7 +118,7 @@ class PlayWithLog(Play):
 class TheLogIsNotHeard(Dispatcher):
     """What the log tells of new messages is not acted on."""
 
-    def noticed(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+    def changes_logged(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
         return self.settled(now, over)
 
 

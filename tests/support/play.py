@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Bury, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatch.effects import MoveDeadLetters, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
@@ -167,9 +167,9 @@ class Stage:
         row = self.rows.get(key)
         if row is None or row.time_acked_ns is not None:
             self.acked_seen.add(key)
-            self.happen(self.dispatcher.noticed, [], [key])
+            self.happen(self.dispatcher.changes_logged, [], [key])
         else:
-            self.happen(self.dispatcher.noticed, [row.entry], [])
+            self.happen(self.dispatcher.changes_logged, [row.entry], [])
 
     def acknowledge(self, key: Key, *, seen: bool) -> None:
         if self.store.acknowledge(TABLE, key):
@@ -209,10 +209,10 @@ class Stage:
             case Release(returns):
                 store.release(queue, returns)
                 asked.answer = lambda: dispatcher.released(self.now)
-            case Bury(dead):
+            case MoveDeadLetters(dead):
                 assert queue.dead_letter is not None
-                buried = store.bury(queue, dead, queue.dead_letter).value
-                asked.answer = lambda: dispatcher.buried(self.now, buried.moved)
+                buried = store.move_dead_letters(queue, dead, queue.dead_letter).value
+                asked.answer = lambda: dispatcher.moved_dead_letters(self.now, buried.moved)
             case Purge(age_ns, limit):
                 count = store.purge(queue, age_ns, limit).value
                 asked.answer = lambda: dispatcher.purged(self.now, count)
@@ -243,8 +243,8 @@ class Stage:
                 self.happen(dispatcher.release_failed)
             case Purge():
                 self.happen(dispatcher.purge_failed)
-            case Bury():
-                self.happen(dispatcher.bury_failed)
+            case MoveDeadLetters():
+                self.happen(dispatcher.move_failed)
             case _:
                 raise AssertionError(asked)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pymysql
 
-from proxy.embedded.leash import LeashedProcess
+from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import EmbeddedServer
 from tests.support.waiting import eventually
 
@@ -53,14 +53,14 @@ class RunningProxy:
         self._account = account
         self.port = 0
         self.admin_port = 0
-        self._process: LeashedProcess | None = None
+        self._process: ChildProcess | None = None
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
         backend = f"mysql://{self._account}@{self.server.host}:{self.server.port}"
         listen = f"{self.host}:{self.port}"
         self.log.unlink(missing_ok=True)
-        self._process = LeashedProcess(
+        self._process = ChildProcess(
             [
                 *(sys.executable, "-m", "proxy", "serve", "--backend", backend, "--listen", listen),
                 *("--admin", "127.0.0.1:0", "--log-level", "debug", "--data-dir", str(self.log.parent / "data")),

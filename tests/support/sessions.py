@@ -11,7 +11,7 @@ from mysql_mimic.types import Capabilities
 from engine.store.port import Origin
 from proxy.login.relay import TlsPolicy
 from proxy.server.listener import Proxy
-from proxy.session.gathering import Gathering
+from proxy.session.statement_memory import StatementMemory
 from proxy.session.session import Session
 from proxy.settings import Settings
 from proxy.wire.framing import Packet, Packets, frame
@@ -91,7 +91,7 @@ class FakeProxy:
         self.policy = TlsPolicy(offered=False)
         self.backend = ("127.0.0.1", 3306)
         self.carry_out = carry_out
-        self.gathering = Gathering(self.settings.gathered_bytes_max)
+        self.statement_memory = StatementMemory(self.settings.gathered_bytes_max)
 
     def session_begun(self, session: Session) -> None: ...
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pymysql.connections import Connection
 
 from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, Selection, TableId
-from engine.store.connection import OWN_CONTEXT, BackendAddress, Link, LinkLimits, Result, SessionContext
+from engine.store.connection import OWN_CONTEXT, BackendAddress, StoreConnection, ConnectionLimits, Result, SessionContext
 from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
@@ -267,15 +267,15 @@ def mysql_store(server: EmbeddedServer) -> MySQLStore:
     return MySQLStore(BackendAddress(server.host, server.port, "root"))
 
 
-class Interrupted(Link):
+class Interrupted(StoreConnection):
     """Calls `before` with the number of each packet that is about to be sent, and `after` when it was answered."""
 
     def __init__(
-        self, address: BackendAddress, before: Callable[[int, Link], None], after: Callable[[int, Link], None]
+        self, address: BackendAddress, before: Callable[[int, StoreConnection], None], after: Callable[[int, StoreConnection], None]
     ):
         self._sent = 0
-        self._before: Callable[[int, Link], None] | None = None
-        super().__init__(address, LinkLimits())
+        self._before: Callable[[int, StoreConnection], None] | None = None
+        super().__init__(address, ConnectionLimits())
         self._before, self._after = before, after
 
     def run(
@@ -293,15 +293,15 @@ class Interrupted(Link):
         return results
 
 
-def nothing(_at: int, _link: Link) -> None:
+def nothing(_at: int, _connection: StoreConnection) -> None:
     """Happens."""
 
 
 @contextlib.contextmanager
 def interrupted_store(
     subject: ServerSubject,
-    before: Callable[[int, Link], None] = nothing,
-    after: Callable[[int, Link], None] = nothing,
+    before: Callable[[int, StoreConnection], None] = nothing,
+    after: Callable[[int, StoreConnection], None] = nothing,
 ) -> Iterator[MySQLStore]:
     """A store with one connection, on which something happens around each packet."""
     address = BackendAddress(subject.server.host, subject.server.port, "root")

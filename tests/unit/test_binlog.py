@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.binlog.changes import Change, Layout, News, Said, Sighting, Transactions, UnclearRowError, said
+from engine.binlog.changes import Change, Layout, ChangeSet, LoggedEffect, TableChanges, Transactions, UnclearRowError, effect_of
 from engine.binlog.row_image import ColumnType, Field, field_of
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead
@@ -123,56 +123,56 @@ def test_an_unknown_type_has_no_field() -> None:
 
 
 def test_only_the_last_word_on_a_message_counts() -> None:
-    first, second = News(10), News(10)
+    first, second = ChangeSet(10), ChangeSet(10)
     first.row(TABLE, 1, entry(1))
     first.row(TABLE, 2, entry(2))
     second.row(TABLE, 1, None)
     second.row(TABLE, 3, entry(3))
     first.add(second)
-    assert first.sightings() == [Sighting(TABLE, (entry(2), entry(3)), (1,))]
+    assert first.by_table() == [TableChanges(TABLE, (entry(2), entry(3)), (1,))]
 
 
 def test_too_many_rows_shrink_to_one_word_for_their_table_alone() -> None:
-    news = News(3)
+    news = ChangeSet(3)
     news.row(OTHER, 1, entry(1))
     for key in range(3):
         news.row(TABLE, key, entry(key))
-    assert news.sightings() == [Sighting(OTHER, (entry(1),)), Sighting(TABLE)]
+    assert news.by_table() == [TableChanges(OTHER, (entry(1),)), TableChanges(TABLE)]
     assert news.blunt
     assert news.knows_no_details(TABLE)
     assert not news.knows_no_details(OTHER)
     news.row(OTHER, 2, None)  # There is room again.
-    assert news.sightings()[0] == Sighting(OTHER, (entry(1),), (2,))
+    assert news.by_table()[0] == TableChanges(OTHER, (entry(1),), (2,))
 
 
 @pytest.mark.parametrize(
     ("statement", "meaning"),
     [
-        ("BEGIN", Said.NOTHING),
-        ("COMMIT", Said.COMMITTED),
-        ("ROLLBACK", Said.UNDONE),
-        ("ROLLBACK TO `s`", Said.ANYTHING),
-        ("SAVEPOINT `s`", Said.NOTHING),
-        ("create table t (a int)", Said.SCHEMA | Said.COMMITTED),
-        ("CREATE TABLE `t` (`a` int) START TRANSACTION", Said.SCHEMA),
-        ("/* ours */ -- x\n DROP TABLE t", Said.SCHEMA | Said.COMMITTED),
-        ("ALTER TABLE t COMMENT 'x'", Said.SCHEMA | Said.ANYTHING | Said.COMMITTED),
-        ("TRUNCATE t", Said.SCHEMA | Said.ANYTHING | Said.COMMITTED),
-        ("INSERT INTO t VALUES (1)", Said.ANYTHING),
-        ("/*!40000 INSERT */ INTO t VALUES (1)", Said.ANYTHING),
-        ("XA START X'78',X'',1", Said.NOTHING),
-        ("XA COMMIT X'78',X'',1", Said.ANYTHING | Said.COMMITTED),
-        ("XA ROLLBACK X'636f6d6d6974',X'',1", Said.NOTHING),
-        ("GRANT SELECT ON t TO u", Said.NOTHING),
-        ("", Said.ANYTHING),
+        ("BEGIN", LoggedEffect.NOTHING),
+        ("COMMIT", LoggedEffect.COMMITTED),
+        ("ROLLBACK", LoggedEffect.UNDONE),
+        ("ROLLBACK TO `s`", LoggedEffect.ANYTHING),
+        ("SAVEPOINT `s`", LoggedEffect.NOTHING),
+        ("create table t (a int)", LoggedEffect.SCHEMA | LoggedEffect.COMMITTED),
+        ("CREATE TABLE `t` (`a` int) START TRANSACTION", LoggedEffect.SCHEMA),
+        ("/* ours */ -- x\n DROP TABLE t", LoggedEffect.SCHEMA | LoggedEffect.COMMITTED),
+        ("ALTER TABLE t COMMENT 'x'", LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
+        ("TRUNCATE t", LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
+        ("INSERT INTO t VALUES (1)", LoggedEffect.ANYTHING),
+        ("/*!40000 INSERT */ INTO t VALUES (1)", LoggedEffect.ANYTHING),
+        ("XA START X'78',X'',1", LoggedEffect.NOTHING),
+        ("XA COMMIT X'78',X'',1", LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
+        ("XA ROLLBACK X'636f6d6d6974',X'',1", LoggedEffect.NOTHING),
+        ("GRANT SELECT ON t TO u", LoggedEffect.NOTHING),
+        ("", LoggedEffect.ANYTHING),
     ],
 )
-def test_what_a_statement_amounts_to(statement: str, meaning: Said) -> None:
-    assert said(statement) == meaning
+def test_what_a_statement_amounts_to(statement: str, meaning: LoggedEffect) -> None:
+    assert effect_of(statement) == meaning
 
 
 def test_news_come_when_a_transaction_is_complete_and_not_at_all_when_it_is_undone() -> None:
-    told: list[News] = []
+    told: list[ChangeSet] = []
     transactions = Transactions(10, told.append)
     transactions.statement("BEGIN")
     transactions.pending.row(TABLE, 1, entry(1))
@@ -250,7 +250,7 @@ def holding(key: int) -> Stage:
 
 def test_our_own_claim_in_the_log_causes_no_work() -> None:
     stage = holding(7)
-    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     assert stage.asked == []
 
 
@@ -265,14 +265,14 @@ def test_a_claim_in_the_log_before_its_own_answer_causes_no_work() -> None:
     (claim,) = (each for each in stage.asked if type(each.effect).__name__ == "Claim")
     stage.do(claim)
     others = [each for each in stage.asked if each is not claim]
-    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     assert [each for each in stage.asked if each is not claim] == others
 
 
 def test_a_message_changed_while_it_is_out_is_looked_up() -> None:
     stage = holding(7)
     row = stage.rows[7].entry
-    stage.happen(stage.dispatcher.noticed, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
+    stage.happen(stage.dispatcher.changes_logged, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
     assert [type(each.effect).__name__ for each in stage.asked] == ["Lookup"]
 
 
@@ -280,7 +280,7 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_t
     stage = holding(7)
     del stage.rows[7]  # TRUNCATE TABLE, and the ids begin anew.
     stage.holdings.clear()
-    stage.happen(stage.dispatcher.noticed)
+    stage.happen(stage.dispatcher.changes_logged)
     (lookup,) = (each for each in stage.asked if type(each.effect).__name__ == "Lookup")
     stage.do(lookup)
     stage.enqueue(7, wake=False)
@@ -295,7 +295,7 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_t
 
 def test_a_deletion_that_the_log_tells_before_a_claim_is_older_than_that() -> None:
     stage = holding(7)
-    stage.happen(stage.dispatcher.noticed, [], [7])
+    stage.happen(stage.dispatcher.changes_logged, [], [7])
     stage.settle()
     stage.disconnect(1)
     stage.settle()
@@ -304,11 +304,11 @@ def test_a_deletion_that_the_log_tells_before_a_claim_is_older_than_that() -> No
 
 def test_a_message_that_is_replaced_while_it_is_out_comes_anew() -> None:
     stage = holding(7)
-    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     del stage.rows[7]
     stage.holdings.clear()
     stage.enqueue(7, wake=False)
-    stage.happen(stage.dispatcher.noticed, [stage.rows[7].entry], [])
+    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     stage.run_until(lambda: stage.delivered.get(1) == [7, 7], within_ns=0)
 
 
@@ -318,7 +318,7 @@ def test_a_scheduled_message_in_the_log_needs_no_scan() -> None:
     stage.settle()
     due_ns = stage.now_ns + 10**9
     stage.enqueue(7, due_ns=due_ns, wake=False)
-    stage.happen(stage.dispatcher.noticed, [entry(7, due_ns=due_ns)], [])
+    stage.happen(stage.dispatcher.changes_logged, [entry(7, due_ns=due_ns)], [])
     assert stage.asked == []
     stage.run_until(lambda: 1 in stage.delivered)
     assert stage.now_ns == due_ns
@@ -330,7 +330,7 @@ def test_a_message_that_cannot_be_seen_yet_when_the_log_tells_of_it_is_found_lat
     stage = Stage()
     stage.subscribe(1, holder=1)
     stage.settle()
-    stage.happen(stage.dispatcher.noticed, [entry(7)] if named else [])
+    stage.happen(stage.dispatcher.changes_logged, [entry(7)] if named else [])
     stage.settle()
     visible_ns = stage.mono_ns + hidden_ns
     stage.run_until(lambda: (stage.dispatcher.wake_at_ns or 0) > visible_ns)
@@ -345,5 +345,5 @@ def test_a_message_that_is_over_by_the_log_frees_its_credit_at_once() -> None:
     stage.subscribe(1, holder=1, prefetch=1)
     stage.run_until(lambda: stage.delivered.get(1) == [7])
     stage.store.acknowledge(STAGE_TABLE, 7)
-    stage.happen(stage.dispatcher.noticed, [], [7])
+    stage.happen(stage.dispatcher.changes_logged, [], [7])
     stage.run_until(lambda: stage.delivered.get(1) == [7, 8], within_ns=0)

@@ -12,7 +12,7 @@ import pytest
 
 from engine.binlog.pipe import Began, Ended, message
 from engine.binlog.reader import UNREADABLE_IN_A_ROW_MAX, StuckLogError, UnreadableLogError, readable, why_it_ends
-from engine.binlog.supervisor import BinlogWatch, WatchLimits
+from engine.binlog.supervisor import BinlogFollower, FollowerLimits
 from engine.service import Engine
 from engine.store.connection import BackendAddress
 from engine.store.port import StoreError
@@ -153,15 +153,15 @@ class Nobody:
         self.asked += 1
         return []
 
-    def noticed(self, _table: object) -> None:
+    def changes_logged(self, _table: object) -> None:
         self.told.set()
 
 
-class Scripted(BinlogWatch):
+class Scripted(BinlogFollower):
     """Its readers write what they are given, each the next of it; the last one stays."""
 
     def __init__(self, engine: Nobody, said: Sequence[bytes]) -> None:
-        limits = WatchLimits(again_min_s=0.001)
+        limits = FollowerLimits(again_min_s=0.001)
         super().__init__(cast(Engine, engine), BackendAddress("127.0.0.1", 1, "nobody"), limits)
         self._said_by_readers = iter(said)
         self._left = len(said)
@@ -173,11 +173,11 @@ class Scripted(BinlogWatch):
         return (sys.executable, "-I", "-c", f"import sys; {write}")
 
 
-class Faulty(BinlogWatch):
+class Faulty(BinlogFollower):
     """Its first reader's news cannot be taken."""
 
     def __init__(self) -> None:
-        limits = WatchLimits(again_min_s=0.001)
+        limits = FollowerLimits(again_min_s=0.001)
         super().__init__(cast(Engine, Nobody()), BackendAddress("127.0.0.1", 1, "nobody"), limits)
         self.follows = 0
         self.again = asyncio.Event()
@@ -191,11 +191,11 @@ class Faulty(BinlogWatch):
         raise AssertionError
 
 
-class CutOff(BinlogWatch):
+class CutOff(BinlogFollower):
     """Its first two readers lose their connection."""
 
     def __init__(self, absence: StoreError | None) -> None:
-        address, limits = BackendAddress("127.0.0.1", 1, "nobody"), WatchLimits(again_min_s=0.001)
+        address, limits = BackendAddress("127.0.0.1", 1, "nobody"), FollowerLimits(again_min_s=0.001)
         super().__init__(cast(Engine, Nobody(absence)), address, limits)
         self.follows = 0
         self.again = asyncio.Event()

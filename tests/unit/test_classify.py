@@ -9,11 +9,11 @@ import pytest
 from sqlrewrite.classify import (
     LEXED_BYTES_MAX,
     OTHER,
-    OWN_VERBS,
+    QUEUE_STATEMENT_VERBS,
     Head,
     Kill,
     Verb,
-    begins_like_ours,
+    may_be_queue_statement,
     classify,
     parse_kill,
 )
@@ -39,12 +39,12 @@ def test_a_statement_that_begins_with_a_verb_of_ours_and_stands_alone_is_ours(st
 @pytest.mark.parametrize("statement", lines("queues.sql"))
 def test_a_statement_about_queues_is_ours(statement: str) -> None:
     assert classify(statement.encode()) == Head(Verb.QUEUE)
-    assert begins_like_ours(statement.encode())
+    assert may_be_queue_statement(statement.encode())
 
 
 @pytest.mark.parametrize("statement", lines("not_ours.sql"))
 def test_all_else_is_left_to_the_server(statement: str) -> None:
-    assert classify(statement.encode()).verb not in OWN_VERBS
+    assert classify(statement.encode()).verb not in QUEUE_STATEMENT_VERBS
 
 
 @pytest.mark.parametrize(("statement", "table"), tables("writes.sql"))
@@ -154,9 +154,9 @@ def test_a_long_acknowledgement_of_text_keys_is_recognised_whatever_they_hold() 
 
 def test_the_first_bytes_of_a_long_statement_tell_whether_to_read_on() -> None:
     statement = b"/* pool */ ACK FROM t WHERE id IN ('a;b', 'c;d')"
-    assert all(begins_like_ours(statement[:length]) for length in range(15, len(statement)))
-    assert not begins_like_ours(b"INSERT INTO stream VALUES ('a;")
-    assert not begins_like_ours(b"ack: LOOP")
+    assert all(may_be_queue_statement(statement[:length]) for length in range(15, len(statement)))
+    assert not may_be_queue_statement(b"INSERT INTO stream VALUES ('a;")
+    assert not may_be_queue_statement(b"ack: LOOP")
 
 
 def test_a_name_in_another_character_set_than_utf_8_is_any_table() -> None:

@@ -172,7 +172,7 @@ def test_a_report_about_one_queue_costs_the_same_however_many_there_are(report: 
             case "written":
                 cost, _ = spent(engine.written, "queue_0")
             case "noticed":
-                cost, _ = spent(engine.noticed, TableId("test", "queue_0"), (), [1])
+                cost, _ = spent(engine.changes_logged, TableId("test", "queue_0"), (), [1])
             case _:
                 cost, _ = spent(engine.acknowledged, TableId("test", "queue_0"), [1], certain=True)
         await engine.close()

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from engine.dispatch.effects import Bury, Cause, Claim, Scan
+from engine.dispatch.effects import MoveDeadLetters, Cause, Claim, Scan
 from engine.dispatch.limits import Limits
 from engine.model import ANYTHING, NS_PER_S, Entry, Selection
 from engine.store.memory import Row
@@ -227,7 +227,7 @@ def test_a_dead_message_that_cannot_be_buried_stays_and_is_left_alone_for_a_whil
     stage.enqueue(2)
     subscribed(stage)
     assert stage.delivered[1] == [2]
-    assert stage.rows[1].time_next_ns == stage.now_ns + stage.limits.bury_retry_ns
+    assert stage.rows[1].time_next_ns == stage.now_ns + stage.limits.dead_letter_retry_ns
     stage.store.add_table(grave)
     stage.run_until(lambda: 1 in stage.store.rows[DEAD_LETTERS])
 
@@ -239,7 +239,7 @@ def test_a_locked_dead_message_is_tried_again_with_longer_and_longer_pauses() ->
     stage.subscribe(1, holder=1)
     attempts = 0
     for _ in range(200):
-        attempts += sum(isinstance(each.effect, Bury) for each in stage.asked)
+        attempts += sum(isinstance(each.effect, MoveDeadLetters) for each in stage.asked)
         stage.settle()
         wake_at_ns = stage.dispatcher.wake_at_ns
         assert wake_at_ns is not None
@@ -376,7 +376,7 @@ def test_our_own_claims_are_no_news() -> None:
 
 def test_a_stale_sight_of_a_message_in_flight_changes_nothing() -> None:
     stage = subscribed(Stage(), 7)
-    stage.happen(stage.dispatcher.noticed, [Entry(7, 0, 0, 0)], [])
+    stage.happen(stage.dispatcher.changes_logged, [Entry(7, 0, 0, 0)], [])
     assert stage.asked == []
 
 

@@ -31,7 +31,7 @@ ENGINE_SHELL = {
     "engine.binlog.replication_adapter",
     "engine.binlog.supervisor",
     "engine.runtime.executor",
-    "engine.runtime.gathered",
+    "engine.runtime.shared_runs",
     "engine.runtime.indirect_writes",
     "engine.runtime.queues",
     "engine.runtime.table_runner",
@@ -211,7 +211,7 @@ def test_no_file_knows_a_machine_or_a_registry(texts: dict[str, str]) -> None:
 
 def test_the_locks_name_packages_and_no_places() -> None:
     locks = {path.name: path.read_text() for path in (REPOSITORY / "locks").iterdir()}
-    assert found(re.compile("://|--(extra-)?index|--find-links"), locks) == []
+    assert found(re.compile("://|--(extra-)?index|--find-connections"), locks) == []
     for text in locks.values():
         requirements = re.findall(r"^[a-z0-9].*", text, re.MULTILINE)
         assert requirements

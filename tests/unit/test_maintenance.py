@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.dispatch.effects import Bury, Purge, Release
+from engine.dispatch.effects import MoveDeadLetters, Purge, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.maintenance import DeadLetters, Purges, Releases
@@ -54,7 +54,7 @@ def test_dead_messages_are_moved_some_at_a_time_and_the_others_are_returned() ->
     for entry in [*entries, entries[0]]:
         dead_letters.add(entry, NOW)
     (effect,) = dead_letters.begin(NOW)
-    assert isinstance(effect, Bury)
+    assert isinstance(effect, MoveDeadLetters)
     assert [(each.key, each.epoch) for each in effect.dead] == [(1, 5), (2, 5)]
     assert dead_letters.begin(NOW) == []
     assert [key in dead_letters for key in (1, 2, 3)] == [True, True, True]
@@ -86,7 +86,7 @@ def test_a_dead_message_is_moved_when_it_comes_due_on_the_servers_clock() -> Non
     assert dead_letters.next_due_ns == NOW_NS + NS_PER_S
     assert dead_letters.begin(NOW) == []
     (effect,) = dead_letters.begin(Instant(NOW_NS, NOW_NS + NS_PER_S))
-    assert isinstance(effect, Bury)
+    assert isinstance(effect, MoveDeadLetters)
     assert dead_letters.next_due_ns is None
 
 

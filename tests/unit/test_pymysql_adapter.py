@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from engine.store import pymysql_adapter
-from engine.store.connection import BackendAddress, Link, LinkLimits, connect
+from engine.store.connection import BackendAddress, StoreConnection, ConnectionLimits, connect
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import CLIENT, CR, Connection, IncompatibleVersionError, OperationalError
 from proxy.__main__ import EXIT_BAD_SETTING, serve
@@ -26,9 +26,9 @@ def test_a_logged_in_connection_shows_its_socket_and_nothing_was_read_ahead() ->
         return Say(rows(["a", "b"])) if payload == b"SELECT" else DONE
 
     with scripted_server(script) as server:
-        connection = connect(BackendAddress(server.host, server.port, "root"), LinkLimits(), Connection)
+        connection = connect(BackendAddress(server.host, server.port, "root"), ConnectionLimits(), Connection)
         channel = pymysql_adapter.channel(connection)
-        channel.settimeout(LinkLimits().read_s)
+        channel.settimeout(ConnectionLimits().read_s)
         channel.sendall(b"\x07\0\0\0\x03SELECT")
         expected = Say(rows(["a", "b"])).data
         assert channel.makefile("rb").read(len(expected)) == expected
@@ -38,7 +38,7 @@ def test_a_logged_in_connection_shows_its_socket_and_nothing_was_read_ahead() ->
 
 def test_the_login_agrees_on_nothing_that_changes_the_form_of_packets() -> None:
     with scripted_server() as server:
-        connection = connect(BackendAddress(server.host, server.port, "root"), LinkLimits(), Connection)
+        connection = connect(BackendAddress(server.host, server.port, "root"), ConnectionLimits(), Connection)
         assert not any(connection.client_flag & flag for flag in pymysql_adapter.FOREIGN_FLAGS.values())
         connection.close()
 
@@ -46,7 +46,7 @@ def test_the_login_agrees_on_nothing_that_changes_the_form_of_packets() -> None:
 def test_tls_that_is_asked_for_is_insisted_on() -> None:
     with scripted_server() as server:
         with pytest.raises(StoreError, match="SSL is required") as caught:
-            Link(BackendAddress(server.host, server.port, "root", tls=True), LinkLimits())
+            StoreConnection(BackendAddress(server.host, server.port, "root", tls=True), ConnectionLimits())
         assert (caught.value.code, server.logins) == (CR.CR_SSL_CONNECTION_ERROR, 0)
 
 
@@ -59,15 +59,15 @@ def test_tls_that_is_not_offered_is_done_without_where_it_need_not_be() -> None:
 
 def test_a_link_can_be_closed_twice_and_is_stale_then() -> None:
     with scripted_server() as server:
-        link = Link(BackendAddress(server.host, server.port, "root"), LinkLimits())
-        link.close()
-        link.close()
-        assert link.stale()
+        connection = StoreConnection(BackendAddress(server.host, server.port, "root"), ConnectionLimits())
+        connection.close()
+        connection.close()
+        assert connection.stale()
 
 
 def test_a_login_that_is_cut_off_is_an_error_of_the_library() -> None:
     with scripted_server(lambda *_: GONE) as server, pytest.raises(OperationalError) as caught:
-        connect(BackendAddress(server.host, server.port, "root"), LinkLimits(), Connection)
+        connect(BackendAddress(server.host, server.port, "root"), ConnectionLimits(), Connection)
     assert caught.value.args[0] == CR.CR_SERVER_LOST
 
 
@@ -102,5 +102,5 @@ def test_the_engine_refuses_a_connection_that_speaks_otherwise(monkeypatch: pyte
     )
     with scripted_server(lambda *_: Say([OK])) as server:
         with pytest.raises(StoreError, match="CLIENT_DEPRECATE_EOF") as caught:
-            Link(BackendAddress(server.host, server.port, "root"), LinkLimits())
+            StoreConnection(BackendAddress(server.host, server.port, "root"), ConnectionLimits())
         assert caught.value.lasting

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from engine.model import BrokenTable, QueueTable, TableId
-from engine.runtime.executor import EngineSettings, Shell
-from engine.runtime.indirect_writes import Carriers
+from engine.runtime.executor import EngineSettings, StoreExecutor
+from engine.runtime.indirect_writes import IndirectWrites
 from engine.runtime.queues import TEXTS_MAX, Listener, Queues, UnusableQueue
 from engine.store.memory import MemoryStore
 from engine.store.port import Listing, StoreError, Timed
@@ -66,11 +66,11 @@ class Catalog:
         self.store = store
         self.running: dict[TableId, QueueTable] = {}
         self.found: Callable[[QueueTable], None] = lambda _queue: None
-        self.shell = Shell(store, settings)
+        self.executor = StoreExecutor(store, settings)
         self.stirred = asyncio.Event()
         loop = asyncio.get_running_loop()
         store.stir = lambda: loop.call_soon_threadsafe(self.stirred.set)
-        self.queues = Queues(self.shell, Carriers(), Listener(self._found, self._lost, lambda: None))
+        self.queues = Queues(self.executor, IndirectWrites(), Listener(self._found, self._lost, lambda: None))
 
     def _found(self, queue: QueueTable) -> None:
         self.found(queue)
@@ -104,7 +104,7 @@ def play(
             await scene(catalog)
         finally:
             await catalog.queues.close()
-            await catalog.shell.close()
+            await catalog.executor.close()
 
     asyncio.run(played())
 
@@ -141,7 +141,7 @@ def test_a_look_describes_what_changed_and_nothing_else_all_in_one_call() -> Non
 
 def test_a_thousand_changes_in_a_row_cause_one_look_at_once_and_the_next_after_a_pause() -> None:
     async def scene(catalog: Catalog) -> None:
-        catalog.queues.look_again()
+        catalog.queues.refresh_soon()
         await catalog.until(lambda: catalog.store.calls["discover"] == 1)
         for _ in range(1_000):
             catalog.queues.schema_changed("t")
@@ -159,9 +159,9 @@ def test_looks_take_no_more_than_their_share_of_the_time() -> None:
             threading.Event().wait(0.02)
 
         catalog.store.before = slowly
-        catalog.queues.look_again()
+        catalog.queues.refresh_soon()
         await catalog.until(lambda: catalog.store.calls["discover"] == 1)
-        catalog.queues.look_again()
+        catalog.queues.refresh_soon()
         for _ in range(10):
             await catalog.queues.inspect(table(0), fresh=True)
         assert catalog.store.calls["discover"] == 1
@@ -249,7 +249,7 @@ def test_a_look_at_everything_makes_single_looks_unnecessary() -> None:
 def test_what_the_log_tells_has_the_catalog_read_and_does_not_hold_up_acknowledgements() -> None:
     async def scene(catalog: Catalog) -> None:
         await catalog.queues.refresh()
-        catalog.queues.look_again()
+        catalog.queues.refresh_soon()
         await catalog.queues.queue(table(0))
         assert catalog.store.calls == {"discover": 1}
 
@@ -340,9 +340,9 @@ def test_a_look_that_fails_is_made_again_and_finds_what_was_missed(error: Except
 
         catalog.store.before = fail
         catalog.store.add_table(replace(QUEUE, id=table(5)))
-        catalog.queues.look_again()
+        catalog.queues.refresh_soon()
         await catalog.until(lambda: table(5) in catalog.running)
-        assert catalog.shell.counters.catalog_faults == (2 if isinstance(error, ValueError) else 0)
+        assert catalog.executor.counters.catalog_faults == (2 if isinstance(error, ValueError) else 0)
 
     play(scene)
 
@@ -381,7 +381,7 @@ def test_a_queue_that_could_not_be_started_is_started_by_the_next_look() -> None
             catalog.store.add_table(replace(QUEUE, id=table(number)))
         await catalog.queues.refresh()
         assert catalog.running.keys() == {table(0), table(4), table(6)}
-        assert catalog.shell.counters.catalog_faults == 1
+        assert catalog.executor.counters.catalog_faults == 1
         catalog.found = lambda _queue: None
         await catalog.queues.refresh()
         assert table(5) in catalog.running

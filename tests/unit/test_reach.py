@@ -11,7 +11,7 @@ import pytest
 
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.connection import Link
+from engine.store.connection import StoreConnection
 from engine.store.memory import MemoryStore
 from engine.store.pool import Pool
 from engine.store.port import StoreError, Timed
@@ -50,7 +50,7 @@ def test_a_server_that_was_never_reached_is_for_the_start_to_report(log: pytest.
 
 
 def test_the_pool_tells_of_each_attempt_to_open_a_connection() -> None:
-    def refuse() -> Link:
+    def refuse() -> StoreConnection:
         raise REFUSED
 
     reach = Reach()
@@ -119,7 +119,7 @@ def test_a_server_that_answers_others_is_there_however_long_the_question_waits(m
         probe = Probe(engine)
         asked = asyncio.ensure_future(probe.reason())
         while not asked.done():
-            await engine._shell.call(store.discover)
+            await engine._executor.call(store.discover)
         assert await asked is None
         store.may_answer.set()
         await probe.close()

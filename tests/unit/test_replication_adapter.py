@@ -24,11 +24,11 @@ from engine.binlog.replication_adapter import (
     Other,
     Rows,
     SetAside,
-    SiftedConnection,
+    FilteredConnection,
     Statement,
 )
 from engine.binlog.row_image import Field, field_of
-from engine.store.connection import BackendAddress, LinkLimits, connect
+from engine.store.connection import BackendAddress, ConnectionLimits, connect
 from engine.store.pymysql_adapter import Connection, Cursor, IncompatibleVersionError
 from tests.support.scripted import QUERY, Say, ordinary, rows, scripted_server
 
@@ -79,7 +79,7 @@ def stream(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> Iterato
         return ordinary(command, payload)
 
     def connected(*, cursorclass: type = Cursor, **_: object) -> Connection:
-        connection = connect(address, LinkLimits(), SiftedConnection, cursorclass=cursorclass)
+        connection = connect(address, ConnectionLimits(), FilteredConnection, cursorclass=cursorclass)
         connection.wants = wants
         return connection
 

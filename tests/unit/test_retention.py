@@ -12,7 +12,7 @@ from engine.store.partition_plan import (
     SHARE,
     SHARE_MOST,
     Partition,
-    Upkeep,
+    PurgeRedrive,
     first_partitions,
     is_by_time,
     upkeep,
@@ -28,11 +28,11 @@ def partitions(*bounds: float, rest: bool = True) -> list[Partition]:
     return [*made, Partition("rest", None)] if rest else made
 
 
-def names(found: Upkeep) -> list[str]:
+def names(found: PurgeRedrive) -> list[str]:
     return [each.name for each in found.add]
 
 
-def bounds(found: Upkeep) -> list[int]:
+def bounds(found: PurgeRedrive) -> list[int]:
     return [each.below_ns for each in found.add if each.below_ns is not None]
 
 

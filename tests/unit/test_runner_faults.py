@@ -214,7 +214,7 @@ def test_why_dead_messages_stay_is_logged_when_it_is_new_and_else_once_a_minute(
         async with running() as (engine, _):
             runner = engine._runners[TABLE]
             moment = Instant(10**12, 10**18)
-            monkeypatch.setattr(engine._shell.clock, "now", lambda: moment)
+            monkeypatch.setattr(engine._executor.clock, "now", lambda: moment)
             for _ in range(3):
                 runner._say_unmoved("the table is missing")
             runner._say_unmoved("a column is missing")

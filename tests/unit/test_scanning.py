@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.model import Entry, ScanResult
-from engine.store.scan_result import Gathering
+from engine.store.scan_result import ScanAssembly
 
 NOW_NS = 1000
 
@@ -13,7 +13,7 @@ def entry(key: int, due_ns: int) -> Entry:
 
 
 def gathered(limit: int, *readings: list[Entry]) -> ScanResult:
-    gathering = Gathering(limit, NOW_NS)
+    gathering = ScanAssembly(limit, NOW_NS)
     for reading in readings:
         gathering.add(reading)
     return gathering.result()
@@ -52,7 +52,7 @@ def test_a_reading_that_was_not_cut_off_sets_no_horizon() -> None:
 
 
 def test_it_is_full_when_there_is_one_more_due_row_than_wanted() -> None:
-    gathering = Gathering(1, NOW_NS)
+    gathering = ScanAssembly(1, NOW_NS)
     gathering.add([entry(1, 1)])
     assert not gathering.full
     gathering.add([entry(2, 1)])

@@ -14,7 +14,7 @@ from proxy.session.session import Session
 from proxy.session.stream import INTERRUPTED, Stream
 from proxy.settings import Settings
 from proxy.statements.administration import Administration
-from proxy.statements.reading import Reading
+from proxy.statements.long_statements import Reading
 from proxy.statements.statements import Statements
 from proxy.wire.framing import frame
 from proxy.wire.packets import IN_TRANS, ServerError, make_err, make_ok, parse_err
@@ -82,7 +82,7 @@ def test_a_fault_between_the_statements_is_an_error_before_the_connection_ends(
 ) -> None:
     async def play() -> None:
         played = PlayedSession(never)
-        monkeypatch.setattr(played.session.judge, "glance", Broken().__getattr__)
+        monkeypatch.setattr(played.session.classifier, "glance", Broken().__getattr__)
         played.say(b"SELECT 1")
         assert parse_err((await played.told()).payload).code == 1105
         assert played.client.is_closing()

@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 LOST_PARENT_STATUS = 125
 
 
-class LeashedProcess:
+class ChildProcess:
     """A running program in a session of its own, killed by the kernel when this process ends.
 
     `argv[0]` is an absolute path. Standard output and error are appended to the file `output`; the
@@ -94,7 +94,7 @@ class LeashedProcess:
         self._process.send_signal(number)
 
 
-def ask_to_die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that forked it ends. Linux only; else
     nothing.
     """
@@ -105,7 +105,7 @@ def ask_to_die_with_parent() -> None:
 def main() -> None:
     """`leash.py PARENT_PID PROGRAM ARGUMENT…`: become the program, on the leash."""
     parent_pid, *argv = sys.argv[1:]
-    ask_to_die_with_parent()
+    die_with_parent()
     if os.getppid() != int(parent_pid):  # it ended before the leash was on
         sys.exit(LOST_PARENT_STATUS)
     os.execv(argv[0], argv)  # noqa: S606 - to become another program is this file's purpose

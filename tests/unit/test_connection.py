@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.store.connection import BackendAddress, Link, LinkLimits
+from engine.store.connection import BackendAddress, StoreConnection, ConnectionLimits
 from engine.store.port import StoreError
 from tests.support.scripted import scripted_server
 
@@ -42,13 +42,13 @@ def packets(*payloads: bytes) -> bytes:
     return bytes(framed)
 
 
-def reading(data: bytes, size: int = 1 << 20) -> Link:
-    """A link that reads this and then the end of the stream."""
-    link = Link.__new__(Link)
-    link.broken = False
-    link._buffer, link._at = b"", 0
-    link._socket = cast(socket.socket, Pieces(data, size))
-    return link
+def reading(data: bytes, size: int = 1 << 20) -> StoreConnection:
+    """A connection that reads this and then the end of the stream."""
+    connection = StoreConnection.__new__(StoreConnection)
+    connection.broken = False
+    connection._buffer, connection._at = b"", 0
+    connection._socket = cast(socket.socket, Pieces(data, size))
+    return connection
 
 
 def rows_reply(*rows: bytes, end: bytes = EOF) -> list[bytes]:
@@ -58,16 +58,16 @@ def rows_reply(*rows: bytes, end: bytes = EOF) -> list[bytes]:
 @given(rows=st.lists(st.binary(min_size=1, max_size=300), max_size=20), size=st.integers(1, 50))
 def test_rows_come_whole_however_the_stream_is_cut(rows: list[bytes], size: int) -> None:
     rows = [b"\x05" + row for row in rows]
-    link = reading(packets(*rows_reply(*rows, end=MORE), OK), size)
-    assert link.result().rows == rows
-    assert link.result().affected == 7
+    connection = reading(packets(*rows_reply(*rows, end=MORE), OK), size)
+    assert connection.result().rows == rows
+    assert connection.result().affected == 7
 
 
 @pytest.mark.parametrize("size", [LARGEST - 1, LARGEST, LARGEST + 1, 2 * LARGEST])
 def test_a_row_larger_than_a_packet_is_put_together(size: int) -> None:
     row = b"\xfe" + bytes(size - 1)
-    link = reading(packets(*rows_reply(row, b"\x01x")))
-    assert link.result().rows == [row, b"\x01x"]
+    connection = reading(packets(*rows_reply(row, b"\x01x")))
+    assert connection.result().rows == [row, b"\x01x"]
 
 
 def test_rows_can_be_handed_out_without_being_held() -> None:
@@ -78,28 +78,28 @@ def test_rows_can_be_handed_out_without_being_held() -> None:
 
 @pytest.mark.parametrize("reply", [[ERROR], rows_reply(b"\x01a", end=ERROR)])
 def test_an_error_of_the_server_leaves_the_connection_usable(reply: list[bytes]) -> None:
-    link = reading(packets(*reply))
+    connection = reading(packets(*reply))
     with pytest.raises(StoreError, match=r"^Table 'a.b' doesn't exist \(1146\)$") as caught:
-        link.result()
-    assert (caught.value.code, caught.value.lasting, link.broken) == (1146, True, False)
+        connection.result()
+    assert (caught.value.code, caught.value.lasting, connection.broken) == (1146, True, False)
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGEST - 2, LARGEST - 1, LARGEST, 2 * LARGEST - 1])
 def test_a_command_larger_than_a_packet_is_sent_in_several(size: int) -> None:
     text = b"x" * size
     with scripted_server() as server:
-        link = Link(BackendAddress(server.host, server.port, "root"), LinkLimits())
-        link.send(3, text)
-        assert link.result().affected == 0
+        connection = StoreConnection(BackendAddress(server.host, server.port, "root"), ConnectionLimits())
+        connection.send(3, text)
+        assert connection.result().affected == 0
         assert server.commands[-1] == b"\x03" + text
-        link.close()
+        connection.close()
 
 
 def test_a_reply_that_ends_too_early_breaks_the_connection() -> None:
-    link = reading(packets(*rows_reply(b"\x01a"))[:-3])
+    connection = reading(packets(*rows_reply(b"\x01a"))[:-3])
     with pytest.raises(StoreError, match="closed the connection") as caught:
-        link.result()
-    assert (caught.value.code, caught.value.lasting, link.broken) == (2013, False, True)
+        connection.result()
+    assert (caught.value.code, caught.value.lasting, connection.broken) == (2013, False, True)
 
 
 @pytest.mark.parametrize(

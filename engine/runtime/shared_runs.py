@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Gathered(Generic[K, T]):
+class SharedRuns(Generic[K, T]):
     """Runs `run` once at a time for each key."""
 
     def __init__(self, run: Callable[[K], Awaitable[T]]) -> None:

@@ -20,7 +20,7 @@ class Sender(Protocol):
         """Forget what is gathered and what comes of it yet; its answer is an error."""
 
 
-class Gathering:
+class StatementMemory:
     """The bytes that are held, by session."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Final
 
 from engine.model import TableId
-from proxy.session.hints import (
+from proxy.session.commit_notices import (
     Killed,
     Prepared,
     PreparedQueueStatement,
@@ -35,11 +35,11 @@ from sqlrewrite.ack import KEYS_MAX
 from sqlrewrite.classify import (
     MESSAGE_VERBS,
     OTHER,
-    OWN_VERBS,
+    QUEUE_STATEMENT_VERBS,
     Head,
     Kill,
     Verb,
-    begins_like_ours,
+    may_be_queue_statement,
     classify,
     needs_no_transaction,
     parse_kill,
@@ -82,23 +82,23 @@ CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
 """Prepared statements whose execution is withheld from the server."""
 
 
-UNTAGGED = (Verb.OTHER, Verb.NEXT_TRANSACTION, *OWN_VERBS)
+UNTAGGED = (Verb.OTHER, Verb.NEXT_TRANSACTION, *QUEUE_STATEMENT_VERBS)
 """Statements of which nothing is to be remembered until they are answered."""
 KEEPING = (Verb.STREAM, Verb.QUEUE, Verb.KILL, Verb.USE)
 """Statements that use up no SET TRANSACTION: the first two are refused while there is one."""
 
 
-class Unclear(enum.Enum):
+class NotFast(enum.Enum):
     """A command takes more than a glance."""
 
-    UNCLEAR = enum.auto()
+    NOT_FAST = enum.auto()
 
 
-UNCLEAR: Final = Unclear.UNCLEAR
+NOT_FAST: Final = NotFast.NOT_FAST
 
 
 @dataclass(slots=True)
-class OwnStatement:
+class TrackedStatement:
     """A prepared statement that is ours, or matters, under the server's own number."""
 
     statement: Prepared
@@ -106,13 +106,13 @@ class OwnStatement:
     long_data: frozenset[int] = frozenset()
 
 
-class Judge:
+class CommandClassifier:
     """What is known of one session by what was said in it."""
 
     def __init__(self) -> None:
         self.attributes = False
         """Whether queries are preceded by query attributes."""
-        self.prepared: dict[int, OwnStatement] = {}
+        self.prepared: dict[int, TrackedStatement] = {}
         self.preparing = False
         """Whether a PREPARE of ours is with the server, so that no command about a statement can be judged."""
         self.next_transaction_is_set = False
@@ -162,13 +162,13 @@ class Judge:
             self._ran_nothing_stored = self._not_since_reset = self._something_is_known = False
             self._not_hidden.clear()
 
-    def statement(self, number: int) -> OwnStatement | None:
+    def statement(self, number: int) -> TrackedStatement | None:
         """A prepared statement that is ours, or matters."""
         return self.prepared.get(self._last_prepared if number == LAST_PREPARED else number)
 
     # Commands.
 
-    def glance(self, data: bytes) -> Tag | Unclear:
+    def classify_fast(self, data: bytes) -> Tag | NotFast:
         """The tag of a command, whole in `data`, that is to be relayed, if so much is seen at a glance.
 
         It is for nearly all commands, and what this takes is what each of them is late.
@@ -178,14 +178,14 @@ class Judge:
             try:
                 text = query_text(data[HEADER:], attributes=True) if self.attributes else data[HEADER + 1 :]
             except WireError:
-                return UNCLEAR
+                return NOT_FAST
             head = classify(text, multi_statements=self._multi_statements)
             if self._something_is_known and head.verb not in MESSAGE_VERBS:
                 self._runs(text)
             if head is OTHER and not self.next_transaction_is_set:
                 return None
-            if head.verb in OWN_VERBS:
-                return UNCLEAR
+            if head.verb in QUEUE_STATEMENT_VERBS:
+                return NOT_FAST
             self._next_transaction(head, text)
             return self._tag(head, text)
         if byte == COM_STMT_EXECUTE and not self.preparing and len(data) >= NUMBER.stop:
@@ -195,7 +195,7 @@ class Judge:
                 self.next_transaction_is_set = False
                 self._runs(None)
                 return statement
-        return UNCLEAR
+        return NOT_FAST
 
     def look(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
         """What a command is, and what is to be remembered until it is answered."""
@@ -209,9 +209,9 @@ class Judge:
         """Whether a long command must be read to its end before it is decided."""
         try:
             if head[0] == COM_QUERY:
-                return begins_like_ours(query_text(head, attributes=self.attributes))
+                return may_be_queue_statement(query_text(head, attributes=self.attributes))
             if head[0] == COM_STMT_PREPARE:
-                return begins_like_ours(head[1:])
+                return may_be_queue_statement(head[1:])
             if head[0] == COM_CHANGE_USER:
                 return True
             own = self.statement(execute_id(head)) if head[0] in EXECUTIONS else None
@@ -309,7 +309,7 @@ class Judge:
             self._runs(None)
         return None
 
-    def _prepared_settle(self, own: OwnStatement, prepared: PreparedSettle, command: Command) -> Settled:
+    def _prepared_settle(self, own: TrackedStatement, prepared: PreparedSettle, command: Command) -> Settled:
         """Which messages an execution is about; unknown where they cannot be read."""
         statement = prepared.statement
         long_data, own.long_data = own.long_data, frozenset()  # It was for one execution.
@@ -329,7 +329,7 @@ class Judge:
         values = [_as_read(value, kind) for value, kind in zip(execute.values, execute.types, strict=False)]
         return prepared.settled(values, may_be_hidden=self.may_be_hidden(prepared.table))
 
-    def _prepared_kill(self, own: OwnStatement, killed: Killed, command: Command) -> Killed | None:
+    def _prepared_kill(self, own: TrackedStatement, killed: Killed, command: Command) -> Killed | None:
         """Whom an execution of `KILL ?` ends."""
         execute = parse_execute(command.payload, 1, types=own.types, attributes=self.attributes)
         own.types = execute.types
@@ -355,7 +355,7 @@ class Judge:
         if isinstance(outcome.tag, Preparing):
             self.preparing = False
             if outcome.prepared is not None:
-                self.prepared[outcome.prepared.statement_id] = OwnStatement(outcome.tag.statement)
+                self.prepared[outcome.prepared.statement_id] = TrackedStatement(outcome.tag.statement)
 
 
 def _as_read(value: object, kind: ParamType) -> object:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.runtime.gathered import Gathered
+from engine.runtime.shared_runs import SharedRuns
 
 
 class Slow:
@@ -35,7 +35,7 @@ class Slow:
 def test_who_asks_during_a_run_shares_the_next_one_with_all_who_do() -> None:
     async def play() -> None:
         slow = Slow()
-        gathered = Gathered(slow.run)
+        gathered = SharedRuns(slow.run)
         first = asyncio.create_task(gathered("a"))
         await slow.begun()
         others = [asyncio.create_task(gathered("a")) for _ in range(1_000)]
@@ -59,7 +59,7 @@ def test_who_asks_during_a_run_shares_the_next_one_with_all_who_do() -> None:
 def test_an_exception_goes_to_all_who_wait_for_that_run_and_to_nobody_else() -> None:
     async def play() -> None:
         slow = Slow()
-        gathered = Gathered(slow.run)
+        gathered = SharedRuns(slow.run)
         first = asyncio.create_task(gathered("bad"))
         await slow.begun()
         second = asyncio.create_task(gathered("bad"))
@@ -77,7 +77,7 @@ def test_an_exception_goes_to_all_who_wait_for_that_run_and_to_nobody_else() -> 
 def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
     async def play() -> None:
         slow = Slow()
-        gathered = Gathered(slow.run)
+        gathered = SharedRuns(slow.run)
         first = asyncio.create_task(gathered("a"))
         await slow.begun()
         gone, stays = (asyncio.create_task(gathered("a")) for _ in range(2))
@@ -94,7 +94,7 @@ def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
 def test_closing_ends_what_runs_and_what_waits() -> None:
     async def play() -> None:
         slow = Slow()
-        gathered = Gathered(slow.run)
+        gathered = SharedRuns(slow.run)
         tasks = [asyncio.create_task(gathered("a"))]
         await slow.begun()
         tasks.append(asyncio.create_task(gathered("a")))

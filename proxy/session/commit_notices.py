@@ -138,7 +138,7 @@ class Preparing:
 Tag = Touched | Settled | Preparing | Killed | None
 
 
-class Hints:
+class CommitNotices:
     """One session's open transaction, as far as the engine cares."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.runtime.indirect_writes import UNJUDGED_MAX, Carriers, WakeAll
+from engine.runtime.indirect_writes import UNJUDGED_MAX, IndirectWrites, WakeAll
 
 
-def carriers(*names: str) -> Carriers:
-    known = Carriers()
+def carriers(*names: str) -> IndirectWrites:
+    known = IndirectWrites()
     known.told(frozenset(names), outdated=False)
     return known
 

@@ -8,14 +8,14 @@ import pytest
 from mysql_mimic.types import Capabilities, Commands
 
 from engine.model import TableId
-from proxy.session.hints import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
-from proxy.session.judge import LAST_PREPARED, UNCLEAR, Judge
+from proxy.session.commit_notices import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
+from proxy.session.command_classifier import LAST_PREPARED, NOT_FAST, CommandClassifier
 from proxy.wire.framing import Command, frame
 from proxy.wire.packets import PrepareOk
 from proxy.wire.params import make_query
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, parse_settle
-from sqlrewrite.classify import OWN_VERBS, Kill, Verb
+from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Kill, Verb
 from sqlrewrite.stream import parse_stream
 
 PREPARE, EXECUTE = int(Commands.COM_STMT_PREPARE), int(Commands.COM_STMT_EXECUTE)
@@ -53,7 +53,7 @@ def about(byte: int, number: int) -> Command:
     return command(bytes([byte]) + number.to_bytes(4, "little") + b"\0\1\0\0\0")
 
 
-def answered(judge: Judge, statement: Prepared | None, number: int) -> None:
+def answered(judge: CommandClassifier, statement: Prepared | None, number: int) -> None:
     """A PREPARE of a statement has got this number."""
     tag = None if statement is None else Preparing(statement)
     judge.answered(Outcome(PREPARE, tag, True, 0, prepared=PrepareOk(number, 0, 0)))
@@ -61,45 +61,45 @@ def answered(judge: Judge, statement: Prepared | None, number: int) -> None:
 
 @pytest.mark.parametrize(("text", "attributes"), list(product(STATEMENTS, [False, True])))
 def test_a_glance_at_a_query_sees_what_a_look_would(text: bytes, attributes: bool) -> None:
-    judge, twin = Judge(), Judge()
+    judge, twin = CommandClassifier(), CommandClassifier()
     for each in (judge, twin):
         each.logged_in(ATTRIBUTES * attributes)
         each.remember_db("shop")
     query = command(make_query(text, attributes=attributes))
-    seen = judge.glance(query.data)
+    seen = judge.classify_fast(query.data)
     verb, tag = twin.look(query)
-    if seen is UNCLEAR:
-        assert verb in OWN_VERBS
+    if seen is NOT_FAST:
+        assert verb in QUEUE_STATEMENT_VERBS
     else:
-        assert verb not in OWN_VERBS
+        assert verb not in QUEUE_STATEMENT_VERBS
         assert seen == tag
         assert judge.known_db == twin.known_db
 
 
 @pytest.mark.parametrize("statement", [None, *PREPARED])
 def test_a_glance_at_an_execution_sees_what_a_look_would_or_leaves_it_to_that(statement: Prepared | None) -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     answered(judge, statement, 7)
     for number in (7, LAST_PREPARED, 8):
-        seen = judge.glance(about(EXECUTE, number).data)
-        assert seen is UNCLEAR or (Verb.OTHER, seen) == judge.look(about(EXECUTE, number))
-    assert judge.glance(about(EXECUTE, 8).data) is None
+        seen = judge.classify_fast(about(EXECUTE, number).data)
+        assert seen is NOT_FAST or (Verb.OTHER, seen) == judge.look(about(EXECUTE, number))
+    assert judge.classify_fast(about(EXECUTE, 8).data) is None
 
 
 def test_no_execution_is_judged_while_the_number_of_a_statement_of_ours_is_awaited() -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     judge.preparing = True
-    assert judge.glance(about(EXECUTE, 7).data) is UNCLEAR
+    assert judge.classify_fast(about(EXECUTE, 7).data) is NOT_FAST
     answered(judge, PREPARED[2], 7)
-    assert judge.glance(about(EXECUTE, 8).data) is None
+    assert judge.classify_fast(about(EXECUTE, 8).data) is None
 
 
 def test_an_execution_that_is_cut_off_takes_more_than_a_glance() -> None:
-    assert Judge().glance(frame(bytes([EXECUTE]) + b"\1\0", 0)) is UNCLEAR
+    assert CommandClassifier().classify_fast(frame(bytes([EXECUTE]) + b"\1\0", 0)) is NOT_FAST
 
 
 def test_a_closed_statement_and_a_reset_connection_are_forgotten() -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     answered(judge, PREPARED[0], 1)
     answered(judge, PREPARED[0], 2)
     judge.look(about(CLOSE, 1))
@@ -110,7 +110,7 @@ def test_a_closed_statement_and_a_reset_connection_are_forgotten() -> None:
 
 
 def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     judge.remember_db("shop")
     assert judge.known_db == "shop"
     judge.look(command(bytes([PREPARE]) + b"USE other"))
@@ -141,11 +141,11 @@ def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
 def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_begun(
     statements: list[str | bytes], is_set: bool
 ) -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     judge.logged_in(0)
     for each in statements:
         payload = each if isinstance(each, bytes) else make_query(each.encode(), attributes=False)
-        if judge.glance(frame(payload, 0)) is UNCLEAR:
+        if judge.classify_fast(frame(payload, 0)) is NOT_FAST:
             judge.look(command(payload))
     assert judge.next_transaction_is_set == is_set
 
@@ -153,9 +153,9 @@ def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_b
 # -- Whether a temporary table may stand before a queue
 
 
-def told(judge: Judge, payload: bytes) -> None:
+def told(judge: CommandClassifier, payload: bytes) -> None:
     """The client sends a command, seen at a glance or looked at."""
-    if judge.glance(frame(payload, 0)) is UNCLEAR:
+    if judge.classify_fast(frame(payload, 0)) is NOT_FAST:
         judge.look(command(payload))
 
 
@@ -174,7 +174,7 @@ def told(judge: Judge, payload: bytes) -> None:
     ],
 )
 def test_whatever_may_run_something_stored_may_have_made_a_temporary_table(payload: bytes) -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     for harmless in (b"SET NAMES utf8mb4", b"BEGIN", b"STREAM * FROM orders", b"ACK orders WHERE id = 1"):
         told(judge, b"\x03" + harmless)
     assert not judge.may_be_hidden(TABLE)
@@ -183,7 +183,7 @@ def test_whatever_may_run_something_stored_may_have_made_a_temporary_table(paylo
 
 
 def test_a_table_that_the_server_was_asked_about_is_not_hidden_until_something_runs() -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     told(judge, b"\x03CALL p")
     judge.not_hidden(TABLE)
     told(judge, b"\x03ACK orders WHERE id = 1")
@@ -194,7 +194,7 @@ def test_a_table_that_the_server_was_asked_about_is_not_hidden_until_something_r
 
 
 def test_what_drops_temporary_tables_is_believed_when_it_is_done_but_for_what_was_sent_behind_it() -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     reset: Outcome[Tag] = Outcome(RESET, None, True, 0)
     told(judge, b"\x03CALL p")
     told(judge, bytes([RESET]))
@@ -208,7 +208,7 @@ def test_what_drops_temporary_tables_is_believed_when_it_is_done_but_for_what_wa
 
 
 def test_a_prepared_ack_is_certain_where_no_temporary_table_can_be() -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     answered(judge, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")), 3)
     assert judge.look(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=True)
     told(judge, b"\x03CALL p")
@@ -216,7 +216,7 @@ def test_a_prepared_ack_is_certain_where_no_temporary_table_can_be() -> None:
 
 
 def test_of_more_ids_than_are_read_it_is_not_remembered_which_are_under_way() -> None:
-    judge = Judge()
+    judge = CommandClassifier()
     judge.logged_in(0)
     ids = b", ".join(b"%d" % number for number in range(KEYS_MAX // 2 + 1))
     answered(judge, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id IN (" + ids + b")")), 3)

@@ -97,7 +97,7 @@ class Context:
         return RowFormat(columns, binary, self.charset_results, self.time_zone, pad_char)
 
 
-async def end_what_we_began(session: ClientSession, *, was_in_transaction: bool) -> None:
+async def end_own_transaction(session: ClientSession, *, was_in_transaction: bool) -> None:
     """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
     if session.in_transaction and not was_in_transaction:
         await session.ask(COMMIT)
@@ -105,7 +105,7 @@ async def end_what_we_began(session: ClientSession, *, was_in_transaction: bool)
 
 def keep_next_transaction(session: ClientSession) -> None:
     """A SET TRANSACTION is for the client's next transaction. Our questions read tables, which would be that one."""
-    if session.judge.next_transaction_is_set and not session.in_transaction:
+    if session.classifier.next_transaction_is_set and not session.in_transaction:
         text = (
             "This statement would use up the SET TRANSACTION of this session, which is for its next transaction: begin"
             " that first, or COMMIT to drop the setting, or make it last with SET SESSION TRANSACTION"
@@ -223,7 +223,7 @@ async def read_context(session: ClientSession) -> Context:
     session.server_is(server)
     session.charset = client or "utf8mb4"
     session.codec = context.codec
-    session.judge.remember_db(context.db)
+    session.classifier.remember_db(context.db)
     return context
 
 

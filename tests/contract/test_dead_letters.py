@@ -10,8 +10,8 @@ from typing import Any
 import pymysql
 import pytest
 
-from engine.model import NS_PER_S, Buried, TableId, Wanted
-from engine.store.connection import BackendAddress, Link
+from engine.model import NS_PER_S, MoveResult, TableId, Wanted
+from engine.store.connection import BackendAddress, StoreConnection
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
 from proxy.embedded.server import EmbeddedServer
@@ -65,8 +65,8 @@ def make_dead(subject: ServerSubject, definition: str, name: str = "dead", comme
     return TableId(subject.database, name)
 
 
-def bury(subject: ServerSubject, wanted: Sequence[Wanted], name: str = "dead") -> Buried:
-    return subject.store.bury(subject.table, wanted, TableId(subject.database, name)).value
+def move_dead_letters(subject: ServerSubject, wanted: Sequence[Wanted], name: str = "dead") -> MoveResult:
+    return subject.store.move_dead_letters(subject.table, wanted, TableId(subject.database, name)).value
 
 
 def ids(subject: ServerSubject, name: str = "messages") -> list[Any]:
@@ -87,7 +87,7 @@ class TestValues:
                     f"INSERT INTO messages (id, epoch, priority, {names}) VALUES ({key}, 3, {-key}, {values})"
                 )
             before = self.contents(subject, "messages")
-            assert bury(subject, [Wanted(key, 3, S) for key in range(3)]) == Buried((0, 1, 2))
+            assert move_dead_letters(subject, [Wanted(key, 3, S) for key in range(3)]) == MoveResult((0, 1, 2))
             assert self.contents(subject, "dead") == before
             assert ids(subject) == []
 
@@ -117,7 +117,7 @@ class TestValues:
         with subject_on(server, COLUMNS.replace("VARCHAR(5000)", "LONGTEXT")) as subject:
             subject.dead_letter()
             subject.execute("INSERT INTO messages (id, epoch, body) VALUES (1, 3, REPEAT('x', 12000000))")
-            assert bury(subject, [Wanted(1, 3, S)]) == Buried((1,))
+            assert move_dead_letters(subject, [Wanted(1, 3, S)]) == MoveResult((1,))
             assert subject.execute("SELECT LENGTH(body) FROM dead") == [(12000000,)]
 
     @pytest.mark.parametrize("name", ["`odd ``name`` ü`", "`a.b`", "`select`"])
@@ -132,7 +132,7 @@ class TestValues:
         subject.execute(f"ALTER TABLE {quoted}.{name} COMMENT '{taking}'")
         wanted = put_dead_messages(subject, 1)
         bare = name[1:-1].replace("``", "`")
-        assert subject.store.bury(subject.table, wanted, TableId(other, bare)).value == Buried((1,))
+        assert subject.store.move_dead_letters(subject.table, wanted, TableId(other, bare)).value == MoveResult((1,))
         assert subject.execute(f"SELECT id FROM {quoted}.{name}") == [(1,)]
         subject.execute(f"DROP DATABASE {quoted}")
 
@@ -141,7 +141,7 @@ class TestWhatCannotBeMoved:
     def stays(self, subject: ServerSubject, *parts: str, name: str = "dead") -> None:
         """Messages 1 and 2 stay, postponed and else as they were, and the problem says all of this."""
         wanted = put_dead_messages(subject, 1, 2)
-        answer = subject.store.bury(subject.table, wanted, TableId(subject.database, name))
+        answer = subject.store.move_dead_letters(subject.table, wanted, TableId(subject.database, name))
         assert answer.value.moved == ()
         problem = answer.value.problem or ""
         assert [part for part in parts if part not in problem] == [], problem
@@ -197,9 +197,9 @@ class TestWhatCannotBeMoved:
         subject.execute("CREATE TABLE notes (message BIGINT, FOREIGN KEY (message) REFERENCES messages (id))")
         wanted = put_dead_messages(subject, 1, 2)
         subject.execute("INSERT INTO notes VALUES (1)")
-        buried = bury(subject, wanted)
-        assert buried.moved == (2,)
-        assert "1451" in (buried.problem or "")
+        result = move_dead_letters(subject, wanted)
+        assert result.moved == (2,)
+        assert "1451" in (result.problem or "")
         assert (ids(subject), ids(subject, "dead")) == ([1], [2])
 
 
@@ -212,18 +212,18 @@ class TestOneOfMany:
         subject.execute("ALTER TABLE dead MODIFY body VARCHAR(10) CHARACTER SET ascii")
         wanted = put_dead_messages(subject, *range(1, 30))
         subject.execute("UPDATE messages SET body = %s WHERE id IN (7, 20)", body)
-        buried = bury(subject, wanted)
-        assert set(buried.moved) == set(range(1, 30)) - {7, 20}
-        assert "body" in (buried.problem or "")
+        result = move_dead_letters(subject, wanted)
+        assert set(result.moved) == set(range(1, 30)) - {7, 20}
+        assert "body" in (result.problem or "")
         assert ids(subject) == [7, 20]
         assert subject.execute("SELECT DISTINCT body FROM messages") == [(body,)]
 
     def test_another_unique_column_is_taken(self, subject: ServerSubject) -> None:
         make_dead(subject, f"{COLUMNS}, UNIQUE (body(5))")
         wanted = [*put_dead_messages(subject, 1, body="one"), *put_dead_messages(subject, 2, 3, body="two")]
-        buried = bury(subject, wanted)
-        assert buried.moved == (1, 2)
-        assert "1062" in (buried.problem or "")
+        result = move_dead_letters(subject, wanted)
+        assert result.moved == (1, 2)
+        assert "1062" in (result.problem or "")
         assert (ids(subject), ids(subject, "dead")) == ([3], [1, 2])
 
     def test_ids_that_are_one_there(self, server: EmbeddedServer) -> None:
@@ -232,8 +232,8 @@ class TestOneOfMany:
             make_dead(subject, columns.replace("utf8mb4_bin", "utf8mb4_general_ci"))
             for key in ("a", "A", "b"):
                 subject.execute("INSERT INTO messages (id, epoch) VALUES (%s, 3)", key)
-            buried = bury(subject, [Wanted(key, 3, S) for key in ("a", "A", "b")])
-            assert len(buried.moved) == 2
+            result = move_dead_letters(subject, [Wanted(key, 3, S) for key in ("a", "A", "b")])
+            assert len(result.moved) == 2
             assert sorted([*ids(subject), *ids(subject, "dead")]) == ["A", "a", "b"]
 
     def test_an_acknowledged_row_that_somebody_works_on_is_not_waited_for(self, subject: ServerSubject) -> None:
@@ -242,9 +242,9 @@ class TestOneOfMany:
         subject.execute("INSERT INTO dead (id, time_next, time_acked, body) VALUES (1, NULL, 5, 'old')")
         with subject.connect(autocommit=False) as other, other.cursor() as cursor:
             cursor.execute("SELECT id FROM dead WHERE id = 1 FOR UPDATE")
-            buried = bury(subject, wanted)
-        assert buried.moved == (2,)
-        assert "locked" in (buried.problem or "")
+            result = move_dead_letters(subject, wanted)
+        assert result.moved == (2,)
+        assert "locked" in (result.problem or "")
         assert subject.execute("SELECT body FROM dead WHERE id = 1") == [("old",)]
 
     def test_a_row_that_somebody_is_about_to_insert_there_is_an_error_that_passes(self, subject: ServerSubject) -> None:
@@ -253,10 +253,10 @@ class TestOneOfMany:
         with subject.connect(autocommit=False) as other, other.cursor() as cursor:
             cursor.execute("INSERT INTO dead (id) VALUES (1)")
             with pytest.raises(StoreError) as caught:
-                bury(subject, wanted)
+                move_dead_letters(subject, wanted)
             other.rollback()
         assert (caught.value.code, caught.value.lasting) == (1205, False)
-        assert bury(subject, wanted) == Buried((1, 2))
+        assert move_dead_letters(subject, wanted) == MoveResult((1, 2))
 
 
 @pytest.mark.parametrize("answer_lost", [False, True])
@@ -268,22 +268,22 @@ def test_wherever_the_connection_dies_each_message_is_in_one_table(
         keys = set(range(10 * deadly, 10 * deadly + 3))
         wanted = put_dead_messages(subject, *keys)
 
-        def die(at: int, link: Link, deadly: int = deadly) -> None:
+        def die(at: int, connection: StoreConnection, deadly: int = deadly) -> None:
             if at == deadly:
-                link.abort()
+                connection.abort()
                 raise StoreError("the connection is dead", code=2013)
 
         hooks = (nothing, die) if answer_lost else (die, nothing)
         with interrupted_store(subject, *hooks) as store:
             try:
-                store.bury(subject.table, wanted, dead_letter)
+                store.move_dead_letters(subject.table, wanted, dead_letter)
                 break
             except StoreError:
                 pass
         assert [len(keys & set(ids(subject, name))) for name in ("messages", "dead")] in ([3, 0], [0, 3])
 
         def all_moved(wanted: Sequence[Wanted] = wanted) -> bool:
-            bury(subject, wanted)
+            move_dead_letters(subject, wanted)
             return ids(subject) == []
 
         eventually(all_moved, what="the dead connection's locks are gone, and all are moved")
@@ -297,7 +297,7 @@ def test_no_column_can_be_added_while_the_tables_are_compared(subject: ServerSub
     wanted = put_dead_messages(subject, 1)
     refused: list[int] = []
 
-    def alter(_at: int, _link: Link) -> None:
+    def alter(_at: int, _connection: StoreConnection) -> None:
         with subject.connect() as other, other.cursor() as cursor:
             cursor.execute("SET lock_wait_timeout = 1")
             try:
@@ -305,12 +305,12 @@ def test_no_column_can_be_added_while_the_tables_are_compared(subject: ServerSub
             except pymysql.OperationalError as error:
                 refused.append(error.args[0])
 
-    def after_locking(at: int, link: Link) -> None:
+    def after_locking(at: int, connection: StoreConnection) -> None:
         if at == 1:
-            alter(at, link)
+            alter(at, connection)
 
     with interrupted_store(subject, after=after_locking) as store:
-        assert store.bury(subject.table, wanted, dead_letter).value == Buried((1,))
+        assert store.move_dead_letters(subject.table, wanted, dead_letter).value == MoveResult((1,))
     assert refused == [1205]
 
 
@@ -321,7 +321,7 @@ def test_consent_is_that_of_the_moment_of_the_move(subject: ServerSubject, after
     wanted = put_dead_messages(subject, 1)
     refused: list[int] = []
 
-    def take_back(at: int, _link: Link) -> None:
+    def take_back(at: int, _connection: StoreConnection) -> None:
         if at != after:
             return
         with subject.connect() as other, other.cursor() as cursor:
@@ -332,6 +332,6 @@ def test_consent_is_that_of_the_moment_of_the_move(subject: ServerSubject, after
                 refused.append(error.args[0])
 
     with interrupted_store(subject, after=take_back) as store:
-        buried = store.bury(subject.table, wanted, dead_letter).value
-    assert (refused, buried.moved) == (([1205], (1,)) if held else ([], ()))
+        result = store.move_dead_letters(subject.table, wanted, dead_letter).value
+    assert (refused, result.moved) == (([1205], (1,)) if held else ([], ()))
     assert ids(subject) == ([] if held else [1])

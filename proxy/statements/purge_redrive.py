@@ -18,13 +18,13 @@ from engine.model import Key, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.queries import FORMS
-from proxy.session.questions import (
+from proxy.session.internal_queries import (
     COMMIT,
     ROLLBACK,
     Refused,
     ask,
     ask_text,
-    end_what_we_began,
+    end_own_transaction,
     from_hex,
     raw_rows,
     rows,
@@ -59,7 +59,7 @@ class _Batch:
     last: Key | None = None
 
 
-class Upkeep:
+class PurgeRedrive:
     """Carries out the two statements."""
 
     def __init__(self, engine: Engine) -> None:
@@ -140,7 +140,7 @@ async def _in_batches(
     committed: Callable[[], None] | None = None,
 ) -> bytes:
     """Run batches until one finds nothing; the OK packet with the count of all rows."""
-    await end_what_we_began(session, was_in_transaction=False)
+    await end_own_transaction(session, was_in_transaction=False)
     total = 0
     last: Key | None = None
     while session.interrupted is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.binlog import event_filter
-from engine.binlog.event_filter import Sieve
+from engine.binlog.event_filter import EventFilter
 
 HEARTBEAT, ROTATE, PAYLOAD, GTID, MARIADB_GTID, WRITE_ROWS = 27, 4, 40, 33, 162, 30
 OURS, THEIRS = 7, 8
@@ -34,10 +34,10 @@ class Log:
 
     def __init__(self) -> None:
         self.pending = False
-        self.sieve = Sieve(lambda *table: table == (b"shop", b"orders"), lambda: self.pending)
+        self.event_filter = EventFilter(lambda *table: table == (b"shop", b"orders"), lambda: self.pending)
 
     def read(self, *events: bytes) -> list[bool]:
-        return [self.sieve.wants(each) for each in events]
+        return [self.event_filter.wants(each) for each in events]
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_how_many_numbers_are_kept_is_bounded(log: Log, monkeypatch: pytest.Monk
     monkeypatch.setattr(event_filter, "PASSED_TABLES_MAX", 3)
     for number in range(100, 120):
         assert log.read(table_map(number, b"a", b"b"), rows(number)) == [False, False]
-    assert len(log.sieve._passed) <= 3
+    assert len(log.event_filter._passed) <= 3
 
 
 def test_the_end_of_a_transaction_is_read_where_it_has_news_and_once_a_second(log: Log) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from proxy.session.session import Session
-from proxy.statements.reading import AT_ONCE_BYTES_MAX, Reading, in_steps
+from proxy.statements.long_statements import AT_ONCE_BYTES_MAX, Reading, in_steps
 from proxy.wire.packets import ServerError
 
 SHORT, LONG = b"x" * AT_ONCE_BYTES_MAX, b"x" * (AT_ONCE_BYTES_MAX + 1)

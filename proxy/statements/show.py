@@ -17,7 +17,7 @@ from engine.model import NS_PER_S, BrokenTable, QueueTable, TableId
 from engine.service import Engine
 from engine.store.dead_letter_plan import Chain, closed_to
 from engine.store.port import StoreError
-from proxy.session.questions import Refused, from_hex, rows, text_literal
+from proxy.session.internal_queries import Refused, from_hex, rows, text_literal
 from proxy.statements.depth import Depth, count_unacknowledged, measure
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.wire.packets import ServerError, parse_err
@@ -80,7 +80,7 @@ class _Look:
     newest_id: int
 
 
-class Inspection:
+class Show:
     """Answers both."""
 
     def __init__(self, engine: Engine, streams: Callable[[], Iterable[ClientSession]]) -> None:

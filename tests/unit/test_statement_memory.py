@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from proxy.session.gathering import Gathering
+from proxy.session.statement_memory import StatementMemory
 from proxy.session.session import Session
 from proxy.wire.framing import frame
 from proxy.wire.packets import make_ok, parse_err
@@ -28,7 +28,7 @@ class Sender:
 
 
 def test_below_the_bound_everybody_has_room() -> None:
-    gathering, senders = Gathering(100), [Sender(), Sender()]
+    gathering, senders = StatementMemory(100), [Sender(), Sender()]
     assert gathering.grown(senders[0], 40)
     assert gathering.grown(senders[0], 60)
     assert gathering.grown(senders[1], 40)
@@ -36,21 +36,21 @@ def test_below_the_bound_everybody_has_room() -> None:
 
 
 def test_beyond_it_the_longest_statement_is_dropped_whoever_asks() -> None:
-    gathering, long, short = Gathering(100), Sender(), Sender()
+    gathering, long, short = StatementMemory(100), Sender(), Sender()
     assert gathering.grown(long, 90)
     assert gathering.grown(short, 20)
     assert (gathering.used, long.dropped, short.dropped) == (20, 1, 0)
 
 
 def test_whose_own_is_the_longest_is_told_so() -> None:
-    gathering, long, short = Gathering(100), Sender(), Sender()
+    gathering, long, short = StatementMemory(100), Sender(), Sender()
     assert gathering.grown(short, 20)
     assert not gathering.grown(long, 90)
     assert (gathering.used, long.dropped, short.dropped) == (20, 0, 0)
 
 
 def test_what_is_complete_is_not_dropped_and_counts_until_it_is_done() -> None:
-    gathering, running, sender = Gathering(100), Sender(), Sender()
+    gathering, running, sender = StatementMemory(100), Sender(), Sender()
     gathering.holds(running, 0, 90)
     assert not gathering.grown(sender, 20)
     gathering.holds(running, 0, 0)
@@ -59,7 +59,7 @@ def test_what_is_complete_is_not_dropped_and_counts_until_it_is_done() -> None:
 
 
 def test_more_than_one_is_dropped_where_it_takes_that() -> None:
-    gathering, senders, running = Gathering(100), [Sender() for _ in range(4)], Sender()
+    gathering, senders, running = StatementMemory(100), [Sender() for _ in range(4)], Sender()
     for size, sender in enumerate(senders):
         assert gathering.grown(sender, 20 + size)
     gathering.holds(running, 0, 50)
@@ -91,7 +91,7 @@ def begin(played: PlayedSession, size: int) -> bytes:
 
 def test_a_dropped_statement_is_an_error_and_the_connection_goes_on() -> None:
     def scene(played: PlayedSession) -> None:
-        gathering = played.session.proxy.gathering
+        gathering = played.session.proxy.statement_memory
         gathering.bytes_max = 200_000
         last = begin(played, 300_000)
         (refused,) = played.client.taken()
@@ -107,7 +107,7 @@ def test_a_dropped_statement_is_an_error_and_the_connection_goes_on() -> None:
 
 def test_the_error_comes_in_its_turn() -> None:
     def scene(played: PlayedSession) -> None:
-        played.session.proxy.gathering.bytes_max = 200_000
+        played.session.proxy.statement_memory.bytes_max = 200_000
         played.say(b"SELECT 1")
         begin(played, 300_000)
         assert played.client.taken() == []
@@ -120,14 +120,14 @@ def test_the_error_comes_in_its_turn() -> None:
 
 def test_a_statement_counts_while_it_is_carried_out_and_no_longer() -> None:
     async def carry_out(session: Session, _verb: Verb, payload: bytes) -> None:
-        assert session.proxy.gathering.used >= len(payload)
+        assert session.proxy.statement_memory.used >= len(payload)
         session.send(frame(make_ok(), 1))
 
     async def scene(played: PlayedSession) -> None:
         played.session.client_sent(begin(played, 100_000))
         assert (await played.told()).payload == make_ok()
         await asyncio.sleep(0)
-        assert played.session.proxy.gathering.used == 0
+        assert played.session.proxy.statement_memory.used == 0
 
     play(scene, carry_out)
 
@@ -135,9 +135,9 @@ def test_a_statement_counts_while_it_is_carried_out_and_no_longer() -> None:
 def test_a_client_that_is_gone_holds_nothing() -> None:
     def scene(played: PlayedSession) -> None:
         begin(played, 100_000)
-        assert played.session.proxy.gathering.used > 0
+        assert played.session.proxy.statement_memory.used > 0
         played.session.client_lost()
-        assert played.session.proxy.gathering.used == 0
+        assert played.session.proxy.statement_memory.used == 0
 
     play(scene)
 
@@ -154,9 +154,9 @@ def test_what_is_sent_ahead_counts_too() -> None:
         cast(FakeProxy, played.session.proxy).carry_out = carry_out
         played.say(b"ACK FROM shop.m WHERE id = 1")
         played.say(b"SELECT '" + bytes(50_000) + b"'")
-        assert played.session.proxy.gathering.used > 50_000
+        assert played.session.proxy.statement_memory.used > 50_000
         may_end.set()
         await played.asked()
-        assert played.session.proxy.gathering.used == 0
+        assert played.session.proxy.statement_memory.used == 0
 
     play(scene)
