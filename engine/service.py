@@ -84,7 +84,9 @@ class Engine:
         """The queues that each connection has streamed from: it may hold messages of theirs."""
         self._indirect_writes = IndirectWrites()
         self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
-        self._queues = Queues(self._executor, self._indirect_writes, Listener(self._found, self._lost, self._wake_all.ask))
+        self._queues = Queues(
+            self._executor, self._indirect_writes, Listener(self._found, self._lost, self._wake_all.ask)
+        )
         self._ids = itertools.count(1)
         self._draining = False
         self.on_queues: Callable[[], None] = lambda: None
@@ -183,7 +185,12 @@ class Engine:
             name = table.name.casefold()
             values = None if values is None else list(values)
             keys = _keys(runner, values)
-            if keys is not None and certain and not self._indirect_writes.may_be(name) and _certain(runner, values or ()):
+            if (
+                keys is not None
+                and certain
+                and not self._indirect_writes.may_be(name)
+                and _certain(runner, values or ())
+            ):
                 runner.handle(runner.dispatcher.settled, keys)
             else:
                 runner.handle(runner.dispatcher.suspected, keys)

@@ -193,10 +193,14 @@ class LoggedEffect(enum.Flag):
 
 _WORD = re.compile(r"(?>(?:\s|/\*(?!M?!).*?\*/|(?:--|#)[^\n]*\n)*)([A-Za-z]*)", re.DOTALL)
 _STATEMENTS = {
-    **dict.fromkeys(("BEGIN", "SAVEPOINT", "SET", "GRANT", "REVOKE", "ANALYZE", "OPTIMIZE", "FLUSH"), LoggedEffect.NOTHING),
+    **dict.fromkeys(
+        ("BEGIN", "SAVEPOINT", "SET", "GRANT", "REVOKE", "ANALYZE", "OPTIMIZE", "FLUSH"), LoggedEffect.NOTHING
+    ),
     "COMMIT": LoggedEffect.COMMITTED,
     **dict.fromkeys(("CREATE", "DROP"), LoggedEffect.SCHEMA | LoggedEffect.COMMITTED),
-    **dict.fromkeys(("ALTER", "RENAME", "TRUNCATE"), LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
+    **dict.fromkeys(
+        ("ALTER", "RENAME", "TRUNCATE"), LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED
+    ),
 }
 
 

@@ -25,25 +25,25 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from engine.binlog.changes import Layout, ChangeSet, Transactions, UnclearRowError
+from engine.binlog.changes import ChangeSet, Layout, Transactions, UnclearRowError
 from engine.binlog.event_filter import EventFilter
 from engine.binlog.pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
 from engine.binlog.replication_adapter import (
     Committed,
     Event,
+    FilteredConnection,
     Idle,
     LogStream,
     Opaque,
     Other,
     Rows,
     SetAside,
-    FilteredConnection,
     Statement,
 )
 from engine.binlog.row_image import ColumnType, field_of
 from engine.model import TableId
 from engine.quoting import text_literal
-from engine.store.connection import StoreConnection, ConnectionLimits, connect
+from engine.store.connection import ConnectionLimits, StoreConnection, connect
 from engine.store.information_schema import now_ns
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER, Connection, Cursor, IncompatibleVersionError, InterfaceError, MySQLError

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 from engine.dispatch.backoff import ExponentialBackoff
-from engine.dispatch.effects import MoveDeadLetters, Effect, Purge, Release
+from engine.dispatch.effects import Effect, MoveDeadLetters, Purge, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import Entry, Key, Policy, Return, Wanted

@@ -25,8 +25,8 @@ from engine.catalog.privileges import OF_A_QUEUE
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.quoting import qualified
 from engine.runtime.executor import StoreExecutor
-from engine.runtime.shared_runs import SharedRuns
 from engine.runtime.indirect_writes import IndirectWrites
+from engine.runtime.shared_runs import SharedRuns
 from engine.runtime.table_runner import gone
 from engine.store.port import Listing, StoreError
 

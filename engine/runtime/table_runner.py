@@ -21,7 +21,19 @@ from typing import Any, Protocol, assert_never
 
 from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import MoveDeadLetters, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatch.effects import (
+    Cause,
+    Claim,
+    Deliver,
+    Effect,
+    End,
+    Fetch,
+    Lookup,
+    MoveDeadLetters,
+    Purge,
+    Release,
+    Scan,
+)
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, TableId, Wanted

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.catalog.verdict import judge
-from engine.model import MoveResult, Key, QueueTable, TableId, Wanted
+from engine.model import Key, MoveResult, QueueTable, TableId, Wanted
 from engine.quoting import qualified, quoted
 from engine.store.connection import MOVING, StoreConnection
 from engine.store.dead_letter_plan import Chain, columns_to_move, obstacles
@@ -123,7 +123,9 @@ class DeadLetterMove:
     def _make_room(self, there: TableStatements, keys: Sequence[Key]) -> list[str]:
         """The statement that deletes acknowledged rows of these ids in the dead-letter table, which are locked now."""
         ends = {"before_ns": END_OF_TIME_NS}
-        live, acked = self._connection.run([*there.for_ids("lookup", keys), *there.for_ids("dead_letter_there", keys, **ends)])
+        live, acked = self._connection.run(
+            [*there.for_ids("lookup", keys), *there.for_ids("dead_letter_there", keys, **ends)]
+        )
         taken = {each.key for each in entries_of(there, live)}
         old = set(keys_of(there, acked)) - taken
         lock = there.for_ids("purge_lock", old, partitions="", **ends)

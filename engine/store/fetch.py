@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
 from engine.quoting import quoted
-from engine.store.connection import StoreConnection, Result, SessionContext
+from engine.store.connection import Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.pymysql_adapter import COMMAND

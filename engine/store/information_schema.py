@@ -15,7 +15,7 @@ from engine.catalog.directives import is_marked
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
 from engine.quoting import text_literal
-from engine.store.connection import StoreConnection, Result
+from engine.store.connection import Result, StoreConnection
 from engine.store.partition_plan import Partition, is_by_time
 from engine.store.port import Listing, Timed
 from engine.store.queries import statement
@@ -71,7 +71,9 @@ def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Ma
     """All about these tables, in one packet, by the names asked for. Those that are not there are left out."""
     names = ("table", "columns", "indexes", "partitioning")
     whose = _whose(tables)
-    now, found, *parts = connection.run([statement("now"), *(statement(f"catalog_{name}", whose=whose) for name in names)])
+    now, found, *parts = connection.run(
+        [statement("now"), *(statement(f"catalog_{name}", whose=whose) for name in names)]
+    )
     rows = list(_rows(found))
     columns, indexes, partitioning = map(_by_table, parts)
     facts: dict[TableId, TableFacts] = {}

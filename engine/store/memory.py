@@ -15,12 +15,12 @@ from typing import TypeVar
 from engine.model import (
     ANYTHING,
     BrokenTable,
-    MoveResult,
     Claimed,
     Delivery,
     Entry,
     FetchResult,
     Key,
+    MoveResult,
     QueueTable,
     Range,
     Return,

@@ -23,12 +23,12 @@ from engine.catalog.verdict import judge
 from engine.model import (
     ANYTHING,
     BrokenTable,
-    MoveResult,
     Claimed,
     Delivery,
     Entry,
     FetchResult,
     Key,
+    MoveResult,
     QueueTable,
     Range,
     Return,
@@ -38,7 +38,7 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.store.connection import OWN_CONTEXT, BackendAddress, StoreConnection, ConnectionLimits, SessionContext
+from engine.store.connection import OWN_CONTEXT, BackendAddress, ConnectionLimits, SessionContext, StoreConnection
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
@@ -129,13 +129,13 @@ class MySQLStore:
 
     def ping(self) -> Timed[None]:
         """See Store."""
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             (now,) = connection.run([statement("now")])
         return Timed(None, now_ns(now))
 
     def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
         """See Store."""
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             now, said = connection.run([statement("now"), statement("server_name")])
             (name,) = text_values(said.rows[0])
             here = Origin(connection.peer, (name or b"").decode())
@@ -149,7 +149,7 @@ class MySQLStore:
 
     def discover(self) -> Timed[Listing]:
         """See Store."""
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             grants = self._read_grants(connection)
             found = listing(connection, grants.stamp)
         rights = replace(found.value, account=grants.account, problems=grants.problems())
@@ -171,7 +171,7 @@ class MySQLStore:
         return found
 
     def _look_at(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             facts = table_facts(connection, table)
             found = None if facts.value is None else judge(facts.value)
             if found is not None:
@@ -180,7 +180,7 @@ class MySQLStore:
 
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
         """See Store."""
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             facts = facts_of(connection, tables)
             grants = self._grants or self._read_grants(connection)
             judged = [found for each in facts.value.values() if (found := judge(each)) is not None]
@@ -193,7 +193,7 @@ class MySQLStore:
         """See Store."""
         wanted = Look(table, limit, selection, context_of(selection))
         known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
-        with self._pool.link(wanted.context) as connection:
+        with self._pool.connection(wanted.context) as connection:
             if table.scan_index is None:
                 return scan_slowly(connection, wanted)
             scan = IndexScan(connection, wanted, known, ahead)
@@ -213,7 +213,7 @@ class MySQLStore:
         """See Store."""
         row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
         fetch = Fetch(table, row_format, keys, budget_bytes, row_bytes)
-        with self._pool.link(fetch.context) as connection:
+        with self._pool.connection(fetch.context) as connection:
             result = fetch.run(connection)
         self._row_bytes.put(table.id, fetch.row_bytes)
         return result
@@ -221,7 +221,7 @@ class MySQLStore:
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
         """See Store."""
         sql = TableStatements(table)
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             now, *found = connection.run([statement("now"), *sql.for_ids("lookup", keys)])
             return Timed({each.key: each for each in entries_of(sql, *found)}, now_ns(now))
 
@@ -244,7 +244,7 @@ class MySQLStore:
         """See Store."""
         partitions: Sequence[str] = ()
         if table.kept_by_partition:
-            with self._pool.link() as connection:
+            with self._pool.connection() as connection:
                 partitions = self._retention.care(connection, table, age_ns)
         return self._winning(partial(self._purge, table, age_ns, limit, partitions))
 
@@ -253,7 +253,7 @@ class MySQLStore:
     def _claim(self, table: QueueTable, wanted: Mapping[Key, Wanted]) -> Timed[tuple[Claimed, ...]]:
         sql = TableStatements(table)
         (context, first), *others = _claim_locks(table, wanted.values()).items()
-        with self._pool.link(context) as connection:
+        with self._pool.connection(context) as connection:
             now, _, *locked = connection.run([statement("now"), statement("begin"), *first], context)
             for each_context, locks in others:
                 locked += connection.run(locks, each_context)
@@ -270,7 +270,7 @@ class MySQLStore:
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """How many were given back, which ones are still ours but locked by somebody, and the time."""
         sql = TableStatements(table)
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             now, _, *locked = connection.run(
                 [
                     statement("now"),
@@ -295,15 +295,17 @@ class MySQLStore:
         seen = answers[len(answers) - len(looking) :]
         return len(ours), _still_ours(entries_of(sql, *seen), missed), now_at
 
-    def _move_dead_letters(self, table: QueueTable, wanted: Mapping[Key, Wanted], dead_letter: TableId) -> Timed[MoveResult]:
-        with self._pool.link() as connection:
+    def _move_dead_letters(
+        self, table: QueueTable, wanted: Mapping[Key, Wanted], dead_letter: TableId
+    ) -> Timed[MoveResult]:
+        with self._pool.connection() as connection:
             return DeadLetterMove(connection, table, dead_letter, self._limits.cases).run(wanted)
 
     def _purge(self, table: QueueTable, age_ns: int, limit: int, partitions: Sequence[str]) -> Timed[int]:
         sql = TableStatements(table)
         within, from_ns = sql.within(partitions), self._purged_to_ns.get(table.id, START_OF_TIME_NS)
         find = sql("purge_find", partitions=within, from_ns=from_ns, age_ns=age_ns, limit=limit)
-        with self._pool.link() as connection:
+        with self._pool.connection() as connection:
             now, found = connection.run([statement("now"), find])
             now_at = now_ns(now)
             before_ns = now_at - age_ns

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from engine.store.connection import OWN_CONTEXT, StoreConnection, SessionContext
+from engine.store.connection import OWN_CONTEXT, SessionContext, StoreConnection
 from engine.store.port import StoreError
 from engine.store.queries import statement
 from engine.store.reach import Reach

@@ -14,12 +14,12 @@ from typing import Generic, Protocol, TypeVar
 from engine.model import (
     ANYTHING,
     BrokenTable,
-    MoveResult,
     Claimed,
     Delivery,
     Entry,
     FetchResult,
     Key,
+    MoveResult,
     QueueTable,
     Range,
     Return,

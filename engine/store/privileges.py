@@ -29,7 +29,9 @@ def read_grants(connection: StoreConnection) -> Grants:
     return Grants(f"{quoted(user)}@{quoted(host)}", tuple(lines), mariadb="MariaDB" in version)
 
 
-def with_rights(connection: StoreConnection, grants: Grants, found: QueueTable | BrokenTable) -> QueueTable | BrokenTable:
+def with_rights(
+    connection: StoreConnection, grants: Grants, found: QueueTable | BrokenTable
+) -> QueueTable | BrokenTable:
     """The same where the engine's account may do all that the queue takes. Else a broken table that names what to
     GRANT; and for a dead-letter table, a warning."""
     if not grants.cover(found.id, OF_A_QUEUE):

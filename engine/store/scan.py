@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.model import Entry, Key, QueueTable, Range, ScanResult, Selection
-from engine.store.connection import OWN_CONTEXT, StoreConnection, Result, SessionContext
+from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.queries import TableStatements, statement

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.login.dialogue import AuthDialogue, LoginRefused, RsaKey, LoggedEffect, ToClient, ToServer
+from proxy.login.dialogue import AuthDialogue, LoggedEffect, LoginRefused, RsaKey, ToClient, ToServer
 from proxy.wire.fields import BadHandshake, PacketTooLarge, WireError
 from proxy.wire.framing import HEADER, Packet, frame
 from proxy.wire.handshake import (

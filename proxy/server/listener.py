@@ -16,14 +16,14 @@ from typing import Any
 from engine.service import Engine
 from engine.store.port import Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
-from proxy.server.transports import ClientConnection, BackingConnection
-from proxy.session.statement_memory import StatementMemory
+from proxy.server.transports import BackingConnection, ClientConnection
 from proxy.session.session import Session
+from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import INTERRUPTED, SERVER_LOST
 from proxy.settings import Settings
 from proxy.statements.administration import Administration
-from proxy.statements.show import Show
 from proxy.statements.long_statements import Reading
+from proxy.statements.show import Show
 from proxy.statements.statements import Statements
 from proxy.transport.tls import Tls
 from proxy.transport.unixsocket import UnixSocket

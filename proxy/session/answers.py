@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from proxy.session.commit_notices import Tag
+from proxy.session.commit_notices import PendingCommand
 from proxy.wire.framing import Packet, Packets
 from proxy.wire.packets import ServerError, parse_err
 from proxy.wire.walker import Outcome
@@ -19,7 +19,7 @@ class Answer:
     """The server's answer to a question of ours: its packets, and how it ended."""
 
     packets: tuple[Packet, ...]
-    outcome: Outcome[Tag]
+    outcome: Outcome[PendingCommand]
 
     @property
     def error(self) -> ServerError | None:
@@ -44,7 +44,7 @@ class InternalQuery:
         else:
             self.received.clear()
 
-    def finish(self, outcome: Outcome[Tag]) -> None:
+    def finish(self, outcome: Outcome[PendingCommand]) -> None:
         """The answer is whole: `answered` has it, or the error that it was too long."""
         if self.answered.done():
             return

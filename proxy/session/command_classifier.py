@@ -1,7 +1,7 @@
 """What a client's commands mean, by what its session has said so far.
 
 Every command of every client is judged before it is sent on: is it one of ours, and if not, what is to be remembered
-until the server has answered it (its tag)? That takes knowing the statements that were prepared, the default database
+until the server has answered it (its pending)? That takes knowing the statements that were prepared, the default database
 and two of the protocol's switches, which earlier commands and their answers have set. No bytes are moved here.
 """
 
@@ -16,13 +16,13 @@ from typing import Final
 from engine.model import TableId
 from proxy.session.commit_notices import (
     Killed,
+    PendingCommand,
     Prepared,
     PreparedQueueStatement,
     PreparedSettle,
     PreparedStream,
     Preparing,
     Settled,
-    Tag,
     Touched,
 )
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
@@ -39,8 +39,8 @@ from sqlrewrite.classify import (
     Head,
     Kill,
     Verb,
-    may_be_queue_statement,
     classify,
+    may_be_queue_statement,
     needs_no_transaction,
     parse_kill,
 )
@@ -70,7 +70,7 @@ ABOUT_STATEMENTS = EXECUTIONS | {COM_STMT_CLOSE, COM_STMT_RESET, COM_STMT_SEND_L
 FORGETTING = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
 """Once they are done, the server knows none of the statements that were prepared before."""
 UNREMARKABLE = frozenset((COM_QUERY, COM_STMT_EXECUTE))
-"""Commands whose answers change nothing of what is known, unless they have a tag."""
+"""Commands whose answers change nothing of what is known, unless they have a pending."""
 ABOUT_THE_SESSION = FORGETTING | {int(Commands.COM_INIT_DB), int(Commands.COM_SET_OPTION)}
 
 TABLES_SHOWN_MAX = 64
@@ -82,7 +82,7 @@ CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
 """Prepared statements whose execution is withheld from the server."""
 
 
-UNTAGGED = (Verb.OTHER, Verb.NEXT_TRANSACTION, *QUEUE_STATEMENT_VERBS)
+WITHOUT_PENDING = (Verb.OTHER, Verb.NEXT_TRANSACTION, *QUEUE_STATEMENT_VERBS)
 """Statements of which nothing is to be remembered until they are answered."""
 KEEPING = (Verb.STREAM, Verb.QUEUE, Verb.KILL, Verb.USE)
 """Statements that use up no SET TRANSACTION: the first two are refused while there is one."""
@@ -168,8 +168,8 @@ class CommandClassifier:
 
     # Commands.
 
-    def classify_fast(self, data: bytes) -> Tag | NotFast:
-        """The tag of a command, whole in `data`, that is to be relayed, if so much is seen at a glance.
+    def classify_fast(self, data: bytes) -> PendingCommand | NotFast:
+        """The pending of a command, whole in `data`, that is to be relayed, if so much is seen at a glance.
 
         It is for nearly all commands, and what this takes is what each of them is late.
         """
@@ -187,7 +187,7 @@ class CommandClassifier:
             if head.verb in QUEUE_STATEMENT_VERBS:
                 return NOT_FAST
             self._next_transaction(head, text)
-            return self._tag(head, text)
+            return self._pending_of(head, text)
         if byte == COM_STMT_EXECUTE and not self.preparing and len(data) >= NUMBER.stop:
             own = self.statement(int.from_bytes(data[NUMBER], "little"))
             statement = own.statement if own is not None else None
@@ -197,7 +197,7 @@ class CommandClassifier:
                 return statement
         return NOT_FAST
 
-    def look(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
+    def classify(self, command: Command) -> tuple[Verb, PendingCommand | CarriedOutHere]:
         """What a command is, and what is to be remembered until it is answered."""
         try:
             return self._judge(command)
@@ -242,7 +242,7 @@ class CommandClassifier:
         if switch in (MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF):
             self._multi_statements = switch == MULTI_STATEMENTS_ON
 
-    def _judge(self, command: Command) -> tuple[Verb, Tag | CarriedOutHere]:
+    def _judge(self, command: Command) -> tuple[Verb, PendingCommand | CarriedOutHere]:
         byte = command.byte
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self.attributes)
@@ -250,12 +250,12 @@ class CommandClassifier:
             if head.verb not in MESSAGE_VERBS:
                 self._runs(text if command.whole else None)
             self._next_transaction(head, text)
-            return head.verb, self._tag(head, text)
+            return head.verb, self._pending_of(head, text)
         if byte == COM_STMT_PREPARE:
             head = classify(command.payload[1:], multi_statements=False)
-            tag = self._tag(head, command.payload[1:])
+            pending = self._pending_of(head, command.payload[1:])
             self._db_may_change |= head.verb is Verb.USE  # MariaDB prepares it, and any execution may be its.
-            return head.verb, None if tag is None else Preparing(tag)
+            return head.verb, None if pending is None else Preparing(pending)
         if byte in ABOUT_STATEMENTS:
             return Verb.OTHER, self._look_up(command)
         if byte in ABOUT_THE_SESSION:
@@ -271,8 +271,8 @@ class CommandClassifier:
         elif self.next_transaction_is_set and head.verb not in KEEPING:
             self.next_transaction_is_set = head is OTHER and needs_no_transaction(text)
 
-    def _tag(self, head: Head, text: bytes) -> Touched | Killed | None:
-        if head.verb in UNTAGGED:
+    def _pending_of(self, head: Head, text: bytes) -> Touched | Killed | None:
+        if head.verb in WITHOUT_PENDING:
             return None
         if head.table is None:  # Several statements, EXECUTE, USE, DROP DATABASE …
             self.known_db = None
@@ -281,7 +281,7 @@ class CommandClassifier:
             return Killed(kill) if kill else None
         return Touched.by(head)
 
-    def _look_up(self, command: Command) -> Tag | CarriedOutHere:
+    def _look_up(self, command: Command) -> PendingCommand | CarriedOutHere:
         """What is known of the prepared statement that a command is about."""
         number = execute_id(command.payload)
         own = self.statement(number)
@@ -341,7 +341,7 @@ class CommandClassifier:
 
     # Answers.
 
-    def answered(self, outcome: Outcome[Tag]) -> None:
+    def command_answered(self, outcome: Outcome[PendingCommand]) -> None:
         """The server has answered a command."""
         if outcome.command in FORGETTING and outcome.ok:
             self.prepared.clear()
@@ -349,13 +349,13 @@ class CommandClassifier:
             self._not_hidden.clear()
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id
-        if isinstance(outcome.tag, Settled) and outcome.tag.values is not None:
+        if isinstance(outcome.pending, Settled) and outcome.pending.values is not None:
             # One that came as text was not counted, and began when nothing was under way.
-            self._ids_under_way = max(0, self._ids_under_way - len(outcome.tag.values))
-        if isinstance(outcome.tag, Preparing):
+            self._ids_under_way = max(0, self._ids_under_way - len(outcome.pending.values))
+        if isinstance(outcome.pending, Preparing):
             self.preparing = False
             if outcome.prepared is not None:
-                self.prepared[outcome.prepared.statement_id] = TrackedStatement(outcome.tag.statement)
+                self.prepared[outcome.prepared.statement_id] = TrackedStatement(outcome.pending.statement)
 
 
 def _as_read(value: object, kind: ParamType) -> object:

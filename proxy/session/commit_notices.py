@@ -1,6 +1,6 @@
 """What a client's statements may have changed, told to the engine when it is committed.
 
-Each relayed command carries a tag through the walker and comes back with how it ended. What it touched is kept while a
+Each relayed command carries a pending through the walker and comes back with how it ended. What it touched is kept while a
 transaction is open and told when none is: not every transaction that ends was committed, but a hint that was not needed
 costs one look. An ACK that autocommitted and affected as many rows as it names is certain, where the session can have
 no temporary table that hides the queue; any other, and one inside a transaction, is a doubt, which the engine settles
@@ -135,7 +135,7 @@ class Preparing:
     statement: Prepared
 
 
-Tag = Touched | Settled | Preparing | Killed | None
+PendingCommand = Touched | Settled | Preparing | Killed | None
 
 
 class CommitNotices:
@@ -151,40 +151,40 @@ class CommitNotices:
         self._values = 0
         """How many values that holds."""
 
-    def finished(self, outcome: Outcome[Tag]) -> None:
+    def command_finished(self, outcome: Outcome[PendingCommand]) -> None:
         """A command ended; tell the engine what can be told now."""
-        tag = outcome.tag
-        if tag is None and not (self._touched or self._settled):
+        pending = outcome.pending
+        if pending is None and not (self._touched or self._settled):
             return  # As it is for those who only read.
-        match tag:
-            case Touched() as tag if outcome.ok or outcome.results:
-                self._touch(tag)
-                if tag.schema:
-                    self._engine.schema_changed(tag.table)
-            case Settled() as tag if outcome.ok and outcome.affected_rows:
-                self._remember(tag, outcome)
+        match pending:
+            case Touched() as pending if outcome.ok or outcome.results:
+                self._touch(pending)
+                if pending.schema:
+                    self._engine.schema_changed(pending.table)
+            case Settled() as pending if outcome.ok and outcome.affected_rows:
+                self._remember(pending, outcome)
         if (self._touched or self._settled) and not outcome.in_transaction:
             self._committed()
 
-    def _touch(self, tag: Touched) -> None:
+    def _touch(self, pending: Touched) -> None:
         if not self._touched:
             self._since_s = self._clock()
-        self._touched[tag.table] = tag.inserts and self._touched.get(tag.table, True)
+        self._touched[pending.table] = pending.inserts and self._touched.get(pending.table, True)
         if len(self._touched) > TOUCHED_TABLES_MAX:
             self._touched = {None: False}
 
-    def _remember(self, tag: Settled, outcome: Outcome[Tag]) -> None:
-        values = tag.values
+    def _remember(self, pending: Settled, outcome: Outcome[PendingCommand]) -> None:
+        values = pending.values
         if values is not None and outcome.affected_rows > len(values):
             values = None  # It was about others as well: a number equals many an id that is text.
         if not outcome.in_transaction:
-            certain = tag.certain and values is not None and outcome.affected_rows == len(values)
-            self._tell(tag.verb, tag.table, values, certain=certain)
+            certain = pending.certain and values is not None and outcome.affected_rows == len(values)
+            self._tell(pending.verb, pending.table, values, certain=certain)
             return
-        known = self._settled.setdefault((tag.verb, tag.table), [])
+        known = self._settled.setdefault((pending.verb, pending.table), [])
         if known is None or values is None or self._values + len(values) > SETTLED_VALUES_MAX:
             self._values -= len(known or ())
-            self._settled[tag.verb, tag.table] = None
+            self._settled[pending.verb, pending.table] = None
         else:
             self._values += len(values)
             known.extend(values)

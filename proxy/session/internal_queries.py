@@ -100,7 +100,7 @@ class Context:
 async def end_own_transaction(session: ClientSession, *, was_in_transaction: bool) -> None:
     """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
     if session.in_transaction and not was_in_transaction:
-        await session.ask(COMMIT)
+        await session.internal_query(COMMIT)
 
 
 def keep_next_transaction(session: ClientSession) -> None:
@@ -120,7 +120,7 @@ async def definition_seen(session: ClientSession, table: TableName) -> bytes | N
     With a temporary table of the queue's name in its place, our questions would show rights on that one: raises
     ServerError.
     """
-    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.ask)
+    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.internal_query)
     if answer.outcome.error_code in NOT_SHOWN:
         return None  # With rights on single columns only: on a temporary table one has all rights.
     not_refused(answer)
@@ -153,30 +153,30 @@ def as_packet(error: Exception) -> bytes:
             return make_err(1105, "HY000", str(error))
 
 
-async def ask(session: ClientSession, text: bytes) -> Answer:
+async def checked_query(session: ClientSession, text: bytes) -> Answer:
     """The server's answer, which is no error. Raises Refused with the server's, or the error that the running statement
     is to end with, if it is: then the server is not asked."""
     session.check_interrupted()
-    return not_refused(await session.ask(text))
+    return not_refused(await session.internal_query(text))
 
 
-async def ask_text(session: ClientSession, text: str) -> Answer:
+async def checked_query_text(session: ClientSession, text: str) -> Answer:
     """The same for a text that may name what the client's charset cannot spell."""
     session.check_interrupted()
-    return not_refused(await spelled(session, text, session.ask))
+    return not_refused(await spelled(session, text, session.internal_query))
 
 
-async def spelled(session: ClientSession, text: str, asked: Callable[[bytes], Awaitable[Answer]]) -> Answer:
+async def spelled(session: ClientSession, text: str, send: Callable[[bytes], Awaitable[Answer]]) -> Answer:
     """What `asked` answers to the text in the session's charset.
 
     Where that lacks a character, the session reads UTF-8 for this one question: a client of the server may well SELECT
     all columns of a table, some of whose names its charset cannot spell, and is shown a question mark in them.
     """
     if (encoded := encodable(session, text)) is not None:
-        return await asked(encoded)
-    not_refused(await session.ask(b"SET character_set_client = utf8mb4"))
+        return await send(encoded)
+    not_refused(await session.internal_query(b"SET character_set_client = utf8mb4"))
     try:
-        answer = await asked(text.encode())
+        answer = await send(text.encode())
     except ServerError:
         await set_surely(session, "character_set_client", session.charset)
         raise
@@ -195,7 +195,7 @@ def encodable(session: ClientSession, text: str) -> bytes | None:
 async def set_surely(session: ClientSession, variable: str, charset: str) -> None:
     """Set one of the session's character sets back to what the client has set it to."""
     for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY may be meant for the question and reach this one.
-        if (await session.ask(f"SET {variable} = {charset}".encode())).outcome.ok:
+        if (await session.internal_query(f"SET {variable} = {charset}".encode())).outcome.ok:
             return
     session.hang_up(ServerError(1105, "HY000", f"ackstream could not set {variable} back"))
 
@@ -209,7 +209,7 @@ def not_refused(answer: Answer) -> Answer:
 
 async def read_context(session: ClientSession) -> Context:
     """The session's settings as they are now."""
-    answer = await ask(session, CONTEXT)
+    answer = await checked_query(session, CONTEXT)
     row = answer.packets[-2].payload
     db, client, results, time_zone, sql_mode, like_escapes, server = (_text(each) for each in _text_row(row))
     context = Context(
@@ -241,12 +241,12 @@ def text_rows(session: ClientSession, answer: Answer) -> list[list[str | None]]:
 
 async def rows(session: ClientSession, text: bytes) -> list[list[str | None]]:
     """The rows of a question whose values are ASCII."""
-    return text_rows(session, await ask(session, text))
+    return text_rows(session, await checked_query(session, text))
 
 
 async def rows_of(session: ClientSession, text: str) -> list[list[str | None]]:
     """The same for a text that may name what the client's charset cannot spell."""
-    return text_rows(session, await ask_text(session, text))
+    return text_rows(session, await checked_query_text(session, text))
 
 
 def from_hex(value: str | None) -> str:

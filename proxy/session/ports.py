@@ -12,9 +12,9 @@ from engine.service import Engine
 from engine.store.port import Origin
 from proxy.login.relay import LoggedIn
 from proxy.session.answers import Answer
-from proxy.session.statement_memory import StatementMemory
-from proxy.session.commit_notices import CommitNotices, Tag
 from proxy.session.command_classifier import CommandClassifier
+from proxy.session.commit_notices import CommitNotices, PendingCommand
+from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import Stream
 from proxy.settings import Settings
 from proxy.transport.tls import Tls
@@ -78,20 +78,20 @@ class ClientSession(Protocol):
     def in_step(self) -> bool:
         """Whether a statement of ours can fail and the connection go on."""
 
-    async def ask(self, text: bytes) -> Answer:
+    async def internal_query(self, text: bytes) -> Answer:
         """Run a statement on the backing connection; its answer is not shown to the client. Raises ConnectionError,
         WireError."""
 
-    async def ask_command(self, payload: bytes) -> Answer:
+    async def internal_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
 
     def check_interrupted(self) -> None:
         """Raise the error that the running statement of ours is to end with, if somebody wants it to end."""
 
-    def forward(self, payload: bytes, tag: Tag) -> None:
+    def forward(self, payload: bytes, pending: PendingCommand) -> None:
         """Send a command in the client's name; its answer goes to the client."""
 
-    def show(self, answer: Answer, tag: Tag) -> None:
+    def show(self, answer: Answer, pending: PendingCommand) -> None:
         """Pass the answer to a command of ours on to the client."""
 
     def send(self, data: bytes) -> None:

@@ -24,7 +24,6 @@ from engine.store.port import Origin
 from proxy.login.dialogue import LoginRefused, ToClient, ToServer
 from proxy.login.relay import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
 from proxy.session.answers import Answer, InternalQuery
-from proxy.session.commit_notices import CommitNotices, Killed, Preparing, Tag
 from proxy.session.command_classifier import (
     ABOUT_STATEMENTS,
     COM_STMT_SEND_LONG_DATA,
@@ -34,6 +33,7 @@ from proxy.session.command_classifier import (
     CarriedOutHere,
     CommandClassifier,
 )
+from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing
 from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
 from proxy.transport.tls import TlsLayer
@@ -79,7 +79,7 @@ class Session:
         self._client_is_full = False
         self._client_is_held = False
         self._framer = CommandFramer(self.classifier.wants_whole, partial(proxy.statement_memory.grown, self))
-        self._walker: ResponseWalker[Tag]
+        self._walker: ResponseWalker[PendingCommand]
         self._pipelined_max = proxy.settings.pipelined_max
         self._withheld: deque[Event] = deque()
         self._withheld_bytes = 0
@@ -160,8 +160,12 @@ class Session:
                 self._client_said_in_login(self.login, data)
                 return
             at_rest = self._task is None and not self._withheld and self._change_user is None
-            if at_rest and self._framer.is_command(data) and (tag := self.classifier.classify_fast(data)) is not NOT_FAST:
-                self._relay(data[HEADER], tag, data)
+            if (
+                at_rest
+                and self._framer.is_command(data)
+                and (pending := self.classifier.classify_fast(data)) is not NOT_FAST
+            ):
+                self._relay(data[HEADER], pending, data)
                 return
             for event in self._framer.feed(data):
                 if self._withheld or self._task is not None or not self._pass(event):
@@ -329,11 +333,11 @@ class Session:
 
     # What statements of ours use (proxy.statements).
 
-    async def ask(self, text: bytes) -> Answer:
+    async def internal_query(self, text: bytes) -> Answer:
         """Run a statement of ours on this connection; its answer is not shown to the client."""
-        return await self.ask_command(make_query(text, attributes=self.classifier.attributes))
+        return await self.internal_command(make_query(text, attributes=self.classifier.attributes))
 
-    async def ask_command(self, payload: bytes) -> Answer:
+    async def internal_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
         assert self._internal_query is None
         if not self._walker.idle:
@@ -348,15 +352,15 @@ class Session:
         finally:
             self._internal_query = None
 
-    def forward(self, payload: bytes, tag: Tag) -> None:
+    def forward(self, payload: bytes, pending: PendingCommand) -> None:
         """Send a command in the client's name; its answer goes to the client."""
-        self.classifier.preparing = isinstance(tag, Preparing)
-        self._walker.expect(payload[0], tag)
+        self.classifier.preparing = isinstance(pending, Preparing)
+        self._walker.expect(payload[0], pending)
         self._write_server(frame(payload, 0))
 
-    def show(self, answer: Answer, tag: Tag) -> None:
+    def show(self, answer: Answer, pending: PendingCommand) -> None:
         """Pass the answer to a command of ours on to the client, as if the client had sent that command."""
-        self.classifier.answered(replace(answer.outcome, tag=tag))
+        self.classifier.command_answered(replace(answer.outcome, pending=pending))
         self.send(b"".join(frame(packet.payload, packet.seq) for packet in answer.packets))
 
     def send_error(self, error: ServerError) -> None:
@@ -455,16 +459,18 @@ class Session:
             return False  # It may be about the statement whose number we are waiting for.
         if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
             raise WireError("a command that has no answer is cut off")  # MySQL answers that, MariaDB does not.
-        verb, tag = self.classifier.look(event)
-        if (verb is not Verb.OTHER and verb in QUEUE_STATEMENT_VERBS) or (tag is not None and isinstance(tag, CarriedOutHere)):
+        verb, pending = self.classifier.classify(event)
+        if (verb is not Verb.OTHER and verb in QUEUE_STATEMENT_VERBS) or (
+            pending is not None and isinstance(pending, CarriedOutHere)
+        ):
             return self._begin(verb, event)
         long_data = event.byte == COM_STMT_SEND_LONG_DATA
-        self._relay(event.byte, tag, self.classifier.renumbered(event) if long_data else event.data)
+        self._relay(event.byte, pending, self.classifier.renumbered(event) if long_data else event.data)
         return True
 
-    def _relay(self, byte: int, tag: Tag, data: bytes) -> None:
+    def _relay(self, byte: int, pending: PendingCommand, data: bytes) -> None:
         """Send a command on to the server, and expect its answer."""
-        outstanding = self._walker.expect(byte, tag)
+        outstanding = self._walker.expect(byte, pending)
         self._write_server(data)
         if outstanding > self._pipelined_max:
             self._hold_client()
@@ -503,7 +509,7 @@ class Session:
         self._carry_out(self._change_user.begin(command.payload))
         return True
 
-    def _finished(self, outcome: Outcome[Tag]) -> None:
+    def _finished(self, outcome: Outcome[PendingCommand]) -> None:
         """The server has answered a command."""
         question = self._internal_query
         if question is not None:
@@ -513,11 +519,11 @@ class Session:
             # The server hangs up, and said why; a stream's client must hear it in its place.
             self.stream.abort(SERVER_LOST)
             return
-        if outcome.tag is not None or outcome.command not in UNREMARKABLE:
-            self.classifier.answered(outcome)
-            if isinstance(outcome.tag, Killed) and outcome.ok:
-                self.proxy.killed(outcome.tag.kill, self.origin)
-        self.commit_notices.finished(outcome)
+        if outcome.pending is not None or outcome.command not in UNREMARKABLE:
+            self.classifier.command_answered(outcome)
+            if isinstance(outcome.pending, Killed) and outcome.ok:
+                self.proxy.killed(outcome.pending.kill, self.origin)
+        self.commit_notices.command_finished(outcome)
 
     # Ours.
 

@@ -35,9 +35,10 @@ from proxy.session.internal_queries import (
     refuse_temporary,
 )
 from proxy.statements.creation import Creation
-from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, Show
 from proxy.statements.long_statements import Reading
+from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
 from proxy.statements.results import NAME, TEXT, Column, Result, answer_execute, answer_query
+from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, Show
 from proxy.statements.tables import (
     change_comment,
     change_schema,
@@ -47,7 +48,6 @@ from proxy.statements.tables import (
     show_create_table,
     table_id,
 )
-from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from engine.dispatch.redelivery import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
 from engine.quoting import qualified, quoted
-from proxy.session.internal_queries import ask_text, rows, rows_of, text_rows
+from proxy.session.internal_queries import checked_query_text, rows, rows_of, text_rows
 from proxy.wire.columns import parse_column
 from proxy.wire.fields import Reader
 from proxy.wire.handshake import MARIADB_EXTENDED_METADATA
@@ -212,7 +212,7 @@ async def _estimate(
         return
     questions = [f"SELECT COUNT(*) FROM {table} WHERE {each.where}" for each in estimated]
     questions.append(f"SELECT COUNT(*) FROM {table}")
-    answer = await ask_text(session, f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(questions)}")
+    answer = await checked_query_text(session, f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(questions)}")
     extended = bool(session.capabilities & MARIADB_EXTENDED_METADATA)
     count = Reader(answer.packets[0].payload).lenenc()
     names = [parse_column(each.payload, extended=extended).name for each in answer.packets[1 : 1 + count]]

@@ -22,8 +22,8 @@ from proxy.session.internal_queries import (
     COMMIT,
     ROLLBACK,
     Refused,
-    ask,
-    ask_text,
+    checked_query,
+    checked_query_text,
     end_own_transaction,
     from_hex,
     raw_rows,
@@ -80,7 +80,7 @@ class PurgeRedrive:
             if keys:
                 ids = ", ".join(map(form.literal, keys))
                 delete = f"DELETE FROM {table} WHERE id IN ({ids}) AND time_acked IS NOT NULL ORDER BY id"
-                deleted = await ask_text(session, delete)
+                deleted = await checked_query_text(session, delete)
                 return _Batch(deleted.outcome.affected_rows)
             return _Batch(0)
 
@@ -93,7 +93,7 @@ class PurgeRedrive:
         form = FORMS[dead.id_kind]
         source, into = qualified(dead.id), qualified(target.id)
         # Who may not do this may not see the columns either, and is told so by the server.
-        await ask_text(session, f"INSERT INTO {into} (id) SELECT id FROM {source} LIMIT 0")
+        await checked_query_text(session, f"INSERT INTO {into} (id) SELECT id FROM {source} LIMIT 0")
         columns = await _common_columns(session, dead, target)
         names = ", ".join(map(quoted, columns))
         values = ", ".join(_AS_NEW.get(each.casefold(), quoted(each)) for each in columns)
@@ -111,8 +111,8 @@ class PurgeRedrive:
             ids = ", ".join(map(form.literal, keys))
             dead_ones = f"FROM {source} WHERE id IN ({ids}) AND time_acked IS NULL ORDER BY id"
             move = f"INSERT INTO {into} ({names}) SELECT {values} {dead_ones}"
-            moved = await ask_text(session, move)
-            deleted = await ask_text(session, f"DELETE {dead_ones}")
+            moved = await checked_query_text(session, move)
+            deleted = await checked_query_text(session, f"DELETE {dead_ones}")
             counts = moved.outcome.affected_rows, deleted.outcome.affected_rows
             if set(counts) != {len(keys)}:  # A trigger, a strange collation: rather no message moved than one lost.
                 problem = f"Of {len(keys)} dead messages {counts[0]} were copied and {counts[1]} deleted: rolled back"
@@ -158,17 +158,17 @@ async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[_
     attempts = 0
     while True:
         attempts += 1
-        await ask(session, b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # No locks on gaps.
-        await ask(session, b"START TRANSACTION")
+        await checked_query(session, b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # No locks on gaps.
+        await checked_query(session, b"START TRANSACTION")
         try:
             done = await work()
-            await ask(session, COMMIT)
+            await checked_query(session, COMMIT)
             return done
         except ServerError:
-            await session.ask(ROLLBACK)
+            await session.internal_query(ROLLBACK)
             raise
         except Refused as error:
-            await session.ask(ROLLBACK)
+            await session.internal_query(ROLLBACK)
             if parse_err(error.payload).code != DEADLOCK or attempts == ATTEMPTS_MAX:
                 raise
 
@@ -178,7 +178,7 @@ def _id(queue: QueueTable) -> str:
 
 
 async def _keys(session: ClientSession, queue: QueueTable, find: str) -> list[Key]:
-    answer = await ask_text(session, find)
+    answer = await checked_query_text(session, find)
     return [FORMS[queue.id_kind].parse(raw) for (raw,) in raw_rows(session, answer) if raw is not None]
 
 

@@ -65,16 +65,16 @@ def _counted(result: Result) -> Sequence[tuple[int, Column]]:
 
 async def answer_query(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_QUERY."""
-    answer = not_refused(await session.ask(result.select().encode("ascii")))
+    answer = not_refused(await session.internal_query(result.select().encode("ascii")))
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
 
 
 async def answer_execute(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_STMT_EXECUTE."""
     select = result.select().encode("ascii")
-    prepared = not_refused(await session.ask_command(bytes([COM_STMT_PREPARE]) + select)).packets[0].payload
+    prepared = not_refused(await session.internal_command(bytes([COM_STMT_PREPARE]) + select)).packets[0].payload
     number = prepare_ok_at(prepared, 0, len(prepared)).statement_id.to_bytes(4, "little")
-    answer = not_refused(await session.ask_command(bytes([Commands.COM_STMT_EXECUTE]) + number + _PLAIN_EXECUTION))
+    answer = not_refused(await session.internal_command(bytes([Commands.COM_STMT_EXECUTE]) + number + _PLAIN_EXECUTION))
     session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
 

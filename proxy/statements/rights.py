@@ -62,7 +62,7 @@ class Rights:
     async def _refusal(self, session: ClientSession, question: str) -> ServerError | None:
         refusal = None
         for _ in range(ATTEMPTS_MAX):
-            refusal = (await spelled(session, question, session.ask)).error
+            refusal = (await spelled(session, question, session.internal_query)).error
             if refusal is None or refusal.code not in TRANSIENT:
                 break
             if refusal.code == INTERRUPTED.code and session.stream is not None:

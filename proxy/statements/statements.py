@@ -28,7 +28,7 @@ from proxy.session.internal_queries import (
     Context,
     Refused,
     as_packet,
-    ask_text,
+    checked_query_text,
     definition_seen,
     encodable,
     end_own_transaction,
@@ -145,7 +145,7 @@ class Statements:
         except SqlError:
             if own.long_data:  # An execution that fails forgets it, and this one the server has not seen.
                 own.long_data = frozenset()
-                await session.ask_command(bytes([Commands.COM_STMT_RESET]) + payload[1:5])
+                await session.internal_command(bytes([Commands.COM_STMT_RESET]) + payload[1:5])
             raise
 
     # STREAM.
@@ -160,7 +160,7 @@ class Statements:
         queue = await self._queue_to_stream(session, context.full_name(statement.table))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
-        header = await ask_text(session, _select(queue, columns, statement.partitions, _condition(statement)))
+        header = await checked_query_text(session, _select(queue, columns, statement.partitions, _condition(statement)))
         await self._deliver(
             session,
             queue,
@@ -226,7 +226,7 @@ class Statements:
             )
         own.long_data = frozenset()  # It was for one execution.
         session.check_interrupted()
-        header = not_refused(await session.ask_command(plain))
+        header = not_refused(await session.internal_command(plain))
         row_format = context.row_format(prepared.columns, binary=True)
         await self._deliver(
             session, queue, statement, row_format, header, asked_s=asked_s, was_in_transaction=was_in_transaction
@@ -292,7 +292,9 @@ class Statements:
                 else:
                     stream.refuse(refusal)
             elif not await stream.wait(self._settings.ping_interval_s):
-                await session.ask_command(COM_PING)  # Or the server would close the idle connection under the stream.
+                await session.internal_command(
+                    COM_PING
+                )  # Or the server would close the idle connection under the stream.
 
     # ACK, NACK and EXTEND.
 
@@ -330,7 +332,7 @@ class Statements:
         seen = await definition_seen(session, table)
         queue = await self._queue(session, table, text=seen, fresh=seen is None)
         probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
-        await ask_text(session, probe.format(table.quoted()))
+        await checked_query_text(session, probe.format(table.quoted()))
         session.classifier.not_hidden(queue.id)
         return queue
 
@@ -361,11 +363,11 @@ def _named(table: TableName) -> TableId:
 
 async def _look_as_client(session: ClientSession, table: TableName) -> None:
     """Who may not see the table learns nothing about it but what MySQL says: raises Refused."""
-    await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
+    await checked_query_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
 
 
 async def _asked_to_prepare(session: ClientSession, text: bytes) -> Answer:
-    return await session.ask_command(bytes([COM_STMT_PREPARE]) + text)
+    return await session.internal_command(bytes([COM_STMT_PREPARE]) + text)
 
 
 def _execute_settle(session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes) -> None:

@@ -17,8 +17,8 @@ from engine.service import Engine
 from proxy.session.internal_queries import (
     Context,
     Refused,
-    ask,
-    ask_text,
+    checked_query,
+    checked_query_text,
     from_hex,
     not_refused,
     raw_rows,
@@ -81,7 +81,7 @@ async def marked_comment(session: ClientSession, table: TableName) -> str:
     """The comment of a queue; raises what the server says of a table that is not there, or not for this client."""
     comment = await comment_of(session, table)
     if comment is None:
-        await ask_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
+        await checked_query_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
         raise ServerError(1146, "42S02", f"Table '{table.db}.{table.name}' doesn't exist")
     if not is_marked(comment):
         raise no_queue(table, "its COMMENT does not hold the word vitess_message")
@@ -93,8 +93,8 @@ async def show_create_table(session: ClientSession, context: Context, table: Tab
     """In UTF-8, whatever the character set of the client's results is: SHOW knows no HEX."""
     elsewhere = context.charset_results not in {"utf8mb4", None}
     if elsewhere:
-        await ask(session, b"SET character_set_results = utf8mb4")
-    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.ask)
+        await checked_query(session, b"SET character_set_results = utf8mb4")
+    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.internal_query)
     if elsewhere:
         await set_surely(session, "character_set_results", str(context.charset_results))
     ((_, written, *_),) = raw_rows(session, not_refused(answer))
@@ -103,8 +103,8 @@ async def show_create_table(session: ClientSession, context: Context, table: Tab
 
 async def change_schema(engine: Engine, session: ClientSession, text: str, *, may_fail: bool = False) -> Answer:
     """A change of a table. It ends the client's transaction, as the server's own DDL does."""
-    answer = await spelled(session, text, session.ask)
-    session.commit_notices.finished(answer.outcome)
+    answer = await spelled(session, text, session.internal_query)
+    session.commit_notices.command_finished(answer.outcome)
     engine.schema_changed()
     return answer if may_fail else not_refused(answer)
 
@@ -125,7 +125,7 @@ async def _with_lock(session: ClientSession, table: TableName, change: Callable[
     """Run `change` while no other proxy does the same. LOCK TABLES would want a privilege that ALTER TABLE does not."""
     digest = hashlib.sha256(table.quoted().casefold().encode()).hexdigest()[:32]
     name = text_literal(f"ackstream:{digest}")
-    answer = await session.ask(f"SELECT GET_LOCK({name}, {LOCK_WAIT_S}) LIMIT 1".encode())
+    answer = await session.internal_query(f"SELECT GET_LOCK({name}, {LOCK_WAIT_S}) LIMIT 1".encode())
     taken = answer.error is None and text_rows(session, answer) == [["1"]]
     if answer.error is None and text_rows(session, answer) == [["0"]]:
         raise ServerError(1205, "HY000", f"Another change of {table.quoted()} is under way; try again")
@@ -134,8 +134,8 @@ async def _with_lock(session: ClientSession, table: TableName, change: Callable[
         packet = await change()
     except (Refused, ServerError, SqlError):  # Where the connection is lost, the lock is gone with it.
         if taken:
-            await session.ask(release)
+            await session.internal_query(release)
         raise
     if taken:
-        await session.ask(release)
+        await session.internal_query(release)
     return packet

@@ -12,7 +12,7 @@ back to `_head`. Nothing is reported before the packet that ends an answer is wh
 means: what is written to the client now does not land inside a packet of the server's.
 
 Answers come in the order of the commands, so the session announces each command with `expect`,
-together with whatever it wants to remember about it (`Tag`).
+together with whatever it wants to remember about it (`PendingT`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from proxy.wire.packets import (
     prepare_ok_at,
 )
 
-Tag = TypeVar("Tag")
+PendingT = TypeVar("PendingT")
 
 _OK_MIN: Final = 7
 _FIRST: Final = 1 << 24
@@ -83,18 +83,18 @@ _row_at = struct.Struct("<HBxB").unpack_from
 
 
 @dataclass(slots=True)  # Not frozen: that takes twice as long to make, and there is one for each command.
-class Outcome(Generic[Tag]):
+class Outcome(Generic[PendingT]):
     """How one command ended.
 
     `status` are the session's flags after it; an ERR carries none, so then they are those of the
     last packet that did. `results` counts the result sets and OKs of the answer, which an error in
     a later statement of a multi-statement does not take back. `affected_rows` and `insert_id` are
-    the last OK's. A tag of None with command None is an error that the server sent unasked, before
+    the last OK's. A pending of None with command None is an error that the server sent unasked, before
     it hung up.
     """
 
     command: int | None
-    tag: Tag | None
+    pending: PendingT | None
     ok: bool
     status: int
     affected_rows: int = 0
@@ -116,10 +116,10 @@ class FileRequest(NamedTuple):
     """The server asks for a file: the client's next packets are its data (`enter_infile`)."""
 
 
-Step = Callable[["ResponseWalker[Tag]", bytes, int, int], None]
+Step = Callable[["ResponseWalker[PendingT]", bytes, int, int], None]
 
 
-class ResponseWalker(Generic[Tag]):
+class ResponseWalker(Generic[PendingT]):
     """Follows the answers on one connection whose login is over.
 
     `capabilities` are those the server was told, MariaDB's extended ones shifted left by 32;
@@ -136,12 +136,12 @@ class ResponseWalker(Generic[Tag]):
         "_expected",
         "_more_columns",
         "_out_params",
+        "_pending",
         "_plain",
         "_prepared",
         "_results",
         "_skip",
         "_step",
-        "_tag",
         "_tail",
         "_within",
         "cache_metadata",
@@ -153,17 +153,17 @@ class ResponseWalker(Generic[Tag]):
         self.deprecate_eof = bool(capabilities & DEPRECATE_EOF)
         self.cache_metadata = bool(capabilities & MARIADB_CACHE_METADATA)
         self.status = status
-        self._expected: deque[tuple[int, Tag]] = deque()
+        self._expected: deque[tuple[int, PendingT]] = deque()
         self._command: int | None = None
-        self._tag: Tag | None = None
-        self._step: Step[Tag] = ResponseWalker._unasked
+        self._pending: PendingT | None = None
+        self._step: Step[PendingT] = ResponseWalker._unasked
         self._tail = b""
         """The beginning of a packet of which too little has come to judge it."""
         self._skip = 0
         """Bytes of the current packet that are still to come."""
         self._continued = False
         """Whether the next packet continues the current payload."""
-        self._done: Outcome[Tag] | FileRequest | None = None
+        self._done: Outcome[PendingT] | FileRequest | None = None
         """What is to be reported when the current packet is whole."""
         self._results = 0
         self._within = False
@@ -176,8 +176,8 @@ class ResponseWalker(Generic[Tag]):
         self._prepared: PrepareOk | None = None
         self._before_rows = self._ending = b""
         """What the last plain answer had before its rows, and the packet behind them."""
-        self._plain: Outcome[Tag] = _NOTHING
-        """What that packet meant, of an answer without a tag."""
+        self._plain: Outcome[PendingT] = _NOTHING
+        """What that packet meant, of an answer without a pending."""
 
     @property
     def idle(self) -> bool:
@@ -194,7 +194,7 @@ class ResponseWalker(Generic[Tag]):
         """Whether the last flags that the server sent show an open transaction."""
         return bool(self.status & IN_TRANS)
 
-    def expect(self, command: int, tag: Tag) -> int:
+    def expect(self, command: int, pending: PendingT) -> int:
         """A command is on its way to the server; how many answers are `outstanding` then.
 
         Commands that are never answered are ignored.
@@ -202,12 +202,12 @@ class ResponseWalker(Generic[Tag]):
         if command in SILENT or (command == COM_SEMI_SYNC_ACK and self._command in DUMPS):
             return self.outstanding
         if self._command is None:
-            self._begin(command, tag)
+            self._begin(command, pending)
             return 1
-        self._expected.append((command, tag))
+        self._expected.append((command, pending))
         return len(self._expected) + 1
 
-    def feed(self, chunk: bytes) -> Sequence[Outcome[Tag] | FileRequest]:
+    def feed(self, chunk: bytes) -> Sequence[Outcome[PendingT] | FileRequest]:
         """What `chunk` ended, in order. Raises `WireError` when no server would send this here."""
         if self._step is ResponseWalker._head and not self._within:
             end = len(chunk)
@@ -220,17 +220,17 @@ class ResponseWalker(Generic[Tag]):
         self._within = bool(self._skip or self._tail or self._results or self._continued)
         return events
 
-    def _whole_ok(self, chunk: bytes, end: int) -> Outcome[Tag] | None:
+    def _whole_ok(self, chunk: bytes, end: int) -> Outcome[PendingT] | None:
         """One packet, an OK, which is all of the answer; None where more follows."""
         affected_rows, insert_id, status, _ = ok_head_at(chunk, HEADER, end)
         if status & MORE_RESULTS or end >= PAYLOAD_MAX + HEADER:
             return None
-        outcome = Outcome(self._command, self._tag, True, status, affected_rows, insert_id, results=1)
+        outcome = Outcome(self._command, self._pending, True, status, affected_rows, insert_id, results=1)
         self.status = status
         self._next()
         return outcome
 
-    def _whole_result(self, chunk: bytes, end: int) -> Outcome[Tag] | None:
+    def _whole_result(self, chunk: bytes, end: int) -> Outcome[PendingT] | None:
         """One result, which the chunk is, from end to end; None for any other answer.
 
         Who asks the same again gets the same before the rows and behind them: it is kept, and then need not be taken
@@ -243,7 +243,7 @@ class ResponseWalker(Generic[Tag]):
                 return None
             self._before_rows = chunk[:at] if at <= _KEPT_MAX else b""
         length = len(self._ending)
-        if self._tag is None and chunk[end - length :] == self._ending and self._plain.command == self._command:
+        if self._pending is None and chunk[end - length :] == self._ending and self._plain.command == self._command:
             stop = end - length - HEADER
             at = _pass_rows(chunk, at, stop)
             if at == stop and _word_at(chunk, at)[0] & PAYLOAD_MAX == length:
@@ -263,8 +263,10 @@ class ResponseWalker(Generic[Tag]):
         head = _end_head_at(chunk, at, end)
         if head.status & MORE_RESULTS:
             return None
-        outcome = Outcome(self._command, self._tag, True, head.status, head.affected_rows, head.insert_id, results=1)
-        if self._tag is None and length <= _KEPT_MAX:
+        outcome = Outcome(
+            self._command, self._pending, True, head.status, head.affected_rows, head.insert_id, results=1
+        )
+        if self._pending is None and length <= _KEPT_MAX:
             self._ending, self._plain = chunk[at:], outcome
         self.status = outcome.status
         self._next()
@@ -287,7 +289,7 @@ class ResponseWalker(Generic[Tag]):
             at += HEADER + _EOF_LEN
         return at
 
-    def _walk(self, chunk: bytes) -> Sequence[Outcome[Tag] | FileRequest]:
+    def _walk(self, chunk: bytes) -> Sequence[Outcome[PendingT] | FileRequest]:
         """Packet by packet."""
         if self._tail:
             chunk = self._tail + chunk
@@ -296,7 +298,7 @@ class ResponseWalker(Generic[Tag]):
         if at > end:
             self._skip = at - end
             return ()
-        events: list[Outcome[Tag] | FileRequest] = []
+        events: list[Outcome[PendingT] | FileRequest] = []
         while True:
             if not self._continued:
                 if self._done is not None:
@@ -321,12 +323,12 @@ class ResponseWalker(Generic[Tag]):
         self._tail = chunk[at:]
         return events
 
-    def _begin(self, command: int, tag: Tag) -> None:
+    def _begin(self, command: int, pending: PendingT) -> None:
         self._command = command
-        self._tag = tag
+        self._pending = pending
         self._step = self._FIRST_STEPS.get(command, ResponseWalker._head)
 
-    def _report(self, done: Outcome[Tag] | FileRequest, events: list[Outcome[Tag] | FileRequest]) -> None:
+    def _report(self, done: Outcome[PendingT] | FileRequest, events: list[Outcome[PendingT] | FileRequest]) -> None:
         """Hand out what the packet, now whole, meant."""
         events.append(done)
         self._done = None
@@ -341,7 +343,7 @@ class ResponseWalker(Generic[Tag]):
         if self._expected:
             self._begin(*self._expected.popleft())
         else:
-            self._command = self._tag = None
+            self._command = self._pending = None
             self._step = ResponseWalker._unasked
 
     def _pass_columns(self, chunk: bytes, at: int, end: int) -> int:
@@ -469,7 +471,7 @@ class ResponseWalker(Generic[Tag]):
         self.status = head.status
         self._done = Outcome(
             self._command,
-            self._tag,
+            self._pending,
             True,
             head.status,
             head.affected_rows,
@@ -483,7 +485,7 @@ class ResponseWalker(Generic[Tag]):
         self._out_params = False
         self._done = Outcome(
             self._command,
-            self._tag,
+            self._pending,
             False,
             self.status,
             error_code=err_code_at(chunk, at, end),

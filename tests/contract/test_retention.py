@@ -323,7 +323,10 @@ def test_a_table_that_is_partitioned_by_its_id_is_a_queue_like_any_other(server:
     subject.acknowledge(*(each.key for each in claims[:10]))
     assert len(store.lookup(table, [each.key for each in claims]).value) == 30
     assert (
-        store.move_dead_letters(table, [Wanted(key, 0, HOUR) for key in range(1, 11)], subject.dead_letter()).value.problem is None
+        store.move_dead_letters(
+            table, [Wanted(key, 0, HOUR) for key in range(1, 11)], subject.dead_letter()
+        ).value.problem
+        is None
     )
     assert store.purge(table, 0, 100).value == 10
     assert subject.execute("SELECT COUNT(*) FROM messages") == [(80,)]

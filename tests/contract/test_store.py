@@ -11,10 +11,10 @@ import pytest
 
 from engine.model import (
     NS_PER_S,
-    MoveResult,
     Claimed,
     Delivery,
     Key,
+    MoveResult,
     Position,
     QueueTable,
     Range,
@@ -518,7 +518,9 @@ class TestBury:
         put_due(subject, 1, 2, epoch=3)
         subject.put_dead(Row(2, 9, 9, None, 5))
         subject.close_dead_letter()
-        answer = subject.store.move_dead_letters(subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], subject.dead_letter())
+        answer = subject.store.move_dead_letters(
+            subject.table, [Wanted(1, 3, HOUR), Wanted(2, 3, 2 * HOUR)], subject.dead_letter()
+        )
         assert (answer.value.moved, bool(answer.value.problem)) == ((), True)
         for key in (1, 2):
             assert subject.row(key) == Row(key, 0, 3, answer.now_ns + key * HOUR)

@@ -1,4 +1,4 @@
-"""What only a real server can show: ids and columns of every type, other sessions at the same time, lost connections."""
+"""What only a real server can show: ids and columns of every type, other sessions at once, lost connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pymysql.constants import COMMAND
 from engine.catalog.verdict import TableFacts
 from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import information_schema, mysql
-from engine.store.connection import BackendAddress, StoreConnection, Result
+from engine.store.connection import BackendAddress, Result, StoreConnection
 from engine.store.mysql import MySQLStore, StoreLimits
 from engine.store.port import Origin, StoreError, Timed
 from proxy.embedded.server import EmbeddedServer
@@ -739,7 +739,7 @@ def test_what_a_tables_triggers_set_in_the_session_that_writes_reaches_nothing_e
     with interrupted_store(subject) as store:  # On one connection.
 
         def settings() -> list[bytes]:
-            with store._pool.link() as connection:
+            with store._pool.connection() as connection:
                 names = ", ".join(f"@@SESSION.{name}" for name in SETTINGS if name != "timestamp")
                 return connection.run([f"SELECT {names}, @@SESSION.timestamp < 1950000000"])[0].rows
 

@@ -141,7 +141,7 @@ def test_a_message_that_is_put_off_is_not_delivered_before(direct, consumer) -> 
 
 def test_a_table_altered_on_the_server_is_looked_at_again(direct, proxy, database) -> None:
 
-    def effect_of(text: str, times: int) -> bool:
+    def said(text: str, times: int) -> bool:
         output: str = proxy.output
         return output.count(text) == times
 

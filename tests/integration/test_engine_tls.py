@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from engine.store.connection import BackendAddress, StoreConnection, ConnectionLimits
+from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
 from engine.store.port import StoreError
 from engine.store.text_rows import text_values
 from proxy.embedded.server import EmbeddedServer
@@ -23,7 +23,9 @@ def link(server: EmbeddedServer) -> StoreConnection:
 def test_commands_and_rows_go_through_tls(connection: StoreConnection) -> None:
     assert isinstance(connection._socket, ssl.SSLSocket)
     size = 100_000
-    status, row = connection.run(["SHOW SESSION STATUS LIKE 'Ssl_version'", f"SELECT '{'x' * size}', LENGTH(@@version) > 0"])
+    status, row = connection.run(
+        ["SHOW SESSION STATUS LIKE 'Ssl_version'", f"SELECT '{'x' * size}', LENGTH(@@version) > 0"]
+    )
     assert (text_values(status.rows[0])[1] or b"").startswith(b"TLS")
     assert text_values(row.rows[0]) == [b"x" * size, b"1"]
     assert not connection.stale()
@@ -31,7 +33,9 @@ def test_commands_and_rows_go_through_tls(connection: StoreConnection) -> None:
     assert connection.stale()
 
 
-def test_a_thread_that_waits_for_an_answer_under_tls_can_be_made_to_fail(server: EmbeddedServer, connection: StoreConnection) -> None:
+def test_a_thread_that_waits_for_an_answer_under_tls_can_be_made_to_fail(
+    server: EmbeddedServer, connection: StoreConnection
+) -> None:
     errors: list[StoreError] = []
 
     def wait() -> None:

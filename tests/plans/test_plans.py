@@ -1,7 +1,7 @@
 """Every statement of the engine reads what it returns and hardly more, at 200,000 rows, however the index descends.
 
-Each call of the store is made on a connection that measures: every statement is explained first, and then run between two
-looks at the session's own counters of index entries and rows read. A plan that is right today and a counter that is
+Each call of the store is made on a connection that measures: every statement is explained first, and then run between
+two looks at the session's own counters of index entries and rows read. A plan that is right today and a counter that is
 small are two different proofs, and both are asked for: EXPLAIN does not show how far a range is walked.
 
 A quarter of the rows each is acknowledged, scheduled for next year, due, and in delivery; half of those due are of
@@ -21,7 +21,14 @@ import pytest
 
 from engine.model import NS_PER_S, Delivery, Position, QueueTable, Range, Return, RowFormat, Selection, Wanted
 from engine.quoting import qualified
-from engine.store.connection import OWN_CONTEXT, BackendAddress, StoreConnection, ConnectionLimits, Result, SessionContext
+from engine.store.connection import (
+    OWN_CONTEXT,
+    BackendAddress,
+    ConnectionLimits,
+    Result,
+    SessionContext,
+    StoreConnection,
+)
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
 from engine.store.queries import partition_clause, statement, templates
@@ -370,7 +377,7 @@ class TestPurge:
 class TestPrivileges:
     @pytest.mark.parametrize("privilege", ["select", "update", "claim", "delete", "insert"])
     def test_asking_for_a_privilege_reads_nothing(self, bench: Bench, privilege: str) -> None:
-        with bench.store._pool.link() as connection:
+        with bench.store._pool.connection() as connection:
             connection.run([statement(f"rights_{privilege}", table=qualified(bench.table.id))])
         (asked,) = bench.meter.take()
         assert asked.read == 0

@@ -86,7 +86,7 @@ class House(Proxy):
         """Nothing to kill."""
 
     async def _carry_out(self, session: ClientSession, verb: Verb, payload: bytes) -> None:
-        await session.ask(b"SELECT 1")
+        await session.internal_query(b"SELECT 1")
         session.send(OK)
 
 

@@ -151,7 +151,7 @@ def test_the_walker_says_the_same_however_answers_are_cut(scenario: tuple[int, l
         data = answers(script)
         events, machine = walk(capabilities, script, data, at)
         assert machine.idle
-        assert [(e.tag, e.ok) for e in events if isinstance(e, Outcome)] == [
+        assert [(e.pending, e.ok) for e in events if isinstance(e, Outcome)] == [
             (index, exchange.ok) for index, exchange in enumerate(script)
         ]
         assert events == walk(capabilities, script, data, [])[0]

@@ -13,7 +13,19 @@ from functools import partial
 from typing import Any
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import MoveDeadLetters, Cause, Claim, Deliver, Effect, End, Fetch, Lookup, Purge, Release, Scan
+from engine.dispatch.effects import (
+    Cause,
+    Claim,
+    Deliver,
+    Effect,
+    End,
+    Fetch,
+    Lookup,
+    MoveDeadLetters,
+    Purge,
+    Release,
+    Scan,
+)
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription

@@ -11,8 +11,8 @@ from mysql_mimic.types import Capabilities
 from engine.store.port import Origin
 from proxy.login.relay import TlsPolicy
 from proxy.server.listener import Proxy
-from proxy.session.statement_memory import StatementMemory
 from proxy.session.session import Session
+from proxy.session.statement_memory import StatementMemory
 from proxy.settings import Settings
 from proxy.wire.framing import Packet, Packets, frame
 from proxy.wire.handshake import PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION

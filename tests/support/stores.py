@@ -15,7 +15,14 @@ from typing import Any, Protocol
 from pymysql.connections import Connection
 
 from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, Selection, TableId
-from engine.store.connection import OWN_CONTEXT, BackendAddress, StoreConnection, ConnectionLimits, Result, SessionContext
+from engine.store.connection import (
+    OWN_CONTEXT,
+    BackendAddress,
+    ConnectionLimits,
+    Result,
+    SessionContext,
+    StoreConnection,
+)
 from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
@@ -271,7 +278,10 @@ class Interrupted(StoreConnection):
     """Calls `before` with the number of each packet that is about to be sent, and `after` when it was answered."""
 
     def __init__(
-        self, address: BackendAddress, before: Callable[[int, StoreConnection], None], after: Callable[[int, StoreConnection], None]
+        self,
+        address: BackendAddress,
+        before: Callable[[int, StoreConnection], None],
+        after: Callable[[int, StoreConnection], None],
     ):
         self._sent = 0
         self._before: Callable[[int, StoreConnection], None] | None = None

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from engine.binlog.changes import Change, Layout, ChangeSet, LoggedEffect, TableChanges, Transactions, UnclearRowError, effect_of
+from engine.binlog.changes import (
+    Change,
+    ChangeSet,
+    Layout,
+    LoggedEffect,
+    TableChanges,
+    Transactions,
+    UnclearRowError,
+    effect_of,
+)
 from engine.binlog.row_image import ColumnType, Field, field_of
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead

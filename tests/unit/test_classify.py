@@ -13,8 +13,8 @@ from sqlrewrite.classify import (
     Head,
     Kill,
     Verb,
-    may_be_queue_statement,
     classify,
+    may_be_queue_statement,
     parse_kill,
 )
 

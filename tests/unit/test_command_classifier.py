@@ -8,8 +8,17 @@ import pytest
 from mysql_mimic.types import Capabilities, Commands
 
 from engine.model import TableId
-from proxy.session.commit_notices import Killed, Prepared, PreparedSettle, PreparedStream, Preparing, Settled, Tag, Touched
 from proxy.session.command_classifier import LAST_PREPARED, NOT_FAST, CommandClassifier
+from proxy.session.commit_notices import (
+    Killed,
+    PendingCommand,
+    Prepared,
+    PreparedSettle,
+    PreparedStream,
+    Preparing,
+    Settled,
+    Touched,
+)
 from proxy.wire.framing import Command, frame
 from proxy.wire.packets import PrepareOk
 from proxy.wire.params import make_query
@@ -53,45 +62,45 @@ def about(byte: int, number: int) -> Command:
     return command(bytes([byte]) + number.to_bytes(4, "little") + b"\0\1\0\0\0")
 
 
-def answered(judge: CommandClassifier, statement: Prepared | None, number: int) -> None:
+def answered(classifier: CommandClassifier, statement: Prepared | None, number: int) -> None:
     """A PREPARE of a statement has got this number."""
-    tag = None if statement is None else Preparing(statement)
-    judge.answered(Outcome(PREPARE, tag, True, 0, prepared=PrepareOk(number, 0, 0)))
+    pending = None if statement is None else Preparing(statement)
+    classifier.command_answered(Outcome(PREPARE, pending, True, 0, prepared=PrepareOk(number, 0, 0)))
 
 
 @pytest.mark.parametrize(("text", "attributes"), list(product(STATEMENTS, [False, True])))
 def test_a_glance_at_a_query_sees_what_a_look_would(text: bytes, attributes: bool) -> None:
-    judge, twin = CommandClassifier(), CommandClassifier()
-    for each in (judge, twin):
+    classifier, twin = CommandClassifier(), CommandClassifier()
+    for each in (classifier, twin):
         each.logged_in(ATTRIBUTES * attributes)
         each.remember_db("shop")
     query = command(make_query(text, attributes=attributes))
-    seen = judge.classify_fast(query.data)
-    verb, tag = twin.look(query)
+    seen = classifier.classify_fast(query.data)
+    verb, pending = twin.classify(query)
     if seen is NOT_FAST:
         assert verb in QUEUE_STATEMENT_VERBS
     else:
         assert verb not in QUEUE_STATEMENT_VERBS
-        assert seen == tag
-        assert judge.known_db == twin.known_db
+        assert seen == pending
+        assert classifier.known_db == twin.known_db
 
 
 @pytest.mark.parametrize("statement", [None, *PREPARED])
 def test_a_glance_at_an_execution_sees_what_a_look_would_or_leaves_it_to_that(statement: Prepared | None) -> None:
-    judge = CommandClassifier()
-    answered(judge, statement, 7)
+    classifier = CommandClassifier()
+    answered(classifier, statement, 7)
     for number in (7, LAST_PREPARED, 8):
-        seen = judge.classify_fast(about(EXECUTE, number).data)
-        assert seen is NOT_FAST or (Verb.OTHER, seen) == judge.look(about(EXECUTE, number))
-    assert judge.classify_fast(about(EXECUTE, 8).data) is None
+        seen = classifier.classify_fast(about(EXECUTE, number).data)
+        assert seen is NOT_FAST or (Verb.OTHER, seen) == classifier.classify(about(EXECUTE, number))
+    assert classifier.classify_fast(about(EXECUTE, 8).data) is None
 
 
 def test_no_execution_is_judged_while_the_number_of_a_statement_of_ours_is_awaited() -> None:
-    judge = CommandClassifier()
-    judge.preparing = True
-    assert judge.classify_fast(about(EXECUTE, 7).data) is NOT_FAST
-    answered(judge, PREPARED[2], 7)
-    assert judge.classify_fast(about(EXECUTE, 8).data) is None
+    classifier = CommandClassifier()
+    classifier.preparing = True
+    assert classifier.classify_fast(about(EXECUTE, 7).data) is NOT_FAST
+    answered(classifier, PREPARED[2], 7)
+    assert classifier.classify_fast(about(EXECUTE, 8).data) is None
 
 
 def test_an_execution_that_is_cut_off_takes_more_than_a_glance() -> None:
@@ -99,23 +108,23 @@ def test_an_execution_that_is_cut_off_takes_more_than_a_glance() -> None:
 
 
 def test_a_closed_statement_and_a_reset_connection_are_forgotten() -> None:
-    judge = CommandClassifier()
-    answered(judge, PREPARED[0], 1)
-    answered(judge, PREPARED[0], 2)
-    judge.look(about(CLOSE, 1))
-    assert (judge.statement(1), judge.statement(2) is not None) == (None, True)
-    judge.look(command(bytes([RESET])))
-    judge.answered(Outcome(RESET, None, True, 0))
-    assert judge.statement(2) is None
+    classifier = CommandClassifier()
+    answered(classifier, PREPARED[0], 1)
+    answered(classifier, PREPARED[0], 2)
+    classifier.classify(about(CLOSE, 1))
+    assert (classifier.statement(1), classifier.statement(2) is not None) == (None, True)
+    classifier.classify(command(bytes([RESET])))
+    classifier.command_answered(Outcome(RESET, None, True, 0))
+    assert classifier.statement(2) is None
 
 
 def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
-    judge = CommandClassifier()
-    judge.remember_db("shop")
-    assert judge.known_db == "shop"
-    judge.look(command(bytes([PREPARE]) + b"USE other"))
-    judge.remember_db("shop")
-    assert judge.known_db is None
+    classifier = CommandClassifier()
+    classifier.remember_db("shop")
+    assert classifier.known_db == "shop"
+    classifier.classify(command(bytes([PREPARE]) + b"USE other"))
+    classifier.remember_db("shop")
+    assert classifier.known_db is None
 
 
 @pytest.mark.parametrize(
@@ -141,22 +150,22 @@ def test_a_default_database_is_not_remembered_once_a_use_was_prepared() -> None:
 def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_begun(
     statements: list[str | bytes], is_set: bool
 ) -> None:
-    judge = CommandClassifier()
-    judge.logged_in(0)
+    classifier = CommandClassifier()
+    classifier.logged_in(0)
     for each in statements:
         payload = each if isinstance(each, bytes) else make_query(each.encode(), attributes=False)
-        if judge.classify_fast(frame(payload, 0)) is NOT_FAST:
-            judge.look(command(payload))
-    assert judge.next_transaction_is_set == is_set
+        if classifier.classify_fast(frame(payload, 0)) is NOT_FAST:
+            classifier.classify(command(payload))
+    assert classifier.next_transaction_is_set == is_set
 
 
 # -- Whether a temporary table may stand before a queue
 
 
-def told(judge: CommandClassifier, payload: bytes) -> None:
+def told(classifier: CommandClassifier, payload: bytes) -> None:
     """The client sends a command, seen at a glance or looked at."""
-    if judge.classify_fast(frame(payload, 0)) is NOT_FAST:
-        judge.look(command(payload))
+    if classifier.classify_fast(frame(payload, 0)) is NOT_FAST:
+        classifier.classify(command(payload))
 
 
 @pytest.mark.parametrize(
@@ -174,57 +183,57 @@ def told(judge: CommandClassifier, payload: bytes) -> None:
     ],
 )
 def test_whatever_may_run_something_stored_may_have_made_a_temporary_table(payload: bytes) -> None:
-    judge = CommandClassifier()
+    classifier = CommandClassifier()
     for harmless in (b"SET NAMES utf8mb4", b"BEGIN", b"STREAM * FROM orders", b"ACK orders WHERE id = 1"):
-        told(judge, b"\x03" + harmless)
-    assert not judge.may_be_hidden(TABLE)
-    told(judge, payload)
-    assert judge.may_be_hidden(TABLE)
+        told(classifier, b"\x03" + harmless)
+    assert not classifier.may_be_hidden(TABLE)
+    told(classifier, payload)
+    assert classifier.may_be_hidden(TABLE)
 
 
 def test_a_table_that_the_server_was_asked_about_is_not_hidden_until_something_runs() -> None:
-    judge = CommandClassifier()
-    told(judge, b"\x03CALL p")
-    judge.not_hidden(TABLE)
-    told(judge, b"\x03ACK orders WHERE id = 1")
-    assert not judge.may_be_hidden(TABLE)
-    assert judge.may_be_hidden(TableId("shop", "others"))
-    told(judge, b"\x03CALL p")
-    assert judge.may_be_hidden(TABLE)
+    classifier = CommandClassifier()
+    told(classifier, b"\x03CALL p")
+    classifier.not_hidden(TABLE)
+    told(classifier, b"\x03ACK orders WHERE id = 1")
+    assert not classifier.may_be_hidden(TABLE)
+    assert classifier.may_be_hidden(TableId("shop", "others"))
+    told(classifier, b"\x03CALL p")
+    assert classifier.may_be_hidden(TABLE)
 
 
 def test_what_drops_temporary_tables_is_believed_when_it_is_done_but_for_what_was_sent_behind_it() -> None:
-    judge = CommandClassifier()
-    reset: Outcome[Tag] = Outcome(RESET, None, True, 0)
-    told(judge, b"\x03CALL p")
-    told(judge, bytes([RESET]))
-    assert judge.may_be_hidden(TABLE)
-    judge.answered(reset)
-    assert not judge.may_be_hidden(TABLE)
-    told(judge, bytes([RESET]))
-    told(judge, b"\x03CALL p")
-    judge.answered(reset)
-    assert judge.may_be_hidden(TABLE)
+    classifier = CommandClassifier()
+    reset: Outcome[PendingCommand] = Outcome(RESET, None, True, 0)
+    told(classifier, b"\x03CALL p")
+    told(classifier, bytes([RESET]))
+    assert classifier.may_be_hidden(TABLE)
+    classifier.command_answered(reset)
+    assert not classifier.may_be_hidden(TABLE)
+    told(classifier, bytes([RESET]))
+    told(classifier, b"\x03CALL p")
+    classifier.command_answered(reset)
+    assert classifier.may_be_hidden(TABLE)
 
 
 def test_a_prepared_ack_is_certain_where_no_temporary_table_can_be() -> None:
-    judge = CommandClassifier()
-    answered(judge, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")), 3)
-    assert judge.look(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=True)
-    told(judge, b"\x03CALL p")
-    assert judge.look(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=False)
+    classifier = CommandClassifier()
+    answered(classifier, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")), 3)
+    assert classifier.classify(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=True)
+    told(classifier, b"\x03CALL p")
+    assert classifier.classify(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=False)
 
 
 def test_of_more_ids_than_are_read_it_is_not_remembered_which_are_under_way() -> None:
-    judge = CommandClassifier()
-    judge.logged_in(0)
+    classifier = CommandClassifier()
+    classifier.logged_in(0)
     ids = b", ".join(b"%d" % number for number in range(KEYS_MAX // 2 + 1))
-    answered(judge, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id IN (" + ids + b")")), 3)
-    tags = [judge.look(about(EXECUTE, 3))[1] for _ in range(3)]
-    assert [isinstance(tag, Settled) and tag.values is not None for tag in tags] == [True, False, False]
-    for tag in tags:
-        assert isinstance(tag, Settled)
-        judge.answered(Outcome(EXECUTE, tag, True, 0))
-    tag = judge.look(about(EXECUTE, 3))[1]
-    assert isinstance(tag, Settled)
-    assert tag.values is not None
+    answered(classifier, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id IN (" + ids + b")")), 3)
+    tags = [classifier.classify(about(EXECUTE, 3))[1] for _ in range(3)]
+    assert [isinstance(pending, Settled) and pending.values is not None for pending in tags] == [True, False, False]
+    for pending in tags:
+        assert isinstance(pending, Settled)
+        classifier.command_answered(Outcome(EXECUTE, pending, True, 0))
+    pending = classifier.classify(about(EXECUTE, 3))[1]
+    assert isinstance(pending, Settled)
+    assert pending.values is not None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.store.connection import BackendAddress, StoreConnection, ConnectionLimits
+from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
 from engine.store.port import StoreError
 from tests.support.scripted import scripted_server
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from engine.model import Delivery, RowFormat
-from engine.store.connection import BackendAddress, StoreConnection, ConnectionLimits
+from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
 from engine.store.fetch import Fetch
 from engine.store.pool import Pool
 from engine.store.port import StoreError
@@ -86,19 +86,19 @@ def test_the_server_hangs_up_before_the_session_is_as_it_must_be() -> None:
 
 def test_a_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed() -> None:
     with pool_on(answering(last=Say([OK], hang_up=True))) as (server, pool):
-        with pool.link() as connection:
+        with pool.connection() as connection:
             connection.run(["last"])
             assert connection._socket.recv(1) == b""  # It is over, and nobody has been told.
-        with pool.link() as connection:
+        with pool.connection() as connection:
             connection.run(["next"])
         assert (server.logins, asked(server, "next")) == (2, 1)
 
 
 def test_a_farewell_that_came_with_the_last_answer_answers_no_other_statement() -> None:
     with pool_on(answering(last=Say([OK], raw=SHUTDOWN))) as (server, pool):
-        with pool.link() as connection:
+        with pool.connection() as connection:
             connection.run(["last"])
-        with pool.link() as connection:
+        with pool.connection() as connection:
             connection.run(["next"])
         assert server.logins == 2
 
@@ -108,21 +108,21 @@ def test_a_farewell_that_came_with_the_last_answer_answers_no_other_statement() 
 
 def test_what_the_server_did_not_live_to_answer_is_unknown_and_nothing_more_is_asked_on_that_connection() -> None:
     with pool_on(answering(third=Say([OK, OK], hang_up=True))) as (server, pool):
-        with pytest.raises(StoreError) as caught, pool.link() as connection:
+        with pytest.raises(StoreError) as caught, pool.connection() as connection:
             connection.run(["first", "second", "third"])
         assert (caught.value.code, caught.value.lasting, connection.broken) == (2013, False, True)
         assert asked(server, "ROLLBACK") == 0
-        with pool.link() as other:
+        with pool.connection() as other:
             assert other is not connection
 
 
 def test_the_first_statement_that_fails_ends_them_and_the_transaction_is_rolled_back() -> None:
     refused = Say([OK, make_err(1213, "40001", "Deadlock found")])
     with pool_on(answering(third=refused)) as (server, pool):
-        with pytest.raises(StoreError) as caught, pool.link() as connection:
+        with pytest.raises(StoreError) as caught, pool.connection() as connection:
             connection.run(["first", "second", "third"])
         assert (caught.value.code, connection.broken) == (1213, False)
-        with pool.link() as again:
+        with pool.connection() as again:
             assert again is connection
             assert again.run(["next"])[0].affected == 0
         assert [asked(server, word) for word in ("ROLLBACK", "next")] == [1, 1]
@@ -133,7 +133,7 @@ def test_rows_that_break_off_are_an_error_and_no_result() -> None:
     begun = Say(rows(["1"], ["2"])[:-1], hang_up=True)
     with pool_on(answering(SELECT=begun)) as (_, pool):
         seen: list[bytes] = []
-        with pytest.raises(StoreError) as caught, pool.link() as connection:
+        with pytest.raises(StoreError) as caught, pool.connection() as connection:
             connection.run(["SELECT"], keep_last=seen.append)
         assert (caught.value.code, seen) == (2013, [b"\x011", b"\x012"])
 
@@ -141,9 +141,9 @@ def test_rows_that_break_off_are_an_error_and_no_result() -> None:
 def test_a_connection_whose_transaction_cannot_be_rolled_back_is_closed() -> None:
     refused = Say([make_err(1317, "70100", "Query execution was interrupted")])
     with pool_on(answering(fails=refused, ROLLBACK=refused)) as (server, pool):
-        with pytest.raises(StoreError, match="interrupted"), pool.link() as connection:
+        with pytest.raises(StoreError, match="interrupted"), pool.connection() as connection:
             connection.run(["fails"])
-        with pool.link() as other:
+        with pool.connection() as other:
             assert other is not connection
         assert server.logins == 2
 
@@ -153,9 +153,9 @@ def test_an_error_of_ours_leaves_no_reply_for_the_next_user() -> None:
         raise AttributeError
 
     with pool_on(answering(SELECT=Say(rows(["1"])))) as (_, pool):
-        with pytest.raises(AttributeError), pool.link() as connection:
+        with pytest.raises(AttributeError), pool.connection() as connection:
             connection.run(["SELECT"], keep_last=faulty)
-        with pool.link() as other:
+        with pool.connection() as other:
             assert other is not connection
 
 
@@ -173,7 +173,7 @@ def test_a_prepared_statement_whose_execution_fails_is_closed_all_the_same() -> 
     row_format = RowFormat(("id",), binary=True, charset="utf8mb4", time_zone="+00:00", pad_char=False)
     with pool_on(script) as (_, pool):
         fetch = Fetch(queue_table(), row_format, {1: Delivery(1, 1)}, 1000, 100)
-        with pytest.raises(StoreError, match="maximum statement"), pool.link(fetch.context) as connection:
+        with pytest.raises(StoreError, match="maximum statement"), pool.connection(fetch.context) as connection:
             fetch.run(connection)
         assert closed.wait(20)
 
@@ -191,7 +191,7 @@ def test_a_connection_that_is_opened_while_the_pool_is_closed_is_not_used() -> N
             return opened[0]
 
         pool = Pool(open_link, 1)
-        with pytest.raises(StoreError, match="the store is closed"), pool.link():
+        with pytest.raises(StoreError, match="the store is closed"), pool.connection():
             pytest.fail("it was used")
         assert opened[0].broken
 
@@ -202,7 +202,7 @@ def test_whoever_waits_for_an_answer_or_for_a_connection_hears_that_the_pool_is_
 
         def use(work: Callable[[StoreConnection], object]) -> None:
             try:
-                with pool.link() as connection:
+                with pool.connection() as connection:
                     work(connection)
             except StoreError as error:
                 errors.append(error)
@@ -213,7 +213,9 @@ def test_whoever_waits_for_an_answer_or_for_a_connection_hears_that_the_pool_is_
             taken.set()
             connection.run(["waits"])
 
-        users = [threading.Thread(target=use, args=[work]) for work in (wait_for_an_answer, lambda connection: connection)]
+        users = [
+            threading.Thread(target=use, args=[work]) for work in (wait_for_an_answer, lambda connection: connection)
+        ]
         users[0].start()
         assert taken.wait(20)
         users[1].start()

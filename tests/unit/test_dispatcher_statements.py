@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from engine.dispatch.effects import MoveDeadLetters, Cause, Claim, Scan
+from engine.dispatch.effects import Cause, Claim, MoveDeadLetters, Scan
 from engine.dispatch.limits import Limits
 from engine.model import ANYTHING, NS_PER_S, Entry, Selection
 from engine.store.memory import Row

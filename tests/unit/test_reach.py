@@ -55,7 +55,7 @@ def test_the_pool_tells_of_each_attempt_to_open_a_connection() -> None:
 
     reach = Reach()
     with pytest.raises(StoreError):
-        Pool(refuse, 1, reach).link().__enter__()
+        Pool(refuse, 1, reach).connection().__enter__()
     assert reach.reason == "Connection refused (2003)"
 
 

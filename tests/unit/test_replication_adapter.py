@@ -18,13 +18,13 @@ from engine.binlog.reader import readable, why_it_ends
 from engine.binlog.replication_adapter import (
     Committed,
     Event,
+    FilteredConnection,
     Idle,
     LogStream,
     Opaque,
     Other,
     Rows,
     SetAside,
-    FilteredConnection,
     Statement,
 )
 from engine.binlog.row_image import Field, field_of

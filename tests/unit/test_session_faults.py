@@ -82,7 +82,7 @@ def test_a_fault_between_the_statements_is_an_error_before_the_connection_ends(
 ) -> None:
     async def play() -> None:
         played = PlayedSession(never)
-        monkeypatch.setattr(played.session.classifier, "glance", Broken().__getattr__)
+        monkeypatch.setattr(played.session.classifier, "classify_fast", Broken().__getattr__)
         played.say(b"SELECT 1")
         assert parse_err((await played.told()).payload).code == 1105
         assert played.client.is_closing()

@@ -33,14 +33,14 @@ def walker(capabilities: int = 0) -> ResponseWalker[str]:
     return ResponseWalker(capabilities, AUTOCOMMIT)
 
 
-def only(machine: ResponseWalker[str], command: int, answer: bytes, tag: str = "it") -> Outcome[str]:
+def only(machine: ResponseWalker[str], command: int, answer: bytes, pending: str = "it") -> Outcome[str]:
     """The one outcome of `answer`, which must not be over before its last byte."""
-    machine.expect(command, tag)
+    machine.expect(command, pending)
     early, idle_early = machine.feed(answer[:-1]), machine.idle
     (outcome,) = machine.feed(answer[-1:])
     assert (list(early), idle_early, machine.idle) == ([], False, True)
     assert isinstance(outcome, Outcome)
-    assert (outcome.command, outcome.tag) == (command, tag)
+    assert (outcome.command, outcome.pending) == (command, pending)
     return outcome
 
 
@@ -122,7 +122,7 @@ def test_rows_of_one_length_are_taken_together_and_end_where_they_end(
     machine.expect(wire.QUERY, "rows")
     machine.expect(wire.QUERY, "ok")
     outcomes = [each for at in range(0, len(answer), piece) for each in machine.feed(answer[at : at + piece])]
-    assert [(each.tag, each.affected_rows) for each in outcomes if isinstance(each, Outcome)] == [
+    assert [(each.pending, each.affected_rows) for each in outcomes if isinstance(each, Outcome)] == [
         ("rows", 0),
         ("ok", 7),
     ]
@@ -386,7 +386,7 @@ def test_answers_are_told_apart_when_the_client_runs_ahead() -> None:
     machine.expect(wire.PING, "d")
     assert machine.outstanding == 3
     events = machine.feed(wire.prepared(1, 1) + wire.result([b"\0\0x"]) + wire.ok())
-    assert [(e.tag, e.ok) for e in events if isinstance(e, Outcome)] == [
+    assert [(e.pending, e.ok) for e in events if isinstance(e, Outcome)] == [
         ("a", True),
         ("c", True),
         ("d", True),
@@ -398,7 +398,7 @@ def test_an_error_out_of_the_blue_belongs_to_no_command() -> None:
     machine = walker()
     (outcome,) = machine.feed(frame(make_err(4031, "HY000", "timeout"), 0))
     assert isinstance(outcome, Outcome)
-    assert (outcome.command, outcome.tag, outcome.error_code) == (None, None, 4031)
+    assert (outcome.command, outcome.pending, outcome.error_code) == (None, None, 4031)
     assert machine.idle
 
 
