@@ -1,7 +1,8 @@
 """Constants as SQL that means the same under every sql_mode, character set and escaping rule.
 
 Nothing is escaped: numbers are digits, strings and bytes are hexadecimal, and dates and times are made
-of digits that were checked. So no value, whatever is in it, can end the literal it stands in.
+of digits that were checked. So no value, whatever is in it, can end the literal it stands in. The one
+exception is `string`, for places where the servers take no expression.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ _ESCAPES: Final = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "
 def text(value: str) -> str:
     """A string."""
     return f"_utf8mb4 x'{value.encode().hex()}'"
+
+
+def string(value: str, *, no_backslash_escapes: bool) -> str:
+    """A string in quotes, for one sql_mode: COMMENT and table options take no hexadecimal."""
+    doubled = value.replace("'", "''")
+    return f"'{doubled}'" if no_backslash_escapes else "'" + doubled.replace("\\", "\\\\") + "'"
 
 
 def binary(value: bytes) -> str:

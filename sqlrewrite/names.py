@@ -25,7 +25,7 @@ class TableName:
 
 
 def quote(name: str) -> str:
-    """A name in backquotes."""
+    """A name in backquotes. The proxy and the engine use engine.quoting; this package imports neither."""
     return f"`{name.replace('`', '``')}`"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from sqlrewrite import literals
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind
 from sqlrewrite.names import quote
 from sqlrewrite.queues import CreateQueue
@@ -61,7 +62,7 @@ def print_queue(
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
     ours = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
     if comment:
-        ours.append(f"COMMENT = {_string(comment, no_backslash_escapes=no_backslash_escapes)}")
+        ours.append(f"COMMENT = {literals.string(comment, no_backslash_escapes=no_backslash_escapes)}")
     if statement.by_partition:
         ours.append("RETENTION BY PARTITION")
     theirs = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.codec)).strip()
@@ -90,9 +91,4 @@ def _text(statement: CreateQueue, definition: Definition) -> str:
 def _value(value: str, *, no_backslash_escapes: bool) -> str:
     if _PLAIN_VALUE.fullmatch(value):
         return value
-    return _string(value, no_backslash_escapes=no_backslash_escapes)
-
-
-def _string(text: str, *, no_backslash_escapes: bool) -> str:
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'" if no_backslash_escapes else "'" + doubled.replace("\\", "\\\\") + "'"
+    return literals.string(value, no_backslash_escapes=no_backslash_escapes)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, NoReturn
 
+from sqlrewrite import literals
 from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import syntax_error
 from sqlrewrite.lexicon import (
@@ -34,9 +35,6 @@ from sqlrewrite.names import unquote
 
 STATEMENT_BYTES_MAX: Final = 1 << 20
 """A longer statement than this is not cut into tokens, each of which costs a hundred times its bytes."""
-
-_ESCAPES: Final = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%": "\\%", "_": "\\_"}
-_ESCAPED = re.compile(r"\\([\s\S])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,7 @@ class Tokens:
     def string(self, token: Token) -> str:
         """What a string says."""
         written = self.text(token)
-        mark = written[0]
-        inner = written[1:-1].replace(mark * 2, mark)
-        if self.mode.no_backslash_escapes:
-            return inner
-        return _ESCAPED.sub(lambda found: _ESCAPES.get(found[1], found[1]), inner)
+        return literals.unescape(written, no_backslash_escapes=self.mode.no_backslash_escapes)
 
     def inside(self, tokens: Sequence[Token], opened: int) -> Sequence[Token]:
         """What stands in the parentheses that open there."""

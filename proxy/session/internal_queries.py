@@ -254,11 +254,6 @@ def from_hex(value: str | None) -> str:
     return bytes.fromhex(value or "").decode()
 
 
-def text_literal(text: str) -> str:
-    """A string, whatever is in it, as an expression."""
-    return f"_utf8mb4 x'{text.encode().hex()}'"
-
-
 def _text_row(row: bytes) -> list[bytes | None]:
     """The values of a row in the text protocol."""
     reader = Reader(row)

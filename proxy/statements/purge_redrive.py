@@ -15,7 +15,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from engine.model import Key, QueueTable
-from engine.quoting import qualified, quoted
+from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.queries import FORMS
 from proxy.session.internal_queries import (
@@ -29,7 +29,6 @@ from proxy.session.internal_queries import (
     raw_rows,
     rows,
     rows_of,
-    text_literal,
 )
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.session.internal_queries import end_own_transaction, not_refused, text_literal
+from engine.quoting import quoted, text_literal
+from proxy.session.questions import end_what_we_began, not_refused
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import make_end, prepare_ok_at
-from sqlrewrite.names import quote
 
 if TYPE_CHECKING:
     from proxy.session.answers import Answer
@@ -49,7 +49,7 @@ class Result:
 
     def select(self, param_count: int = 0) -> str:
         """The SELECT whose answer it is; with so many parameters that change nothing."""
-        shown = ", ".join(f"{each.expression.format(f'c{at}')} AS {quote(each.name)}" for at, each in _counted(self))
+        shown = ", ".join(f"{each.expression.format(f'c{at}')} AS {quoted(each.name)}" for at, each in _counted(self))
         paths = ", ".join(f"c{at} {each.type} PATH '$[{at}]'" for at, each in _counted(self))
         document = text_literal(json.dumps(self.rows))
         places = " AND ".join(["TRUE", *["? IS NULL"] * param_count])

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from engine.model import QueueTable
-from proxy.session.internal_queries import end_own_transaction, spelled
+from engine.quoting import quoted
+from proxy.session.questions import end_what_we_began, spelled
 from proxy.session.stream import INTERRUPTED
 from proxy.wire.packets import ServerError
-from sqlrewrite.names import TableName, quote
+from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -41,7 +42,7 @@ class Rights:
         """`columns`: all that it reads, those of its condition too."""
         table = TableName(queue.id.name, queue.id.db).quoted()
         # No constants: what a SELECT is warned of when they are converted is an error of an UPDATE.
-        read = " OR ".join(f"{quote(column)} IS NULL" for column in columns)
+        read = " OR ".join(f"{quoted(column)} IS NULL" for column in columns)
         self._probe = (
             f"UPDATE {table} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE AND ({read}) LIMIT 0"
         )

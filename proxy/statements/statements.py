@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
+from engine.quoting import quoted
 from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
 from engine.store.port import StoreError
@@ -51,7 +52,7 @@ from proxy.wire.params import execute_id, make_query, parse_execute, python_valu
 from sqlrewrite.ack import SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
-from sqlrewrite.names import Param, TableName, quote
+from sqlrewrite.names import Param, TableName
 from sqlrewrite.stream import Star, StreamStatement, parse_stream, shortened
 
 if TYPE_CHECKING:
@@ -397,8 +398,8 @@ def _execute_settle(session: ClientSession, own: TrackedStatement, prepared: Pre
 def _select(queue: QueueTable, columns: tuple[str, ...], partitions: tuple[str, ...], where: str) -> str:
     """A SELECT of no row, by which the server says what the columns look like, and what is not there or not allowed."""
     table = TableName(queue.id.name, queue.id.db).quoted()
-    among = f" PARTITION ({', '.join(map(quote, partitions))})" if partitions else ""
-    return f"SELECT {', '.join(map(quote, columns))} FROM {table}{among} WHERE {where} LIMIT 0"
+    among = f" PARTITION ({', '.join(map(quoted, partitions))})" if partitions else ""
+    return f"SELECT {', '.join(map(quoted, columns))} FROM {table}{among} WHERE {where} LIMIT 0"
 
 
 def _condition(statement: StreamStatement) -> str:
@@ -448,7 +449,7 @@ def _wanted(statement: StreamStatement) -> str | None:
     written = shortened(condition.sql()) if condition and "?" in (statement.written or "") else statement.written
     if not statement.partitions:
         return written
-    partitions = f"PARTITION ({', '.join(map(quote, statement.partitions))})"
+    partitions = f"PARTITION ({', '.join(map(quoted, statement.partitions))})"
     return f"{partitions} WHERE {written}" if written else partitions
 
 

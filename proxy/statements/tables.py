@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.catalog.directives import is_marked, make_comment, split_comment
 from engine.model import TableId
+from engine.quoting import text_literal
 from engine.service import Engine
 from proxy.session.internal_queries import (
     Context,
@@ -26,10 +27,10 @@ from proxy.session.internal_queries import (
     rows_of,
     set_surely,
     spelled,
-    text_literal,
     text_rows,
 )
 from proxy.wire.packets import ServerError
+from sqlrewrite import literals
 from sqlrewrite.errors import SqlError
 from sqlrewrite.names import TableName
 
@@ -57,8 +58,7 @@ def no_queue(table: TableName, hint: str) -> ServerError:
 
 def string_literal(session: ClientSession, text: str) -> str:
     """A string where the server takes no expression, in the session's sql_mode."""
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'" if session.no_backslash_escapes else "'" + doubled.replace("\\", "\\\\") + "'"
+    return literals.string(text, no_backslash_escapes=session.no_backslash_escapes)
 
 
 async def comment_of(session: ClientSession, table: TableName) -> str | None:
