@@ -1,7 +1,7 @@
 """What it costs the reader of the binary log to pass over transactions of tables that are no queues.
 
 Ten thousand INSERTs, each a transaction, into a table that is none; then their log is read again and again in this
-process, as engine.binlog.reader reads it: by turns behind the event_filter, and with every event taken apart by the library.
+process, as engine.binlog.reader reads it: by turns behind the event filter, and with every event parsed by the library.
 CPU time of this process, on each kind of server that is here. `make bench` runs it; trust the ratios.
 """
 

@@ -21,7 +21,7 @@ QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """ChangeSet of one table: unacknowledged messages as they now are, and ids that are no unacknowledged message any more.
+    """The changes of one table: unacknowledged messages as they now are, and ids of messages that are over.
 
     Neither: anything may have changed.
     """

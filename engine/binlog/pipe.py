@@ -52,8 +52,8 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ChangeSet, as plain values, for they come by the ten thousand: of each table its messages as they are, and the ids of
-    those that are over."""
+    """A change set, as plain values, because there may be ten thousand a second: for each table its messages as they
+    now are, and the ids of those that are over."""
 
     tables: tuple[tuple[str, str, tuple[tuple[Any, ...], ...], tuple[Any, ...]], ...] = ()
     everything: bool = False

@@ -3,7 +3,7 @@
 The last one given back is the first one taken, so that a quiet engine keeps one connection warm and the others
 may be ended by the server's timeouts; such a dead one is noticed when it is next wanted, and replaced. Among the idle
 ones, one whose session already is in the wanted context goes first: a subscriber with its own character set then
-costs a SET once and not at each fetch. A session that has written begins anew when it is used again (StoreConnection.begin_anew).
+costs a SET once and not at each fetch. A session that has written begins anew when it is used again (`begin_anew`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CLOSED: Final = "the store is closed"
 
 
 class Pool:
-    """At most `most` connections at a time; whoever needs one more waits. Safe for threads. `reach` is told how each attempt
-    to open one went."""
+    """At most `most` connections at a time; a caller that needs one more waits. Safe for threads. `reach` records how
+    each attempt to open one went."""
 
     def __init__(self, open_link: Callable[[], StoreConnection], most: int, reach: Reach | None = None) -> None:
         self._open_link = open_link

@@ -1,8 +1,9 @@
-"""What a client's commands mean, by what its session has said so far.
+"""What a client's commands mean, given the earlier commands of its session.
 
-Every command of every client is judged before it is sent on: is it one of ours, and if not, what is to be remembered
-until the server has answered it (its pending)? That takes knowing the statements that were prepared, the default database
-and two of the protocol's switches, which earlier commands and their answers have set. No bytes are moved here.
+Every command is classified before it is relayed: whether it is a queue statement, and what must be
+remembered until the server has answered it (its pending command). That needs the prepared
+statements, the default database and two switches of the protocol, which earlier commands and their
+answers have set. This module moves no bytes.
 """
 
 from __future__ import annotations

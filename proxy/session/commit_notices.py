@@ -1,10 +1,11 @@
-"""What a client's statements may have changed, told to the engine when it is committed.
+"""Notices to the engine of what a client's statements may have changed, sent at commit.
 
-Each relayed command carries a pending through the walker and comes back with how it ended. What it touched is kept while a
-transaction is open and told when none is: not every transaction that ends was committed, but a hint that was not needed
-costs one look. An ACK that autocommitted and affected as many rows as it names is certain, where the session can have
-no temporary table that hides the queue; any other, and one inside a transaction, is a doubt, which the engine settles
-by looking the messages up.
+Each relayed command has a pending command in the walker, which returns it with the outcome. What a
+statement touched is kept while a transaction is open, and reported when none is. Not every
+transaction that ends was committed, but a notice that was not needed costs one scan. An ACK that
+autocommitted and affected as many rows as it names is certain, if the session can have no temporary
+table that hides the queue. For any other ACK, and for one inside a transaction, the engine looks
+the messages up.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.quoting import quoted, text_literal
-from proxy.session.questions import end_what_we_began, not_refused
+from proxy.session.internal_queries import end_own_transaction, not_refused
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.framing import frame
 from proxy.wire.mimic_adapter import Commands

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.model import QueueTable
 from engine.quoting import quoted
-from proxy.session.questions import end_what_we_began, spelled
+from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.stream import INTERRUPTED
 from proxy.wire.packets import ServerError
 from sqlrewrite.names import TableName

@@ -18,7 +18,7 @@ from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.dead_letter_plan import Chain, closed_to
 from engine.store.port import StoreError
-from proxy.session.questions import Refused, from_hex, rows
+from proxy.session.internal_queries import Refused, from_hex, rows
 from proxy.statements.depth import Depth, count_unacknowledged, measure
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.wire.packets import ServerError, parse_err
