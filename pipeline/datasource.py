@@ -19,14 +19,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pipeline.consume import BatchReader, StreamReader
+from pipeline.common.rows import schema_of
+from pipeline.common.statements import Statements
+from pipeline.common.table import Table, describe
 from pipeline.endpoint import again
 from pipeline.errors import PipelineError
-from pipeline.messages import Statements
-from pipeline.options import Common, read_options, schema_options, sink_options, stream_options
-from pipeline.rows import schema_of
-from pipeline.sink import BatchWriter, Sink, StreamWriter
-from pipeline.table import Table, describe
+from pipeline.source.consume import BatchReader, StreamReader
+from pipeline.source.options import Common, read_options, schema_options, sink_options, stream_options
+from pipeline.source.sink import BatchWriter, Sink, StreamWriter
 
 
 class AckstreamDataSource(DataSource):

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 from bench.spark._stage import rows_asked_for, stage
 from bench.spark.archive import PARTITIONS, acknowledged
 from bench.spark.consume import ROUNDS, ROWS, WARM_UP
+from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint, driver_of
-from pipeline.history import Named, Queue, Reading, read
 from pipeline.report import report
-from pipeline.table import describe
+from pipeline.report.history import Named, Queue, Reading, read
 
 BY = "user_id"
 COLUMNS = f"epoch, time_next, time_acked, CAST({BY} AS CHAR) AS value"

@@ -14,9 +14,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from pipeline import archive as subject
+from pipeline.archive import job as subject
+from pipeline.archive.files import Files
 from pipeline.endpoint import Endpoint
-from pipeline.files import Files
 
 
 def attached() -> SparkSession:

@@ -13,17 +13,17 @@ from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.abandon import abandon, abandon_query, listed
-from pipeline.command import cli
+from pipeline.common.table import describe
 from pipeline.datasource import register
-from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Outcome, enqueue
+from pipeline.enqueue.abandon import abandon, abandon_query, listed
+from pipeline.enqueue.command import cli
+from pipeline.enqueue.direct import Direct
+from pipeline.enqueue.ledger import WITHHELD_NS, Ledger
+from pipeline.enqueue.load import Settings
+from pipeline.enqueue.staged import Staged
 from pipeline.errors import AbandonedError, JobError, PipelineError
-from pipeline.ledger import WITHHELD_NS, Ledger
-from pipeline.load import Settings
-from pipeline.staged import Staged
-from pipeline.table import describe
 from tests.support.queues import rows, run
 
 Enqueue = Callable[..., Outcome]
@@ -115,7 +115,7 @@ def test_a_batch_that_is_being_published_is_not_abandoned(
     atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die_before(monkeypatch, "finish", lambda: atomic(orders))
-    monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
+    monkeypatch.setattr("pipeline.enqueue.abandon.LOCK_S", 1)
     (there,) = listed(endpoint, "m").batches
     with endpoint.connect() as publisher:
         publisher.begin()
@@ -130,7 +130,7 @@ def test_a_batch_whose_tasks_are_writing_is_not_abandoned_until_they_have_ended(
     atomic: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die_before(monkeypatch, "finish", lambda: atomic(orders))
-    monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
+    monkeypatch.setattr("pipeline.enqueue.abandon.LOCK_S", 1)
     with endpoint.connect() as task:
         task.begin()
         rows(task, f"SELECT 1 FROM {staging_tables(connection)[0]} LIMIT 1")
@@ -402,7 +402,7 @@ def test_a_slice_that_is_on_its_way_is_waited_for_and_keeps_no_other_back(
     streaming: Enqueue, endpoint: Endpoint, connection: Any, orders: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(connection, CREATE)
-    monkeypatch.setattr("pipeline.abandon.LOCK_S", 1)
+    monkeypatch.setattr("pipeline.enqueue.abandon.LOCK_S", 1)
     die_with_half_committed(monkeypatch, lambda: streaming(orders))
     ((mark,),) = rows(connection, "SELECT mark FROM ackstream_slices WHERE slice = 1")
     with endpoint.connect() as task:

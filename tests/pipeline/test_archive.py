@@ -17,15 +17,16 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline import archive as subject
-from pipeline.archive import DAY, DAY_NS, Archived, Sizes, _Archiver, archive, deletion, still_there, too_late
-from pipeline.archive_command import cli, said
+from pipeline.archive import Archived, Sizes, archive
+from pipeline.archive import job as subject
+from pipeline.archive.command import cli, said
+from pipeline.archive.files import Files
+from pipeline.archive.job import DAY, DAY_NS, _Archiver, deletion, still_there, too_late
+from pipeline.common.progress import Progress, unused
+from pipeline.common.statements import Statements
+from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.errors import JobError, PipelineError
-from pipeline.files import Files
-from pipeline.load import Progress, unused
-from pipeline.messages import Statements
-from pipeline.table import describe
 from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import Flavour
 from tests.pipeline.kinds import ONLY, TYPES, same_in_utc

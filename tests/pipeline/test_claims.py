@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.claims import NOTHING, Claims, Id
+from pipeline.common.statements import Id
+from pipeline.source.claims import NOTHING, Claims
 
 EPOCHS = st.integers(1, 3)
 WHOLE = st.dictionaries(st.integers(-(2**63), 2**64 - 1) | st.integers(-5, 60), EPOCHS, max_size=200)

@@ -13,11 +13,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.progress import Progress
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
+from pipeline.enqueue.ledger import NOW_NS, WITHHELD_NS
+from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError, PipelineError, ProblemsError
-from pipeline.ledger import NOW_NS, WITHHELD_NS
-from pipeline.load import Progress, Settings
 from tests.support.queues import create_queue, rows, run
 
 SMALL_SLICES = Settings(slice_rows=100, look_s=0.05)

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from pipeline.command import cli
-from pipeline.commands import Lines
+from pipeline.common.command_line import Lines
+from pipeline.common.progress import Progress
 from pipeline.endpoint import Endpoint
-from pipeline.load import Progress
+from pipeline.enqueue.command import cli
 from tests.support.queues import rows, run
 
 Command = Callable[..., Result]

@@ -10,17 +10,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.checking import Facts
-from pipeline.cut import PIECES_MAX, Piece, by_files
-from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
+from pipeline.enqueue.checking import Facts
+from pipeline.enqueue.cut import PIECES_MAX, Piece, by_files
+from pipeline.enqueue.direct import Direct
+from pipeline.enqueue.fingerprint import version_of
+from pipeline.enqueue.ledger import WITHHELD_NS
+from pipeline.enqueue.load import Settings, serves
+from pipeline.enqueue.mapping import Mapped
+from pipeline.enqueue.staged import Staged
 from pipeline.errors import JobError, PipelineError
-from pipeline.fingerprint import version_of
-from pipeline.ledger import WITHHELD_NS
-from pipeline.load import Settings, serves
-from pipeline.mapping import Mapped
-from pipeline.staged import Staged
 from tests.support.queues import rows, run
 
 MESSAGES = 4000
@@ -161,7 +161,7 @@ def test_very_many_files_are_put_together_so_that_there_are_not_too_many_slices(
 ) -> None:
     mapped = Mapped(save(messages(spark)), ())
     apart = by_files(mapped, 1_000, version_of(None))
-    monkeypatch.setattr("pipeline.cut.PIECES_MAX", 8)
+    monkeypatch.setattr("pipeline.enqueue.cut.PIECES_MAX", 8)
     together = by_files(mapped, 1_000, version_of(None))
     assert apart is not None
     assert apart.pieces > FILES

@@ -23,12 +23,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
-from pipeline.load import Settings
-from pipeline.staged import Staged
-from pipeline.staging import slices_staged
+from pipeline.enqueue.direct import Direct
+from pipeline.enqueue.load import Settings
+from pipeline.enqueue.staged import Staged
+from pipeline.enqueue.staging import slices_staged
 from tests.support.proxies import RunningProxy
 from tests.support.queues import rows, run
 from tests.support.servers import connect
@@ -98,7 +98,7 @@ def running(
 ) -> Iterator[subprocess.Popen[str]]:
     """The command, in a process group of its own, gone afterwards."""
     command = [
-        *(sys.executable, "-m", "pipeline.command", "--table", "m", "--batch", "b", "--source", source),
+        *(sys.executable, "-m", "pipeline.enqueue.command", "--table", "m", "--batch", "b", "--source", source),
         *("--url", f"mysql://{endpoint.user}@{endpoint.host}:{endpoint.port}/{endpoint.database}", "--mode", mode),
         *("--slice-rows", str(SLICE_ROWS), "--master", "local[2]", "--conf", "spark.ui.enabled=false"),
         *("--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1", *options),

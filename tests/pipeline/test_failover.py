@@ -15,14 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from pipeline import history
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
+from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError
-from pipeline.history import Reading
-from pipeline.load import Settings
-from pipeline.report import report
+from pipeline.report import history, report
+from pipeline.report.history import Reading
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run

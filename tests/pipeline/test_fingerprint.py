@@ -10,15 +10,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.checking import Facts, read
-from pipeline.cut import ByHash, by_files
+from pipeline.common.table import Column, Table
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
+from pipeline.enqueue.checking import Facts, read
+from pipeline.enqueue.cut import ByHash, by_files
+from pipeline.enqueue.fingerprint import FINGERPRINT_CHARACTERS, Sums, Version, Xor, version_of
+from pipeline.enqueue.load import Settings
+from pipeline.enqueue.mapping import Mapped
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import FINGERPRINT_CHARACTERS, Sums, Version, Xor, version_of
-from pipeline.load import Settings
-from pipeline.mapping import Mapped
-from pipeline.table import Column, Table
 from tests.support.queues import rows, run
 
 OLD_BY_HASH, OLD_BY_FILES = "f7558ccadf624524f13626db9921cf40", "d06c695ccc71232c6a04dac294a8d4f7"

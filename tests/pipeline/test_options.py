@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.common.statements import Messages
 from pipeline.errors import PipelineError
-from pipeline.options import Messages, read_options, sink_options, stream_options
+from pipeline.source.options import read_options, sink_options, stream_options
 
 PLACE = {"url": "mysql://root@localhost:3310/shop", "table": "orders"}
 

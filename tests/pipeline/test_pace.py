@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from pipeline.consume import Pace
+from pipeline.source.consume import Pace
 
 
 def test_without_a_rate_everything_is_allowed() -> None:

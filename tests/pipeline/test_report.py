@@ -21,20 +21,19 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from pipeline import measures
 from pipeline.archive import archive
-from pipeline.archived import Archive
+from pipeline.common.connection import Link
+from pipeline.common.progress import Progress
+from pipeline.common.ranges import condition, cut
+from pipeline.common.statements import NOW, Statements, asking
+from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.errors import JobError, PipelineError, ProblemsError
-from pipeline.history import Queue, Reading, _bounded, _fill, directives
-from pipeline.holding import StoreConnection
-from pipeline.load import Progress
-from pipeline.messages import NOW, Statements, asking
-from pipeline.page import duration, rate, value
-from pipeline.ranges import condition, cut
-from pipeline.report import Report, report
-from pipeline.report_command import cli
-from pipeline.table import describe
+from pipeline.report import Report, measures, report
+from pipeline.report.archived import Archive
+from pipeline.report.command import cli
+from pipeline.report.history import Queue, Reading, _bounded, _fill, directives
+from pipeline.report.page import duration, rate, value
 from tests.support.browser import look
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run
@@ -425,7 +424,7 @@ def test_ranges_of_any_kind_of_id_have_each_row_once(endpoint: Endpoint, connect
         cursor.executemany("INSERT INTO m (id) VALUES (%s)", [(each,) for each in IDS[kind]])
         cursor.execute("ANALYZE TABLE m")
     statements = Statements(describe(connection, str(endpoint.database), "m"))
-    link, asked = StoreConnection(endpoint), []
+    link, asked = Link(endpoint), []
 
     def ask(statement: str) -> Any:
         asked.append(statement)

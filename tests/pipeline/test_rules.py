@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import enqueue
+from pipeline.enqueue.load import Settings
 from pipeline.errors import ProblemsError
-from pipeline.load import Settings
-from pipeline.table import describe
 from tests.support.queues import rows, run
 
 SETTINGS = Settings(slice_rows=100, look_s=0.05)

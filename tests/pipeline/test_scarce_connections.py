@@ -14,8 +14,8 @@ from pyspark.sql import functions as f
 
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
+from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError
-from pipeline.load import Settings
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, rows, run

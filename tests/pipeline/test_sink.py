@@ -17,11 +17,11 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.table import describe
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
-from pipeline.options import Common
-from pipeline.sink import Sink, Written
-from pipeline.table import describe
+from pipeline.source.options import Common
+from pipeline.source.sink import Sink, Written
 from tests.support.queues import create_queue, rows, run
 
 

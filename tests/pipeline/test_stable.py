@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.stable import unstable
+from pipeline.enqueue.stable import unstable
 
 UNSTABLE = {
     "rand()": "rand()",

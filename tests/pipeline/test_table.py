@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.common.table import Key, describe, split_name
 from pipeline.endpoint import Endpoint
 from pipeline.errors import PipelineError
-from pipeline.table import Key, describe, split_name
 from tests.support.queues import run
 
 EVERY_TYPE = {

@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.command import said
-from pipeline.direct import Direct
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
-from pipeline.load import Settings
-from pipeline.staged import Staged
+from pipeline.enqueue.command import said
+from pipeline.enqueue.direct import Direct
+from pipeline.enqueue.load import Settings
+from pipeline.enqueue.staged import Staged
 from tests.pipeline.test_abandon import held_before, staging_tables
 from tests.support.queues import rows, run
 

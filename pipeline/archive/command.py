@@ -1,0 +1,92 @@
+"""`ackstream-archive`: acknowledged messages into Parquet, and away. `--help` says how; `pipeline.archive` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+from pyspark.sql import SparkSession
+
+from pipeline.archive.job import Archived, Sizes, archive
+from pipeline.common.command_line import (
+    Duration,
+    ending,
+    reporting,
+    running_spark,
+    spark_options,
+    table_option,
+    where_options,
+)
+from pipeline.endpoint import Endpoint
+
+PROGRAM: Final = "ackstream-archive"
+
+
+@click.command()
+@where_options
+@table_option
+@click.option("--to", "target", required=True, help="the archive's folder: one table's, on HDFS or a local file system")
+@click.option("--keep", type=Duration(), default="1h", show_default=True, help="leave what was acknowledged since then")
+@click.option("--chunk-rows", type=click.IntRange(1), default=Sizes().chunk_rows, show_default=True)
+@click.option("--max-connections", type=click.IntRange(1), default=Sizes().max_connections, show_default=True)
+@spark_options
+@click.pass_obj
+def cli(session: SparkSession | None, /, **given: Any) -> None:
+    """Put the acknowledged messages of a queue into Parquet, verify that they are there, and purge them.
+
+    Stop it whenever you like, and run the same command again after whatever happened: nothing is lost, nothing is in
+    the archive twice. Exit status 2: it cannot be done like this; 1: it failed on the way.
+    """
+    with ending(PROGRAM):
+        for line in said(_run(session, **given)):
+            click.echo(line)
+
+
+def main() -> None:
+    """The console script, and what spark-submit calls."""
+    cli(prog_name=PROGRAM)
+
+
+def said(outcome: Archived) -> list[str]:
+    """An outcome, in a line and some more for what is remarkable."""
+    rate = outcome.rows / max(outcome.seconds, 0.001)
+    lines = [f"{outcome.queue}: {outcome.rows:,} messages archived, {outcome.seconds:.1f} s, {rate:,.0f} a second"]
+    if outcome.left:
+        lines.append(f"{outcome.left:,} of them stay in the queue: they were redriven or changed meanwhile")
+    if outcome.missed:
+        lines.append(
+            f"{outcome.missed:,} others were purged or redriven before they were read: raise the queue's PURGE_AFTER"
+        )
+    return lines
+
+
+def _run(
+    session: SparkSession | None,
+    *,
+    url: str,
+    password_file: str | None,
+    table: str,
+    target: str,
+    keep: float,
+    chunk_rows: int,
+    max_connections: int,
+    master: str | None,
+    conf: Sequence[tuple[str, str]],
+) -> Archived:
+    endpoint = Endpoint.from_url(url, password_file=password_file)
+    with running_spark(session, PROGRAM, master, conf) as spark, reporting() as report:
+        return archive(
+            spark,
+            endpoint,
+            table,
+            target,
+            keep_s=keep,
+            sizes=Sizes(chunk_rows=chunk_rows, max_connections=max_connections),
+            report=report,
+            warn=lambda text: click.echo(f"{PROGRAM}: {text}", err=True),
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,481 @@
+"""Acknowledged rows of a queue to Parquet, and only then away from the server.
+
+    archive(spark, endpoint, "shop.orders", "hdfs:///archive/orders", keep_s=3600)
+
+A *run* is written down before anything else: a cutoff in the past, and bounds that cut the table into slices of about
+as many rows (`ranges`), and those into chunks. For each chunk, in this order:
+
+1. its rows are written to a folder that no other attempt knows;
+2. they are read back and held against the rows of the server, read once more: count and sums of hashes of each row;
+3. the folder is renamed to its place: one atomic step, so that what is in place is whole and verified;
+4. the rows that are in it are deleted in small batches, as long as they are as they were archived: of the same `id`,
+   `epoch` and `time_acked`; then that is written down.
+
+A driver may be killed anywhere. Run again, it takes the same run up: a chunk that is not in place is written anew, and
+nothing of it had been deleted; one that is in place is never written again, only its deletes are repeated. So a row is
+on the server or in exactly one chunk that is in place, or in both until its delete. Deletes go by what is in the files:
+a row that appears late below the cutoff, since its transaction was long, stays for the next run, and one that was
+redriven meanwhile lives on, to be archived again when it is acknowledged again. The server's own purge may take rows
+away at any time; those that it took before they were read cannot be archived, but are missed in the count.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice, pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pipeline.archive.files import Files
+from pipeline.common.connection import Link
+from pipeline.common.progress import Progress, unused
+from pipeline.common.ranges import Range, cut
+from pipeline.common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
+from pipeline.common.statements import NOW, Id, Row, Statements, ask, asking, do
+from pipeline.common.table import Table, describe, split_name
+from pipeline.endpoint import Endpoint, quoted
+from pipeline.errors import JobError, PipelineError, ProblemsError, cause
+
+CHUNK, DAY = "archived_chunk", "acked_day"
+"""The folders' columns: which chunk, and the day of `time_acked` in UTC."""
+
+RUNS, PENDING, MESSAGES = "runs", "pending", "messages"
+"""What is in the archive's folder."""
+
+DAY_NS: Final = 86_400 * 10**9
+
+LOCK_S: Final = 3
+"""For a driver that was killed just now to be gone on the server, too."""
+
+TRIES: Final = 3
+"""How often a chunk is written whose rows change meanwhile, before it is given up: archived rows should not change."""
+
+_UNORDERED: Final = frozenset({"enum", "set"})
+_PURGE_AFTER: Final = re.compile(r"(?<![0-9A-Za-z_])vt_purge_after\s*=\s*(\d+(?:\.\d+)?)")
+
+_log = logging.getLogger(__name__)
+
+Key = tuple[Id, int, int]
+"""A row as it was acknowledged: `id`, `epoch`, `time_acked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What was done: by a run, and by the one before it if that was unfinished, before it was stopped too."""
+
+    queue: str
+    rows: int = 0
+    """Messages that were put into the archive."""
+    left: int = 0
+    """Of them, those that are on the server still, since they were redriven or changed after they were archived."""
+    missed: int = 0
+    """Messages that were to be archived when a run began and were not there any more when it came to them."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How a run is cut, and how many connections its tasks have at once."""
+
+    chunk_rows: int = 1_000_000
+    """What a kill costs, and about a file for each task and day."""
+    slice_rows: int = 20_000
+    """What a task reads at a time, page after page."""
+    delete_rows: int = 500
+    """In one DELETE, which holds its locks for some milliseconds."""
+    max_connections: int = 8
+    """Of the tasks; the driver has two more."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is written down before anything else."""
+
+    number: int
+    table: str
+    cutoff: int
+    planned: int
+    bounds: list[Id | None]
+    slices: int
+    """In a chunk."""
+
+    @property
+    def chunks(self) -> list[list[Range]]:
+        ranges = [Range(*each) for each in pairwise(self.bounds)]
+        return [ranges[at : at + self.slices] for at in range(0, len(ranges), self.slices)]
+
+    def told(self) -> str:
+        """For its file."""
+        bounds = [{"hex": each.hex()} if isinstance(each, bytes) else each for each in self.bounds]
+        return json.dumps({**asdict(self), "bounds": bounds})
+
+    @classmethod
+    def read(cls, text: str) -> _Run:
+        """What `told` wrote."""
+        told = json.loads(text)
+        told["bounds"] = [bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in told["bounds"]]
+        return cls(**told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Between what was read back and the server's rows."""
+
+    rows: int
+    gone: int = 0
+    late: int = 0
+    changed: int = 0
+
+
+def archive(
+    spark: SparkSession,
+    endpoint: Endpoint,
+    table: str,
+    target: str,
+    *,
+    keep_s: float = 3600.0,
+    sizes: Sizes | None = None,
+    report: Callable[[Progress], None] = unused,
+    warn: Callable[[str], None] = _log.warning,
+) -> Archived:
+    """Archive and purge what was acknowledged more than `keep_s` ago; before that, finish a run that is under way.
+
+    `warn` is told, before anything is done, what will come out other than wanted. Raises PipelineError when it cannot
+    be done, JobError when it failed on the way (run it again).
+    """
+    sizes = sizes or Sizes()
+    if keep_s < 0:
+        raise PipelineError("what is kept is not less than nothing")
+    if min(sizes.chunk_rows, sizes.slice_rows, sizes.delete_rows, sizes.max_connections) < 1:
+        raise PipelineError("sizes are 1 or more")
+    database, name = split_name(table, endpoint.database)
+    endpoint = endpoint.in_database(database)
+    queue = endpoint.run(lambda connection: describe(connection, database, name))
+    archiver = _Archiver(spark, endpoint, queue, Files(spark, target), sizes, report)
+    if warning := too_late(queue, keep_s):
+        warn(warning)
+    try:
+        return archiver.run(keep_s)
+    except PySparkException as error:
+        raise JobError(cause(error)) from error
+
+
+def too_late(queue: Table, keep_s: float) -> str | None:
+    """Why little would be archived."""
+    found = _PURGE_AFTER.search(queue.comment)
+    if found is None or float(found[1]) > keep_s:
+        return None
+    return (
+        f"the proxy purges {queue.quoted} itself, {found[1]} s after the acknowledgement, and what is younger than"
+        f" {keep_s:g} s is not archived yet: little or nothing will be left to archive. Raise PURGE_AFTER (ALTER QUEUE)"
+        " to what is kept here, and the time from one run to the end of the next, and some more"
+    )
+
+
+@dataclass(frozen=True)
+class _Reader(DataSourceReader):
+    """Shares of ranges of ids, each read page after page, so that a lost connection costs a page."""
+
+    endpoint: Endpoint
+    statements: Statements
+    schema: StructType
+    what: str
+    cutoff: int
+    shares: list[list[Range]]
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for each share."""
+        return [InputPartition(share) for share in self.shares if share]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """On an executor."""
+        link = Link(self.endpoint)
+        for each in partition.value:
+            last, size = each.after, FIRST_READ
+            rows: tuple[Row, ...] = ((),)
+            while rows:
+                page = self.statements.page(self.what, _acknowledged(self.cutoff), last, each.until, size)
+                rows = link.run(asking(page))
+                if rows:
+                    last = self.statements.id_of(rows[-1][-1])
+                    yield self._exactly(rows)
+                    size = next_size(size, rows)
+        link.close()
+
+    def _exactly(self, rows: tuple[Row, ...]) -> pa.RecordBatch:
+        batch = record_batch([row[:-1] for row in rows], self.schema)
+        if found := lost(rows, batch):
+            number, column = found
+            raise PipelineError(
+                f"message {rows[number][-1]!r} has {rows[number][self.schema.names.index(column)]!r} in {column}, which"
+                " is no day and which Parquet cannot hold: correct it or delete the message, and run this again"
+            )
+        return batch
+
+
+class _Archiver:
+    """Runs of one queue into one folder."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        endpoint: Endpoint,
+        table: Table,
+        files: Files,
+        sizes: Sizes,
+        report: Callable[[Progress], None],
+    ) -> None:
+        self._spark = spark
+        self._endpoint = endpoint
+        self._table = table
+        self._files = files
+        self._sizes = sizes
+        self._report = report
+        self._statements = Statements(table)
+        self._id = table.by_name["id"]
+        self._schema = schema_of(table, [each.name for each in table.columns])
+        self._columns = [f.col(quoted(each.name)) for each in table.columns]
+        if problems := list(_problems(table)):
+            raise ProblemsError(f"{table.quoted} cannot be archived", problems)
+
+    def run(self, keep_s: float) -> Archived:
+        """What is under way, and what has come since."""
+        began = time.monotonic()
+        done = Archived(self._table.quoted)
+        with self._endpoint.connect() as lock:
+            self._stand_alone(lock)
+            self._files.delete(PENDING)  # of the dead
+            for next_run in (self._resumed, partial(self._begun, keep_s)):
+                if (run := next_run()) is not None:
+                    rows, left = self._carry_out(run, lock)
+                    missed = max(0, run.planned - rows)
+                    done = Archived(done.queue, done.rows + rows, done.left + left, done.missed + missed)
+            self._files.delete(PENDING)
+        return Archived(done.queue, done.rows, done.left, done.missed, time.monotonic() - began)
+
+    def _stand_alone(self, lock: Any) -> None:
+        with lock.cursor() as cursor:
+            name = f"ackstream-archive {self._table.quoted}"
+            cursor.execute("SELECT GET_LOCK(SHA2(%s, 224), %s)", [name, LOCK_S])
+            if cursor.fetchone() != (1,):
+                raise PipelineError(f"another ackstream-archive is at work on {self._table.quoted}")
+            # A right is better missed now than after the first chunk; a column that the account may not see is lost.
+            cursor.execute(f"SELECT * FROM {self._table.quoted} LIMIT 0")
+            cursor.execute(f"DELETE FROM {self._table.quoted} WHERE FALSE")
+
+    def _check(self, lock: Any) -> None:
+        """Nobody else is at work, and what is read is all that the table has."""
+        lock.ping(reconnect=False)  # Whoever lost the lock is not alone.
+        if describe(lock, self._table.database, self._table.name).columns != self._table.columns:
+            raise JobError(f"{self._table.quoted} has other columns than when this began: run it again")
+
+    # --- runs ---
+
+    def _resumed(self) -> _Run | None:
+        """The run that is under way; of another table's there is none in this folder."""
+        names = self._files.names(RUNS)
+        runs = sorted(each for each in names if each.endswith(".json"))
+        if not runs:
+            return None
+        run = _Run.read(self._files.read(f"{RUNS}/{runs[-1]}"))
+        if run.table != self._table.quoted:
+            raise PipelineError(f"this folder is the archive of {run.table}, not of {self._table.quoted}")
+        return None if _done(run) in names else run
+
+    def _begun(self, keep_s: float) -> _Run | None:
+        """A new run, unless there is nothing to archive."""
+        self._report(Progress("planning", 0, 0))
+        # Of a billion rows counting takes minutes, which is no reason to believe that the connection is dead.
+        ((now,),) = self._endpoint.run(asking(f"SELECT {NOW}"))
+        cutoff = int(now) - round(keep_s * 10**9)
+        count = f"SELECT COUNT(*) FROM {self._table.quoted} WHERE {_acknowledged(cutoff)}"
+        ((planned,),) = self._endpoint.run(asking(count))
+        if not planned:
+            return None
+        number = sum(each.endswith(".json") for each in self._files.names(RUNS)) + 1
+        rows = min(self._sizes.slice_rows, self._sizes.chunk_rows)
+        link = Link(self._endpoint)
+        slices = cut(self._statements, lambda statement: link.run(asking(statement)), rows)
+        link.close()
+        # What comes behind the last bound was not acknowledged before the cutoff.
+        bounds = [*(each.after for each in slices[:1]), *(each.until for each in slices)]
+        run = _Run(number, self._table.quoted, cutoff, int(planned), bounds, -(-self._sizes.chunk_rows // rows))
+        self._files.write(f"{RUNS}/{number:06d}.json", run.told())
+        return run
+
+    def _carry_out(self, run: _Run, lock: Any) -> tuple[int, int]:
+        """Chunk after chunk; how many rows are in them, and how many of those stay on the server."""
+        rows = left = 0
+        for number, ranges in enumerate(run.chunks):
+            self._report(Progress("archiving", rows, run.planned))
+            place = f"{MESSAGES}/{CHUNK}={run.number:06d}-{number:06d}"
+            self._check(lock)
+            if self._files.exists(place) or self._write(run, ranges, place, lock):
+                rows += int(json.loads(self._files.read(f"{place}/_verified.json"))["rows"])
+                left += self._purge(place)
+        self._report(Progress("archiving", rows, rows))
+        self._files.write(f"{RUNS}/{_done(run)}", "")
+        return rows, left
+
+    # --- a chunk ---
+
+    def _write(self, run: _Run, ranges: list[Range], place: str, lock: Any) -> bool:
+        """Write and verify a chunk, and put it into its place; nothing if it would be empty."""
+        found = _Difference(0)
+        for _ in range(TRIES):
+            # The JVM of a driver that was killed may write on for a while: into a folder of its own.
+            pending = f"{PENDING}/{uuid.uuid4().hex}"
+            server = self._server(run, ranges)
+            day = f.date_add(f.lit("1970-01-01").cast("date"), f.expr(f"CAST(time_acked DIV {DAY_NS} AS INT)"))
+            server.withColumn(DAY, day).write.partitionBy(DAY).parquet(self._files.path(pending))
+            found = self._compare(server, self._back(pending))
+            if not (found.late or found.changed):
+                if found.rows:
+                    self._files.write(f"{pending}/_verified.json", json.dumps(asdict(found)))
+                    self._check(lock)
+                    self._files.rename(pending, place)
+                return found.rows > 0
+        raise JobError(
+            f"acknowledged rows of {self._table.quoted} change while they are archived ({found}), or what was written"
+            " is not what is read back (all executors must write to one file system): run it again"
+        )
+
+    def _back(self, place: str) -> DataFrame:
+        return self._spark.read.schema(self._schema).parquet(self._files.path(place)).select(*self._columns)
+
+    def _server(self, run: _Run, ranges: list[Range]) -> DataFrame:
+        """The server's rows, read in parallel, page after page."""
+        name = "ackstream_archive"
+        tasks = self._sizes.max_connections
+        shares = [ranges[at::tasks] for at in range(tasks)]
+        what = selection(self._table, self._schema)
+        reader = _Reader(self._endpoint, self._statements, self._schema, what, run.cutoff, shares)
+
+        class Source(DataSource):
+            """Spark has it by value: what is read differs from chunk to chunk."""
+
+            @classmethod
+            def name(cls) -> str:
+                return name
+
+            def schema(self) -> StructType:
+                return reader.schema
+
+            def reader(self, schema: StructType) -> DataSourceReader:
+                return reader
+
+        self._spark.dataSource.register(Source)
+        return self._spark.read.format(name).load()
+
+    def _compare(self, server: DataFrame, back: DataFrame) -> _Difference:
+        """Count and checksum first; row by row only where they differ."""
+        ours, theirs = self._sums(back), self._sums(server)
+        if ours == theirs:
+            return _Difference(ours[0])
+        key, hashed = f.col(quoted(self._id.name)).alias("id"), f.struct(*self._hashes())
+        mine = back.select(key, hashed.alias("mine"))
+        other = server.select(key, hashed.alias("other"))
+        told = mine.join(other, "id", "full").agg(
+            f.count("mine"),
+            f.count_if(f.col("other").isNull()),
+            f.count_if(f.col("mine").isNull()),
+            # A row that is there twice is as wrong as one that differs.
+            f.count_if(f.col("mine") != f.col("other")) + f.count("id") - f.count_distinct("id"),
+        )
+        return _Difference(*told.collect()[0])
+
+    def _hashes(self) -> list[Expression]:
+        # The hash passes over NULLs: which they are must be in it, too.
+        parts = [part for column in self._columns for part in (column, column.isNull())]
+        return [f.xxhash64(*parts), f.hash(*parts)]
+
+    def _sums(self, frame: DataFrame) -> tuple[int, ...]:
+        sums = [f.sum(each.cast("decimal(20,0)")) for each in self._hashes()]
+        row = frame.agg(f.count("*"), *sums).collect()[0]
+        return tuple(int(each or 0) for each in row)
+
+    def _purge(self, place: str) -> int:
+        """Delete what is in a chunk from the server; repeatable. How many rows stay, since they are others by now."""
+        end = f"{place}/_purged.json"
+        if not self._files.exists(end):
+            endpoint, statements, size = self._endpoint, self._statements, self._sizes.delete_rows
+
+            def delete(found: Iterable[Any]) -> Iterator[int]:
+                rows = iter(found)
+                link = Link(endpoint)
+                while some := [(_told(row[0]), row[1], row[2]) for row in islice(rows, size)]:
+                    if link.run(partial(do, deletion(statements, some))) < len(some):
+                        ((there,),) = link.run(partial(ask, still_there(statements, some)))
+                        yield int(there)
+                link.close()
+
+            keys = self._back(place).select(f.col(quoted(self._id.name)), "epoch", "time_acked")
+            left = keys.coalesce(self._sizes.max_connections).rdd.mapPartitions(delete).sum()
+            self._files.write(end, json.dumps({"left": int(left)}))
+        return int(json.loads(self._files.read(end))["left"])
+
+
+def deletion(statements: Statements, rows: Sequence[Key]) -> str:
+    """Delete these rows as long as they are what they were.
+
+    By the key on `id`: messages that were acknowledged together have one `time_acked`, and a server that went by the
+    index on that would lock them all.
+    """
+    ids: dict[tuple[int, int], list[str]] = {}
+    for key, epoch, acked in rows:
+        ids.setdefault((epoch, acked), []).append(statements.literal(key))
+    these = " OR ".join(
+        f"(id IN ({','.join(some)}) AND epoch = {epoch} AND time_acked = {acked})"
+        for (epoch, acked), some in ids.items()
+    )
+    # With one table this form does what DELETE FROM does; it alone can have a hint.
+    return f"DELETE FROM {statements.table.quoted} USING {statements.along_key} WHERE {these}"
+
+
+def still_there(statements: Statements, rows: Sequence[Key]) -> str:
+    """How many of these ids there are, whatever they are now."""
+    ids = ",".join(statements.literal(key) for key, _, _ in rows)
+    return f"SELECT COUNT(*) FROM {statements.along_key} WHERE id IN ({ids})"
+
+
+def _acknowledged(cutoff: int) -> str:
+    return f"time_acked IS NOT NULL AND time_acked < {cutoff}"
+
+
+def _done(run: _Run) -> str:
+    return f"{run.number:06d}.done"
+
+
+def _problems(table: Table) -> Iterator[str]:
+    """Why a table could not be archived faithfully."""
+    kind = table.by_name["id"].data_type
+    if kind == "timestamp":
+        yield "id: is a TIMESTAMP, which no text without a time zone names"
+    if kind in _UNORDERED:
+        yield f"id: is of type {kind.upper()}, whose order is not that of its texts, so it cannot be walked along"
+    for name in {CHUNK, DAY} & table.by_name.keys():
+        yield f"{name}: is a name that the archive's folders need"
+
+
+def _told(key: Any) -> Id:
+    """An id as a statement takes it."""
+    if isinstance(key, int):
+        return key
+    if isinstance(key, bytes | bytearray):
+        return bytes(key)
+    # A Decimal's own text may have an exponent, which would make it a floating-point number.
+    return f"{key:f}" if type(key).__name__ == "Decimal" else str(key)

@@ -1,0 +1,161 @@
+"""What is said to the proxy about a queue's messages: each statement in one place, with the reason for its form.
+
+Messages are named by lists of ids, never by ranges: of `id IN (…) AND epoch = n` the proxy knows at once which messages
+it settles, and the server goes by the primary key. All but the STREAM itself is fenced by the epoch: what has been
+delivered again since is somebody else's, and nothing here touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from pymysql.converters import escape_string
+
+from pipeline.common.table import Table
+from pipeline.endpoint import quoted
+from pipeline.errors import PipelineError
+
+NOW: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
+"""The server's time in nanoseconds, which is what a queue goes by."""
+
+IDS_MAX: Final = 2_000
+"""Ids in one statement: it takes some ten milliseconds, holds its locks no longer, and its text is some 20 kB."""
+
+_INEXACT: Final = frozenset({"float", "double", "bit", "geometry", "point", "vector"})
+"""Types whose values do not come back as the same value when they are written as text."""
+
+Id: TypeAlias = int | str | bytes
+Row = Sequence[Any]
+
+
+class Messages(Enum):
+    """Which messages a batch read looks at."""
+
+    READY = "ready"
+    """Due and not acknowledged; the ones being worked on are not due."""
+    UNACKNOWLEDGED = "unacknowledged"
+    """Ready, scheduled or being worked on."""
+    ALL = "all"
+    """The acknowledged ones that are still kept as well."""
+
+
+@dataclass(frozen=True)
+class Statements:
+    """The statements about one queue."""
+
+    table: Table
+    where: str | None = None
+    """Which messages: the STREAM's own condition."""
+
+    def __post_init__(self) -> None:
+        kind = self._id.data_type
+        if not self.table.is_queue:
+            raise PipelineError(
+                f"{self.table.quoted} is no message table: its comment lacks vitess_message, or it lacks one of the"
+                " columns id, priority, epoch, time_next, time_acked (CREATE QUEUE makes one)"
+            )
+        if kind in _INEXACT:
+            raise PipelineError(f"the id of {self.table.quoted} is a {kind}, which cannot be named exactly")
+
+    @property
+    def _id(self) -> Any:
+        column = self.table.by_name.get("id")
+        if column is None:
+            raise PipelineError(f"{self.table.quoted} is no message table: it has no column id")
+        return column
+
+    @property
+    def whole_ids(self) -> bool:
+        """Whether ids are integers."""
+        return self._id.integer_range is not None
+
+    @property
+    def along_key(self) -> str:
+        """The table as FROM has it, to be read by its ids.
+
+        Planners go another way where the table is small, or where they believe that few rows are acknowledged: then
+        they sort, page after page, or lock rows that nobody asked for.
+        """
+        key = self.table.key_on_id
+        return f"{self.table.quoted} FORCE INDEX ({quoted(key.name)})" if key else self.table.quoted
+
+    def id_of(self, text: Any) -> Id:
+        """An id as it came, text or bytes."""
+        return int(text) if self.whole_ids else text
+
+    def stream(self, count: int, wait_s: float) -> str:
+        """Claim messages: only what they are and until when, for their data is read where it is needed."""
+        where = f" WHERE ({self.where})" if self.where else ""
+        patience = f"WAIT {wait_s:g}" if wait_s else "NOWAIT"
+        return f"STREAM id, epoch, time_next FROM {self.table.quoted}{where} LIMIT {count} {patience}"
+
+    def acknowledge(self, epoch: int, ids: Sequence[Id]) -> str:
+        """Acknowledge those that are still of this delivery."""
+        return f"ACK FROM {self.table.quoted} WHERE {self._these(epoch, ids)}"
+
+    def extend(self, epoch: int, ids: Sequence[Id], by_s: int) -> str:
+        """Keep those that are still of this delivery; also takes back what was released and nobody has taken."""
+        return f"EXTEND FROM {self.table.quoted} WHERE {self._these(epoch, ids)} BY {by_s}"
+
+    def read(self, what: str, epoch: int, ids: Sequence[Id]) -> str:
+        """The data of those that are still of this delivery."""
+        return f"SELECT {what} FROM {self.table.quoted} WHERE {self._these(epoch, ids)} AND time_acked IS NULL"
+
+    def count_ready(self) -> str:
+        """How many are due now."""
+        where = f" AND ({self.where})" if self.where else ""
+        return f"SELECT COUNT(*) FROM {self.table.quoted} WHERE time_acked IS NULL AND time_next <= {NOW}{where}"
+
+    def looks_at(self, messages: Messages, now_ns: int) -> str:
+        """The condition of a batch read."""
+        conditions = [f"({self.where})"] if self.where else []
+        if messages is not Messages.ALL:
+            conditions.append("time_acked IS NULL")
+        if messages is Messages.READY:
+            conditions.append(f"time_next <= {now_ns}")
+        return " AND ".join(conditions) or "TRUE"
+
+    def page(self, what: str, condition: str, after: Id | None, until: Id | None, count: int) -> str:
+        """The next rows in the order of ids, each with its id behind it: a walk along the primary key."""
+        bounds = [condition]
+        if after is not None:
+            bounds.append(f"id > {self.literal(after)}")
+        if until is not None:
+            bounds.append(f"id <= {self.literal(until)}")
+        return f"SELECT {what}, id FROM {self.along_key} WHERE {' AND '.join(bounds)} ORDER BY id LIMIT {count}"
+
+    def ends(self) -> str:
+        """The least and the greatest id."""
+        return f"SELECT MIN(id), MAX(id) FROM {self.table.quoted}"
+
+    def _these(self, epoch: int, ids: Sequence[Id]) -> str:
+        return f"id IN ({','.join(map(self.literal, ids))}) AND epoch = {epoch}"
+
+    def literal(self, key: Id) -> str:
+        """An id as SQL has it."""
+        if isinstance(key, bytes):
+            return f"x'{key.hex()}'"
+        # A DECIMAL as text would be compared as a floating-point number.
+        return str(key) if isinstance(key, int) or self._id.data_type == "decimal" else f"'{escape_string(key)}'"
+
+
+def ask(statement: str, connection: Any) -> tuple[Row, ...]:
+    """All rows of a statement."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return tuple(cursor.fetchall())
+
+
+def do(statement: str, connection: Any) -> int:
+    """How many rows a statement changed."""
+    with connection.cursor() as cursor:
+        return int(cursor.execute(statement))
+
+
+def asking(statement: str) -> partial[tuple[Row, ...]]:
+    """`ask`, waiting for its connection."""
+    return partial(ask, statement)

@@ -1,0 +1,8 @@
+"""Data that Spark reads into a queue, each batch once: `ackstream-enqueue`, and `enqueue` for DataFrames.
+
+It imports `source` (to list and abandon what sinks have left), `common`, `endpoint` and `errors`.
+"""
+
+from pipeline.enqueue.job import Missing, Mode, Outcome, enqueue, missing
+
+__all__ = ["Missing", "Mode", "Outcome", "enqueue", "missing"]

@@ -1,0 +1,311 @@
+"""What jobs that died have left in a queue's database: which batches and queries there are, and how to be rid of them.
+
+Nobody here can tell a job that died from one that is slow, so a batch may be abandoned beside a job at work on it. Both
+lock the batch's row in the ledger: whoever publishes is waited for or, if that takes long, wins; and a job that finds
+the row gone, abandoned or begun anew gives up.
+
+An *atomic* batch is nowhere but in its staging table. Under the lock that table is dropped, then the row is deleted:
+nothing of the batch is left, and its name is free. Whoever dies between the two has left a batch that lacks its staging
+table, which can be abandoned again, or run again. A job that still runs makes no other batch's table, since each time a
+batch is begun its table has another name, and drops its own when it gives up.
+
+Of a *streaming* batch some slices may be in the queue, and tasks may yet commit others. So its row stays, marked as
+abandoned, and so do its slices' rows: the slices that are committed get their marks' real times, now and whenever it is
+abandoned again, and by a job that finds it abandoned, once its tasks have ended. Its name is not free, for whoever runs
+the same batch again would add those slices twice.
+
+A query's *sink* has a staging table, too, and a row in `ackstream_sinks` that knows its last batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pymysql
+from pymysql.constants import ER
+
+from pipeline.common.table import Table, describe, split_name
+from pipeline.endpoint import Endpoint, quoted
+from pipeline.enqueue.ledger import STAGING, WITHHELD_NS, Batch, Ledger, Slice, staging_name
+from pipeline.enqueue.staging import slices_staged
+from pipeline.errors import JobError, PipelineError
+from pipeline.source.sink import SINK, SINKS, staging_of
+
+NS_PER_S: Final = 10**9
+
+LOCK_S: Final = 5
+"""For a job that writes down a slice, or a task that commits one. Who publishes a whole batch takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A batch, and how far it is: of a streaming one, the slices that are in; of an atomic one, those that wait.
+
+    `rejected`: rows that the server refused and that were set aside.
+    """
+
+    batch: Batch
+    slices: int
+    published: int
+    staged: int | None
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query's sink: its last batch, if one has been published, and its staging tables."""
+
+    name: str
+    batch: int
+    staging: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the pipeline has written down beside a queue.
+
+    `strays` are staging tables of neither a batch nor a query that is known, of any queue in this database: of a job
+    that was killed before its first publication, or is about to have it.
+    """
+
+    batches: tuple[Standing, ...]
+    queries: tuple[Query, ...]
+    strays: tuple[str, ...]
+
+
+def listed(endpoint: Endpoint, table: str) -> Left:
+    """Look."""
+    endpoint, queue = _found(endpoint, table)
+    return endpoint.run(lambda connection: _look(connection, queue))
+
+
+def abandon(endpoint: Endpoint, table: str, batch: str) -> str:
+    """Give a batch up; what became of it, in a sentence. Raises PipelineError if it is wholly in the queue."""
+    endpoint, queue = _found(endpoint, table)
+    seen: list[Batch] = []
+    return endpoint.run(lambda connection: _abandon(connection, endpoint, queue, batch, seen))
+
+
+def settle(endpoint: Endpoint, queue: Table, batch: Batch) -> None:
+    """For a job that finds its batch abandoned: clear up what it has written since."""
+    if batch.mode != "atomic":
+        endpoint.run(lambda connection: _release(connection, queue, batch))
+    endpoint.run(lambda connection: _drop(connection, queue, batch))
+
+
+def abandon_query(endpoint: Endpoint, table: str, query: str) -> str:
+    """Forget a query whose checkpoint is gone; what became of it, in a sentence."""
+    endpoint, queue = _found(endpoint, table)
+    return endpoint.run(lambda connection: _abandon_query(connection, queue, query))
+
+
+def _found(endpoint: Endpoint, table: str) -> tuple[Endpoint, Table]:
+    database, name = split_name(table, endpoint.database)
+    endpoint = endpoint.in_database(database)
+    return endpoint, endpoint.run(lambda connection: describe(connection, database, name))
+
+
+# --- looking ---
+
+
+def _look(connection: Any, queue: Table) -> Left:
+    # The tables first: a batch is written down before its table is made, so none is taken for a stray.
+    tables = _columns_of_staging_tables(connection, queue.database)
+    sinks = _rows(connection, f"SELECT queue, query, batch FROM {_sinks(queue)} ORDER BY query")
+    batches = _rows(connection, f"SELECT queue, batch, begun FROM {quoted(queue.database, 'ackstream_batches')}")
+    taken = {staging_name(*row) for row in batches}
+    queries = []
+    for owner, query, last in sinks:
+        own = tuple(name for name, columns in tables.items() if name == staging_of(owner, query, columns))
+        taken.update(own)
+        if owner == queue.name:
+            queries.append(Query(query, last, own))
+    standings = tuple(_standings(connection, queue)) if batches else ()
+    return Left(standings, tuple(queries), tuple(sorted(tables.keys() - taken)))
+
+
+def _standings(connection: Any, queue: Table) -> Iterator[Standing]:
+    ledger = Ledger(queue)
+    rejected = ledger.rejected(connection)
+    for batch, slices, published in ledger.all(connection):
+        staged = None
+        if batch.mode == "atomic":
+            with _unless_missing():
+                staged = len(slices_staged(connection, ledger.staging(batch), range(batch.slices)))
+        yield Standing(batch, slices, published, staged, rejected.get(batch.name, 0))
+
+
+def _columns_of_staging_tables(connection: Any, database: str) -> dict[str, tuple[str, ...]]:
+    """Staging tables of batches and of sinks, with the columns that they have from the queue."""
+    found: dict[str, tuple[str, ...]] = {}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s"
+            " AND (LEFT(table_name, %s) = %s OR LEFT(table_name, %s) = %s) ORDER BY table_name, ordinal_position",
+            [database, len(STAGING), STAGING, len(SINK), SINK],
+        )
+        for name, column in cursor.fetchall():
+            found.setdefault(name, ())
+            if not column.startswith("#"):
+                found[name] += (column,)
+    return found
+
+
+def _sinks(queue: Table) -> str:
+    return quoted(queue.database, SINKS)
+
+
+def _rows(connection: Any, question: str) -> list[tuple[Any, ...]]:
+    """None of a table that is not there."""
+    found: list[tuple[Any, ...]] = []
+    with connection.cursor() as cursor, _unless_missing():
+        cursor.execute(question)
+        found += cursor.fetchall()
+    return found
+
+
+@contextlib.contextmanager
+def _unless_missing() -> Iterator[None]:
+    """What comes after the statement is left out, if the table that it asks is not there."""
+    try:
+        yield
+    except pymysql.ProgrammingError as error:
+        if error.args[0] != ER.NO_SUCH_TABLE:
+            raise
+
+
+# --- saying ---
+
+
+def lines(left: Left) -> Iterator[str]:
+    """For people."""
+    rows = [("batch", "mode", "messages", "begun (UTC)", "state")]
+    for each in left.batches:
+        batch = each.batch
+        rows.append((batch.name, batch.mode, f"{batch.messages:,}", _time(batch.begun), _state(each)))
+    yield from _aligned(rows) if left.batches else ["no batches"]
+    for query in left.queries:
+        yield f"query {query.name}: batch {query.batch} was the last"
+    for name in left.strays:
+        yield f"{name}: a staging table of no known batch or query, of this queue or another one of the database"
+
+
+def _state(each: Standing) -> str:
+    refused = f", {each.rejected:,} rows refused" if each.rejected else ""
+    if each.batch.finished is not None:
+        return f"finished {_time(each.batch.finished)}{refused}"
+    if each.batch.mode == "atomic":
+        return f"under way, {each.staged or 0:,} slices staged"
+    since = "under way" if each.batch.abandoned is None else f"abandoned {_time(each.batch.abandoned)}"
+    return f"{since}, {each.published:,} of {each.slices:,} slices in the queue{refused}"
+
+
+def _time(ns: int) -> str:
+    return dt.datetime.fromtimestamp(ns // NS_PER_S, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+# --- giving up ---
+
+
+def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen: list[Batch]) -> str:
+    """`seen`: by earlier attempts. If it is gone now, they did it, and the answer got lost."""
+    ledger = Ledger(queue)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}, lock_wait_timeout = {LOCK_S}")
+        connection.begin()
+        batch = _locked(cursor, ledger, name)
+        if batch is None and not seen:
+            raise PipelineError(f"there is no batch {name!r} of {queue.quoted} (--list shows those that there are)")
+        if batch is not None:
+            seen.append(batch)
+            if batch.finished is not None:
+                connection.rollback()
+                _drop(connection, queue, batch)  # its job may have died between the two
+                raise PipelineError(f"batch {name!r} is done: its {batch.messages:,} messages are in {queue.quoted}")
+            if ledger.slices(connection, name):
+                ledger.abandon(cursor, name)
+                connection.commit()
+                _release(connection, queue, batch)
+                _drop(connection, queue, batch)
+                return _said(batch, ledger.slices(connection, name), queue)
+            # On another connection, for DROP TABLE ends a transaction, and until the row is gone nobody may publish.
+            endpoint.run(lambda other: _drop(other, queue, batch))
+            ledger.delete(cursor, name)
+        connection.commit()
+    return f"batch {name}: abandoned, nothing of it is in {queue.quoted}, and its name is free"
+
+
+def _said(batch: Batch, slices: Mapping[int, Slice], queue: Table) -> str:
+    published = sum(each.published for each in slices.values())
+    rest = ", the others never will be" if published < len(slices) else ""
+    return f"batch {batch.name}: abandoned, {published:,} of its {len(slices):,} slices are in {queue.quoted}{rest}"
+
+
+def _locked(cursor: Any, ledger: Ledger, name: str) -> Batch | None:
+    try:
+        return ledger.seize(cursor, name)
+    except pymysql.MySQLError as error:
+        if error.args[0] == ER.NO_SUCH_TABLE:
+            return None
+        if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
+            raise
+        raise JobError(f"batch {name!r} is being published just now") from None
+
+
+def _drop(connection: Any, queue: Table, batch: Batch) -> None:
+    """The staging table, if it has one."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_S}")
+        try:
+            cursor.execute(f"DROP TABLE IF EXISTS {Ledger(queue).staging(batch)}")
+        except pymysql.MySQLError as error:
+            raise _busy(error, batch) from error
+
+
+def _release(connection: Any, queue: Table, batch: Batch) -> None:
+    """Give the marks of committed slices their real time, as the batch's own driver does."""
+    ledger = Ledger(queue)
+    busy: JobError | None = None
+    with connection.cursor() as cursor:
+        # What an open transaction has inserted is waited for, and nobody else is kept from inserting.
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        for number, each in ledger.slices(connection, batch.name).items():
+            connection.begin()
+            statement = f"UPDATE {queue.quoted} SET time_next = %s WHERE id = %s AND time_next = {WITHHELD_NS}"
+            try:
+                if ledger.publish(cursor, batch.name, number) and cursor.execute(statement, [each.due, each.mark]):
+                    connection.commit()
+            except pymysql.MySQLError as error:
+                busy = _busy(error, batch)
+            connection.rollback()  # a slice that is not there
+    if busy:
+        raise busy
+
+
+def _busy(error: pymysql.MySQLError, batch: Batch) -> JobError:
+    """What a wait that was too long says."""
+    if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
+        raise error
+    return JobError(f"tasks of batch {batch.name!r} are writing just now: end its job, and try again")
+
+
+def _abandon_query(connection: Any, queue: Table, name: str) -> str:
+    found = next((each for each in _look(connection, queue).queries if each.name == name), None)
+    if found is None:
+        raise PipelineError(f"there is no query {name!r} that writes to {queue.quoted} (--list shows those there are)")
+    with connection.cursor() as cursor:
+        for table in found.staging:
+            cursor.execute(f"DROP TABLE IF EXISTS {quoted(queue.database, table)}")
+        cursor.execute(f"DELETE FROM {_sinks(queue)} WHERE queue = %s AND query = %s", [queue.name, name])
+    return f"query {name}: forgotten; its messages up to batch {found.batch} stay in {queue.quoted}"

@@ -1,0 +1,222 @@
+"""One reading of the data before anything is written: whether every value fits, and what the data is as a whole.
+
+The values are looked at by aggregates, so nothing of the data comes to the driver but, for each *piece* of it (`cut`),
+how many rows it has, a checksum of them, and how many break each of the rules (`rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Column as Expression
+from pyspark.sql import Row
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from pipeline.common.table import Column, Table
+from pipeline.endpoint import Endpoint, quoted
+from pipeline.enqueue.cut import PIECE, Cut, Piece
+from pipeline.enqueue.fingerprint import Version
+from pipeline.enqueue.mapping import Mapped
+from pipeline.enqueue.rules import Rule, rules, shown
+
+EXAMPLES: Final = 5
+"""Of duplicate keys are shown."""
+
+CANDIDATES: Final = 1000
+"""Keys that may be duplicates, of which the server is asked at most."""
+ASKED_AT_ONCE: Final = 100
+"""In one statement."""
+
+FIRST_OF: Final = {"first_id": "id", "first_time": "time_next"}
+
+
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The data as a whole."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return sum(each.rows for each in self.pieces)
+
+    @property
+    def octets(self) -> int:
+        """About how large they are on the wire."""
+        return sum(each.octets for each in self.pieces)
+
+    def fingerprint(self, names: Sequence[str], version: Version) -> str:
+        """The same for the same rows, cut in the same way; of the columns by their names."""
+        return version.fingerprint(names, [(each.rows, each.checksum) for each in self.pieces])
+
+
+def read(cut: Cut, mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
+    """Read it all, once: the facts, and what does not fit, with examples."""
+    stated = rules(mapped, table)
+    aggregates = [f.count(f.lit(1)).alias("rows"), _octets(mapped).alias("octets"), *cut.version.aggregates()]
+    # All of them have buffers of fixed length (but for ids that are text), so that Spark hashes and does not sort.
+    aggregates += [cut.first(_col(name)).alias(first) for first, name in FIRST_OF.items() if mapped.has(name)]
+    found = cut.frame.groupBy(PIECE).agg(*aggregates, *_counts(stated)).collect()
+    facts = Facts(_pieces(found, cut))
+    return facts, _broken(stated, found, facts.rows, mapped)
+
+
+def examine(mapped: Mapped, table: Table) -> list[str]:
+    """What of the data does not fit, where it will not be written anyway."""
+    stated = rules(mapped, table)
+    found = mapped.frame.agg(f.count(f.lit(1)).alias("rows"), *_counts(stated)).collect()
+    return _broken(stated, found, found[0]["rows"], mapped)
+
+
+def _counts(stated: Sequence[Rule]) -> list[Expression]:
+    return [f.count_if(rule.broken).alias(f"broken{number}") for number, rule in enumerate(stated)]
+
+
+def _broken(stated: Sequence[Rule], found: Sequence[Row], total: int, mapped: Mapped) -> list[str]:
+    counts = [sum(row[f"broken{number}"] for row in found) for number in range(len(stated))]
+    broken = [(rule, count) for rule, count in zip(stated, counts, strict=True) if count]
+    examples = _examples([rule for rule, _ in broken], mapped)
+    return [
+        f"{rule.name}: {count:,} of {total:,} rows {rule.says}{f', such as {some}' if some else ''}"
+        for (rule, count), some in zip(broken, examples, strict=True)
+    ]
+
+
+def _examples(broken: Sequence[Rule], mapped: Mapped) -> list[str]:
+    """The least and the greatest value of each, and whose they are: a second look, only at data that does not fit."""
+    asked = []
+    for number, rule in enumerate(broken):
+        names = [rule.name] * rule.shown + ["id"] * (mapped.has("id") and not (rule.shown and rule.name == "id"))
+        if names:
+            example = f.when(rule.broken, f.struct(*[_col(name).alias(f"at{at}") for at, name in enumerate(names)]))
+            asked += [of(example).alias(f"{of.__name__}{number}") for of in (f.min, f.max)]
+    row = mapped.frame.agg(*asked).collect()[0].asDict() if asked else {}
+    return [
+        ", ".join(dict.fromkeys(_example(rule, row[name]) for of in ("min", "max") if (name := f"{of}{number}") in row))
+        for number, rule in enumerate(broken)
+    ]
+
+
+def _example(rule: Rule, values: Row) -> str:
+    texts = [shown(each) for each in values]
+    if not rule.shown:
+        return f"id {texts[0]}"
+    return texts[0] if len(texts) == 1 else f"{texts[0]} (id {texts[1]})"
+
+
+def _col(name: str) -> Expression:
+    return f.col(quoted(name))
+
+
+def _octets(mapped: Mapped) -> Expression:
+    sizes = [
+        f.coalesce(f.octet_length(_col(field.name)), f.lit(4))
+        if isinstance(field.dataType, t.StringType | t.BinaryType)
+        else f.lit(8)
+        for field in mapped.frame.schema
+    ]
+    total = sizes[0]
+    for size in sizes[1:]:
+        total += size
+    return f.sum(total.cast("bigint"))
+
+
+def _pieces(found: Sequence[Row], cut: Cut) -> tuple[Piece, ...]:
+    by_number = {row[PIECE]: row for row in found}
+    empty = Piece(0, cut.version.together([]), 0)
+    return tuple(
+        Piece(row["rows"], cut.version.checksum(row), row["octets"], *map(row.asDict().get, FIRST_OF))
+        if (row := by_number.get(number)) is not None
+        else empty
+        for number in range(cut.pieces)
+    )
+
+
+# --- what is there more than once ---
+
+
+def duplicates(mapped: Mapped, table: Table, endpoint: Endpoint) -> list[str]:
+    """Rows of the data that have the same primary or unique key, as the server sees it.
+
+    Texts that its collation may take for equal are put together by a collation of Spark's that tells fewer apart, and
+    of those the server is asked.
+    """
+    problems: list[str] = []
+    for key in table.unique_keys:
+        if all(mapped.has(name) for name in key.columns):
+            columns = [table.by_name[name.casefold()] for name in key.columns]
+            problems += _twice(mapped, columns, endpoint)
+    return problems
+
+
+def _twice(mapped: Mapped, columns: Sequence[Column], endpoint: Endpoint) -> Iterator[str]:
+    names = [_col(column.name) for column in columns]
+    texts = [at for at, column in enumerate(columns) if _is_text(column)]
+    whole = mapped.frame.select(*names).dropna()  # NULL is never a duplicate
+    keys = [_coarser(column).alias(f"key{at}") for at, column in enumerate(columns)]
+    # Two of the texts of each key; without texts buffers have a fixed length, so that Spark hashes and does not sort.
+    two = [of(names[at]).alias(f"{of.__name__}{at}") for at in texts for of in (f.min, f.max)]
+    grouped = whole.groupBy(*keys).agg(f.count(f.lit(1)).alias("n"), *two).where("n > 1").limit(CANDIDATES)
+    pairs = [tuple(_values(row, of, columns) for of in ("min", "max")) for row in grouped.collect()]
+    same = [one for one, other in pairs if one == other]
+    others = [(one, other) for one, other in pairs if one != other]
+    equal = endpoint.run(lambda connection: _equal(connection, columns, texts, others)) if others else []
+    told = [_shown(one) for one in same] + [f"{_shown(one)} and {_shown(other)}" for one, other in equal]
+    if told:
+        examples = ", ".join(told[:EXAMPLES]) + (", …" if len(told) > EXAMPLES else "")
+        seen = f" as {', '.join(sorted(_collations(columns)))} sees it" if equal else ""
+        yield (
+            f"{', '.join(column.name for column in columns)}: must be unique{seen}, and the data has more than once:"
+            f" {examples}"
+        )
+
+
+def _values(row: Row, of: str, columns: Sequence[Column]) -> Values:
+    """One of the rows of a key."""
+    return tuple(row[f"{of}{at}" if _is_text(column) else f"key{at}"] for at, column in enumerate(columns))
+
+
+def _is_text(column: Column) -> bool:
+    return column.collation is not None and column.collation != "binary"
+
+
+def _collations(columns: Sequence[Column]) -> set[str]:
+    return {column.collation for column in columns if column.collation is not None}
+
+
+def _coarser(column: Column) -> Expression:
+    """What is equal of all values that the server takes for equal, and perhaps of others."""
+    value, collation = _col(column.name), column.collation
+    if collation is None or not _is_text(column):
+        return value
+    if collation.endswith(("_bin", "_cs")):
+        return f.rtrim(value)
+    return f.collate(value, "UNICODE_CI_RTRIM" if "_as_" in collation else "UNICODE_CI_AI_RTRIM")
+
+
+def _equal(
+    connection: Any, columns: Sequence[Column], texts: Sequence[int], pairs: Sequence[tuple[Values, Values]]
+) -> list[tuple[Values, Values]]:
+    """Those of the pairs whose texts are equal to the server."""
+    value = "CONVERT(%s USING {0.charset}) COLLATE {0.collation}"
+    compared = " AND ".join(f"{value} = {value}".format(columns[at]) for at in texts)
+    found: list[tuple[Values, Values]] = []
+    with connection.cursor() as cursor:
+        for start in range(0, len(pairs), ASKED_AT_ONCE):
+            some = pairs[start : start + ASKED_AT_ONCE]
+            question = " UNION ALL ".join(f"SELECT {at} FROM DUAL WHERE {compared}" for at in range(len(some)))
+            cursor.execute(question, [side[at] for pair in some for at in texts for side in pair])
+            found += [some[at] for (at,) in cursor.fetchall()]
+    return found
+
+
+def _shown(values: Sequence[Any]) -> str:
+    texts = [shown(each) for each in values]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"

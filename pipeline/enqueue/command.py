@@ -1,0 +1,190 @@
+"""`ackstream-enqueue`: files, or a query, into a queue. `--help` says how; `pipeline.enqueue` is what it does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import click
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.common.command_line import (
+    Assignment,
+    Duration,
+    ending,
+    jar_option,
+    reporting,
+    running_spark,
+    spark_options,
+    table_option,
+    where_options,
+)
+from pipeline.endpoint import Endpoint
+from pipeline.enqueue.abandon import abandon, abandon_query, lines, listed
+from pipeline.enqueue.job import Missing, Outcome, enqueue
+from pipeline.enqueue.job import missing as rows_missing
+from pipeline.enqueue.load import Settings
+from pipeline.errors import PipelineError
+
+PROGRAM: Final = "ackstream-enqueue"
+REJECTED: Final = 3
+"""The exit status of a batch that is in, but for rows that the server refused."""
+SLICES_SHOWN: Final = 20
+FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".orc": "orc"}
+
+
+@click.command()
+@where_options
+@table_option
+@click.option("--batch", help="a name for this data: the same again adds nothing twice")
+@click.option("--source", multiple=True, help="files or folders that Spark can read; several of one format")
+@click.option("--format", "format_", help="the format of --source, where its name does not end in it")
+@click.option("--option", "options", multiple=True, type=Assignment(), help="an option of Spark's reader")
+@click.option("--query", help="Spark SQL in place of the data, over --source as `source` or the catalog's tables")
+@click.option("--mapping", multiple=True, type=Assignment(), help="column=expression; without any, columns go by name")
+@click.option("--spread", type=Duration(), help="due evenly over so long from now, such as 1h, instead of at once")
+@click.option("--mode", type=click.Choice(["streaming", "atomic"]), default="streaming", show_default=True)
+@click.option("--max-connections", type=int, default=Settings().max_connections, show_default=True)
+@click.option("--slice-rows", type=click.IntRange(1), default=Settings().slice_rows, show_default=True)
+@click.option("--rejects", metavar="fail|DIR", default="fail", help="rows that the server refuses: as Parquet into DIR")
+@click.option("--rejects-max", type=click.IntRange(1), default=Settings().rejects_max, show_default=True)
+@click.option("--missing", metavar="DIR", help="only write what of the batch is not in the queue to DIR, as Parquet")
+@click.option("--list", "list_", is_flag=True, help="show what there is of the queue's batches, and do nothing else")
+@click.option("--abandon", "batch_to_abandon", help="a batch to give up: what is not published never will be")
+@click.option("--abandon-query", "query_to_abandon", help="a streaming query to forget, whose checkpoint is gone")
+@jar_option
+@spark_options
+@click.pass_obj
+def cli(
+    session: SparkSession | None,
+    /,
+    *,
+    list_: bool,
+    batch_to_abandon: str | None,
+    query_to_abandon: str | None,
+    **given: Any,
+) -> None:
+    """Put the rows of any data that Spark can read into a queue, each batch once.
+
+    \b
+    streaming: messages go out as they come in; a rerun adds what is missing
+    atomic:    all rows at once or none
+
+    Run the same command again after whatever happened; --list and --abandon are for a batch that never will be. Exit
+    status 3: the batch is in, but for rows that the server refused and that were set aside; 2: the data or a setting
+    is wrong, and nothing was written; 1: it failed on the way.
+    """  # noqa: D301 (click's own mark)
+    with ending(PROGRAM):
+        if list_ or batch_to_abandon or query_to_abandon:
+            where = Endpoint.from_url(given["url"], password_file=given["password_file"]), given["table"]
+            if batch_to_abandon:
+                click.echo(abandon(*where, batch_to_abandon))
+            if query_to_abandon:
+                click.echo(abandon_query(*where, query_to_abandon))
+            if list_:
+                click.echo("\n".join(lines(listed(*where))))
+        elif not given["batch"]:
+            raise click.MissingParameter(param_hint="'--batch'", param_type="option")
+        else:
+            told, status = _run(session, **given)
+            click.echo(told)
+            if status:
+                sys.exit(status)
+
+
+def main() -> None:
+    """The console script, and what spark-submit calls."""
+    cli(prog_name=PROGRAM)
+
+
+def said(outcome: Outcome) -> str:
+    """An outcome in a line."""
+    messages = f"{outcome.messages - outcome.rejected:,} messages"
+    refused = f"; {outcome.rejected:,} that the server refused are set aside" if outcome.rejected else ""
+    if outcome.beside:
+        return f"batch {outcome.batch}: {messages} in {outcome.queue}, ended by another run of it{refused}"
+    if not outcome.added:
+        return f"batch {outcome.batch} is in {outcome.queue} already ({messages}): nothing added{refused}"
+    rate = outcome.messages / max(outcome.seconds, 0.001)
+    return (
+        f"batch {outcome.batch}: {messages} in {outcome.queue}, {outcome.seconds:.1f} s, {rate:,.0f} a second{refused}"
+    )
+
+
+def said_missing(found: Missing, to: str) -> str:
+    """The same of what is missing."""
+    if not found.rows:
+        return f"batch {found.batch}: nothing of its {found.messages:,} messages is missing"
+    slices = ", ".join(map(str, found.slices[:SLICES_SHOWN])) + (", …" if len(found.slices) > SLICES_SHOWN else "")
+    return (
+        f"batch {found.batch}: {found.rows:,} of {found.messages:,} messages are missing, and written to {to}"
+        f" (slices {slices})"
+    )
+
+
+def _run(
+    session: SparkSession | None,
+    *,
+    url: str,
+    password_file: str | None,
+    table: str,
+    batch: str,
+    source: Sequence[str],
+    format_: str | None,
+    options: Sequence[tuple[str, str]],
+    query: str | None,
+    mapping: Sequence[tuple[str, str]],
+    spread: float | None,
+    mode: Any,
+    max_connections: int,
+    slice_rows: int,
+    rejects: str,
+    rejects_max: int,
+    missing: str | None,
+    jar: str | None,
+    master: str | None,
+    conf: Sequence[tuple[str, str]],
+) -> tuple[str, int]:
+    """What to say, and the exit status."""
+    endpoint = Endpoint.from_url(url, password_file=password_file)
+    if len(dict(mapping)) < len(mapping):
+        raise PipelineError("--mapping names a column twice")
+    with running_spark(session, PROGRAM, master, conf, jar, jdbc=True) as spark, reporting() as report:
+        frame = _data(spark, source, format_, dict(options), query)
+        common: dict[str, Any] = {
+            "batch": batch,
+            "mode": mode,
+            "mapping": dict(mapping) or None,
+            "spread_s": spread,
+            "settings": Settings(max_connections=max_connections, slice_rows=slice_rows, rejects_max=rejects_max),
+            "report": report,
+        }
+        if missing is not None:
+            return said_missing(rows_missing(frame, endpoint, table, missing, **common), missing), 0
+        outcome = enqueue(frame, endpoint, table, rejects=None if rejects == "fail" else rejects, **common)
+        return said(outcome), REJECTED if outcome.rejected else 0
+
+
+def _data(
+    spark: SparkSession, source: Sequence[str], format_: str | None, options: dict[str, str], query: str | None
+) -> DataFrame:
+    if not source:
+        if query is None:
+            raise PipelineError("name the data: --source, --query, or both")
+        return spark.sql(query)
+    suffixes = {PurePosixPath(each).suffix for each in source}
+    kind = format_ or FORMATS.get(suffixes.pop() if len(suffixes) == 1 else "")
+    if kind is None:
+        raise PipelineError(f"--format is needed: the name of the source does not end in one of {', '.join(FORMATS)}")
+    defaults = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
+    frame = spark.read.format(kind).options(**{**defaults, **options}).load(list(source))
+    if query is None:
+        return frame
+    frame.createOrReplaceTempView("source")
+    return spark.sql(query)
+
+
+if __name__ == "__main__":
+    main()

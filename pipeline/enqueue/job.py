@@ -1,0 +1,307 @@
+"""Any DataFrame into a message table, by Spark's JDBC writer through the proxy, each batch once.
+
+    enqueue(frame, endpoint, "shop.orders", batch="2026-11-21")
+
+In this order: the columns are matched with the real table; the data is read once, to see whether every value fits and
+to know it again (`checking`); the batch is written down (`ledger`); its slices are written (`load`, and `direct` or
+`staged`), and those that are missing once more; the batch is written down as finished. Until the third step nothing is
+written anywhere, and from there on each step can be repeated, by this driver or by another run of the same batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import pymysql
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame
+
+from pipeline.common.progress import Progress, unused
+from pipeline.common.table import Table, describe, split_name
+from pipeline.endpoint import Endpoint, driver_of
+from pipeline.enqueue.abandon import settle
+from pipeline.enqueue.checking import Facts, duplicates, examine, read
+from pipeline.enqueue.cut import ByHash, Cut, by_files, file_octets
+from pipeline.enqueue.direct import Direct, unfit
+from pipeline.enqueue.exports import export_rejects, export_slices
+from pipeline.enqueue.fingerprint import version_of
+from pipeline.enqueue.ledger import BATCH_CHARACTERS, Batch, Ledger
+from pipeline.enqueue.load import Load, Settings, Way, rows_of, serves, slices_wanted
+from pipeline.enqueue.mapping import Mapped, mapped
+from pipeline.enqueue.staged import Staged
+from pipeline.errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
+
+Mode = Literal["streaming", "atomic"]
+
+NS_PER_S: Final = 1_000_000_000
+
+ENDING_S: Final = 10.0
+"""For tasks that were told to end: what they have committed by then is known to whoever clears up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a batch. Of all runs of it exactly one says that it `added` it."""
+
+    batch: str
+    queue: str
+    messages: int
+    added: bool
+    seconds: float
+    beside: bool = False
+    """Another run of it was at work at the same time, and ended it."""
+    rejected: int = 0
+    """Of the messages: the server refused them, and they were set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What of a batch is not in the queue: so many rows of all, and the slices that they are."""
+
+    batch: str
+    rows: int
+    messages: int
+    slices: tuple[int, ...]
+
+
+def enqueue(
+    frame: DataFrame,
+    endpoint: Endpoint,
+    table: str,
+    *,
+    batch: str,
+    mode: Mode = "streaming",
+    mapping: Mapping[str, str | Expression] | None = None,
+    spread_s: float | None = None,
+    rejects: str | None = None,
+    settings: Settings | None = None,
+    report: Callable[[Progress], None] = unused,
+) -> Outcome:
+    """Put the rows of a frame into a queue, unless this batch is in it already.
+
+    `mapping`: column of the queue = expression over the frame; without it columns go by their names. `spread_s`: due
+    evenly over so many seconds from now, instead of at once. `rejects`: a folder where rows that the server refuses are
+    set aside as Parquet, with its reasons; without it the first of them ends the job. `batch` names the data: run again
+    after whatever happened, it adds what is missing and nothing twice. Raises ProblemsError when the data does not fit
+    (nothing was written), JobError when something failed on the way (run it again).
+    """
+    began = time.monotonic()
+    work = _Work(batch, mode, spread_s, settings or Settings(), report, sets_aside=rejects is not None)
+    load = work.load(frame, endpoint, table, mapping)
+    there = load.batch.finished is not None
+    added = False
+    if not there:
+        try:
+            added = _carry_out(work.way(load), load, report)
+        except AbandonedError:
+            settle(load.endpoint, load.table, load.batch)
+            raise
+    refused = load.endpoint.run(lambda connection: load.ledger.rejects(connection, batch))
+    if refused and rejects is not None:
+        export_rejects(load, refused, rejects)
+    return Outcome(
+        batch,
+        f"{load.table.database}.{load.table.name}",
+        load.batch.messages,
+        added,
+        time.monotonic() - began,
+        beside=not (there or added),
+        rejected=len(refused),
+    )
+
+
+def missing(
+    frame: DataFrame,
+    endpoint: Endpoint,
+    table: str,
+    to: str,
+    *,
+    batch: str,
+    mode: Mode = "streaming",
+    mapping: Mapping[str, str | Expression] | None = None,
+    spread_s: float | None = None,
+    settings: Settings | None = None,
+    report: Callable[[Progress], None] = unused,
+) -> Missing:
+    """Write the rows of a batch that are not in the queue to a folder as Parquet, and nothing else anywhere.
+
+    All else as `enqueue` was given it. Raises PipelineError if the batch was never begun.
+    """
+    work = _Work(batch, mode, spread_s, settings or Settings(), report, only_known=True)
+    load = work.load(frame, endpoint, table, mapping)
+    numbers: tuple[int, ...] = ()
+    if load.batch.finished is None:
+        known = load.endpoint.run(lambda connection: load.ledger.slices(connection, batch))
+        if mode == "streaming" and known:
+            way = Direct(load)
+            way.prepare()
+            numbers = way.look()
+        else:
+            numbers = tuple(number for number, each in enumerate(load.slices) if each.rows)
+    if numbers:
+        export_slices(load, numbers, to)
+    return Missing(batch, rows_of(load, numbers), load.batch.messages, numbers)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be done with a batch."""
+
+    batch: str
+    mode: Mode
+    spread_s: float | None
+    settings: Settings
+    report: Callable[[Progress], None]
+    sets_aside: bool = False
+    only_known: bool = False
+
+    def way(self, load: Load) -> Way:
+        """How its slices get into the queue."""
+        return Direct(load) if self.mode == "streaming" else Staged(load)
+
+    def load(
+        self, frame: DataFrame, endpoint: Endpoint, table: str, mapping: Mapping[str, str | Expression] | None
+    ) -> Load:
+        """Check everything, and write the batch down."""
+        _check_arguments(self.batch, self.mode, self.spread_s, self.settings)
+        database, name = split_name(table, endpoint.database)
+        endpoint = endpoint.in_database(database)
+        fitting, queue = _fitting(frame, endpoint, database, name, mapping, self)
+        return _begun(frame, fitting, queue, endpoint, self)
+
+
+def _fitting(
+    frame: DataFrame,
+    endpoint: Endpoint,
+    database: str,
+    name: str,
+    mapping: Mapping[str, str | Expression] | None,
+    work: _Work,
+) -> tuple[Mapped, Table]:
+    queue = endpoint.run(lambda connection: describe(connection, database, name))
+    if not queue.is_queue:
+        raise PipelineError(f"{queue.quoted} is no message table (CREATE QUEUE makes one)")
+    fitting, problems = mapped(frame, queue, mapping, spread=work.spread_s is not None)
+    if work.mode == "streaming":
+        problems += unfit(
+            fitting.has("id"),
+            any(key.columns == (queue.by_name["id"].name,) for key in queue.unique_keys),
+            queue.by_name["id"].auto_increment,
+        )
+    if problems:
+        # Of the columns that fit it is said, too, whether their values do.
+        if fitting.columns and fitting.is_stable:
+            problems += [*examine(fitting, queue), *duplicates(fitting, queue, endpoint)]
+        raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
+    return fitting, queue
+
+
+def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Settings) -> None:
+    if not batch or len(batch) > BATCH_CHARACTERS:
+        raise PipelineError(f"a batch has a name of 1 to {BATCH_CHARACTERS} characters")
+    if mode not in get_args(Mode):
+        raise PipelineError(f"the mode is streaming or atomic, not {mode!r}")
+    if spread_s is not None and not 0 < spread_s <= 10 * 365 * 86_400:
+        raise PipelineError("the spread is more than nothing and at most ten years")
+    if settings.max_connections < 2:
+        raise PipelineError("max connections is at least 2: one of the driver's and one that writes")
+
+
+def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Load:
+    """Read the data, and write the batch down."""
+    jdbc = endpoint.jdbc(driver_of(frame.sparkSession))
+    work.report(Progress("checking", 0, 0))
+    ledger = Ledger(queue)
+    known = endpoint.run(lambda connection: ledger.find(connection, work.batch))
+    if known is None and work.only_known:
+        raise PipelineError(f"there is no batch {work.batch!r} of {queue.quoted} (--list shows those that there are)")
+    cut, facts = _cut(fitting, queue, known, endpoint, work.settings)
+    slices = cut.count(slices_wanted(facts, work.settings))
+    fingerprint = facts.fingerprint(fitting.names, cut.version)
+    new = Batch(work.batch, work.mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
+    found = endpoint.run(lambda connection: ledger.begin(connection, new))
+    spread_ns = None if work.spread_s is None else round(work.spread_s * NS_PER_S)
+    parts = cut.slices(facts.pieces, found.slices)
+    return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, work.settings, jdbc, sets_aside=work.sets_aside)
+
+
+def _cut(
+    fitting: Mapped, queue: Table, known: Batch | None, endpoint: Endpoint, settings: Settings
+) -> tuple[Cut, Facts]:
+    """The data as it is cut, and what is known of it when it has been read. A known batch is cut as it was."""
+    octets = known.file_octets if known else file_octets(settings.slice_rows, settings.slice_octets)
+    version = version_of(known.fingerprint if known else None)
+    files = None if octets is None else by_files(fitting, octets, version)
+    if known and octets is not None and files is None:
+        raise PipelineError(
+            f"batch {known.name!r} was begun with rows as they came from files, and these come in another way: give"
+            " this one another name, or the same data as then"
+        )
+    cut: Cut = files or ByHash(fitting, version)
+    facts, problems = read(cut, fitting, queue)
+    problems += duplicates(fitting, queue, endpoint)
+    if problems:
+        raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
+    cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
+    if files and not known and not serves(facts, settings, cores):
+        cut = ByHash(fitting, version)
+        facts, _ = read(cut, fitting, queue)
+    return cut, facts
+
+
+def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> bool:
+    """Write what is missing until nothing is; whether it was this run that ended the batch."""
+    way.prepare()
+    failure: BaseException | None = None
+    for _ in range(load.settings.rounds):
+        missing = way.look()
+        if not missing:
+            break
+        failure = _write(way, missing, load, report)
+    else:
+        if missing := way.look():
+            left = rows_of(load, missing)
+            hint = "" if load.sets_aside else ". Where the server refuses rows, --rejects sets them aside"
+            raise JobError(
+                f"{left:,} of {load.batch.messages:,} messages could not be written:"
+                f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}{hint}"
+            ) from failure
+    return way.finish(report)
+
+
+def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Progress], None]) -> BaseException | None:
+    """Run the tasks for these slices, looking at what they have committed meanwhile; what they failed with, if so."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            way.write(missing)
+        except (Py4JError, PySparkException, pymysql.MySQLError) as failure:
+            failures.append(failure)
+
+    spark = load.mapped.frame.sparkSession
+    tag = f"ackstream-{threading.get_ident()}-{time.monotonic_ns()}"
+    spark.addTag(tag)
+    job = InheritableThread(target=run, name="ackstream-enqueue", daemon=True)
+    try:
+        job.start()
+        ended = False
+        while not ended:
+            job.join(load.settings.look_s)
+            ended = not job.is_alive()  # before the look, so that the last one sees and tells all
+            left = rows_of(load, way.look())
+            report(Progress(way.phase, load.batch.messages - left, load.batch.messages))
+    except BaseException:
+        spark.interruptTag(tag)
+        job.join(ENDING_S)
+        raise
+    finally:
+        spark.removeTag(tag)
+    return failures[0] if failures else None

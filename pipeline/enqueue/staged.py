@@ -1,0 +1,124 @@
+"""Atomic mode: all of the batch or nothing, however many partitions it has and however the job dies.
+
+Tasks write into a staging table of the batch's own; when every slice is there, the driver publishes them in one
+transaction on the server, by INSERT … SELECT, with the ledger's word that it is done. Nothing large crosses the wire in
+one transaction, and a rerun finds what is staged already, or that all is done.
+
+Spark may carry out a task more than once, and each time may commit; `staging` says why a slice is staged once all the
+same. Before it is published, the server counts its rows and adds up the words of their digests: they must be the data
+that was checked.
+
+The statements are one a slice, because a server with `innodb_autoinc_lock_mode = 1` (MariaDB's default) lets nobody
+else insert while one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pymysql
+from pymysql.constants import ER
+
+from pipeline.common.progress import Progress
+from pipeline.enqueue.ledger import NOW_NS
+from pipeline.enqueue.load import Load
+from pipeline.enqueue.staging import Staging, sift
+from pipeline.errors import JobError
+
+
+class Staged:
+    """The slices of a batch on their way into its staging table."""
+
+    phase = "staging"
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._staging = Staging(load)
+        self._filled = [number for number, each in enumerate(load.slices) if each.rows]
+
+    def prepare(self) -> None:
+        """Make the staging table."""
+        if self._load.sets_aside:
+            self._load.endpoint.run(self._load.ledger.make_room_for_rejects)
+        self._load.endpoint.run(self._staging.make)
+
+    def look(self) -> tuple[int, ...]:
+        """See which slices are staged: all, each time, since a failover may take back what was there."""
+        return self._load.endpoint.run(self._missing)
+
+    def _missing(self, connection: Any) -> tuple[int, ...]:
+        load = self._load
+        found = load.ledger.find(connection, load.batch.name)
+        if found and found.begun == load.batch.begun and found.finished is not None:
+            return ()  # another run has published it
+        try:
+            staged = self._staging.staged(connection, self._filled)
+        except pymysql.ProgrammingError as error:
+            if error.args[0] != ER.NO_SUCH_TABLE:
+                raise
+            if self._is_finished(connection):  # just now
+                return ()
+            raise JobError("the staging table has been dropped: run this again") from None
+        return tuple(number for number in self._filled if number not in staged)
+
+    def write(self, wanted: Sequence[int]) -> None:
+        """Run the tasks."""
+        self._staging.write(wanted)
+
+    def finish(self, report: Callable[[Progress], None]) -> bool:
+        """Publish it all."""
+        load = self._load
+        tried: set[int] = set()
+        try:
+            by_us = load.endpoint.run(lambda connection: self._publish(connection, report, tried))
+        except pymysql.MySQLError as error:
+            raise JobError(
+                f"the server refuses the batch, none of it is in the queue: {error.args[1]}. Make the data fit and give"
+                " it another name, make room for it, or have such rows set aside (--rejects), and run this again"
+            ) from None
+        load.endpoint.run(self._staging.drop)
+        return by_us
+
+    def _is_finished(self, connection: Any) -> bool:
+        """Raises AbandonedError if so: whoever abandons a batch locks it first, and then drops its table."""
+        with connection.cursor() as cursor:
+            return self._load.ledger.lock(cursor, self._load.batch).finished is not None
+
+    def _publish(self, connection: Any, report: Callable[[Progress], None], tried: set[int]) -> bool:
+        load = self._load
+        with connection.cursor() as cursor:
+            # Else the server locks each row that is staged while it copies it.
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.begin()
+            if load.ledger.lock(cursor, load.batch).finished is not None:
+                by_us = load.ledger.finish(cursor, load.batch, tried)
+                connection.rollback()
+                return by_us
+            cursor.execute(f"SELECT {NOW_NS}")
+            (now,) = cursor.fetchone()
+            done = 0
+            for number in self._filled:
+                self._staging.verify(cursor, number)
+                done += self._publish_slice(cursor, number, now)
+                report(Progress("publishing", done, load.batch.messages))
+            if done != load.batch.messages:
+                raise JobError(f"{done:,} of {load.batch.messages:,} messages are staged: run this again")
+            by_us = load.ledger.finish(cursor, load.batch, tried)
+        connection.commit()
+        return by_us
+
+    def _publish_slice(self, cursor: Any, number: int, now: int) -> int:
+        """How many rows are accounted for: in the queue, or set aside."""
+        load, staging = self._load, self._staging
+        if not load.sets_aside:
+            return staging.publish(cursor, number, now)
+        refused: list[int] = []
+        refuse = load.refuse(cursor, number)
+
+        def aside(place: int, code: int, reason: str) -> None:
+            refuse(place, code, reason)
+            refused.append(place)
+
+        places = range(load.slices[number].rows)
+        return sift(places, lambda some: staging.publish(cursor, number, now, some), aside) + len(refused)

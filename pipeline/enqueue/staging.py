@@ -1,0 +1,179 @@
+"""A staging table: where rows of a batch wait on the server until a transaction makes messages of them.
+
+Its columns take whatever Spark has, not what the queue's columns take: so a row that the queue refuses is refused when
+it is published, by a statement that knows which row it is, and not by a task that writes a hundred thousand.
+
+A row's key is a number made of its slice and its place there, and a transaction of a task holds whole slices. So of
+several transactions with the same slice one alone can commit, and the first row of a slice is the proof of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import pymysql
+from pymysql.constants import ER
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from pipeline.endpoint import quoted, quoted_list
+from pipeline.enqueue.cut import PLACE, ROWS_OF_A_PARTITION, SLICE
+from pipeline.enqueue.load import Load
+from pipeline.errors import JobError
+
+ROW: Final = "ackstream_row"
+LOOKED_FOR_AT_ONCE: Final = 1000
+"""Slices in one statement."""
+
+REFUSALS: Final = frozenset(
+    {
+        *(ER.BAD_NULL_ERROR, ER.DUP_ENTRY, ER.NO_DEFAULT_FOR_FIELD, ER.DATA_TOO_LONG),
+        *(ER.WARN_DATA_OUT_OF_RANGE, ER.WARN_DATA_TRUNCATED, ER.TRUNCATED_WRONG_VALUE),
+        *(ER.TRUNCATED_WRONG_VALUE_FOR_FIELD, ER.ILLEGAL_VALUE_FOR_TYPE, ER.WRONG_VALUE_FOR_TYPE),
+        *(ER.CANT_CREATE_GEOMETRY_OBJECT, ER.DATETIME_FUNCTION_OVERFLOW, ER.INVALID_CHARACTER_STRING),
+        *(ER.NO_REFERENCED_ROW, ER.NO_REFERENCED_ROW_2),
+        *(1526, 1586, 1644, 1690),  # no partition; a key named; a trigger's SIGNAL; out of range in an expression
+        *(3037, 3616, 3617, 3643),  # geometry
+        *(3140, 3141, 3144, 3146, 3150, 3157, 3903),  # JSON
+        *(3819, 4025),  # CHECK of MySQL, CHECK of MariaDB
+        *(3854, 4078),  # not in the column's character set; a cast that MariaDB does not do
+    }
+)
+"""Errors that say: this row does not fit, others may."""
+
+Refuse = Callable[[int, int, str], None]
+"""What is to be done with a row that the server refuses: its place, the error's number and its text."""
+
+
+class Staging:
+    """The staging table of one batch."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self.name = load.ledger.staging(load.batch)
+
+    def make(self, connection: Any) -> None:
+        """Unless it is there."""
+        load = self._load
+        kinds = {field.name: _kind(field.dataType) for field in load.mapped.frame.schema}
+        columns = [f"{ROW} BIGINT NOT NULL PRIMARY KEY"]
+        columns += [f"{name} BIGINT NOT NULL" for name in load.cut.version.staged]
+        columns += [f"{quoted(name)} {kinds[name]}" for name in load.mapped.names]
+        _execute(connection, f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(columns)}) ENGINE=InnoDB")
+
+    def drop(self, connection: Any) -> None:
+        """If it is there."""
+        _execute(connection, f"DROP TABLE IF EXISTS {self.name}")
+
+    def write(self, wanted: Iterable[int]) -> None:
+        """Run the tasks that stage these slices."""
+        row = f.col(SLICE) * ROWS_OF_A_PARTITION + f.col(PLACE)
+        names = (*self._load.cut.version.staged, *self._load.mapped.names)
+        columns = [row.alias(ROW), *(f.col(quoted(each)) for each in names)]
+        self._load.write(self._load.sliced(tuple(wanted)).select(columns), self.name)
+
+    def staged(self, connection: Any, numbers: Iterable[int]) -> set[int]:
+        """Which of these slices are there. Raises pymysql.ProgrammingError if the table is not."""
+        return slices_staged(connection, self.name, numbers)
+
+    def verify(self, cursor: Any, number: int) -> None:
+        """Before a slice is published: what is staged must be the data that was checked. Raises JobError."""
+        version, expected = self._load.cut.version, self._load.slices[number]
+        cursor.execute(f"SELECT COUNT(*), {version.asked()} FROM {self.name} WHERE {_within(number)}")
+        count, *answer = cursor.fetchone()
+        if count != expected.rows or not version.agrees(expected.checksum, answer):
+            cursor.connection.rollback()
+            cursor.execute(f"DROP TABLE {self.name}")
+            raise JobError(
+                "the data changed while it was read, and what was staged of it is not in the queue: write it to files"
+                " that stay as they are, and run this again"
+            )
+
+    def publish(
+        self, cursor: Any, number: int, begin: int, places: range | None = None, own: Mapping[str, str] | None = None
+    ) -> int:
+        """Make messages of these rows of a slice, or of all, in one statement; how many they are.
+
+        They are due from `begin` on, in ns, where the data does not say when. `own`: columns and what they are in SQL.
+        """
+        load = self._load
+        values = {name: quoted(name) for name in load.mapped.names}
+        values |= {name: str(value) for name, value in load.fillers.items()}
+        time_name = load.table.by_name["time_next"].name
+        if load.spread_ns is not None:
+            place = f"({ROW} - {_rows(number).start})"
+            share = f"({place} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
+            values[time_name] = f"{begin} + FLOOR({share})"
+        values.setdefault(time_name, str(begin))
+        values |= own or {}
+        return int(
+            cursor.execute(
+                f"INSERT INTO {load.table.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
+                f" FROM {self.name} WHERE {_within(number, places)}"
+            )
+        )
+
+
+def sift(places: range, publish: Callable[[range], int], refuse: Refuse) -> int:
+    """Publish rows, all but those that the server refuses; how many are published.
+
+    What is refused is halved until it is one row: a server undoes a statement that fails, and its transaction goes on.
+    """
+    published = 0
+    waiting = [places] if places else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            published += publish(some)
+        except pymysql.MySQLError as error:
+            if error.args[0] not in REFUSALS:
+                raise
+            if len(some) == 1:
+                refuse(some.start, error.args[0], str(error.args[1]))
+                continue
+            half = len(some) // 2
+            waiting += [some[half:], some[:half]]  # the first half first
+    return published
+
+
+def slices_staged(connection: Any, staging: str, numbers: Iterable[int]) -> set[int]:
+    """Which of these slices are there: one look at a key for each, however many rows there are, committed or not.
+
+    Raises pymysql.ProgrammingError if the table is not there.
+    """
+    found: set[int] = set()
+    wanted = list(numbers)
+    with connection.cursor() as cursor:
+        for start in range(0, len(wanted), LOOKED_FOR_AT_ONCE):
+            first = {_rows(number).start: number for number in wanted[start : start + LOOKED_FOR_AT_ONCE]}
+            cursor.execute(f"SELECT {ROW} FROM {staging} WHERE {ROW} IN ({', '.join(map(str, first))})")
+            found |= {first[row] for (row,) in cursor.fetchall()}
+    return found
+
+
+def _rows(number: int) -> range:
+    """The rows that a slice can have."""
+    return range(number * ROWS_OF_A_PARTITION, (number + 1) * ROWS_OF_A_PARTITION)
+
+
+def _within(number: int, places: range | None = None) -> str:
+    rows = _rows(number)
+    some = rows if places is None else rows[places.start : places.stop]
+    return f"{ROW} BETWEEN {some[0]} AND {some[-1]}"
+
+
+def _kind(kind: t.DataType) -> str:
+    """What takes all that Spark has of a type, as JDBC writes it."""
+    if isinstance(kind, t.DecimalType):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if isinstance(kind, t.FloatType | t.DoubleType):
+        return "DOUBLE"  # a FLOAT travels as text, which a DOUBLE column of the queue takes as it is
+    if isinstance(kind, t.BinaryType):
+        return "LONGBLOB"
+    return "BIGINT" if isinstance(kind, t.IntegralType) else "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+
+
+def _execute(connection: Any, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)

@@ -1,0 +1,327 @@
+"""Rows of queues as a report sees them: a few columns of each, read once, in parallel, and kept while it is made.
+
+A row is what became of a message: `epoch` (its deliveries), `time_next`, `time_acked`, when it was made and due where
+the application keeps that, and the columns to group by, as text. All times are nanoseconds since 1970. The server
+computes these forms while it reads along the key; no other column travels.
+
+Connections: each task has one, the driver one while no task runs. Where Spark could run more tasks at once than that,
+ranges are put together so that it cannot. What a failed reading has read stays, and the next round reads the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from pipeline.common.connection import Link
+from pipeline.common.progress import Progress, unused
+from pipeline.common.ranges import condition, cut
+from pipeline.common.statements import NOW, Statements, asking
+from pipeline.common.table import Column, Table
+from pipeline.endpoint import Driver, Endpoint, driver_of, quoted
+from pipeline.errors import JobError, ProblemsError, cause
+from pipeline.report import archived
+from pipeline.report.archived import Archive
+
+LOOK_S: Final = 0.5
+"""Between looks at how far the reading is."""
+
+VALUE_LENGTH: Final = 200
+"""Characters of a value to group by: more than a name has, and bounded if somebody groups by payloads."""
+
+FETCH_ROWS: Final = {Driver.MARIADB: 10_000, Driver.MYSQL: -(2**31)}
+"""What makes each driver hand over rows as they come, instead of a whole range at its end."""
+
+_DIRECTIVE: Final = re.compile(r"(?:^|,)\s*([a-z_]+)\s*=\s*([^,]+?)\s*(?=,|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The application's columns that a report is about."""
+
+    by: tuple[str, ...] = ()
+    created: str | None = None
+    due: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How it is read."""
+
+    max_connections: int = 16
+    """Of the whole job. Each takes a thread of the server."""
+    range_rows: int = 100_000
+    """About so many rows make a task: a second's work, and what is read again when a connection breaks."""
+    rounds: int = 4
+    """How often it is begun again for ranges that could not be read, after Spark has tried each several times."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A queue to report on, what its comment says, and the folder of its archive."""
+
+    table: Table
+    dead: Table | None = None
+    directives: Mapping[str, str] = field(default_factory=dict)
+    archive: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return f"{self.table.database}.{self.table.name}"
+
+    def seconds(self, directive: str) -> float | None:
+        """A directive that is a number of seconds."""
+        try:
+            return float(self.directives[directive])
+        except (KeyError, ValueError):
+            return None
+
+    @property
+    def first_wait_ns(self) -> int | None:
+        """How long a first delivery waits for its acknowledgement: exactly, for only later ones vary."""
+        wait = self.seconds("vt_ack_wait")
+        if wait is None:
+            return None
+        least, most = self.seconds("vt_min_backoff") or wait, self.seconds("vt_max_backoff")
+        bounded = max(wait, least) if most is None else min(max(wait, least), most)
+        return round(bounded * 10**9)
+
+
+def directives(comment: str) -> dict[str, str]:
+    """What a message table's comment says."""
+    found: dict[str, str] = {}
+    for name, value in _DIRECTIVE.findall(comment):
+        found.setdefault(name, value)
+    return found
+
+
+def check(queues: Sequence[Queue], named: Named) -> None:
+    """All that keeps these from being reported on, in one ProblemsError."""
+    problems: list[str] = []
+    for queue in queues:
+        if not queue.table.is_queue:
+            problems.append(f"{queue.name}: is no message table (CREATE QUEUE makes one)")
+        for name in (*named.by, *filter(None, (named.created, named.due))):
+            if name.casefold() not in queue.table.by_name:
+                known = ", ".join(each.name for each in queue.table.columns)
+                problems.append(f"{queue.name}: has no column {name}; it has {known}")
+        for name in filter(None, (named.created, named.due)):
+            column = queue.table.by_name.get(name.casefold())
+            if column is not None and _nanoseconds(column) is None:
+                problems.append(
+                    f"{queue.name}: {name} is {column.column_type}, which is no time: DATETIME or TIMESTAMP (in UTC),"
+                    " or BIGINT with nanoseconds since 1970, are"
+                )
+        if queue.archive:
+            problems += [f"{queue.name}: {each}" for each in archived.problems(queue.table, named.by)]
+    if problems:
+        raise ProblemsError("the report cannot be made", problems)
+
+
+@dataclass(frozen=True)
+class History:
+    """The rows of some queues, kept on the executors until `drop`."""
+
+    rows: DataFrame
+    named: Named
+    now_ns: int
+    """The server's time when the reading began."""
+    incomplete: frozenset[str] = frozenset()
+    """Queues of which more was archived while they were read: such messages may be missing."""
+
+    def drop(self) -> None:
+        """Let them go."""
+        self.rows.unpersist()
+
+
+def read(
+    spark: SparkSession,
+    endpoint: Endpoint,
+    queues: Sequence[Queue],
+    named: Named,
+    reading: Reading,
+    tell: Callable[[Progress], None] = unused,
+) -> History:
+    """Read them once. Raises ProblemsError, JobError (the same again may succeed)."""
+    check(queues, named)
+    archives = {each.name: Archive.at(spark, each.archive, each.table) for each in queues if each.archive}
+    link = Link(endpoint)
+    try:
+        ((now,),) = link.run(asking(f"SELECT {NOW}"))
+        plans = [
+            _Plan(queue.name, each, dead=each is queue.dead, named=named, link=link, rows=reading.range_rows)
+            for queue in queues
+            for each in (queue.table, queue.dead)
+            if each is not None
+        ]
+    finally:
+        link.close()
+    # Spark asks for their columns on a connection of its own.
+    parts = [part for plan in plans if (part := plan.frame(spark, endpoint)) is not None]
+    rows = reduce(DataFrame.union, parts) if parts else spark.createDataFrame([], _schema(named))
+    rows = _bounded(rows, max(1, reading.max_connections - 1))
+    tables = {each.name: each.table for each in queues}
+    old = [
+        _archived(each.rows(spark, tables[name]), name, tables[name], named)
+        for name, each in archives.items()
+        if each.chunks
+    ]
+    rows = reduce(DataFrame.union, old, rows).persist()
+    with _watched(rows, tell):
+        _fill(rows, endpoint, reading.rounds)
+    return History(rows, named, int(now), frozenset(name for name, each in archives.items() if each.has_changed))
+
+
+def _archived(rows: DataFrame, queue: str, table: Table, named: Named) -> DataFrame:
+    schema = _schema(named)
+    forms = archived.forms(table, named.by, named.created, named.due, VALUE_LENGTH)
+    whole = {"queue": f.lit(queue), "dead": f.lit(False), **forms}
+    return rows.select(*(whole[each.name].cast(each.dataType).alias(each.name) for each in schema))
+
+
+class _Plan:
+    """How one table is read."""
+
+    def __init__(self, queue: str, table: Table, *, dead: bool, named: Named, link: Link, rows: int) -> None:
+        statements = Statements(table)
+        self._queue = queue
+        self._table = table
+        self._dead = dead
+        self._named = named
+        self._along_key = statements.along_key
+        self._ranges = cut(statements, lambda statement: link.run(asking(statement)), rows)
+        self._predicates = [condition(statements, each) for each in self._ranges]
+
+    def frame(self, spark: SparkSession, endpoint: Endpoint) -> DataFrame | None:
+        """A partition for each range; None if there are no rows."""
+        if not self._predicates:
+            return None
+        driver = driver_of(spark)
+        options = endpoint.jdbc(driver)
+        url = options.pop("url")
+        options["fetchsize"] = str(FETCH_ROWS[driver])
+        found = spark.read.jdbc(url, self._query(), predicates=self._predicates, properties=options)
+        own = [f.lit(self._queue).alias("queue"), f.lit(self._dead).alias("dead")]
+        fields = _schema(self._named).fields[len(own) :]
+        return found.select(*own, *(f.col(each.name).cast(each.dataType).alias(each.name) for each in fields))
+
+    def _query(self) -> str:
+        forms = {
+            "epoch": "CAST(epoch AS SIGNED)",
+            "time_next": "CAST(time_next AS SIGNED)",
+            "time_acked": "CAST(time_acked AS SIGNED)",
+            "created": self._time(self._named.created),
+            "due": self._time(self._named.due),
+            **{f"by_{number}": self._value(name) for number, name in enumerate(self._named.by)},
+        }
+        columns = ", ".join(f"{form} AS {name}" for name, form in forms.items())
+        # A merged derived table: the ranges' conditions reach the key.
+        return f"(SELECT id, {columns} FROM {self._along_key}) AS seen"
+
+    def _time(self, name: str | None) -> str:
+        column = self._table.by_name.get((name or "").casefold())
+        return (None if column is None else _nanoseconds(column)) or "CAST(NULL AS SIGNED)"
+
+    def _value(self, name: str) -> str:
+        """A dead-letter table may lack it: then it is NULL."""
+        column = self._table.by_name.get(name.casefold())
+        if column is None:
+            return "CAST(NULL AS CHAR(1))"
+        form = f"{quoted(column.name)} + 0" if column.data_type == "bit" else quoted(column.name)
+        form = f"HEX({form})" if column.spark_type == t.BinaryType() else f"CAST({form} AS CHAR)"
+        return f"LEFT({form}, {VALUE_LENGTH})"
+
+
+def _nanoseconds(column: Column) -> str | None:
+    """A time as nanoseconds since 1970, in a session whose zone is UTC; None if it is no time."""
+    if column.integer_range is not None and column.data_type == "bigint":
+        return f"CAST({quoted(column.name)} AS SIGNED)"
+    if column.data_type in {"datetime", "timestamp"}:
+        return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {quoted(column.name)}) * 1000"
+    return None
+
+
+def _schema(named: Named) -> t.StructType:
+    schema = t.StructType([t.StructField("queue", t.StringType()), t.StructField("dead", t.BooleanType())])
+    for name in ("epoch", "time_next", "time_acked", "created", "due"):
+        schema.add(name, t.LongType())
+    for number in range(len(named.by)):
+        schema.add(f"by_{number}", t.StringType())
+    return schema
+
+
+def _bounded(rows: DataFrame, tasks: int) -> DataFrame:
+    """Never more tasks at once than that."""
+    spark = rows.sparkSession
+    growing = spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+    return rows.coalesce(tasks) if growing or spark.sparkContext.defaultParallelism > tasks else rows
+
+
+@contextlib.contextmanager
+def _watched(rows: DataFrame, tell: Callable[[Progress], None]) -> Iterator[None]:
+    """Tells how many ranges have been read, every now and then."""
+    total, ended = rows.rdd.getNumPartitions(), threading.Event()
+    tracker = rows.sparkSession.sparkContext.statusTracker()
+
+    def look() -> None:
+        while not ended.wait(LOOK_S):
+            stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+            done = [each.numCompletedTasks for each in stages if each and each.numTasks == total]
+            if done:
+                tell(Progress("reading", max(done), total))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        looking.join()
+    tell(Progress("reading", total, total))
+
+
+def _fill(rows: DataFrame, endpoint: Endpoint, rounds: int) -> None:
+    for each in range(1, rounds + 1):
+        try:
+            rows.count()
+        except (PySparkException, Py4JJavaError) as error:
+            if each == rounds:
+                raise JobError(f"the queues could not be read: {cause(error)}") from error
+            endpoint.run(lambda connection: connection.ping(reconnect=False))  # waits until the server is back
+        else:
+            return
+
+
+# --- the rows, seen from different sides ---
+
+
+def columns_of(named: Named) -> Iterable[tuple[str, str]]:
+    """The columns to group by, and what they are called in the rows."""
+    return ((name, f"by_{number}") for number, name in enumerate(named.by))
+
+
+def grouped(history: History) -> DataFrame:
+    """Each row once for its queue (`by` is NULL), and once for each column to group by, with its value there."""
+    pairs: list[Expression] = [_pair(None, f.lit(None).cast("string"))]
+    pairs += [_pair(name, f.col(column)) for name, column in columns_of(history.named)]
+    kept = ("queue", "dead", "epoch", "time_next", "time_acked", "created", "due")
+    exploded = history.rows.select(*kept, f.explode(f.array(*pairs)).alias("group"))
+    return exploded.select(*kept, "group.by", "group.value")
+
+
+def _pair(name: str | None, value: Expression) -> Expression:
+    named: Any = f.lit(name).cast("string")
+    return f.struct(named.alias("by"), value.alias("value"))

@@ -1,0 +1,177 @@
+"""What became of a queue's messages: volumes, waits, attempts, dead letters, backlog.
+
+    report(spark, endpoint, ["shop.orders"], by=["tenant"], created="created_at").write("hdfs:///reports/orders")
+
+The rows are read once (`history`), aggregated on the executors (`measures`) and written as Parquet,
+every group of them. The page (`page`) is made of what was written: the queues as a whole, and of
+each column the values with most messages. The driver gets no more than that, whatever the queues hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipeline.common.progress import Progress, unused
+from pipeline.common.table import Table, describe, split_name
+from pipeline.endpoint import Endpoint
+from pipeline.errors import PipelineError
+from pipeline.report import measures
+from pipeline.report.history import History, Named, Queue, Reading, directives, read
+from pipeline.report.page import Page, Part, page
+
+WINDOW_S: Final = 3600.0
+TOP: Final = 20
+TOP_LIMIT: Final = 1_000
+"""Of values on a page: beyond that it is no page any more, and Parquet has them all."""
+
+ATTEMPTS_MAX: Final = 1_000
+"""Different numbers of attempts that a page counts, the lowest ones."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Aggregates of some queues, each a DataFrame with `queue`, `by` (NULL: the whole queue) and `value`."""
+
+    spark: SparkSession
+    queues: tuple[Queue, ...]
+    named: Named
+    history: History
+    window_s: float
+    width_s: int
+    frames: dict[str, DataFrame]
+
+    def write(self, target: str, *, top: int = TOP, tell: Callable[[Progress], None] = unused) -> str:
+        """Parquet in a folder for each frame, and `report.html`; what an earlier report left there is replaced."""
+        written: dict[str, DataFrame] = {}
+        for done, (name, frame) in enumerate(self.frames.items()):
+            tell(Progress("writing", done, len(self.frames) + 1))
+            place = f"{target.rstrip('/')}/{name}"
+            frame.coalesce(self._files).write.mode("overwrite").parquet(place)
+            written[name] = self.spark.read.schema(frame.schema).parquet(place)
+        text = page(self._page(replace(self, frames=written), top))
+        place = f"{target.rstrip('/')}/report.html"
+        _write_text(self.spark, place, text)
+        tell(Progress("writing", len(self.frames) + 1, len(self.frames) + 1))
+        return place
+
+    def close(self) -> None:
+        """Let the rows go."""
+        self.history.drop()
+        self.frames["volumes"].unpersist()
+
+    @property
+    def _files(self) -> int:
+        """Groups are few where rows are many: no file for each of two hundred shuffle partitions."""
+        return max(1, self.spark.sparkContext.defaultParallelism)
+
+    def _page(self, written: Report, top: int) -> Page:
+        parts = [
+            Part(queue, written.totals(queue), {name: written.greatest(queue, name, top) for name in self.named.by})
+            for queue in self.queues
+        ]
+        incomplete = self.history.incomplete
+        return Page(self.history.now_ns, self.window_s, self.width_s, self.named, top, tuple(parts), incomplete)
+
+    def totals(self, queue: Queue) -> dict[str, list[dict[str, Any]]]:
+        """A queue as a whole: a handful of rows of each frame."""
+        found = {
+            name: frame.where((f.col("queue") == queue.name) & f.col("by").isNull())
+            for name, frame in self.frames.items()
+        }
+        found["attempts"] = found["attempts"].orderBy("attempts").limit(ATTEMPTS_MAX)
+        # As a number: Python would get an instant in its own zone, which has an hour twice in autumn.
+        started = found["over_time"].withColumn("start", f.unix_micros("start"))
+        found["over_time"] = started.orderBy("start").limit(measures.BUCKETS_MAX + 2)
+        return {name: _rows(frame) for name, frame in found.items()}
+
+    def greatest(self, queue: Queue, by: str, top: int) -> list[dict[str, Any]]:
+        """The values with most messages, each with how long they took."""
+        here = (f.col("queue") == queue.name) & (f.col("by") == by)
+        messages = f.col("acknowledged") + f.col("unacknowledged") + f.col("dead")
+        volumes = self.frames["volumes"].where(here).withColumn("messages", messages)
+        chosen = volumes.orderBy(f.col("messages").desc(), f.col("value")).limit(top)
+        measure = f.col("measure") == (measures.DUE if self.named.due else measures.CREATED)
+        times = self.frames["times"].where(here & measure).select("value", "p50", "p95", "p99")
+        forecast = self.frames["forecast"].where(here).select("value", "growth_per_s")
+        for other in (times, forecast):
+            renamed = other.withColumnRenamed("value", "same")
+            chosen = chosen.join(renamed, f.col("value").eqNullSafe(f.col("same")), "left").drop("same")
+        return _rows(chosen.orderBy(f.col("messages").desc(), f.col("value")))
+
+
+def report(
+    spark: SparkSession,
+    endpoint: Endpoint,
+    tables: Sequence[str],
+    *,
+    by: Sequence[str] = (),
+    created: str | None = None,
+    due: str | None = None,
+    archives: Mapping[str, str] | None = None,
+    window_s: float = WINDOW_S,
+    reading: Reading | None = None,
+    tell: Callable[[Progress], None] = unused,
+) -> Report:
+    """Read queues and make the aggregates. `created`, `due`: columns in which the application keeps these times;
+    `archives`: the folders of ackstream-archive, by table.
+
+    Raises PipelineError when it cannot be done, JobError when it failed on the way.
+    """
+    if not tables:
+        raise PipelineError("name a queue: database.table")
+    if window_s <= 0:
+        raise PipelineError("the window is longer than nothing")
+    names = dict.fromkeys(split_name(each, endpoint.database) for each in tables)
+    places = {split_name(each, endpoint.database): place for each, place in (archives or {}).items()}
+    if unknown := places.keys() - names.keys():
+        raise PipelineError(f"an archive is given for {'.'.join(unknown.pop())}, which is not reported on")
+    queues = endpoint.run(lambda connection: tuple(_queue(connection, *each, places.get(each)) for each in names))
+    named = Named(tuple(dict.fromkeys(by)), created, due)
+    tell(Progress("reading", 0, 0))
+    history = read(spark, endpoint, queues, named, reading or Reading(), tell)
+    # What was acknowledged longer ago is gone, and a rate over a time of which a part is gone is none.
+    window_s = min([window_s, *(kept for each in queues if (kept := each.seconds("vt_purge_after")))])
+    volumes = measures.volumes(history, window_s).persist()
+    first = volumes.where(f.col("by").isNull()).agg(f.min("first_acknowledged")).collect()[0][0]
+    since_ns = min(history.now_ns - round(window_s * 10**9), history.now_ns if first is None else first)
+    width_s = measures.width_for((history.now_ns - since_ns) / 10**9)
+    frames = {
+        "volumes": volumes,
+        "times": measures.times(history, queues),
+        "attempts": measures.attempts(history),
+        "over_time": measures.over_time(history, since_ns, width_s),
+        "forecast": measures.forecast(volumes, window_s, created=created is not None),
+    }
+    return Report(spark, queues, named, history, window_s, width_s, frames)
+
+
+def _queue(connection: Any, database: str, name: str, archive: str | None) -> Queue:
+    table = describe(connection, database, name)
+    told = directives(table.comment)
+    dead: Table | None = None
+    if "dead_letter" in told:
+        try:
+            dead = describe(connection, *split_name(told["dead_letter"], database))
+        except PipelineError:
+            dead = None  # The page says that it could not be looked at.
+    return Queue(table, dead if dead is not None and dead.is_queue else None, told, archive)
+
+
+def _rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict() for row in frame.collect()]
+
+
+def _write_text(spark: SparkSession, place: str, text: str) -> None:
+    """A file on whatever file system Spark writes to."""
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(place)  # noqa: SLF001 (there is no other way to ask)
+    stream = path.getFileSystem(context._jsc.hadoopConfiguration()).create(path, True)  # noqa: SLF001
+    try:
+        stream.write(bytearray(text.encode()))
+    finally:
+        stream.close()

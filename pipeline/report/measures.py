@@ -1,0 +1,195 @@
+"""What a report says, as aggregates over the rows of queues: each a DataFrame, one row a group, none on the driver.
+
+A group is a queue (`by` is NULL) or a value of a column (`by` is the column). What can be known is bounded by what a
+row keeps: `time_next` of an acknowledged row is NULL, so when it was due and first delivered is gone. What is left:
+
+- `created to acknowledged`, `due to acknowledged`: acknowledged rows, where the application keeps those times;
+- `due to first delivery`: rows of a first delivery that is under way. It waits exactly the queue's ACK_WAIT, so it was
+  delivered at `time_next` less that; it was due when the application's column says, or, without one, when it was made.
+  Not so where that would be before it was due or after now: such a row was extended, delayed or made for later;
+- `due, not yet delivered`: rows that are due and have never been delivered, until now.
+
+Percentiles are values of the data at ranks that are off by 1/20,000 of the count at most: exact up to 10,000 values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from pipeline.report.history import History, Queue, grouped
+
+PERCENTILES: Final = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
+ACCURACY: Final = 20_000
+"""The inverse of how far off a rank may be, as a share of the count."""
+
+STATES: Final = ("acknowledged", "ready", "ready_again", "scheduled", "in_flight", "never_due")
+MEASURES: Final = ("created to acknowledged", "due to acknowledged", "due to first delivery", "due, not yet delivered")
+CREATED, DUE, FIRST, WAITING = MEASURES
+
+BUCKETS_MAX: Final = 120
+"""Points of a plot over time."""
+WIDTHS_S: Final = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800)
+
+_GROUP: Final = ("queue", "by", "value")
+_S: Final = 10**9
+
+
+def percentile_name(percentile: float) -> str:
+    """As a column."""
+    return f"p{percentile:g}".replace(".", "_")
+
+
+def volumes(history: History, window_s: float) -> DataFrame:
+    """How many messages are in which state, and how many came and went in the window before now."""
+    now = history.now_ns
+    since = now - round(window_s * _S)
+    live = ~f.col("dead")
+    state = state_at(now)
+    recent = {
+        "created_recently": f.col("created").between(since, now - 1),
+        "acknowledged_recently": live & f.col("time_acked").between(since, now - 1),
+        "died_recently": f.col("dead") & f.col("time_acked").isNull() & f.col("time_next").between(since, now - 1),
+    }
+    acked = live & f.col("time_acked").isNotNull()
+    return (
+        grouped(history)
+        .groupBy(*_GROUP)
+        .agg(
+            *(f.count_if(live & (state == name)).alias(name) for name in STATES),
+            f.count_if(f.col("dead") & f.col("time_acked").isNull()).alias("dead"),
+            f.count_if(f.col("dead") & f.col("time_acked").isNotNull()).alias("dead_settled"),
+            *(f.count_if(which).alias(name) for name, which in recent.items()),
+            f.min(f.when(acked, f.col("time_acked"))).alias("first_acknowledged"),
+            f.max(f.when(acked, f.col("time_acked"))).alias("last_acknowledged"),
+            f.sum(f.when(acked, f.col("epoch"))).alias("deliveries"),
+            f.min(f.when(live & (state == "ready"), f.col("time_next"))).alias("oldest_ready"),
+        )
+        .withColumn("unacknowledged", sum((f.col(each) for each in STATES[2:]), f.col(STATES[1])))
+    )
+
+
+def state_at(now: int) -> Expression:
+    """The state of a row, by the queue's own columns. What NACK … DELAY put off looks as if it were in flight."""
+    delivered = f.col("epoch") > 0
+    return (
+        f.when(f.col("time_acked").isNotNull(), "acknowledged")
+        .when(f.col("time_next").isNull(), "never_due")
+        .when(f.col("time_next") <= now, f.when(delivered, "ready_again").otherwise("ready"))
+        .otherwise(f.when(delivered, "in_flight").otherwise("scheduled"))
+    )
+
+
+def times(history: History, queues: Sequence[Queue]) -> DataFrame:
+    """Seconds by measure: count, mean, least, greatest, percentiles. Less than none: a time that was set by hand."""
+    acked, now = f.col("time_acked"), history.now_ns
+    waiting = f.when(state_at(now) == "ready", now - f.col("time_next"))
+    each = {
+        CREATED: acked - f.col("created"),
+        DUE: acked - f.col("due"),
+        FIRST: _first_wait(queues, now),
+        WAITING: waiting,
+    }
+    pairs = [f.struct(f.lit(name).alias("measure"), (value / _S).alias("s")) for name, value in each.items()]
+    kept = grouped(history).where(~f.col("dead"))
+    exploded = kept.select(*_GROUP, f.explode(f.array(*pairs)).alias("m")).select(*_GROUP, "m.measure", "m.s")
+    told = (
+        exploded.where(f.col("s").isNotNull())
+        .groupBy(*_GROUP, "measure")
+        .agg(
+            f.count("*").alias("messages"),
+            f.avg("s").alias("mean"),
+            f.min("s").alias("least"),
+            f.max("s").alias("greatest"),
+            percentiles("s").alias("at"),
+        )
+    )
+    points = [f.col("at")[number].alias(percentile_name(each)) for number, each in enumerate(PERCENTILES)]
+    return told.select(*_GROUP, "measure", "messages", "mean", "least", *points, "greatest")
+
+
+def percentiles(column: str) -> Expression:
+    """The array of them."""
+    shares = [round(each / 100, 6) for each in PERCENTILES]  # 99.9 / 100 is a little more than 0.999
+    return f.percentile_approx(column, shares, ACCURACY)
+
+
+def _first_wait(queues: Sequence[Queue], now: int) -> Expression:
+    """From due to first delivery, of rows whose first delivery is under way."""
+    wait = f.lit(None).cast("bigint")
+    for queue in queues:
+        if queue.first_wait_ns is not None:
+            wait = f.when(f.col("queue") == queue.name, f.lit(queue.first_wait_ns)).otherwise(wait)
+    delivered = f.col("time_next") - wait
+    due = f.coalesce("due", "created")
+    known = (state_at(now) == "in_flight") & (f.col("epoch") == 1) & delivered.between(due, f.lit(now))
+    return f.when(known, delivered - due)
+
+
+def attempts(history: History) -> DataFrame:
+    """Messages by the number of their deliveries: the acknowledged ones, and the dead."""
+    outcome = f.when(f.col("dead"), "dead").when(f.col("time_acked").isNotNull(), "acknowledged")
+    told = grouped(history).withColumn("outcome", outcome).where(f.col("outcome").isNotNull())
+    told = told.where(~(f.col("dead") & f.col("time_acked").isNotNull()))
+    return told.groupBy(*_GROUP, "outcome", f.col("epoch").alias("attempts")).agg(f.count("*").alias("messages"))
+
+
+def over_time(history: History, since_ns: int, width_s: int) -> DataFrame:
+    """What came and went, by stretches of time from `since_ns` to now: acknowledged, created, died."""
+    width = width_s * _S
+    live, unsettled = ~f.col("dead"), f.col("time_acked").isNull()
+    each = {
+        "acknowledged": f.when(live, f.col("time_acked")),
+        "created": f.col("created"),
+        "died": f.when(f.col("dead") & unsettled, f.col("time_next")),
+    }
+    pairs = [f.struct(f.lit(name).alias("what"), value.alias("at")) for name, value in each.items()]
+    exploded = grouped(history).select(*_GROUP, f.explode(f.array(*pairs)).alias("m")).select(*_GROUP, "m.*")
+    start = f.timestamp_micros(f.expr(f"at DIV {width} * {width // 1_000}"))
+    return (
+        exploded.where(f.col("at").between(since_ns // width * width, history.now_ns - 1))
+        .groupBy(*_GROUP, start.alias("start"))
+        .agg(*(f.count_if(f.col("what") == name).alias(name) for name in each))
+    )
+
+
+def width_for(span_s: float) -> int:
+    """A stretch of time of which not too many make the span."""
+    for width in WIDTHS_S:
+        if span_s / width <= BUCKETS_MAX:
+            return width
+    return -(-round(span_s / BUCKETS_MAX) // WIDTHS_S[-1]) * WIDTHS_S[-1]
+
+
+def forecast(volumes: DataFrame, window_s: float, *, created: bool) -> DataFrame:
+    """How the backlog goes on if messages come and go as they did in the window; unknown is NULL."""
+    unknown = f.lit(None).cast("double")
+    came = f.col("created_recently") / window_s if created else unknown
+    went = (f.col("acknowledged_recently") + f.col("died_recently")) / window_s
+    frame = volumes.select(
+        *_GROUP,
+        "unacknowledged",
+        came.alias("created_per_s"),
+        (f.col("acknowledged_recently") / window_s).alias("acknowledged_per_s"),
+        went.alias("left_per_s"),
+    )
+    growth = f.col("created_per_s") - f.col("left_per_s")
+
+    def after(seconds: int) -> Expression:
+        return f.greatest(f.lit(0.0), f.col("unacknowledged") + growth * seconds)
+
+    known = f.col("growth_per_s").isNotNull()
+    return (
+        frame.withColumn("growth_per_s", growth)
+        .withColumn("in_an_hour", f.when(known, after(3_600)))
+        .withColumn("in_a_day", f.when(known, after(86_400)))
+        .withColumn("empty_in_s", f.when(f.col("growth_per_s") < 0, f.col("unacknowledged") / -f.col("growth_per_s")))
+        .withColumn(
+            "empty_in_s_if_none_come", f.when(f.col("left_per_s") > 0, f.col("unacknowledged") / f.col("left_per_s"))
+        )
+        .drop("left_per_s")
+    )

@@ -1,0 +1,225 @@
+"""A report as one HTML page: no script, nothing from elsewhere, readable in light and dark.
+
+What stands on it is decided here, how it looks in page.html.jinja. Values are data, whatever they look like: the
+template escapes them, and the page forbids itself scripts and requests (Content-Security-Policy).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.report import measures, plots
+from pipeline.report.history import Named, Queue
+
+Rows = list[dict[str, Any]]
+
+BARS_MAX: Final = 12
+"""Values in a plot: as many as can be told apart."""
+
+ATTEMPTS_SHOWN: Final = 10
+"""Bars for numbers of deliveries; what took more is one bar."""
+
+SHOWN: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
+"""Percentiles in a table; the plot and Parquet have more."""
+
+HOURS_AHEAD: Final = 24
+
+
+@dataclass(frozen=True)
+class Part:
+    """One queue: `whole` has the rows of each aggregate, `greatest` those of each column's most frequent values."""
+
+    queue: Queue
+    whole: Mapping[str, Rows]
+    greatest: Mapping[str, Rows]
+
+    @property
+    def volume(self) -> dict[str, Any]:
+        """Its states; nothing if there is no row."""
+        return self.whole["volumes"][0] if self.whole["volumes"] else {}
+
+    @property
+    def rates(self) -> dict[str, Any]:
+        """Its forecast."""
+        return self.whole["forecast"][0] if self.whole["forecast"] else {}
+
+    @property
+    def purge_after_s(self) -> float | None:
+        """How long acknowledged messages are kept."""
+        return self.queue.seconds("vt_purge_after")
+
+    @property
+    def dead_letter(self) -> str | None:
+        """Where dead messages go."""
+        return self.queue.directives.get("dead_letter")
+
+    @property
+    def times(self) -> Rows:
+        """By measure, in a settled order."""
+        order = {name: number for number, name in enumerate(measures.MEASURES)}
+        return sorted(self.whole["times"], key=lambda row: order[row["measure"]])
+
+    @cached_property
+    def attempts(self) -> list[tuple[str, int, int]]:
+        """Number of deliveries, acknowledged, dead."""
+        counted: dict[int, list[int]] = {}
+        for row in self.whole["attempts"]:
+            number = min(row["attempts"], ATTEMPTS_SHOWN + 1)
+            counted.setdefault(number, [0, 0])[row["outcome"] == "dead"] += row["messages"]
+        return [
+            (f"more than {ATTEMPTS_SHOWN}" if number > ATTEMPTS_SHOWN else str(number), acknowledged, dead)
+            for number, (acknowledged, dead) in sorted(counted.items())
+        ]
+
+    @property
+    def by_hand(self) -> int:
+        """Messages that were acknowledged and never delivered."""
+        return sum(
+            row["messages"] for row in self.whole["attempts"] if row["attempts"] == 0 and row["outcome"] != "dead"
+        )
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that is on the page."""
+
+    now_ns: int
+    window_s: float
+    width_s: int
+    named: Named
+    top: int
+    parts: tuple[Part, ...]
+    incomplete: frozenset[str]
+    """Queues of which more was archived while they were read."""
+
+    @property
+    def now(self) -> dt.datetime:
+        """The server's time when the reading began."""
+        return moment(self.now_ns)
+
+    # --- plots ---
+
+    def plot_over_time(self, part: Part) -> Markup | None:
+        """None if nothing came or went."""
+        found = {moment(row["start"] * 1_000): row for row in part.whole["over_time"]}
+        if not found:
+            return None
+        step = dt.timedelta(seconds=self.width_s)
+        starts = [min(found) + step * number for number in range((self.now - min(found)) // step + 1)]
+        names = ["acknowledged", *(["created"] if self.named.created else []), *(["died"] if part.dead_letter else [])]
+        nothing = dict.fromkeys(names, 0)
+        series = {name: [found.get(each, nothing)[name] for each in starts] for name in names}
+        return plots.over_time(starts, self.width_s, series)
+
+    def plot_times(self, part: Part) -> Markup | None:
+        """None if no time is known."""
+        names = [measures.percentile_name(each) for each in measures.PERCENTILES]
+        series = {row["measure"]: [row[name] for name in names] for row in part.times}
+        return plots.quantiles(measures.PERCENTILES, series, duration) if series else None
+
+    def plot_attempts(self, part: Part) -> Markup | None:
+        """None if nothing has ended."""
+        if not part.attempts:
+            return None
+        labels, acknowledged, dead = zip(*part.attempts, strict=True)
+        return plots.bars(labels, {"acknowledged": acknowledged, **({"dead": dead} if any(dead) else {})})
+
+    def plot_values(self, rows: Rows) -> Markup | None:
+        """None if there are none."""
+        shown = rows[:BARS_MAX]
+        series = {name: [row[name] for row in shown] for name in ("acknowledged", "unacknowledged", "dead")}
+        series = {name: values for name, values in series.items() if any(values)}
+        return plots.lying_bars([value(row["value"]) for row in shown], series) if series else None
+
+    def plot_ahead(self, part: Part) -> Markup | None:
+        """None if nobody can know."""
+        growth = part.rates.get("growth_per_s")
+        if growth is None or not (growth or part.rates["unacknowledged"]):
+            return None
+        hours = [each / 4 for each in range(HOURS_AHEAD * 4 + 1)]
+        backlog = [max(0.0, part.rates["unacknowledged"] + growth * 3_600 * each) for each in hours]
+        return plots.ahead(self.now, hours, backlog)
+
+
+def page(content: Page) -> str:
+    """The page's text."""
+    environment = Environment(
+        loader=PackageLoader("pipeline.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(count=count, duration=duration, rate=rate, value=value, moment=said)
+    shown = [(each, measures.percentile_name(each)) for each in SHOWN]
+    return environment.get_template("page.html.jinja").render(page=content, shown=shown, measures=measures)
+
+
+# --- how values are said ---
+
+
+def count(number: float | None) -> str:
+    """With commas."""
+    return "–" if number is None else f"{number:,.0f}"
+
+
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most, three digits at most: 12.3 ms, 4.56 s, 3 min 20 s, 2 d 4 h."""
+    if seconds is None:
+        return "–"
+    if seconds < 0:
+        return f"−{duration(-seconds)}"
+    if seconds < 1:
+        return f"{_digits(seconds * 1_000)} ms" if seconds else "0 s"
+    if seconds < 60:
+        return f"{_digits(seconds)} s"
+    for (large, name), (small, less) in pairwise(_UNITS):
+        whole = round(seconds / small)
+        if whole * small >= large:
+            many, rest = divmod(whole, large // small)
+            return f"{many:,} {name} {rest} {less}" if rest and many < 100 else f"{many:,} {name}"
+    return f"{seconds:.0f} s"
+
+
+def rate(per_second: float | None) -> str:
+    """In the unit in which it is a number to read."""
+    if per_second is None:
+        return "–"
+    for factor, name in ((1, "s"), (60, "min"), (3_600, "h")):
+        if abs(per_second) * factor >= 1 or factor == 3_600:
+            return f"{_digits(per_second * factor)} /{name}"
+    raise AssertionError
+
+
+def _digits(number: float) -> str:
+    if abs(number) >= 100 or number == 0:
+        return f"{number:,.0f}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(number))))
+    return f"{number:.{min(decimals, 3)}f}".rstrip("0").rstrip(".") if decimals else f"{number:.0f}"
+
+
+def value(text: str | None) -> str:
+    """A value to group by."""
+    return "NULL" if text is None else text or "(empty)"
+
+
+def moment(ns: int) -> dt.datetime:
+    """An instant of the queue."""
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=ns // 1_000)
+
+
+def said(ns: int | None) -> str:
+    """An instant in words."""
+    return "–" if ns is None else f"{moment(ns):%Y-%m-%d %H:%M:%S}"

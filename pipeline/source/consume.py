@@ -1,0 +1,254 @@
+"""A queue as a Structured Streaming source: which messages are in which batch, and when they are acknowledged.
+
+How Spark's Python sources are called (4.2 and 4.3, seen by logging every call):
+
+- One process beside the driver has the reader for the whole life of a query: `latestOffset`, `partitions`, `commit`.
+  When the query ends, well or badly, it is killed a moment after `stop`. So nothing may depend on `stop`: what is held
+  is given back because the process's connections close (`holding`).
+- Executors get a copy of the reader and `read` a partition, anew for each attempt of a task.
+- `latestOffset(start, …)` is called for a new batch when the one that ended at `start` is in Spark's commit log, and is
+  called again and again while nothing comes. `commit(start)` comes only after the next batch has been found and logged,
+  so the last messages of a queue that falls silent would stay unacknowledged until more arrive. So being asked for what
+  follows `start` *is* the commit of `start`, and the first thing done is to acknowledge it; `commit` does so too,
+  and finds it done.
+- After a crash Spark asks for the logged, unfinished batch again by `partitions` alone, then goes on with
+  `latestOffset` behind it. A batch that had been finished but not acknowledged is `start` of the first `latestOffset`.
+
+So the offset of a batch is its claims (`claims`). A batch that runs again has the same messages, less those
+that have been delivered to somebody else since, and never new ones: a sink that has a batch of this number already
+passes over it, and what it passes over is then acknowledged.
+
+What is held while a batch runs is at most `maxMessagesPerBatch`, and no batch begins before the one before it is
+acknowledged: a slow query has few messages in flight, and leaves the rest to others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from pipeline.common.connection import Link
+from pipeline.common.rows import FIRST_READ, next_size, record_batch, selection
+from pipeline.common.statements import NOW, Id, Row, Statements, asking
+from pipeline.common.table import Table
+from pipeline.source.claims import NOTHING, Claims, Offset
+from pipeline.source.holding import Holder
+from pipeline.source.options import SourceOptions
+
+IDLE_WAIT_S = 0.5
+"""How long a look at an empty queue waits for its first message: a long poll instead of a hundred looks a second.
+A query over several sources waits for each in turn."""
+
+PIECE_MIN = 1_000
+"""Messages that make a task worth its while."""
+
+PACE_S = 0.02
+"""How often a used up rate is looked at."""
+
+_log = logging.getLogger(__name__)
+
+
+class Pace:
+    """A rate limit: each look may take what has accrued since the last one, or in one second if that is more."""
+
+    def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._at_s = clock()
+        self._saved = rate or 0.0
+
+    def allowance(self, most: int) -> int:
+        """How many messages may be taken now, and no more than `most`."""
+        if self._rate is None:
+            return most
+        now_s = self._clock()
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        self._saved = min(self._saved + passed_s * self._rate, self._rate * max(passed_s, 1.0))
+        return min(most, int(self._saved))
+
+    def spend(self, count: int) -> None:
+        """So many were taken."""
+        self._saved -= count
+
+
+class Batches:
+    """The batches of one query, in its one process beside the driver."""
+
+    def __init__(self, holder: Holder, options: SourceOptions) -> None:
+        self._holder = holder
+        self._options = options
+        self._pace = Pace(options.rate)
+        self._latest: Offset | None = None
+        """The last batch that this process has begun or seen finished."""
+        self._acknowledged: Offset | None = None
+        self._left: int | None = None
+        """With `availableNow`: how many messages the query is still to take."""
+
+    def take_what_is_there(self) -> None:
+        """Come to an end: take as many messages as are due now, however many come meanwhile."""
+        self._left = self._holder.count_ready()
+
+    def next(self, start: Offset, limit: ReadLimit) -> Offset:
+        """The batch after `start`, which is finished; `start` itself if there is nothing."""
+        if self._latest is not None and start != self._latest:
+            return self._latest  # asked again before that batch has run
+        self.finished(start)
+        most = self._options.batch_max
+        bounded = isinstance(limit, ReadMaxRows)
+        if isinstance(limit, ReadMaxRows):
+            most = min(most, limit.max_rows)
+        if self._left is not None:
+            most = min(most, self._left)
+        count = self._pace.allowance(most)
+        while not count and self._left:  # The rate is used up, and an empty answer would be the end.
+            time.sleep(PACE_S)
+            count = self._pace.allowance(most)
+        claims = NOTHING
+        if count:
+            claims = self._holder.claim(count, IDLE_WAIT_S if bounded and self._left is None else 0)
+        self._pace.spend(len(claims))
+        if self._left is not None:
+            self._left = self._left - len(claims) if claims else 0
+        self._latest = claims.offset() if claims else start
+        return self._latest
+
+    def finished(self, batch: Offset) -> None:
+        """Spark has committed it: acknowledge."""
+        if batch == self._acknowledged:
+            return
+        claims = Claims.from_offset(batch)
+        count = self._holder.acknowledge(claims)
+        if count < len(claims):
+            # Of a batch that ran, all others were acknowledged already, deleted, or delivered to somebody else.
+            _log.info("%d of %d messages of a finished batch were still to be acknowledged", count, len(claims))
+        self._acknowledged = batch
+
+    def pieces(self, batch: Offset) -> list[Claims]:
+        """What its tasks read."""
+        claims = Claims.from_offset(batch)
+        if batch != self._latest:
+            held = self._holder.take_again(claims)
+            _log.warning("a batch begun by an earlier run goes on with %d of its %d messages", held, len(claims))
+            self._latest = batch
+        return claims.split(min(self._options.partitions, -(-len(claims) // PIECE_MIN)))
+
+    def close(self) -> None:
+        """Give back what is held."""
+        self._holder.close()
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark calls. See the module."""
+
+    def __init__(self, options: SourceOptions, table: Table, schema: StructType) -> None:
+        self._options = options
+        self._statements = Statements(table, options.where)
+        self._schema = schema
+        self._what = selection(table, schema)
+        self._batches: Batches | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Executors hold nothing but what they read."""
+        return {**self.__dict__, "_batches": None}
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        """Before the first batch: nothing to acknowledge."""
+        return NOTHING.offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        """As `maxMessagesPerBatch` says."""
+        return ReadMaxRows(self._options.batch_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Find out how much there is."""
+        self._driver.take_what_is_there()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
+        """Acknowledge the batch that ended at `start`, and claim the next one."""
+        return self._driver.next(start, limit)
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """The tasks of a batch."""
+        return [] if start == end else [InputPartition(each) for each in self._driver.pieces(end)]
+
+    def commit(self, end: Offset) -> None:
+        """Acknowledge, where that has not been done."""
+        self._driver.finished(end)
+
+    def stop(self) -> None:
+        """Give back what is held."""
+        if self._batches is not None:
+            self._batches.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """On an executor: the messages of a task that are still of the claimed delivery."""
+        link = Link(self._options.endpoint)
+        size = FIRST_READ
+        for epoch, ids in partition.value.by_epoch.items():
+            at = 0
+            while at < len(ids):
+                rows = link.run(asking(self._statements.read(self._what, epoch, ids[at : at + size])))
+                at += size
+                if rows:
+                    yield record_batch(rows, self._schema)
+                    size = next_size(size, rows)
+        link.close()
+
+    @property
+    def _driver(self) -> Batches:
+        if self._batches is None:
+            options = self._options
+            holder = Holder(options.endpoint, self._statements, options.connections, options.hold_s)
+            self._batches = Batches(holder, options)
+        return self._batches
+
+
+class BatchReader(DataSourceReader):
+    """`spark.read`: a look at the messages, which claims nothing and changes nothing.
+
+    It cannot take messages: a batch read has no moment at which Spark says that its result has been made safe,
+    and what is acknowledged before that is lost when the job fails. Taking what is there and stopping is
+    `spark.readStream` with `trigger(availableNow=True)`.
+    """
+
+    def __init__(self, options: SourceOptions, table: Table, schema: StructType) -> None:
+        self._options = options
+        self._statements = Statements(table, options.where)
+        self._schema = schema
+        self._what = selection(table, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Even ranges of ids, where those are numbers; what is due is settled once, for all of them."""
+        link = Link(self._options.endpoint)
+        ((now_ns,),) = link.run(asking(f"SELECT {NOW}"))
+        ((least, greatest),) = link.run(asking(self._statements.ends()))
+        link.close()
+        condition = self._statements.looks_at(self._options.messages, int(now_ns))
+        if least is None or not self._statements.whole_ids:
+            return [InputPartition((condition, None, None))]
+        first, last = int(least), int(greatest)
+        pieces = min(self._options.partitions, -(-(last - first + 1) // PIECE_MIN))
+        bounds: list[Id] = [first - 1 + (last - first + 1) * number // pieces for number in range(pieces + 1)]
+        return [InputPartition((condition, *each)) for each in pairwise(bounds)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """On an executor: page after page, so that a lost connection costs a page."""
+        condition, after, until = partition.value
+        link = Link(self._options.endpoint)
+        size = FIRST_READ
+        rows: tuple[Row, ...] = ((),)
+        while rows:
+            rows = link.run(asking(self._statements.page(self._what, condition, after, until, size)))
+            if rows:
+                after = self._statements.id_of(rows[-1][-1])
+                yield record_batch([row[:-1] for row in rows], self._schema)
+                size = next_size(size, rows)
+        link.close()

@@ -1,0 +1,181 @@
+"""What `.option(…)` says to the source and the sink: read and checked at once, every mistake in one error.
+
+Spark hands options over as text, with names in lower case. An unknown name is a mistake too, since a misspelt limit
+would otherwise be no limit; only what Spark's own calls add is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.common.statements import Messages
+from pipeline.common.table import split_name
+from pipeline.endpoint import Endpoint
+from pipeline.errors import PipelineError, ProblemsError
+
+SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
+
+CONNECTIONS: Final = 4
+"""Streams that claim at the same time: a claim is a commit, and commits of several streams share one flush to disk."""
+
+PARTITIONS: Final = 8
+"""Tasks of a batch, each with a connection of its own while it reads."""
+
+BATCH_MAX: Final = 100_000
+"""Messages of a micro-batch: enough that Spark's work for each batch (a third of a second) is small beside it. Their
+claims go into the checkpoint, at worst (no two ids adjacent) some 300 kB a batch, of which Spark keeps a hundred."""
+
+BATCH_LIMIT: Final = 1_000_000
+"""And no more, whatever is asked for: the driver has their ids in memory, and the proxy has them in flight."""
+
+HOLD_S: Final = 60
+"""How long a slow batch's messages are kept from others at a time, renewed at a third. When the driver vanishes in a
+way that its connections do not show, such as a machine that is switched off, they come back after so long."""
+
+CONNECTIONS_LIMIT: Final = 1_000
+"""More than that is a slip of the finger: servers rarely allow as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Where the queue is."""
+
+    endpoint: Endpoint
+    database: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions(Common):
+    """What to read, and how."""
+
+    where: str | None = None
+    columns: tuple[str, ...] | None = None
+    partitions: int = PARTITIONS
+    connections: int = CONNECTIONS
+    batch_max: int = BATCH_MAX
+    rate: float | None = None
+    """Messages a second."""
+    hold_s: int = HOLD_S
+    messages: Messages = Messages.READY
+
+
+_COMMON: Final = ("url", "table", "passwordFile")
+_READ: Final = (*_COMMON, "where", "columns", "numPartitions")
+_STREAM: Final = (*_READ, "connections", "maxMessagesPerBatch", "maxMessagesPerSecond", "holdSeconds")
+
+
+def stream_options(given: Mapping[str, str]) -> SourceOptions:
+    """For `spark.readStream`. Raises ProblemsError."""
+    return _source(_Reader(given, _STREAM))
+
+
+def read_options(given: Mapping[str, str]) -> SourceOptions:
+    """For `spark.read`. Raises ProblemsError."""
+    return _source(_Reader(given, (*_READ, "messages")))
+
+
+def schema_options(given: Mapping[str, str]) -> SourceOptions:
+    """For either, where Spark does not say which. Raises ProblemsError."""
+    return _source(_Reader(given, (*_STREAM, "messages")))
+
+
+def sink_options(given: Mapping[str, str]) -> Common:
+    """For `df.writeStream` and `df.write`. Raises ProblemsError."""
+    reader = _Reader(given, _COMMON)
+    endpoint, database, table = _place(reader)
+    reader.finish()
+    assert endpoint is not None
+    return Common(endpoint, database, table)
+
+
+def _source(reader: _Reader) -> SourceOptions:
+    endpoint, database, table = _place(reader)
+    columns = reader.text("columns")
+    options = {
+        "where": reader.text("where"),
+        "columns": None if columns is None else tuple(each.strip() for each in columns.split(",")),
+        "partitions": int(reader.number("numPartitions", PARTITIONS, 1, CONNECTIONS_LIMIT)),
+        "connections": int(reader.number("connections", CONNECTIONS, 1, CONNECTIONS_LIMIT)),
+        "batch_max": int(reader.number("maxMessagesPerBatch", BATCH_MAX, 1, BATCH_LIMIT)),
+        "rate": reader.number("maxMessagesPerSecond", 0, 0.001, 1e9, whole=False) or None,
+        "hold_s": int(reader.number("holdSeconds", HOLD_S, 3, 86_400)),
+        "messages": reader.choice("messages", Messages.READY),
+    }
+    reader.finish()
+    assert endpoint is not None
+    return SourceOptions(endpoint, database, table, **options)  # type: ignore[arg-type]  # as read above
+
+
+def _place(reader: _Reader) -> tuple[Endpoint | None, str, str]:
+    url, table = reader.required("url"), reader.required("table")
+    endpoint, database, name = None, "", ""
+    try:
+        if url:
+            endpoint = Endpoint.from_url(url, password_file=reader.text("passwordFile"))
+    except PipelineError as error:
+        reader.complain("url", str(error))
+    try:
+        if table:
+            database, name = split_name(table, "" if endpoint is None else endpoint.database)
+    except PipelineError as error:
+        if endpoint is not None or not url:  # Else the URL's mistake may be all there is.
+            reader.complain("table", str(error))
+    return endpoint, database, name
+
+
+class _Reader:
+    """Takes options out of the text, and gathers what is wrong."""
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+        self._problems: list[str] = []
+        unknown = self._given.keys() - {name.lower() for name in known} - SPARKS_OWN
+        for name in sorted(unknown):
+            self.complain(name, f"there is no such option here; there are {', '.join(known)}")
+
+    def complain(self, name: str, text: str) -> None:
+        """Note a mistake."""
+        self._problems.append(f"{name}: {text}")
+
+    def text(self, name: str) -> str | None:
+        """An option that may be left out; blank is the same as left out."""
+        value = self._given.get(name.lower())
+        return value if value is not None and value.strip() else None
+
+    def required(self, name: str) -> str:
+        """An option that must be there."""
+        value = self.text(name)
+        if value is None:
+            self.complain(name, "is missing")
+        return value or ""
+
+    def number(self, name: str, default: float, least: float, most: float, *, whole: bool = True) -> float:
+        """A number within bounds."""
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            value: float = int(text) if whole else float(text)
+            if least <= value <= most:
+                return value
+        except ValueError:
+            pass
+        self.complain(name, f"must be a {'whole ' * whole}number from {least} to {most:,.0f}, and is {text!r}")
+        return default
+
+    def choice(self, name: str, default: Messages) -> Messages:
+        """One of a few words."""
+        text = self.text(name)
+        try:
+            return default if text is None else Messages(text.lower())
+        except ValueError:
+            self.complain(name, f"must be one of {', '.join(each.value for each in Messages)}, and is {text!r}")
+            return default
+
+    def finish(self) -> None:
+        """Raise what was gathered."""
+        if self._problems:
+            raise ProblemsError("these options of ackstream are wrong", self._problems)
