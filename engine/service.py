@@ -53,11 +53,11 @@ class StreamHandle:
 
     def pause(self) -> None:
         """The client reads too slowly: deliver nothing for now."""
-        self._runner.handle(self._runner.dispatcher.paused, self._subscriber)
+        self._runner.handle(self._runner.dispatcher.client_paused, self._subscriber)
 
     def resume(self) -> None:
         """The client reads again."""
-        self._runner.handle(self._runner.dispatcher.resumed, self._subscriber)
+        self._runner.handle(self._runner.dispatcher.client_resumed, self._subscriber)
 
     def revoke(self) -> None:
         """End it because its client may not have the messages any more: the sink is told nothing,
@@ -143,7 +143,7 @@ class Engine:
         row_format: RowFormat,
         limit: int | None = None,
         prefetch: int | None = None,
-        patience_ns: int | None = None,
+        first_wait_ns: int | None = None,
         selection: Selection = ANYTHING,
     ) -> StreamHandle:
         """Begin to deliver messages to `sink`, on behalf of the connection `holder`; its first row
@@ -154,7 +154,7 @@ class Engine:
             raise UnusableQueue(gone(queue.id))
         subscriber = next(self._ids)
         self._of_holder.setdefault(holder, set()).add(runner)
-        spec = Subscription(subscriber, holder, row_format, limit, prefetch, patience_ns, selection)
+        spec = Subscription(subscriber, holder, row_format, limit, prefetch, first_wait_ns, selection)
         runner.subscribe(spec, sink)
         return StreamHandle(runner, subscriber, holder)
 

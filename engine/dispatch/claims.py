@@ -18,7 +18,7 @@ class ClaimAttempt:
     """A claim under way: what it was to take, for which filter groups."""
 
     picked: Mapping[Key, tuple[FilterGroup, Entry]]
-    begun_ns: int
+    started_ns: int
     """When it was begun (monotonic)."""
     answer: Sequence[Claimed] | None = None
     """What it took, once that is known."""
@@ -42,13 +42,13 @@ class ClaimsUnderWay:
         """How many messages are being claimed."""
         return sum(len(attempt.picked) for attempt in self._by_id.values())
 
-    def begin(self, claim_id: int, attempt: ClaimAttempt) -> None:
+    def add_attempt(self, claim_id: int, attempt: ClaimAttempt) -> None:
         """A claim is begun; its group's credit is reserved."""
         self._by_id[claim_id] = attempt
         for group, _ in attempt.picked.values():
             group.reserved += 1
 
-    def answer(self, claim_id: int, claims: Sequence[Claimed]) -> ClaimAttempt:
+    def record_answer(self, claim_id: int, claims: Sequence[Claimed]) -> ClaimAttempt:
         """A claim has this answer."""
         attempt = self._by_id[claim_id]
         attempt.answer = claims
@@ -58,7 +58,7 @@ class ClaimsUnderWay:
         """A claim under way."""
         return self._by_id[claim_id]
 
-    def take(self) -> Iterator[tuple[ClaimAttempt, Sequence[Claimed]]]:
+    def take_answers(self) -> Iterator[tuple[ClaimAttempt, Sequence[Claimed]]]:
         """Take the answers whose turn it is. The credit that was reserved for them is free
         again."""
         while (first := next(iter(self._by_id.items()), None)) is not None:

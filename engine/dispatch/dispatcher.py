@@ -124,14 +124,14 @@ class Dispatcher:
         """When to call `tick` if nothing else happens before (monotonic). As the server's clock may
         be set, it is to be read again after each event."""
         now = self._now
-        times = [self._releases.at_ns]
+        times = [self._releases.release_ns]
         if (deadline_ns := self._leases.next_deadline_ns) is not None:
             times.append(now.until(deadline_ns))
         if not self._draining:
-            times.append(self._purges.at_ns)
+            times.append(self._purges.purge_ns)
             times += self._dead_letter_times()
-            if self._verification.wanted:
-                times.append(self._verification.until_ns)
+            if self._verification.has_suspects:
+                times.append(self._verification.pause_until_ns)
             if self._subscribers:
                 times += self._delivery_times()
         return min([at_ns for at_ns in times if at_ns is not None and at_ns > now.mono_ns], default=None)
@@ -140,22 +140,22 @@ class Dispatcher:
         times: list[int | None] = []
         if (due_ns := self._dead_letters.next_due_ns) is not None:
             times.append(self._now.until(due_ns))
-        if self._dead_letters.waiting:
-            times += [self._dead_letters.at_ns, self._failure_pause.until_ns]
+        if self._dead_letters.due_count:
+            times += [self._dead_letters.move_ns, self._failure_pause.until_ns]
         if self._dead_letters.scanned_for:
             times += [self._dead_scan_ns, self._failure_pause.until_ns]
         return times
 
     def _delivery_times(self) -> list[int | None]:
-        times: list[int | None] = [self._scans.again_ns]
-        times += [group.subscribers.next_patience_ns() for group in self._groups]
-        for group in self._hungry():
-            times += self._scans.times(group, self._now)
+        times: list[int | None] = [self._scans.rescan_ns]
+        times += [group.subscribers.next_first_wait_end_ns() for group in self._groups]
+        for group in self._with_demand():
+            times += self._scans.wake_times(group, self._now)
             times.append(self._failure_pause.until_ns)
             if group.scans.buffer.ready:
                 times.append(self._bucket.ready_ns())
         if self._starved():
-            times.append(self._verification.until_ns)
+            times.append(self._verification.pause_until_ns)
         return times
 
     # Events: clients.
@@ -172,12 +172,12 @@ class Dispatcher:
         subscriber = Subscriber(
             spec,
             since_scan=group.scans.started + 1,
-            patient_until_ns=None if spec.patience_ns is None else now.mono_ns + spec.patience_ns,
+            first_wait_until_ns=None if spec.first_wait_ns is None else now.mono_ns + spec.first_wait_ns,
             remaining=spec.limit,
         )
         self._subscribers[spec.id] = subscriber
         self._streams_of.setdefault(spec.holder, set()).add(spec.id)
-        group.subscribers.add(subscriber)
+        group.subscribers.add_stream(subscriber)
         return self._advance(now)
 
     def unsubscribe(self, now: Instant, subscriber_id: int) -> Effects:
@@ -196,16 +196,16 @@ class Dispatcher:
         self._give_back([lease for lease in self._leases.held_by(holder) if not (keep and lease.is_sent)])
         return self._advance(now)
 
-    def paused(self, now: Instant, subscriber_id: int) -> Effects:
+    def client_paused(self, now: Instant, subscriber_id: int) -> Effects:
         """A client stopped reading: send it nothing more for now."""
         if subscriber := self._subscribers.get(subscriber_id):
-            self._group_of(subscriber).subscribers.pause(subscriber, paused=True)
+            self._group_of(subscriber).subscribers.set_paused(subscriber, paused=True)
         return self._advance(now)
 
-    def resumed(self, now: Instant, subscriber_id: int) -> Effects:
+    def client_resumed(self, now: Instant, subscriber_id: int) -> Effects:
         """A client reads again."""
         if subscriber := self._subscribers.get(subscriber_id):
-            self._group_of(subscriber).subscribers.pause(subscriber, paused=False)
+            self._group_of(subscriber).subscribers.set_paused(subscriber, paused=False)
         return self._advance(now)
 
     def end_all(self, now: Instant, cause: Cause, text: str = "") -> Effects:
@@ -222,20 +222,20 @@ class Dispatcher:
     def woken(self, now: Instant, *, anywhere: bool = False) -> Effects:
         """Somebody committed something that touched the table; `anywhere`: not just new rows at its
         end."""
-        self._scans.stir(anywhere=anywhere)
+        self._scans.request_scans(anywhere=anywhere)
         if anywhere:
-            self._verification.hasten()  # It may have been an acknowledgement.
+            self._verification.end_pause()  # It may have been an acknowledgement.
         return self._advance(now)
 
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
         """These were acknowledged, or are gone, for certain."""
         keys = tuple(keys)
-        self._verification.settled(keys)
+        self._verification.outcome_known(keys)
         for key in keys:
             if lease := self._leases.get(key):
                 self._end_lease(lease)
-        self._scans.over(keys)
-        self._dead_letters.over(keys)
+        self._scans.forget(keys)
+        self._dead_letters.forget(keys)
         return self._advance(now)
 
     def suspected(self, now: Instant, keys: Iterable[Key] | None, *, extended: bool = False) -> Effects:
@@ -245,8 +245,8 @@ class Dispatcher:
             self._verification.suspect_any(extended=extended)
         else:
             strangers = bool(self._subscribers) or self._dead_letters.configured
-            if not self._verification.suspect_these(keys, extended=extended, strangers=strangers):
-                self._scans.stir(anywhere=True)
+            if not self._verification.suspect_keys(keys, extended=extended, strangers=strangers):
+                self._scans.request_scans(anywhere=True)
         return self._advance(now)
 
     def changes_logged(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
@@ -257,30 +257,30 @@ class Dispatcher:
         releases are in it too.
         """
         if not seen and not over:
-            self._scans.anything(now)
+            self._scans.changed_anywhere(now)
             return self.suspected(now, None)
         for entry in seen:
             if lease := self._leases.get(entry.key):
-                self._verification.logged(lease, entry)
+                self._verification.lease_logged(lease, entry)
             elif self._is_taken(entry.key) or self._releases.is_under_way(entry.key):
                 pass
             elif self._is_dead(entry):
-                self._dead_letters.add(entry, now)
+                self._dead_letters.add_dead(entry, now)
             else:
-                self._dead_letters.over((entry.key,))
-                self._scans.logged(entry, now)
-        self._scans.not_awaited(over)
-        return self.settled(now, [key for key in over if self._verification.logged_over(key)])
+                self._dead_letters.forget((entry.key,))
+                self._scans.entry_logged(entry, now)
+        self._scans.stop_awaiting(over)
+        return self.settled(now, [key for key in over if self._verification.end_logged(key)])
 
-    def reconfigure(self, now: Instant, policy: Policy) -> Effects:
+    def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment changed."""
         if policy.batch_size != self._policy.batch_size:
             self._groups.resize(policy.batch_size)
         self._policy = policy
-        self._bucket.change(policy.max_rate, now.mono_ns)
-        self._scans.reconfigure(policy)
-        self._dead_letters.reconfigure(policy)
-        self._purges.reconfigure(now, policy)
+        self._bucket.set_rate(policy.max_rate, now.mono_ns)
+        self._scans.set_policy(policy)
+        self._dead_letters.set_policy(policy)
+        self._purges.set_policy(now, policy)
         return self._advance(now)
 
     def tick(self, now: Instant) -> Effects:
@@ -289,49 +289,49 @@ class Dispatcher:
 
     # Events: answers of the database.
 
-    def scanned(self, now: Instant, scan_id: int, result: ScanResult) -> Effects:
+    def scan_done(self, now: Instant, scan_id: int, result: ScanResult) -> Effects:
         """A scan came back."""
         self._failure_pause.reset()
         if self._dead_letters.configured:
             for entry in result.entries:
                 if self._is_dead(entry) and not (self._is_taken(entry.key) or self._leases.get(entry.key)):
-                    self._dead_letters.add(entry, now)
-        self._scans.answered(now, scan_id, result, self._is_taken, self._is_outdated)
+                    self._dead_letters.add_dead(entry, now)
+        self._scans.scan_answered(now, scan_id, result, self._is_taken, self._is_outdated)
         return self._advance(now)
 
     def scan_failed(self, now: Instant, scan_id: int, text: str, *, lasting: bool = False) -> Effects:
         """A scan could not be made; `lasting`: and cannot be before somebody changes the table."""
-        group = self._scans.failed(now, scan_id)
+        group = self._scans.scan_failed(now, scan_id)
         self._failure_pause.lengthen(now.mono_ns)
         effects: Effects = []
         for subscriber in list(group.subscribers):
-            until_ns = subscriber.patient_until_ns
-            impatient = until_ns is not None and until_ns <= now.mono_ns and not subscriber.unsent
-            if lasting or impatient:
+            until_ns = subscriber.first_wait_until_ns
+            waited = until_ns is not None and until_ns <= now.mono_ns and not subscriber.unsent
+            if lasting or waited:
                 effects.append(self._end(subscriber, Cause.UNUSABLE, text))
         return effects + self._advance(now)
 
-    def claimed(self, now: Instant, claim_id: int, claims: Sequence[Claimed]) -> Effects:
+    def claim_done(self, now: Instant, claim_id: int, claims: Sequence[Claimed]) -> Effects:
         """A claim is committed, with these rows."""
-        attempt = self._claims.answer(claim_id, claims)
-        self._bucket.claim_took(now.mono_ns - attempt.begun_ns)
-        for attempt, answer in self._claims.take():
-            self._take_claims(now, attempt.picked, answer)
+        attempt = self._claims.record_answer(claim_id, claims)
+        self._bucket.set_claim_duration(now.mono_ns - attempt.started_ns)
+        for attempt, answer in self._claims.take_answers():
+            self._start_leases(now, attempt.picked, answer)
         return self._advance(now)
 
     def claim_failed(self, now: Instant, claim_id: int) -> Effects:
         """A claim failed, or its answer was lost. If it was committed all the same, its rows come
         due again by themselves."""
         for _, entry in self._claims.get(claim_id).picked.values():
-            self._scans.lower(entry)
-        self._scans.stir()
+            self._scans.rescan_place(entry)
+        self._scans.request_scans()
         self._failure_pause.lengthen(now.mono_ns)
-        return self.claimed(now, claim_id, ())
+        return self.claim_done(now, claim_id, ())
 
-    def fetched(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
+    def fetch_done(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
         """Rows came: send those whose lease still stands; those in no part of the result are
         over."""
-        self._expire(now)
+        self._end_expired(now)
         parcels: dict[Subscriber, list[Lease]] = {}
         stopped: set[int] = set()
         for lease, subscriber in self._end_fetch(fetch_id):
@@ -347,7 +347,7 @@ class Dispatcher:
                 self._end_lease(lease)
         effects: Effects = []
         for subscriber, leases in parcels.items():
-            self._group_of(subscriber).subscribers.sent(subscriber, leases)
+            self._group_of(subscriber).subscribers.rows_sent(subscriber, leases)
             effects.append(Deliver(subscriber.spec.id, tuple(result.rows[lease.key] for lease in leases)))
         return effects + self._advance(now)
 
@@ -361,65 +361,65 @@ class Dispatcher:
         effects: Effects = [self._end(subscriber, Cause.UNUSABLE, text) for subscriber in over.values()]
         return effects + self._advance(now)
 
-    def looked_up(self, now: Instant, found: Mapping[Key, Entry]) -> Effects:
+    def lookup_done(self, now: Instant, found: Mapping[Key, Entry]) -> Effects:
         """What became of the leases that were looked up."""
-        for lease, entry in self._verification.answered(now, found, self._now.server_ns):
+        for lease, entry in self._verification.lookup_answered(now, found, self._now.server_ns):
             if lease is not None:
                 self._end_lease(lease)
             if entry is None or self._is_taken(entry.key):
                 continue
             if self._is_dead(entry):
-                self._dead_letters.add(entry, now)
+                self._dead_letters.add_dead(entry, now)
             elif lease is not None:
-                self._scans.found(entry, now)
+                self._scans.found_after_lease(entry, now)
             else:
-                self._scans.found_before(entry, now)
+                self._scans.found_unleased(entry, now)
         return self._advance(now)
 
     def lookup_failed(self, now: Instant) -> Effects:
         """The lookup could not be made; what was suspect still is."""
-        self._verification.failed(now)
+        self._verification.lookup_failed(now)
         return self._advance(now)
 
-    def released(self, now: Instant) -> Effects:
+    def release_done(self, now: Instant) -> Effects:
         """What was given back is anybody's now, or dead."""
-        returns = self._releases.done()
+        returns = self._releases.release_answered()
         for claim in returns:
             due = Entry(claim.key, claim.epoch, claim.priority, now.server_ns)
             if claim.sent and self._is_dead(due) and claim.key not in self._dead_letters:
-                self._dead_letters.add(due, now)
-        self._scan_where_they_were(returns)
+                self._dead_letters.add_dead(due, now)
+        self._rescan_places_of(returns)
         return self._advance(now)
 
     def release_failed(self, now: Instant) -> Effects:
         """Giving back failed, or its answer was lost."""
-        self._scan_where_they_were(self._releases.failed(now))
+        self._rescan_places_of(self._releases.release_failed(now))
         return self._advance(now)
 
-    def purged(self, now: Instant, deleted: int) -> Effects:
+    def purge_done(self, now: Instant, deleted: int) -> Effects:
         """Old acknowledged rows are gone; a full batch means that there are more."""
-        self._purges.done(now, self._policy, deleted)
+        self._purges.purge_answered(now, self._policy, deleted)
         return self._advance(now)
 
     def purge_failed(self, now: Instant) -> Effects:
         """The purge could not be made; it can wait."""
-        return self.purged(now, 0)
+        return self.purge_done(now, 0)
 
-    def moved_dead_letters(self, now: Instant, moved: Iterable[Key]) -> Effects:
+    def move_done(self, now: Instant, moved: Iterable[Key]) -> Effects:
         """Dead messages were moved; the others are locked by somebody, changed, or left alone for a
         while."""
-        others = self._dead_letters.done(now, set(moved))
-        self._scans.missed(others, now)
-        self._scans.stir()
+        others = self._dead_letters.move_answered(now, set(moved))
+        self._scans.retry_later(others, now)
+        self._scans.request_scans()
         if self._dead_letters.configured:
-            self._verification.look_up(entry.key for entry in others)
+            self._verification.request_lookup(entry.key for entry in others)
         return self._advance(now)
 
     def move_failed(self, now: Instant) -> Effects:
         """They could not be moved, or the answer was lost: whatever is still there is found
         again."""
         self._failure_pause.lengthen(now.mono_ns)
-        return self.moved_dead_letters(now, ())
+        return self.move_done(now, ())
 
     # Decisions.
 
@@ -428,82 +428,84 @@ class Dispatcher:
         if now.server_ns < self._now.server_ns - self._limits.clock_step_ns:
             self._scans.clock_stepped_back()
         self._now = now
-        self._expire(now)
-        self._scans.pass_time(now)
-        effects = self._releases.begin(now)
-        effects += self._finish(now)
+        self._end_expired(now)
+        self._scans.promote_due(now)
+        effects = self._releases.start_release(now)
+        effects += self._end_finished(now)
         if not self._draining:
             if now.mono_ns >= self._failure_pause.until_ns:
-                effects += self._claim(now)
-                effects += self._dead_letters.begin(now)
-                effects += self._scan(now)
-            effects += self._fetches.begin(self._groups)
-            effects += self._verification.begin(now, self._starved)
-            effects += self._purges.begin(now, self._policy)
+                effects += self._start_claim(now)
+                effects += self._dead_letters.start_move(now)
+                effects += self._start_scans(now)
+            effects += self._fetches.start_fetches(self._groups)
+            effects += self._verification.start_lookup(now, self._starved)
+            effects += self._purges.start_purge(now, self._policy)
         return effects
 
-    def _expire(self, now: Instant) -> None:
+    def _end_expired(self, now: Instant) -> None:
         for lease in self._leases.expired(now.server_ns):
             self._end_lease(lease)
             entry = Entry(lease.key, lease.epoch, lease.priority, lease.deadline_ns)
             if self._is_dead(entry):
-                self._dead_letters.add(entry, now)
-            self._scans.lower(entry)
-            self._scans.stir()
+                self._dead_letters.add_dead(entry, now)
+            self._scans.rescan_place(entry)
+            self._scans.request_scans()
 
-    def _finish(self, now: Instant) -> Effects:
+    def _end_finished(self, now: Instant) -> Effects:
         """End the streams that have had all that they asked for, or, bounded, all that there is to
         have now."""
         effects: Effects = []
         full = self._policy.paused or self._capacity() <= 0
         for group in self._groups:
-            group.subscribers.pass_time(now.mono_ns)
+            group.subscribers.end_first_waits(now.mono_ns)
             if group.reserved:
                 nothing_to_give, completed = False, 0
             elif full:
                 nothing_to_give, completed = True, group.scans.started + 1
             else:
                 nothing_to_give, completed = group.scans.is_exhausted, group.scans.completed
-            over = group.subscribers.over(nothing_to_give=nothing_to_give, completed=completed)
+            over = group.subscribers.finished_streams(nothing_to_give=nothing_to_give, completed=completed)
             effects += [self._end(subscriber, Cause.COMPLETE) for subscriber in over]
         return effects
 
-    def _claim(self, now: Instant) -> Effects:
-        wishes = [(group, min(group.credit, self._scans.available(group, now))) for group in self._groups]
-        most = self._claimable(sum(wish for _, wish in wishes), now)
+    def _start_claim(self, now: Instant) -> Effects:
+        demand = [(group, min(group.credit, self._scans.available(group, now))) for group in self._groups]
+        most = self._claimable(sum(wanted for _, wanted in demand), now)
         if most <= 0 or len(self._claims) >= self._limits.claims_max:
             return []
         if len(self._claims) and most < self._policy.batch_size:
             return []  # Credit comes in drops while a claim is under way: gather it into one statement.
         picked: dict[Key, tuple[FilterGroup, Entry]] = {}
-        for group, entry in self._scans.take(wishes, most):
+        for group, entry in self._scans.take_entries(demand, most):
             if self._is_dead(entry):
-                self._dead_letters.add(entry, now)
+                self._dead_letters.add_dead(entry, now)
             elif entry.key not in self._dead_letters:
                 picked[entry.key] = group, entry
         if not picked:
             return []
         self._bucket.spend(len(picked))
         claim_id = next(self._numbers)
-        self._claims.begin(claim_id, ClaimAttempt(picked, now.mono_ns))
+        self._claims.add_attempt(claim_id, ClaimAttempt(picked, now.mono_ns))
         wanted = [
             Wanted(entry.key, entry.epoch, wait_ns(self._policy, entry.epoch, self._jitter()), group.selection)
             for group, entry in picked.values()
         ]
         return [Claim(claim_id, tuple(wanted))]
 
-    def _claimable(self, wished: int, now: Instant) -> int:
-        if not wished or self._policy.paused:
+    def _claimable(self, wanted: int, now: Instant) -> int:
+        if not wanted or self._policy.paused:
             return 0
         allowance = self._bucket.allowance(now.mono_ns)
-        most = min(wished, self._capacity(), self._limits.claim_max)
+        most = min(wanted, self._capacity(), self._limits.claim_max)
         return most if allowance is None else min(most, allowance)
 
-    def _scan(self, now: Instant) -> Effects:
-        groups, main = self._hungry(), self._groups.main
+    def _start_scans(self, now: Instant) -> Effects:
+        groups, main = self._with_demand(), self._groups.main
         if self._dead_letters.scanned_for and now.mono_ns >= self._dead_scan_ns and main not in groups:
             groups.append(main)
-        return self._scans.begin(groups, now, self._claims.messages + self._dead_letters.waiting) if groups else []
+        return (
+            self._scans.start_scans(groups, now, self._claims.messages + self._dead_letters.due_count) if groups else []
+        )
 
     # Parts of decisions.
 
@@ -527,7 +529,7 @@ class Dispatcher:
             most = min(most, self._policy.max_in_flight)
         return most - len(self._leases) - self._claims.messages
 
-    def _hungry(self) -> list[FilterGroup]:
+    def _with_demand(self) -> list[FilterGroup]:
         """The groups in which somebody could be given a message."""
         if self._policy.paused or self._draining or self._capacity() <= 0:
             return []
@@ -538,7 +540,7 @@ class Dispatcher:
         if not len(self._leases):
             return False
         full = self._capacity() <= 0
-        return any(group.subscribers.starved or (full and group.subscribers.awake) for group in self._groups)
+        return any(group.subscribers.any_starved or (full and group.subscribers.any_reading) for group in self._groups)
 
     def _is_dead(self, entry: Entry) -> bool:
         return self._dead_letters.is_dead(entry)
@@ -549,7 +551,7 @@ class Dispatcher:
         lease = self._leases.get(entry.key)
         return lease is not None and entry.epoch < lease.epoch and scan_id < lease.known_since
 
-    def _take_claims(
+    def _start_leases(
         self, now: Instant, picked: Mapping[Key, tuple[FilterGroup, Entry]], claims: Sequence[Claimed]
     ) -> None:
         """Make leases of committed claims, and deal them out."""
@@ -560,29 +562,29 @@ class Dispatcher:
         missed = [(group, entry) for group, entry in picked.values() if entry.key not in taken]
         self._bucket.spend(-len(missed))
         for group in by_group:
-            self._scans.missed([entry for of, entry in missed if of is group], now, group)
-            self._scans.claimed(group, taken)
+            self._scans.retry_later([entry for of, entry in missed if of is group], now, group)
+            self._scans.claim_succeeded(group, taken)
         for claim in sorted(claims, key=lambda claim: (claim.priority, claim.due_ns, claim.key)):
             if before := self._leases.get(claim.key):
                 self._end_lease(before)
             lease = Lease.of(claim, next(self._numbers))
-            self._leases.add(lease)
+            self._leases.add_lease(lease)
             by_group[picked[lease.key][0]].append(lease)
         for group, leases in by_group.items():
-            self._deal(group, leases)
+            self._distribute(group, leases)
 
-    def _deal(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
-        dealt, left = group.subscribers.deal(leases)
-        for lease, subscriber in dealt:
-            self._leases.hold(lease, subscriber.spec.holder, subscriber.spec.id)
+    def _distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
+        given_out, left = group.subscribers.distribute(leases)
+        for lease, subscriber in given_out:
+            self._leases.assign(lease, subscriber.spec.holder, subscriber.spec.id)
         self._give_back(left)
 
     def _end_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
         """The leases of a fetch that still stand and are still to be sent, with their
         subscribers."""
-        standing, served = self._fetches.end(fetch_id, self._subscribers)
+        standing, served = self._fetches.finish_fetch(fetch_id, self._subscribers)
         for subscriber in served:
-            self._group_of(subscriber).subscribers.fetching(subscriber, fetching=False)
+            self._group_of(subscriber).subscribers.set_fetching(subscriber, fetching=False)
         return standing
 
     def _give_back(self, leases: Sequence[Lease]) -> None:
@@ -591,22 +593,22 @@ class Dispatcher:
             if not lease.is_sent:
                 self._bucket.spend(-1)
             elif self._is_dead(last):
-                self._dead_letters.add(last, self._now)  # Should giving it back fail, it is due then.
-            self._releases.add(lease.returned())
+                self._dead_letters.add_dead(last, self._now)  # Should giving it back fail, it is due then.
+            self._releases.add_release(lease.returned())
             self._end_lease(lease)
 
-    def _scan_where_they_were(self, returns: Iterable[Return]) -> None:
+    def _rescan_places_of(self, returns: Iterable[Return]) -> None:
         """Claims may have been given back: unsent messages stand at their old places."""
         for claim in returns:
             if not claim.sent:
-                self._scans.lower(claim.entry)
-        self._scans.stir()
+                self._scans.rescan_place(claim.entry)
+        self._scans.request_scans()
 
     def _end_lease(self, lease: Lease) -> None:
         self._leases.end(lease)
-        self._verification.ended(lease)
+        self._verification.lease_ended(lease)
         if lease.subscriber is not None and (subscriber := self._subscribers.get(lease.subscriber)):
-            self._group_of(subscriber).subscribers.take_back(subscriber, lease)
+            self._group_of(subscriber).subscribers.lease_ended(subscriber, lease)
 
     def _group_of(self, subscriber: Subscriber) -> FilterGroup:
         group = self._groups.get(subscriber.spec.selection)
@@ -619,7 +621,7 @@ class Dispatcher:
         streams.discard(subscriber.spec.id)
         if not streams:
             del self._streams_of[subscriber.spec.holder]
-        self._group_of(subscriber).subscribers.remove(subscriber)
+        self._group_of(subscriber).subscribers.remove_stream(subscriber)
 
     def _end(self, subscriber: Subscriber, cause: Cause, text: str = "") -> End:
         self._forget(subscriber)

@@ -1,17 +1,17 @@
 """What the dispatcher wants done: plain values, carried out by the table runner, answered by an
 event.
 
-| effect    | answered by                                   |
-|-----------|-----------------------------------------------|
-| `Scan`    | `Dispatcher.scanned` or `.scan_failed`        |
-| `Claim`   | `Dispatcher.claimed` or `.claim_failed`       |
-| `Fetch`   | `Dispatcher.fetched` or `.fetch_failed`       |
-| `Lookup`  | `Dispatcher.looked_up` or `.lookup_failed`    |
-| `Release` | `Dispatcher.released` or `.release_failed`    |
-| `Purge`   | `Dispatcher.purged` or `.purge_failed`        |
-| `MoveDeadLetters`    | `Dispatcher.moved_dead_letters` or `.move_failed`         |
-| `Deliver` | nothing: the rows are the subscriber's now    |
-| `End`     | nothing: the subscription is over             |
+| effect            | answered by                                      |
+|-------------------|--------------------------------------------------|
+| `Scan`            | `Dispatcher.scan_done` or `.scan_failed`         |
+| `Claim`           | `Dispatcher.claim_done` or `.claim_failed`       |
+| `Fetch`           | `Dispatcher.fetch_done` or `.fetch_failed`       |
+| `Lookup`          | `Dispatcher.lookup_done` or `.lookup_failed`     |
+| `Release`         | `Dispatcher.release_done` or `.release_failed`   |
+| `Purge`           | `Dispatcher.purge_done` or `.purge_failed`       |
+| `MoveDeadLetters` | `Dispatcher.move_done` or `.move_failed`         |
+| `Deliver`         | nothing: the rows are the subscriber's now       |
+| `End`             | nothing: the subscription is over                |
 """
 
 from __future__ import annotations

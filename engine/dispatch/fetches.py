@@ -23,7 +23,7 @@ class FetchesUnderWay:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def begin(self, groups: Iterable[FilterGroup]) -> list[Effect]:
+    def start_fetches(self, groups: Iterable[FilterGroup]) -> list[Effect]:
         """Fetch the rows of what was dealt: one fetch for all subscribers of the same format."""
         batches: dict[RowFormat, list[Lease]] = {}
         for group in groups:
@@ -33,10 +33,10 @@ class FetchesUnderWay:
                 claimed = (lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED)
                 if wanted := list(islice(claimed, room)):
                     batch += wanted
-                    group.subscribers.fetching(subscriber, fetching=True)
-        return [self._begin(row_format, leases) for row_format, leases in batches.items() if leases]
+                    group.subscribers.set_fetching(subscriber, fetching=True)
+        return [self._start_fetch(row_format, leases) for row_format, leases in batches.items() if leases]
 
-    def end(
+    def finish_fetch(
         self, fetch_id: int, subscribers: Mapping[int, Subscriber]
     ) -> tuple[list[tuple[Lease, Subscriber]], list[Subscriber]]:
         """A fetch came back, or failed. Returns the leases that still stand and are still to be sent, with their
@@ -54,7 +54,7 @@ class FetchesUnderWay:
         """The leases whose rows a fetch reads."""
         return self._by_id[fetch_id]
 
-    def _begin(self, row_format: RowFormat, leases: list[Lease]) -> Fetch:
+    def _start_fetch(self, row_format: RowFormat, leases: list[Lease]) -> Fetch:
         for lease in leases:
             lease.apply(LeaseEvent.FETCH)
         fetch_id = next(self._numbers)

@@ -34,9 +34,9 @@ class FilterGroup:
         return max(0, self.subscribers.credit - self.reserved)
 
     @property
-    def is_unsure(self) -> bool:
+    def awaits_scan(self) -> bool:
         """Whether a bounded stream waits for a scan that began after it did."""
-        return self.subscribers.is_unsure(self.scans.completed, self.scans.started)
+        return self.subscribers.awaits_scan(self.scans.completed, self.scans.started)
 
 
 class TooManyFilterGroups(Exception):

@@ -4,7 +4,7 @@ The server's clock decides two things and nothing else: whether a message is due
 wait of a delivery is over. Both stand as times in the table's rows. It can be set forward or back
 at any moment.
 
-Everything that measures a duration (pauses, backoffs, rates, intervals, the patience of a bounded
+Everything that measures a duration (pauses, backoffs, rates, intervals, the wait of a bounded
 stream) uses the proxy's monotonic clock, which never steps.
 """
 

@@ -164,13 +164,13 @@ class Leases:
         """The lease of that message."""
         return self._by_key.get(key)
 
-    def add(self, lease: Lease) -> None:
+    def add_lease(self, lease: Lease) -> None:
         """Begin a lease; there must be none of that key."""
         assert lease.key not in self._by_key, lease
         self._by_key[lease.key] = lease
         heapq.heappush(self._deadlines, (lease.deadline_ns, lease.key, lease.epoch))
 
-    def hold(self, lease: Lease, holder: int, subscriber: int) -> None:
+    def assign(self, lease: Lease, holder: int, subscriber: int) -> None:
         """Give a lease to a stream of a connection."""
         lease.holder, lease.subscriber = holder, subscriber
         self._by_holder.setdefault(holder, {})[lease.key] = lease
@@ -192,7 +192,7 @@ class Leases:
         """What a connection holds, oldest first."""
         return list(self._by_holder.get(holder, {}).values())
 
-    def postpone(self, lease: Lease, deadline_ns: int) -> None:
+    def confirm(self, lease: Lease, deadline_ns: int) -> None:
         """Put a lease at the end of the order of iteration, with the deadline that it has now."""
         self._by_key[lease.key] = self._by_key.pop(lease.key)
         if lease.deadline_ns != deadline_ns:

@@ -23,7 +23,7 @@ class Releases:
     """Claims to give back: those waiting, and those being given back now."""
 
     def __init__(self, limits: Limits) -> None:
-        self._most = limits.claim_max
+        self._batch_max = limits.claim_max
         self._waiting: list[Return] = []
         self._under_way: dict[Key, Return] = {}
         self._pause = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
@@ -36,15 +36,15 @@ class Releases:
         return key in self._under_way
 
     @property
-    def at_ns(self) -> int | None:
+    def release_ns(self) -> int | None:
         """When to go on (monotonic)."""
         return self._pause.until_ns if self._waiting else None
 
-    def add(self, claim: Return) -> None:
+    def add_release(self, claim: Return) -> None:
         """Give this claim back."""
         self._waiting.append(claim)
 
-    def begin(self, now: Instant) -> list[Effect]:
+    def start_release(self, now: Instant) -> list[Effect]:
         """Give back what waits, but for claims whose time is over: they are nobody's already."""
         if self._under_way or not self._waiting or now.mono_ns < self._pause.until_ns:
             return []
@@ -52,27 +52,27 @@ class Releases:
         batch: dict[Key, Return] = {}
         rest: list[Return] = []
         for claim in waiting:
-            if claim.key in batch or len(batch) >= self._most:
+            if claim.key in batch or len(batch) >= self._batch_max:
                 rest.append(claim)
             else:
                 batch[claim.key] = claim
         self._waiting, self._under_way = rest, batch
         return [Release(tuple(batch.values()))] if batch else []
 
-    def done(self) -> list[Return]:
+    def release_answered(self) -> list[Return]:
         """They are given back; returns them."""
         self._pause.reset()
-        return self._end()
+        return self._take_under_way()
 
-    def failed(self, now: Instant) -> list[Return]:
+    def release_failed(self, now: Instant) -> list[Return]:
         """Giving back failed, or its answer was lost. It is guarded, so it is tried again while it
         matters."""
-        failed = self._end()
+        failed = self._take_under_way()
         self._waiting += failed
         self._pause.lengthen(now.mono_ns)
         return failed
 
-    def _end(self) -> list[Return]:
+    def _take_under_way(self) -> list[Return]:
         under_way, self._under_way = self._under_way, {}
         return list(under_way.values())
 
@@ -107,17 +107,17 @@ class DeadLetters:
         """Whether a message has been delivered as often as it may be."""
         return self.configured and self._policy.max_attempts <= entry.epoch
 
-    def reconfigure(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """The table's comment changed."""
         self._policy = policy
 
     @property
-    def waiting(self) -> int:
+    def due_count(self) -> int:
         """How many are due and not being moved."""
         return len(self._due)
 
     @property
-    def at_ns(self) -> int | None:
+    def move_ns(self) -> int | None:
         """When to go on with those that are due (monotonic)."""
         return self._pause.until_ns if self._due else None
 
@@ -133,7 +133,7 @@ class DeadLetters:
             heapq.heappop(self._later_heap)
         return self._later_heap[0][0] if self._later_heap else None
 
-    def add(self, entry: Entry, now: Instant) -> None:
+    def add_dead(self, entry: Entry, now: Instant) -> None:
         """This message is dead: it is moved when it is due."""
         if entry.due_ns <= now.server_ns:
             self._later.pop(entry.key, None)
@@ -145,17 +145,17 @@ class DeadLetters:
                 self._later_heap = [(later.due_ns, later.key) for later in self._later.values()]
                 heapq.heapify(self._later_heap)
 
-    def over(self, keys: Iterable[Key]) -> None:
+    def forget(self, keys: Iterable[Key]) -> None:
         """These messages are acknowledged, gone, or not dead any more."""
         if self._due or self._later:
             for key in keys:
                 self._due.pop(key, None)
                 self._later.pop(key, None)
 
-    def begin(self, now: Instant) -> list[Effect]:
+    def start_move(self, now: Instant) -> list[Effect]:
         """Move those that are due."""
         while (due_ns := self.next_due_ns) is not None and due_ns <= now.server_ns:
-            self.add(self._later[heapq.heappop(self._later_heap)[1]], now)
+            self.add_dead(self._later[heapq.heappop(self._later_heap)[1]], now)
         if self._under_way or not self._due or now.mono_ns < self._pause.until_ns:
             return []
         dead = list(islice(self._due.values(), self._limits.claim_max))
@@ -165,7 +165,7 @@ class DeadLetters:
         retry_ns = self._limits.dead_letter_retry_ns
         return [MoveDeadLetters(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
 
-    def done(self, now: Instant, moved: Collection[Key]) -> list[Entry]:
+    def move_answered(self, now: Instant, moved: Collection[Key]) -> list[Entry]:
         """These were moved; returns the others, which are locked by somebody, changed, or left alone
         for a while."""
         under_way, self._under_way = self._under_way, {}
@@ -186,30 +186,30 @@ class Purges:
 
     def __init__(self, limits: Limits, now: Instant) -> None:
         self._limits = limits
-        self._at_ns = now.mono_ns
+        self._purge_ns = now.mono_ns
         self.under_way = False
 
     @property
-    def at_ns(self) -> int | None:
+    def purge_ns(self) -> int | None:
         """When to begin again (monotonic)."""
-        return None if self.under_way else self._at_ns
+        return None if self.under_way else self._purge_ns
 
-    def begin(self, now: Instant, policy: Policy) -> list[Effect]:
+    def start_purge(self, now: Instant, policy: Policy) -> list[Effect]:
         """Purge when it is time."""
-        if self.under_way or now.mono_ns < self._at_ns:
+        if self.under_way or now.mono_ns < self._purge_ns:
             return []
         self.under_way = True
         return [Purge(policy.purge_after_ns, self._limits.purge_rows)]
 
-    def done(self, now: Instant, policy: Policy, count: int) -> None:
+    def purge_answered(self, now: Instant, policy: Policy, count: int) -> None:
         """So many were deleted; a full batch means that there are more."""
         self.under_way = False
         at_ns = now.mono_ns
-        self._at_ns = at_ns if count >= self._limits.purge_rows else at_ns + self._pause_ns(policy)
+        self._purge_ns = at_ns if count >= self._limits.purge_rows else at_ns + self._pause_ns(policy)
 
-    def reconfigure(self, now: Instant, policy: Policy) -> None:
+    def set_policy(self, now: Instant, policy: Policy) -> None:
         """The table's comment changed."""
-        self._at_ns = min(self._at_ns, now.mono_ns + self._pause_ns(policy))
+        self._purge_ns = min(self._purge_ns, now.mono_ns + self._pause_ns(policy))
 
     def _pause_ns(self, policy: Policy) -> int:
         tenth = policy.purge_after_ns // 10

@@ -1,7 +1,7 @@
 """The read-ahead buffer: message keys read ahead of need, without row data.
 
-A scan of the whole index (`scanned`) replaces the buffer; one that began where the last had ended
-adds to it (`joined`). An entry is *ready* when it is due on the server's clock, *later* until then.
+A scan of the whole index (`replace_with`) replaces the buffer; one that began where the last had ended
+adds to it (`extend_with`). An entry is *ready* when it is due on the server's clock, *later* until then.
 A row that a claim missed although it looked due (somebody has it locked, or another proxy was
 faster) waits a little longer each time before it is tried again, on the monotonic clock, so that a
 consumer's long transaction costs a few attempts and not a busy loop.
@@ -58,7 +58,7 @@ class ReadAhead:
         return len(self._ready)
 
     @property
-    def missed(self) -> int:
+    def missed_count(self) -> int:
         """How many rows are left alone for a moment."""
         return len(self._missed)
 
@@ -74,7 +74,7 @@ class ReadAhead:
             times.append(now.until(self.horizon_ns))
         return min(times, default=None)
 
-    def scanned(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
+    def replace_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
         """Take a scan's result in place of everything known, without the entries that are
         `unwanted`."""
         self._ready, self._ready_heap, self._later = {}, [], {}
@@ -87,7 +87,7 @@ class ReadAhead:
                 self._add(entry, now)
         self.more, self.horizon_ns = result.more, result.horizon_ns
 
-    def joined(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
+    def extend_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
         """Take a scan's result beside what is known."""
         for entry in result.entries:
             if not unwanted(entry):
@@ -109,7 +109,7 @@ class ReadAhead:
             heapq.heappop(self._ready_heap)
         return None
 
-    def promote(self, now: Instant) -> None:
+    def promote_due(self, now: Instant) -> None:
         """Make ready what has come due, and what may be tried again."""
         while self._due_heap and self._due_heap[0][0] <= now.server_ns:
             self._promote(*heapq.heappop(self._due_heap)[1:], now)
@@ -123,7 +123,7 @@ class ReadAhead:
             return False
         return known.epoch > entry.epoch or (known.epoch, known.due_ns) == (entry.epoch, entry.due_ns)
 
-    def await_due(self, entry: Entry, most: int) -> None:
+    def add_scheduled(self, entry: Entry, most: int) -> None:
         """Take a message that is not due yet from elsewhere than a scan; with `most` of them, leave
         it to a scan."""
         self.forget((entry.key,))
@@ -156,13 +156,13 @@ class ReadAhead:
             self._later.pop(key, None)
             self._missed.pop(key, None)
 
-    def claimed(self, keys: Iterable[Key]) -> None:
+    def forget_misses(self, keys: Iterable[Key]) -> None:
         """These could be claimed: whoever had them has let go."""
         if self._missed:
             for key in keys:
                 self._missed.pop(key, None)
 
-    def miss(self, entries: Iterable[Entry], now: Instant, *, keep: bool = False) -> int:
+    def add_missed(self, entries: Iterable[Entry], now: Instant, *, keep: bool = False) -> int:
         """These could not be claimed. Returns the monotonic time at which to scan for them. `keep`:
         they are tried again without a scan that shows them."""
         retry_ns = now.mono_ns + RETRY_MAX_NS

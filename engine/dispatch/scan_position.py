@@ -10,7 +10,7 @@ A new row must not hide before that place. New rows have a time of 0, by default
 than all before, or a time of about now. So the scan position has a place for each (`Position`), and
 both are held back by `SETTLING_NS`, because a row is visible when it is committed and has its id
 and time from before. What may be otherwise (an UPDATE, a longer transaction, a row given back to
-its old place, a server's clock that was set back) calls `lower` or `reset`; and at the poller's
+its old place, a server's clock that was set back) calls `lower` or `reset_to_front`; and at the poller's
 interval each scan is a full one.
 """
 
@@ -54,7 +54,7 @@ class ScanPosition:
         """Whether the next scan is a full one."""
         return not self._after
 
-    def begin(self, now: Instant) -> Mapping[int, Position]:
+    def scan_from(self, now: Instant) -> Mapping[int, Position]:
         """A scan begins; returns where."""
         self._begun = now
         self._lowered.clear()
@@ -88,7 +88,7 @@ class ScanPosition:
                 places[entry.priority] = _lower(before, place)
         self._lowered.setdefault(entry.priority, place)
 
-    def reset(self) -> None:
+    def reset_to_front(self) -> None:
         """There may be something anywhere."""
         self._after.clear()
         self._reset_meanwhile = True

@@ -49,14 +49,14 @@ class ScanState:
         """Whether, as far as is known, no more messages are due than those that were taken."""
         return self.buffer.ready == 0 and not self.buffer.more
 
-    def begin(self, now: Instant) -> None:
+    def scan_started(self, now: Instant) -> None:
         """A scan is begun: it shows all that is committed by now."""
         self.started += 1
         self.begun_ns = now.mono_ns
         self.dirty = False
         self.due_again_ns = self.retry_ns = None
 
-    def complete(self, now: Instant, stale_ns: int) -> None:
+    def scan_completed(self, now: Instant, stale_ns: int) -> None:
         """The scan came back. What a slow scan read is trusted for as long as it took, or a slow
         table would be scanned all the time."""
         self.completed = self.started
@@ -75,7 +75,7 @@ class ScanState:
         else:
             self.due_again_ns = min(entry.due_ns, self.due_again_ns or entry.due_ns)
 
-    def retry(self, at_ns: int) -> None:
+    def retry_at(self, at_ns: int) -> None:
         """Rows that a claim missed are worth another scan at this time."""
         self.retry_ns = min(at_ns, self.retry_ns or at_ns)
 

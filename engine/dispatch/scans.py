@@ -1,11 +1,11 @@
 """The scan scheduler: when each filter group scans the table, and what is read ahead for it.
 
-A message that nobody here holds is known by its key in a group's read-ahead buffer, or it is not
-known and a *scan* must find it. So every report of such a message comes here: a commit (`stir`),
-the server's log (`logged`), a lookup (`found`, `found_before`), a claim that missed it (`missed`),
-the end of a lease (`lower`). Each either puts it into the buffers or makes sure that a scan comes
-that cannot pass it over: not one that began earlier (`ScanState.dirty`), and not one that begins
-behind it (`ScanPosition.lower`).
+A message without a lease here is either known by its key in a group's read-ahead buffer, or a *scan*
+must find it. Every report of such a message therefore comes here: a commit (`request_scans`), the
+binary log (`entry_logged`), a lookup (`found_after_lease`, `found_unleased`), a claim that missed it
+(`retry_later`), the end of a lease (`rescan_place`). Each report either puts the message into the
+buffers or requests a scan that cannot miss it: not a scan that started earlier (`ScanState.dirty`),
+and not one that begins behind the message (`ScanPosition.lower`).
 
 The scheduler alone changes the `scans` of a filter group. The dispatcher takes out of the buffers
 what it claims, and says which groups can use more.
@@ -50,16 +50,16 @@ class ScanScheduler:
         return bool(self._running)
 
     @property
-    def again_ns(self) -> int | None:
+    def rescan_ns(self) -> int | None:
         """When to scan again for what the log has shown (monotonic)."""
-        return self._awaiting.again_ns
+        return self._awaiting.rescan_ns
 
     @property
     def ready(self) -> int:
         """Keys read ahead that are due, over all groups."""
         return sum(group.scans.buffer.ready for group in self._groups)
 
-    def times(self, group: FilterGroup, now: Instant) -> list[int | None]:
+    def wake_times(self, group: FilterGroup, now: Instant) -> list[int | None]:
         """When a group that could be given messages may have some, or is to scan (monotonic)."""
         scans = group.scans
         times = [scans.buffer.next_ns(now), scans.retry_ns, self.full_scan_ns(group)]
@@ -75,36 +75,36 @@ class ScanScheduler:
 
     # Reports of messages that nobody here holds.
 
-    def stir(self, *, anywhere: bool = False) -> None:
+    def request_scans(self, *, anywhere: bool = False) -> None:
         """Something may have become due; `anywhere`: also before the places where scans begin."""
         for group in self._groups:
             group.scans.dirty = True
             if anywhere and group.scans.position is not None:
-                group.scans.position.reset()
+                group.scans.position.reset_to_front()
 
-    def anything(self, now: Instant) -> None:
+    def changed_anywhere(self, now: Instant) -> None:
         """The log shows that something changed, and it may not be visible yet."""
-        self._awaiting.anything(now.mono_ns)
-        self.stir(anywhere=True)
+        self._awaiting.await_any(now.mono_ns)
+        self.request_scans(anywhere=True)
 
-    def logged(self, entry: Entry, now: Instant) -> None:
+    def entry_logged(self, entry: Entry, now: Instant) -> None:
         """The log shows a message as it became, and it may not be visible yet."""
         if self._groups.main.scans.buffer.knows(entry):
             return
         due = entry.due_ns <= now.server_ns
         if due:
-            self._awaiting.add(now.mono_ns, entry.key)
-            self.stir()
+            self._awaiting.await_key(now.mono_ns, entry.key)
+            self.request_scans()
         else:
-            self._awaiting.met((entry.key,))
-        self.lower(entry)
+            self._awaiting.stop_awaiting((entry.key,))
+        self.rescan_place(entry)
         for group in self._groups:
             if group.scans.position is None and not (due or group.selection.partitions):
-                group.scans.buffer.await_due(entry, self._limits.window_max)
+                group.scans.buffer.add_scheduled(entry, self._limits.window_max)
             elif not due:
                 group.scans.scan_when_due(entry, now)
 
-    def found(self, entry: Entry, now: Instant) -> None:
+    def found_after_lease(self, entry: Entry, now: Instant) -> None:
         """A lookup shows that a message that was in flight is nobody's now: who wants it may have
         it when it is due."""
         for group in self._groups:
@@ -116,13 +116,13 @@ class ScanScheduler:
                 continue
             scans.scan_when_due(entry, now)
 
-    def found_before(self, entry: Entry, now: Instant) -> None:
+    def found_unleased(self, entry: Entry, now: Instant) -> None:
         """A lookup showed a message so, and it may have changed since."""
-        self.lower(entry)
+        self.rescan_place(entry)
         for group in self._groups:
             group.scans.scan_when_due(entry, now)
 
-    def lower(self, entry: Entry, but: FilterGroup | None = None) -> None:
+    def rescan_place(self, entry: Entry, but: FilterGroup | None = None) -> None:
         """The message may stand at this place (again): groups whose scans have passed it are to
         scan there."""
         for group in self._groups:
@@ -130,34 +130,34 @@ class ScanScheduler:
                 group.scans.position.lower(entry)
                 group.scans.dirty = True
 
-    def missed(self, entries: Sequence[Entry], now: Instant, of: FilterGroup | None = None) -> None:
+    def retry_later(self, entries: Sequence[Entry], now: Instant, of: FilterGroup | None = None) -> None:
         """Messages that looked due could not be had: they are left alone for a moment, and scanned
         for again, by all groups. `of`: the group that the claim was for."""
         if not entries:
             return
         for group in self._groups:
             keep = group is of and group.scans.position is not None
-            group.scans.retry(group.scans.buffer.miss(entries, now, keep=keep))
+            group.scans.retry_at(group.scans.buffer.add_missed(entries, now, keep=keep))
         for entry in entries:
-            self.lower(entry, but=of)
+            self.rescan_place(entry, but=of)
 
-    def claimed(self, group: FilterGroup, keys: Collection[Key]) -> None:
+    def claim_succeeded(self, group: FilterGroup, keys: Collection[Key]) -> None:
         """These were claimed for a group: whoever had them locked has let go."""
-        group.scans.buffer.claimed(keys)
+        group.scans.buffer.forget_misses(keys)
 
-    def over(self, keys: Sequence[Key]) -> None:
+    def forget(self, keys: Sequence[Key]) -> None:
         """These messages are acknowledged, or gone."""
         for group in self._groups:
             group.scans.buffer.forget(keys)
 
-    def not_awaited(self, keys: Iterable[Key]) -> None:
+    def stop_awaiting(self, keys: Iterable[Key]) -> None:
         """The log has shown what became of these: nothing waits until they are visible."""
-        self._awaiting.met(keys)
+        self._awaiting.stop_awaiting(keys)
 
     def clock_stepped_back(self) -> None:
         """The server's clock was set back: rows may have come in before the places where scans
         begin."""
-        self.stir(anywhere=True)
+        self.request_scans(anywhere=True)
 
     # What is read ahead.
 
@@ -165,55 +165,55 @@ class ScanScheduler:
         """How many messages of a group's buffer may be claimed now."""
         return 0 if group.scans.is_stale(now) else group.scans.buffer.ready
 
-    def take(self, wishes: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
+    def take_entries(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
         """Take the first `count` ready entries of the groups' buffers, in the order of delivery, at
         most so many of each group. What is taken for one group is dropped from the others'
         buffers."""
-        if len(wishes) == 1:
-            ((group, most),) = wishes
+        if len(demand) == 1:
+            ((group, most),) = demand
             return [(group, entry) for entry in group.scans.buffer.take(min(count, most))]
-        left = [most for _, most in wishes]
+        left = [most for _, most in demand]
         heads: list[tuple[int, int, Key, int, int]] = []
 
-        def put(at: int) -> None:
-            entry = wishes[at][0].scans.buffer.head()
+        def push_head(at: int) -> None:
+            entry = demand[at][0].scans.buffer.head()
             if entry is not None and left[at] > 0:
                 heapq.heappush(heads, (entry.priority, entry.due_ns, entry.key, -left[at], at))
 
-        for at in range(len(wishes)):
-            put(at)
+        for at in range(len(demand)):
+            push_head(at)
         taken: list[tuple[FilterGroup, Entry]] = []
         while heads and len(taken) < count:
             _, due_ns, key, _, at = heapq.heappop(heads)
-            group = wishes[at][0]
+            group = demand[at][0]
             head = group.scans.buffer.head()
             if head is not None and (head.key, head.due_ns) == (key, due_ns):
                 taken += [(group, entry) for entry in group.scans.buffer.take(1)]
                 left[at] -= 1
-                for other, _ in wishes:
+                for other, _ in demand:
                     other.scans.buffer.drop(key)
-            put(at)
+            push_head(at)
         return taken
 
     # Scanning.
 
-    def pass_time(self, now: Instant) -> None:
+    def promote_due(self, now: Instant) -> None:
         """What has come due is ready; what the log has shown and no scan has is scanned for
         again."""
         for group in self._groups:
-            group.scans.buffer.promote(now)
-        if self._awaiting.due(now.mono_ns):
-            self.stir(anywhere=self._awaiting.slow)
+            group.scans.buffer.promote_due(now)
+        if self._awaiting.start_rescan(now.mono_ns):
+            self.request_scans(anywhere=self._awaiting.commit_is_slow)
 
-    def begin(self, groups: Iterable[FilterGroup], now: Instant, unavailable: int) -> list[Effect]:
+    def start_scans(self, groups: Iterable[FilterGroup], now: Instant, unavailable: int) -> list[Effect]:
         """Scan for those of these groups whose time it is. `unavailable`: so many rows show as due
         and are taken."""
         due = [group for group in groups if self._is_due(group, now)]
         due.sort(key=lambda group: group.scans.begun_ns)
         room = max(0, self._limits.scans_max - len(self._running))
-        return [self._begin(group, now, unavailable) for group in due[:room]]
+        return [self._start_scan(group, now, unavailable) for group in due[:room]]
 
-    def answered(
+    def scan_answered(
         self,
         now: Instant,
         scan_id: int,
@@ -225,8 +225,8 @@ class ScanScheduler:
         `is_outdated`: whether a row shows less than is known."""
         running = self._running.pop(scan_id)
         scans = running.group.scans
-        scans.complete(now, self._limits.stale_ns)
-        self._awaiting.met(entry.key for entry in result.entries)
+        scans.scan_completed(now, self._limits.stale_ns)
+        self._awaiting.stop_awaiting(entry.key for entry in result.entries)
 
         def unwanted(entry: Entry) -> bool:
             if not is_taken(entry.key):
@@ -236,9 +236,9 @@ class ScanScheduler:
             return True
 
         if running.part is None or not running.part.after:
-            scans.buffer.scanned(result, now, unwanted)
+            scans.buffer.replace_with(result, now, unwanted)
         elif len(scans.buffer) <= 2 * scans.limit:
-            scans.buffer.joined(result, now, unwanted)
+            scans.buffer.extend_with(result, now, unwanted)
         else:
             return  # No room: what was found is still there at the next scan.
         if scans.position is not None:
@@ -246,31 +246,31 @@ class ScanScheduler:
         most = min(self._limits.window_max // len(self._groups), self._policy.cache_size)
         scans.adapt_limit(self._limits.scan_min, most)
 
-    def failed(self, now: Instant, scan_id: int) -> FilterGroup:
+    def scan_failed(self, now: Instant, scan_id: int) -> FilterGroup:
         """A scan could not be made; returns the group that has learned nothing."""
         group = self._running.pop(scan_id).group
-        group.scans.complete(now, self._limits.stale_ns)
+        group.scans.scan_completed(now, self._limits.stale_ns)
         group.scans.dirty = True
         return group
 
-    def reconfigure(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """The table's comment changed."""
         self._policy = policy
-        self.stir()
+        self.request_scans()
 
-    def _begin(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
+    def _start_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
         scans, part = group.scans, None
         if scans.position is not None:
             if now.mono_ns >= self.full_scan_ns(group):
-                scans.position.reset()
-            part = Range(scans.position.begin(now), now.server_ns + self._limits.ahead_ns)
+                scans.position.reset_to_front()
+            part = Range(scans.position.scan_from(now), now.server_ns + self._limits.ahead_ns)
         if part is None or not part.after:
             scans.full_begun_ns = now.mono_ns
-        scans.begin(now)
+        scans.scan_started(now)
         scan_id = next(self._numbers)
         self._running[scan_id] = _Running(group, part)
         # Rows that cannot be offered again yet must not crowd out those that can.
-        limit = scans.limit + scans.buffer.missed + unavailable
+        limit = scans.limit + scans.buffer.missed_count + unavailable
         return Scan(scan_id, group.selection, limit, part)
 
     def _is_due(self, group: FilterGroup, now: Instant) -> bool:
@@ -279,7 +279,7 @@ class ScanScheduler:
         if scans.running:
             return False
         if buffer.ready <= scans.limit // 4:
-            if scans.dirty or buffer.more or group.is_unsure:
+            if scans.dirty or buffer.more or group.awaits_scan:
                 return True
             if buffer.horizon_ns is not None and buffer.horizon_ns <= now.server_ns:
                 return True

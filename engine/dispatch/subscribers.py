@@ -26,7 +26,7 @@ BATCHES_UNSENT_MAX = 2
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a client asked for. `patience_ns` None: endless; otherwise a bounded stream that ends
+    """What a client asked for. `first_wait_ns` None: endless; otherwise a bounded stream that ends
     when nothing is due, having waited that long at most for its first message."""
 
     id: int
@@ -34,7 +34,7 @@ class Subscription:
     row_format: RowFormat
     limit: int | None = None
     prefetch: int | None = None
-    patience_ns: int | None = None
+    first_wait_ns: int | None = None
     selection: Selection = ANYTHING
 
 
@@ -46,7 +46,7 @@ class Subscriber:
     since_scan: int
     """The number of the first scan of its filter group that shows whether anything is due for this
     subscriber."""
-    patient_until_ns: int | None
+    first_wait_until_ns: int | None
     """Until when a bounded stream waits for its first message (monotonic); None: it is endless."""
     remaining: int | None
     """What is left of its LIMIT."""
@@ -54,13 +54,13 @@ class Subscriber:
     """Leases that count against PREFETCH: given to this stream and not over."""
     given: int = 0
     """Messages delivered."""
-    served: int = 0
+    last_turn: int = 0
     """The turn in which it was last given a message, for the round robin."""
     paused: bool = False
     """The client does not read as fast as it is sent to."""
     fetching: bool = False
     """A fetch of its rows is under way."""
-    out_of_patience: bool = False
+    first_wait_over: bool = False
     """A bounded stream has waited long enough for its first message."""
     unsent: dict[Key, Lease] = field(default_factory=dict)
     counted: int = 0
@@ -87,15 +87,15 @@ class Subscriber:
         return self.spec.prefetch is not None and self.held >= self.spec.prefetch
 
     @property
-    def finished(self) -> bool:
+    def limit_reached(self) -> bool:
         """Whether its LIMIT is used up and sent."""
         return self.remaining == 0 and not self.unsent
 
     @property
     def may_end(self) -> bool:
         """Whether it is a bounded stream that ends as soon as there is nothing to give."""
-        waited = self.given > 0 or self.out_of_patience
-        return self.patient_until_ns is not None and waited and not self.unsent
+        waited = self.given > 0 or self.first_wait_over
+        return self.first_wait_until_ns is not None and waited and not self.unsent
 
 
 class Subscribers:
@@ -108,20 +108,20 @@ class Subscribers:
         self._turn = 0
         self.credit = 0
         """The sum of what all may be given now, a batch each at most."""
-        self._awake = 0
+        self._reading = 0
         self._starved = 0
         self._next: list[tuple[int, int, int]] = []
         """A heap of (-credit, turn, id); entries that no longer hold are passed over."""
         self._to_fetch: dict[int, Subscriber] = {}
-        self._done: dict[int, Subscriber] = {}
+        self._finished: dict[int, Subscriber] = {}
         """Those that are over whatever there is to give: their LIMIT is used up, or they are
         bounded and starved."""
         self._ending: list[tuple[int, int]] = []
         """A heap of (since_scan, id): bounded ones that end when nothing is to be given."""
         self._ending_ids: set[int] = set()
-        self._patience: list[tuple[int, int]] = []
+        self._first_waits: list[tuple[int, int]] = []
         """A heap of (until, id): bounded ones that wait for their first message."""
-        self._unsure: Counter[int] = Counter()
+        self._awaited_scans: Counter[int] = Counter()
         """How many bounded ones wait for a scan of at least this number."""
 
     def __len__(self) -> int:
@@ -131,46 +131,46 @@ class Subscribers:
         return iter(self._by_id.values())
 
     @property
-    def starved(self) -> bool:
+    def any_starved(self) -> bool:
         """Whether somebody that reads has as much as PREFETCH allows."""
         return self._starved > 0
 
     @property
-    def awake(self) -> bool:
+    def any_reading(self) -> bool:
         """Whether anybody reads."""
-        return self._awake > 0
+        return self._reading > 0
 
     # Who is here.
 
-    def add(self, subscriber: Subscriber) -> None:
+    def add_stream(self, subscriber: Subscriber) -> None:
         """A stream begins."""
         self._by_id[subscriber.spec.id] = subscriber
-        self._awake += not subscriber.paused
-        if subscriber.patient_until_ns is not None:
-            self._unsure[subscriber.since_scan] += 1
-            heapq.heappush(self._patience, (subscriber.patient_until_ns, subscriber.spec.id))
+        self._reading += not subscriber.paused
+        if subscriber.first_wait_until_ns is not None:
+            self._awaited_scans[subscriber.since_scan] += 1
+            heapq.heappush(self._first_waits, (subscriber.first_wait_until_ns, subscriber.spec.id))
         self._changed(subscriber)
 
-    def remove(self, subscriber: Subscriber) -> None:
+    def remove_stream(self, subscriber: Subscriber) -> None:
         """A stream is over; its unsent leases are the caller's to give back."""
         number = subscriber.spec.id
         del self._by_id[number]
-        self._awake -= not subscriber.paused
+        self._reading -= not subscriber.paused
         self.credit -= subscriber.counted
         self._starved -= subscriber.counted_starved
         self._to_fetch.pop(number, None)
-        self._done.pop(number, None)
-        if subscriber.patient_until_ns is not None:
-            self._unsure[subscriber.since_scan] -= 1
-            if not self._unsure[subscriber.since_scan]:
-                del self._unsure[subscriber.since_scan]
+        self._finished.pop(number, None)
+        if subscriber.first_wait_until_ns is not None:
+            self._awaited_scans[subscriber.since_scan] -= 1
+            if not self._awaited_scans[subscriber.since_scan]:
+                del self._awaited_scans[subscriber.since_scan]
         self._compact()
 
-    def pause(self, subscriber: Subscriber, *, paused: bool) -> None:
+    def set_paused(self, subscriber: Subscriber, *, paused: bool) -> None:
         """Its client stopped reading, or reads again."""
         if subscriber.paused is not paused:
             subscriber.paused = paused
-            self._awake += -1 if paused else 1
+            self._reading += -1 if paused else 1
             self._changed(subscriber)
 
     def resize(self, batch_size: int) -> None:
@@ -181,12 +181,12 @@ class Subscribers:
 
     # What they are given.
 
-    def deal(self, leases: Sequence[Lease]) -> tuple[list[tuple[Lease, Subscriber]], Sequence[Lease]]:
+    def distribute(self, leases: Sequence[Lease]) -> tuple[list[tuple[Lease, Subscriber]], Sequence[Lease]]:
         """Give `leases` out in order, to each subscriber a batch at most.
 
         Returns who got which, and the leases that nobody can take.
         """
-        dealt: list[tuple[Lease, Subscriber]] = []
+        given_out: list[tuple[Lease, Subscriber]] = []
         taking: list[tuple[int, int, int]] = []  # Those that got some in this deal, as in `_next`.
         served: dict[int, Subscriber] = {}
         for lease in leases:
@@ -199,19 +199,19 @@ class Subscribers:
                 break
             self._turn += 1
             subscriber = served[number] = self._by_id[number]
-            subscriber.served = self._turn
+            subscriber.last_turn = self._turn
             subscriber.held += 1
             subscriber.unsent[lease.key] = lease
             if subscriber.remaining is not None:
                 subscriber.remaining -= 1
-            dealt.append((lease, subscriber))
+            given_out.append((lease, subscriber))
             if debit < -1:
                 heapq.heappush(taking, (debit + 1, self._turn, number))
         for subscriber in served.values():
             self._changed(subscriber)
-        return dealt, leases[len(dealt) :]
+        return given_out, leases[len(given_out) :]
 
-    def take_back(self, subscriber: Subscriber, lease: Lease) -> None:
+    def lease_ended(self, subscriber: Subscriber, lease: Lease) -> None:
         """A lease is over: a sent one frees its credit, an unsent one also its place under
         LIMIT."""
         subscriber.held -= 1
@@ -219,7 +219,7 @@ class Subscribers:
             subscriber.remaining += 1
         self._changed(subscriber)
 
-    def sent(self, subscriber: Subscriber, leases: Iterable[Lease]) -> None:
+    def rows_sent(self, subscriber: Subscriber, leases: Iterable[Lease]) -> None:
         """These rows are on their way to the client."""
         for lease in leases:
             lease.apply(LeaseEvent.SEND)
@@ -233,40 +233,40 @@ class Subscribers:
         """Those that read, have unsent leases, and no fetch under way."""
         return list(self._to_fetch.values())
 
-    def fetching(self, subscriber: Subscriber, *, fetching: bool) -> None:
+    def set_fetching(self, subscriber: Subscriber, *, fetching: bool) -> None:
         """A fetch of its rows begins, or came back."""
         subscriber.fetching = fetching
         self._changed(subscriber)
 
     # Bounded streams.
 
-    def is_unsure(self, completed: int, started: int) -> bool:
+    def awaits_scan(self, completed: int, started: int) -> bool:
         """Whether a bounded stream waits for a scan that began after it did, given the numbers of
         the last scan that came back and of the last one that was begun."""
-        return any(number in self._unsure for number in range(completed + 1, started + 2))
+        return any(number in self._awaited_scans for number in range(completed + 1, started + 2))
 
-    def next_patience_ns(self) -> int | None:
-        """When the patience of a bounded stream ends next (monotonic)."""
-        while self._patience and self._waiting_first(self._patience[0][1]) is None:
-            heapq.heappop(self._patience)
-        return self._patience[0][0] if self._patience else None
+    def next_first_wait_end_ns(self) -> int | None:
+        """When the wait of a bounded stream for its first message ends next (monotonic)."""
+        while self._first_waits and self._waiting_first(self._first_waits[0][1]) is None:
+            heapq.heappop(self._first_waits)
+        return self._first_waits[0][0] if self._first_waits else None
 
-    def pass_time(self, now_ns: int) -> None:
-        """Note whose patience is over at this monotonic time."""
-        while (until_ns := self.next_patience_ns()) is not None and until_ns <= now_ns:
-            subscriber = self._by_id[heapq.heappop(self._patience)[1]]
-            subscriber.out_of_patience = True
+    def end_first_waits(self, now_ns: int) -> None:
+        """Mark the bounded streams whose wait for a first message is over at this monotonic time."""
+        while (until_ns := self.next_first_wait_end_ns()) is not None and until_ns <= now_ns:
+            subscriber = self._by_id[heapq.heappop(self._first_waits)[1]]
+            subscriber.first_wait_over = True
             self._changed(subscriber)
 
-    def over(self, *, nothing_to_give: bool, completed: int) -> list[Subscriber]:
+    def finished_streams(self, *, nothing_to_give: bool, completed: int) -> list[Subscriber]:
         """Those that have had all that they asked for, or, bounded, all that there is to have now.
         They are still to be removed. `completed` is the number of the last scan that came back."""
-        ended = list(self._done.values())
+        ended = list(self._finished.values())
         while nothing_to_give and self._ending and self._ending[0][0] <= completed:
             number = heapq.heappop(self._ending)[1]
             self._ending_ids.discard(number)
             subscriber = self._by_id.get(number)
-            if subscriber is not None and subscriber.may_end and number not in self._done:
+            if subscriber is not None and subscriber.may_end and number not in self._finished:
                 ended.append(subscriber)
         return ended
 
@@ -280,9 +280,9 @@ class Subscribers:
         subscriber.counted = credit
         if not credit:
             subscriber.queued = None
-        elif subscriber.queued != (credit, subscriber.served):
-            subscriber.queued = credit, subscriber.served
-            heapq.heappush(self._next, (-credit, subscriber.served, number))
+        elif subscriber.queued != (credit, subscriber.last_turn):
+            subscriber.queued = credit, subscriber.last_turn
+            heapq.heappush(self._next, (-credit, subscriber.last_turn, number))
         starved = subscriber.starved and not subscriber.paused
         self._starved += starved - subscriber.counted_starved
         subscriber.counted_starved = starved
@@ -291,10 +291,10 @@ class Subscribers:
         else:
             self._to_fetch.pop(number, None)
         may_end = subscriber.may_end
-        if subscriber.finished or (may_end and subscriber.starved):
-            self._done[number] = subscriber
+        if subscriber.limit_reached or (may_end and subscriber.starved):
+            self._finished[number] = subscriber
         else:
-            self._done.pop(number, None)
+            self._finished.pop(number, None)
         if may_end and number not in self._ending_ids:
             self._ending_ids.add(number)
             heapq.heappush(self._ending, (subscriber.since_scan, number))
@@ -305,24 +305,24 @@ class Subscribers:
         while self._next:
             debit, served, number = self._next[0]
             subscriber = self._by_id.get(number)
-            if subscriber is not None and (-debit, served) == (subscriber.counted, subscriber.served):
+            if subscriber is not None and (-debit, served) == (subscriber.counted, subscriber.last_turn):
                 return self._next[0]
             heapq.heappop(self._next)
         return None
 
     def _waiting_first(self, number: int) -> Subscriber | None:
         subscriber = self._by_id.get(number)
-        return subscriber if subscriber is not None and not (subscriber.given or subscriber.out_of_patience) else None
+        return subscriber if subscriber is not None and not (subscriber.given or subscriber.first_wait_over) else None
 
     def _compact(self) -> None:
         """Drop what the heaps hold in vain, before it is more than what they hold."""
         most = 2 * len(self._by_id) + 64
         if len(self._next) > most:
-            self._next = [(-each.counted, each.served, each.spec.id) for each in self if each.counted]
+            self._next = [(-each.counted, each.last_turn, each.spec.id) for each in self if each.counted]
             heapq.heapify(self._next)
-        if len(self._patience) > most:
-            self._patience = [entry for entry in self._patience if self._waiting_first(entry[1])]
-            heapq.heapify(self._patience)
+        if len(self._first_waits) > most:
+            self._first_waits = [entry for entry in self._first_waits if self._waiting_first(entry[1])]
+            heapq.heapify(self._first_waits)
         if len(self._ending) > most:
             self._ending = [entry for entry in self._ending if entry[1] in self._by_id]
             heapq.heapify(self._ending)

@@ -39,14 +39,14 @@ class TokenBucket:
         if self.rate is None:
             return None
         self._refill(now_ns)
-        return int(self._tokens) if self._tokens >= self._handful else 0
+        return int(self._tokens) if self._tokens >= self._burst_min else 0
 
     def spend(self, count: int) -> None:
         """So many go; a negative count: they did not go after all."""
         if self.rate is not None:
             self._tokens = min(self._tokens - count, self._capacity)
 
-    def claim_took(self, duration_ns: int) -> None:
+    def set_claim_duration(self, duration_ns: int) -> None:
         """A claim was answered so long after it was begun."""
         self._claim_s = min(duration_ns / NS_PER_S, CLAIM_MAX_S)
 
@@ -54,9 +54,9 @@ class TokenBucket:
         """When the next may go; None: at any time."""
         if self.rate is None:
             return None
-        return self.now_ns + max(0, math.ceil((self._handful - self._tokens) / self.rate * NS_PER_S))
+        return self.now_ns + max(0, math.ceil((self._burst_min - self._tokens) / self.rate * NS_PER_S))
 
-    def change(self, rate: float | None, now_ns: int) -> None:
+    def set_rate(self, rate: float | None, now_ns: int) -> None:
         """The rate is another one from now on."""
         self._refill(now_ns)
         self.rate = rate
@@ -67,7 +67,7 @@ class TokenBucket:
         return max(1.0, (self.rate or 0.0) * (BURST_S + self._claim_s))
 
     @property
-    def _handful(self) -> float:
+    def _burst_min(self) -> float:
         return max(1.0, (self.rate or 0.0) * BURST_S / 2)
 
     def _refill(self, now_ns: int) -> None:

@@ -61,7 +61,7 @@ class LeaseVerification:
         self._pause = ExponentialBackoff(limits.lookup_pause_min_ns, limits.lookup_pause_max_ns)
 
     @property
-    def wanted(self) -> bool:
+    def has_suspects(self) -> bool:
         """Whether there is anything to look up."""
         return bool(self._suspects) or self._all
 
@@ -71,13 +71,13 @@ class LeaseVerification:
         return bool(self._asked)
 
     @property
-    def until_ns(self) -> int:
+    def pause_until_ns(self) -> int:
         """Until when nothing is looked up, since so far it was in vain (monotonic)."""
         return self._pause.until_ns
 
     # Reports.
 
-    def hasten(self) -> None:
+    def end_pause(self) -> None:
         """There is reason to look: at once, however often it was in vain."""
         self._pause.reset()
 
@@ -95,7 +95,7 @@ class LeaseVerification:
         self._all_extended |= extended
         self._pause.reset()
 
-    def suspect_these(self, keys: Iterable[Key], *, extended: bool, strangers: bool) -> bool:
+    def suspect_keys(self, keys: Iterable[Key], *, extended: bool, strangers: bool) -> bool:
         """Somebody may have changed these messages, ours or, as far as there is room and
         `strangers` are of interest, others'; returns whether all are going to be looked up."""
         all_of_them = True
@@ -110,13 +110,13 @@ class LeaseVerification:
         self._pause.reset()
         return all_of_them
 
-    def look_up(self, keys: Iterable[Key]) -> None:
+    def request_lookup(self, keys: Iterable[Key]) -> None:
         """Look these messages up, which nobody here holds, when the pause is over."""
         for key in keys:
             if len(self._suspects) < self._limits.suspects_max:
                 self._note(key, extended=False)
 
-    def logged(self, lease: Lease, entry: Entry) -> None:
+    def lease_logged(self, lease: Lease, entry: Entry) -> None:
         """The log shows a message that is in flight: as claimed, as it was before, or changed by
         somebody else."""
         if (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns):
@@ -124,7 +124,7 @@ class LeaseVerification:
         elif lease in self._shown or entry.epoch >= lease.epoch:
             self.suspect(lease)
 
-    def logged_over(self, key: Key) -> bool:
+    def end_logged(self, key: Key) -> bool:
         """The log shows that a message is over; returns whether that is certain."""
         lease = self._leases.get(key)
         if lease is None or lease in self._shown:
@@ -132,19 +132,19 @@ class LeaseVerification:
         self.suspect(lease)
         return False
 
-    def settled(self, keys: Iterable[Key]) -> None:
+    def outcome_known(self, keys: Iterable[Key]) -> None:
         """What became of these is known for certain."""
         if self._suspects:
             for key in keys:
                 self._suspects.pop(key, None)
 
-    def ended(self, lease: Lease) -> None:
+    def lease_ended(self, lease: Lease) -> None:
         """A lease is over, for whatever reason."""
         self._shown.discard(lease)
 
     # Looking up.
 
-    def begin(self, now: Instant, starved: Callable[[], bool]) -> list[Effect]:
+    def start_lookup(self, now: Instant, starved: Callable[[], bool]) -> list[Effect]:
         """Look up what is suspect; or, if nothing is and somebody is `starved` of acknowledgements,
         what was sent."""
         if self._asked or now.mono_ns < self._pause.until_ns:
@@ -160,7 +160,7 @@ class LeaseVerification:
         self._asked = {key: _Asked(self._leases.get(key), self._suspects.pop(key)) for key in keys}
         return [Lookup(keys)] if keys else []
 
-    def answered(
+    def lookup_answered(
         self, now: Instant, found: Mapping[Key, Entry], decided_ns: int
     ) -> list[tuple[Lease | None, Entry | None]]:
         """A lookup came back: the leases that are over, with the rows that the messages have
@@ -177,7 +177,7 @@ class LeaseVerification:
             elif lease is not asked.lease:
                 pass  # The row was deleted, and came again: this may be older than our claim.
             elif entry is not None and self._stands(lease, asked, entry, decided_ns):
-                self._leases.postpone(lease, entry.due_ns)
+                self._leases.confirm(lease, entry.due_ns)
             else:
                 over += 1
                 changed.append((lease, entry))
@@ -187,7 +187,7 @@ class LeaseVerification:
             self._pause.lengthen(now.mono_ns)
         return changed
 
-    def failed(self, now: Instant) -> None:
+    def lookup_failed(self, now: Instant) -> None:
         """The lookup could not be made; what was suspect still is."""
         later, self._suspects = self._suspects, {key: asked.extended for key, asked in self._asked.items()}
         self._asked = {}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, Key
 
-AGAIN_MIN_NS = 10_000_000
+RESCAN_MIN_NS = 10_000_000
 """By then nearly every commit is visible."""
-AGAIN_MAX_NS = 10 * NS_PER_S
+RESCAN_MAX_NS = 10 * NS_PER_S
 """A commit that waits for a replica waits that long by default (rpl_semi_sync_source_timeout). No
 scans are made for it after that."""
 
@@ -25,50 +25,50 @@ scans are made for it after that."""
 class AwaitingVisibility:
     """What to scan for again, and when. Times are monotonic."""
 
-    most: int
+    keys_max: int
     """Ids remembered; beyond, the scans go on without knowing for what."""
-    again_ns: int | None = None
+    rescan_ns: int | None = None
     _keys: set[Key] = field(default_factory=set)
-    _anything: bool = False
-    _pause_ns: int = AGAIN_MIN_NS
+    _any: bool = False
+    _pause_ns: int = RESCAN_MIN_NS
 
-    def add(self, now_ns: int, key: Key) -> None:
+    def await_key(self, now_ns: int, key: Key) -> None:
         """This message should be there."""
-        if len(self._keys) < self.most:
+        if len(self._keys) < self.keys_max:
             self._keys.add(key)
-            self._begin(now_ns)
+            self._restart_pause(now_ns)
         else:
-            self.anything(now_ns)
+            self.await_any(now_ns)
 
-    def anything(self, now_ns: int) -> None:
+    def await_any(self, now_ns: int) -> None:
         """Something may be there."""
-        self._anything = True
-        self._begin(now_ns)
+        self._any = True
+        self._restart_pause(now_ns)
 
-    def met(self, keys: Iterable[Key]) -> None:
+    def stop_awaiting(self, keys: Iterable[Key]) -> None:
         """These were seen, or are over."""
         if self._keys:
             self._keys.difference_update(keys)
-            if not self._keys and not self._anything:
-                self.again_ns = None
+            if not self._keys and not self._any:
+                self.rescan_ns = None
 
     @property
-    def slow(self) -> bool:
+    def commit_is_slow(self) -> bool:
         """Whether it takes longer than any INSERT is taken to."""
         return self._pause_ns >= SETTLING_NS // 2
 
-    def due(self, now_ns: int) -> bool:
+    def start_rescan(self, now_ns: int) -> bool:
         """Whether to scan again now. If so, the next time is set."""
-        if self.again_ns is None or self.again_ns > now_ns:
+        if self.rescan_ns is None or self.rescan_ns > now_ns:
             return False
         self._pause_ns *= 2
-        self.again_ns = now_ns + self._pause_ns
-        if self._pause_ns > AGAIN_MAX_NS:
-            self.again_ns = None
+        self.rescan_ns = now_ns + self._pause_ns
+        if self._pause_ns > RESCAN_MAX_NS:
+            self.rescan_ns = None
             self._keys.clear()
-            self._anything = False
+            self._any = False
         return True
 
-    def _begin(self, now_ns: int) -> None:
-        self._pause_ns = AGAIN_MIN_NS
-        self.again_ns = min(self.again_ns or now_ns + AGAIN_MIN_NS, now_ns + AGAIN_MIN_NS)
+    def _restart_pause(self, now_ns: int) -> None:
+        self._pause_ns = RESCAN_MIN_NS
+        self.rescan_ns = min(self.rescan_ns or now_ns + RESCAN_MIN_NS, now_ns + RESCAN_MIN_NS)

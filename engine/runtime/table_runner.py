@@ -77,17 +77,17 @@ class _Stream:
 
     spec: Subscription
     sink: Sink
-    patient_until_ns: int | None
+    first_wait_until_ns: int | None
     given: int = 0
 
     def rest(self, mono_ns: int) -> Subscription:
         """What is left of it at this monotonic time."""
-        limit, patience_ns = self.spec.limit, None
+        limit, first_wait_ns = self.spec.limit, None
         if limit is not None:
             limit -= self.given
-        if self.patient_until_ns is not None:
-            patience_ns = 0 if self.given else max(0, self.patient_until_ns - mono_ns)
-        return replace(self.spec, limit=limit, patience_ns=patience_ns)
+        if self.first_wait_until_ns is not None:
+            first_wait_ns = 0 if self.given else max(0, self.first_wait_until_ns - mono_ns)
+        return replace(self.spec, limit=limit, first_wait_ns=first_wait_ns)
 
 
 class TableRunner:
@@ -153,7 +153,7 @@ class TableRunner:
 
     def subscribe(self, spec: Subscription, sink: Sink) -> None:
         """A stream begins."""
-        until_ns = None if spec.patience_ns is None else self._executor.clock.now().mono_ns + spec.patience_ns
+        until_ns = None if spec.first_wait_ns is None else self._executor.clock.now().mono_ns + spec.first_wait_ns
         self._streams[spec.id] = _Stream(spec, sink, until_ns)
         self.handle(self.dispatcher.subscribe, spec)
 
@@ -167,7 +167,7 @@ class TableRunner:
         before, self.queue = self.queue, queue
         if before.policy != queue.policy:
             log.info("queue %s: its policy changed", queue.id)
-            self.handle(self.dispatcher.reconfigure, queue.policy)
+            self.handle(self.dispatcher.policy_changed, queue.policy)
 
     def drain(self) -> None:
         """The proxy is stopping: end the streams and give back what is in flight. `settled_down` is
@@ -304,7 +304,7 @@ class TableRunner:
                 result = await call(store.scan, self.queue, limit, selection, part)
                 counters.scans += 1
                 counters.scanned += len(result.entries)
-                return partial(self.handle, dispatcher.scanned, scan_id, result)
+                return partial(self.handle, dispatcher.scan_done, scan_id, result)
             case Claim(claim_id, wanted):
                 claims = await call(store.claim, self.queue, wanted)
                 counters.claims += 1
@@ -312,22 +312,22 @@ class TableRunner:
                 counters.redelivered += sum(claim.epoch > 1 for claim in claims)
                 if dispatcher is not self.dispatcher and claims:
                     await self._give_back(claims)
-                return partial(self.handle, dispatcher.claimed, claim_id, claims)
+                return partial(self.handle, dispatcher.claim_done, claim_id, claims)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._executor.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
-                return partial(self.handle, dispatcher.fetched, fetch_id, rows)
+                return partial(self.handle, dispatcher.fetch_done, fetch_id, rows)
             case Lookup(keys):
-                return partial(self.handle, dispatcher.looked_up, await call(store.lookup, self.queue, keys))
+                return partial(self.handle, dispatcher.lookup_done, await call(store.lookup, self.queue, keys))
             case Release(returns):
                 counters.released += await call(store.release, self.queue, returns)
-                return partial(self.handle, dispatcher.released)
+                return partial(self.handle, dispatcher.release_done)
             case Purge(age_ns, limit):
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
-                return partial(self.handle, dispatcher.purged, count)
+                return partial(self.handle, dispatcher.purge_done, count)
             case MoveDeadLetters(dead):
-                return partial(self.handle, dispatcher.moved_dead_letters, await self._move_dead_letters(dead))
+                return partial(self.handle, dispatcher.move_done, await self._move_dead_letters(dead))
             case _:
                 assert_never(effect)
 

@@ -262,7 +262,7 @@ class Statements:
             row_format=row_format,
             limit=_number(statement.limit),
             prefetch=_number(statement.prefetch),
-            patience_ns=_patience_ns(statement),
+            first_wait_ns=_first_wait_ns(statement),
             selection=_selection(statement, row_format.time_zone),
         )
         stream.attach(handle)
@@ -453,7 +453,7 @@ def _wanted(statement: StreamStatement) -> str | None:
     return f"{partitions} WHERE {written}" if written else partitions
 
 
-def _patience_ns(statement: StreamStatement) -> int | None:
+def _first_wait_ns(statement: StreamStatement) -> int | None:
     """How long a bounded stream waits for its first message; None for an endless one."""
     if statement.nowait:
         return 0

@@ -120,17 +120,17 @@ class Play(RuleBasedStateMachine):
         holder=st.integers(1, 3),
         limit=st.sampled_from([None, None, 1, 4]),
         prefetch=st.sampled_from([None, 1, 2]),
-        patience_s=st.sampled_from([None, None, 0, 20]),
+        first_wait_s=st.sampled_from([None, None, 0, 20]),
         selection=st.sampled_from([ANYTHING, ANYTHING, EVEN, LOW]),
     )
     def subscribe(
-        self, holder: int, limit: int | None, prefetch: int | None, patience_s: int | None, selection: Selection
+        self, holder: int, limit: int | None, prefetch: int | None, first_wait_s: int | None, selection: Selection
     ) -> None:
         self.subscribers += 1
-        patience_ns = None if patience_s is None else patience_s * NS_PER_S
+        first_wait_ns = None if first_wait_s is None else first_wait_s * NS_PER_S
         selection = ANYTHING if self.plain else selection
         self.stage.subscribe(
-            self.subscribers, holder, limit=limit, prefetch=prefetch, patience_ns=patience_ns, selection=selection
+            self.subscribers, holder, limit=limit, prefetch=prefetch, first_wait_ns=first_wait_ns, selection=selection
         )
 
     @precondition(lambda self: self.stage.dispatcher.subscribers)
@@ -148,7 +148,7 @@ class Play(RuleBasedStateMachine):
     def read_slowly_or_again(self, pick: int, slow: bool) -> None:
         dispatcher = self.stage.dispatcher
         subscriber = self._one_of(sorted(dispatcher.subscribers), pick)
-        self.stage.happen(dispatcher.paused if slow else dispatcher.resumed, subscriber)
+        self.stage.happen(dispatcher.client_paused if slow else dispatcher.client_resumed, subscriber)
 
     @precondition(lambda self: self.stage.holdings)
     @rule(pick=PICK, seen=st.booleans())
@@ -384,11 +384,11 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
 class ASuspectRowIsSent(Dispatcher):
     """A row that was read is sent, though somebody has just given its message back."""
 
-    def fetched(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
+    def fetch_done(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
         for lease in self._leases:
             if lease.state in SUSPECT_STATES & FETCHING_STATES:
                 lease.state = LeaseState.FETCHING
-        return super().fetched(now, fetch_id, result)
+        return super().fetch_done(now, fetch_id, result)
 
 
 class ExpiredLeasesAreStillSent(Dispatcher):
@@ -439,12 +439,12 @@ class CommitsDuringAScanAreForgotten(Dispatcher):
 class CreditIsNotReserved(Dispatcher):
     """Two claims under way count on the same credit, and whoever is dealt to takes more than its share."""
 
-    def _take_claims(self, now: Instant, picked: Any, claims: Any) -> None:
+    def _start_leases(self, now: Instant, picked: Any, claims: Any) -> None:
         for group in self._groups:
             for subscriber in group.subscribers:
                 subscriber.held -= 1
                 group.subscribers._changed(subscriber)
-        super()._take_claims(now, picked, claims)
+        super()._start_leases(now, picked, claims)
         for subscriber in self._subscribers.values():
             subscriber.held += 1
 
@@ -462,11 +462,11 @@ class CreditIsCountedWrongly(Dispatcher):
 class ConditionsAreNotMinded(Dispatcher):
     """What was claimed for one stream is dealt to any."""
 
-    def _deal(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
+    def _distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
         for other in self._groups:
             if other.subscribers.credit:
                 group = other
-        super()._deal(group, leases)
+        super()._distribute(group, leases)
 
 
 class TheDeadAreDelivered(Dispatcher):
@@ -479,8 +479,8 @@ class TheDeadAreDelivered(Dispatcher):
 class CreditIsNeverGivenBackToOtherGroups(Dispatcher):
     """A claim for one filter group is held against the credit of the others."""
 
-    def _claim(self, now: Instant) -> Effects:
-        effects = super()._claim(now)
+    def _start_claim(self, now: Instant) -> Effects:
+        effects = super()._start_claim(now)
         for effect in effects:
             for wanted in effect.wanted if isinstance(effect, Claim) else ():
                 for group in self._groups:

@@ -208,26 +208,26 @@ class Stage:
         match asked.effect:
             case Scan(scan_id, selection, limit, part):
                 scan = store.scan(queue, limit, selection, part).value
-                asked.answer = lambda: dispatcher.scanned(self.now, scan_id, scan)
+                asked.answer = lambda: dispatcher.scan_done(self.now, scan_id, scan)
             case Claim(claim_id, wanted):
                 claims = store.claim(queue, wanted).value
-                asked.answer = lambda: dispatcher.claimed(self.now, claim_id, claims)
+                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims)
             case Fetch(fetch_id, row_format, keys):
                 rows = store.fetch(queue, row_format, keys, self.fetch_budget).value
-                asked.answer = lambda: dispatcher.fetched(self.now, fetch_id, rows)
+                asked.answer = lambda: dispatcher.fetch_done(self.now, fetch_id, rows)
             case Lookup(keys):
                 entries = store.lookup(queue, keys).value
-                asked.answer = lambda: dispatcher.looked_up(self.now, entries)
+                asked.answer = lambda: dispatcher.lookup_done(self.now, entries)
             case Release(returns):
                 store.release(queue, returns)
-                asked.answer = lambda: dispatcher.released(self.now)
+                asked.answer = lambda: dispatcher.release_done(self.now)
             case MoveDeadLetters(dead):
                 assert queue.dead_letter is not None
                 buried = store.move_dead_letters(queue, dead, queue.dead_letter).value
-                asked.answer = lambda: dispatcher.moved_dead_letters(self.now, buried.moved)
+                asked.answer = lambda: dispatcher.move_done(self.now, buried.moved)
             case Purge(age_ns, limit):
                 count = store.purge(queue, age_ns, limit).value
-                asked.answer = lambda: dispatcher.purged(self.now, count)
+                asked.answer = lambda: dispatcher.purge_done(self.now, count)
             case _:
                 raise AssertionError(asked)
 

@@ -17,7 +17,7 @@ from engine.binlog.changes import (
 from engine.binlog.row_image import ColumnType, Field, field_of
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead
-from engine.dispatch.visibility import AGAIN_MAX_NS, AGAIN_MIN_NS, AwaitingVisibility
+from engine.dispatch.visibility import RESCAN_MAX_NS, RESCAN_MIN_NS, AwaitingVisibility
 from engine.model import Entry, ScanResult, TableId
 from tests.support.play import TABLE as STAGE_TABLE
 from tests.support.play import Stage
@@ -198,52 +198,52 @@ def test_news_come_when_a_transaction_is_complete_and_not_at_all_when_it_is_undo
 
 def test_what_is_not_visible_yet_is_scanned_for_again_and_again_and_then_given_up() -> None:
     awaiting = AwaitingVisibility(10)
-    awaiting.add(0, 1)
+    awaiting.await_key(0, 1)
     looks: list[int] = []
-    while awaiting.again_ns is not None:
-        assert not awaiting.due(awaiting.again_ns - 1)
-        looks.append(awaiting.again_ns)
-        assert awaiting.due(awaiting.again_ns)
-    assert looks[0] == AGAIN_MIN_NS
+    while awaiting.rescan_ns is not None:
+        assert not awaiting.start_rescan(awaiting.rescan_ns - 1)
+        looks.append(awaiting.rescan_ns)
+        assert awaiting.start_rescan(awaiting.rescan_ns)
+    assert looks[0] == RESCAN_MIN_NS
     assert len(looks) < 15
-    assert AGAIN_MAX_NS < looks[-1] < 3 * AGAIN_MAX_NS
+    assert RESCAN_MAX_NS < looks[-1] < 3 * RESCAN_MAX_NS
 
 
 def test_what_was_seen_is_awaited_no_longer() -> None:
     awaiting = AwaitingVisibility(10)
-    awaiting.add(0, 1)
-    awaiting.add(0, 2)
-    awaiting.met([1, 7])
-    assert awaiting.again_ns is not None
-    awaiting.met([2])
-    assert awaiting.again_ns is None
+    awaiting.await_key(0, 1)
+    awaiting.await_key(0, 2)
+    awaiting.stop_awaiting([1, 7])
+    assert awaiting.rescan_ns is not None
+    awaiting.stop_awaiting([2])
+    assert awaiting.rescan_ns is None
 
 
 def test_more_than_can_be_remembered_is_scanned_for_without_knowing_what() -> None:
     awaiting = AwaitingVisibility(1)
-    awaiting.add(0, 1)
-    awaiting.add(0, 2)
-    awaiting.met([1, 2])
-    assert awaiting.again_ns is not None
+    awaiting.await_key(0, 1)
+    awaiting.await_key(0, 2)
+    awaiting.stop_awaiting([1, 2])
+    assert awaiting.rescan_ns is not None
 
 
 def test_a_message_that_is_put_off_does_not_come_at_its_old_time() -> None:
     buffer = ReadAhead()
-    buffer.await_due(entry(1, due_ns=10), most=10)
-    buffer.await_due(entry(1, due_ns=20), most=10)
-    buffer.promote(Instant(10, 10))
+    buffer.add_scheduled(entry(1, due_ns=10), most=10)
+    buffer.add_scheduled(entry(1, due_ns=20), most=10)
+    buffer.promote_due(Instant(10, 10))
     assert buffer.ready == 0
-    buffer.promote(Instant(20, 20))
+    buffer.promote_due(Instant(20, 20))
     assert buffer.take(1) == [entry(1, due_ns=20)]
 
 
 def test_messages_beyond_the_bound_are_left_to_a_scan_at_their_time() -> None:
     buffer = ReadAhead()
     for key in range(1, 5):
-        buffer.await_due(entry(key, due_ns=100 - key), most=2)
+        buffer.add_scheduled(entry(key, due_ns=100 - key), most=2)
     assert len(buffer) == 2
     assert buffer.horizon_ns == 96
-    buffer.scanned(ScanResult((), more=False, horizon_ns=None), Instant(0, 0), lambda _: False)
+    buffer.replace_with(ScanResult((), more=False, horizon_ns=None), Instant(0, 0), lambda _: False)
     assert buffer.next_ns(Instant(0, 0)) is None
 
 
@@ -344,7 +344,7 @@ def test_a_message_that_cannot_be_seen_yet_when_the_log_tells_of_it_is_found_lat
     visible_ns = stage.mono_ns + hidden_ns
     stage.run_until(lambda: (stage.dispatcher.wake_at_ns or 0) > visible_ns)
     stage.enqueue(7, wake=False)
-    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=2 * AGAIN_MAX_NS)
+    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=2 * RESCAN_MAX_NS)
 
 
 def test_a_message_that_is_over_by_the_log_frees_its_credit_at_once() -> None:

@@ -66,7 +66,7 @@ def test_a_message_comes_due_when_the_clock_is_set_forward() -> None:
 @pytest.mark.parametrize("step_ns", [BACK_NS, -BACK_NS])
 def test_a_bounded_stream_waits_for_its_time_whatever_the_servers_clock_does(step_ns: int) -> None:
     stage = Stage()
-    stage.subscribe(1, holder=1, patience_ns=5 * NS_PER_S)
+    stage.subscribe(1, holder=1, first_wait_ns=5 * NS_PER_S)
     stage.settle()
     began_ns = stage.mono_ns
     stage.set_clock(step_ns)

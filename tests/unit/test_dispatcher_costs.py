@@ -56,7 +56,7 @@ def waiting(count: int, **options: Any) -> Dispatcher:
     for number in range(1, count + 1):
         effects += dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, **options))
     while scans := [effect for effect in effects if isinstance(effect, Scan)]:
-        effects = dispatcher.scanned(NOW, scans[0].scan_id, ScanResult((), more=False, horizon_ns=None))
+        effects = dispatcher.scan_done(NOW, scans[0].scan_id, ScanResult((), more=False, horizon_ns=None))
     return dispatcher
 
 
@@ -65,12 +65,12 @@ def answer(dispatcher: Dispatcher, effect: object) -> tuple[int, Effects]:
     match effect:
         case Scan(scan_id):
             found = ScanResult((Entry(1, 0, 0, 0),), more=False, horizon_ns=None)
-            return spent(dispatcher.scanned, NOW, scan_id, found)
+            return spent(dispatcher.scan_done, NOW, scan_id, found)
         case Claim(claim_id, wanted):
             claims = [Claimed(want.key, 1, NOW.server_ns + want.wait_ns, 0, 0) for want in wanted]
-            return spent(dispatcher.claimed, NOW, claim_id, claims)
+            return spent(dispatcher.claim_done, NOW, claim_id, claims)
         case Fetch(fetch_id, _, keys):
-            return spent(dispatcher.fetched, NOW, fetch_id, FetchResult(dict.fromkeys(keys, b"row")))
+            return spent(dispatcher.fetch_done, NOW, fetch_id, FetchResult(dict.fromkeys(keys, b"row")))
         case _:
             return 0, []
 
@@ -106,12 +106,12 @@ def test_an_acknowledgement_costs_the_same_however_many_streams_there_are() -> N
     assert len(costs) == 1
 
 
-@pytest.mark.parametrize("patience_ns", [None, LONG_NS], ids=["endless", "long polls"])
-def test_a_client_that_comes_and_goes_costs_the_same_however_many_streams_there_are(patience_ns: int | None) -> None:
+@pytest.mark.parametrize("first_wait_ns", [None, LONG_NS], ids=["endless", "long polls"])
+def test_a_client_that_comes_and_goes_costs_the_same_however_many_streams_there_are(first_wait_ns: int | None) -> None:
     costs = set()
     for count in COUNTS:
-        dispatcher = waiting(count, patience_ns=patience_ns)
-        newcomer = Subscription(count + 1, count + 1, FORMAT, patience_ns=LONG_NS)
+        dispatcher = waiting(count, first_wait_ns=first_wait_ns)
+        newcomer = Subscription(count + 1, count + 1, FORMAT, first_wait_ns=LONG_NS)
         costs.add(spent(dispatcher.subscribe, NOW, newcomer)[0] + spent(dispatcher.disconnected, NOW, count + 1)[0])
     assert max(costs) - min(costs) <= 10  # A heap of more streams may be one level deeper.
 
@@ -119,11 +119,18 @@ def test_a_client_that_comes_and_goes_costs_the_same_however_many_streams_there_
 def test_streams_that_were_ended_leave_nothing_behind() -> None:
     dispatcher = waiting(10)
     for number in range(11, 2_011):
-        dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, patience_ns=LONG_NS))
+        dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, first_wait_ns=LONG_NS))
         dispatcher.disconnected(NOW, number)
     members = dispatcher._groups.main.subscribers
     assert (len(dispatcher._streams_of), len(members)) == (10, 10)
-    kept = (members._next, members._patience, members._ending, members._ending_ids, members._unsure, members._to_fetch)
+    kept = (
+        members._next,
+        members._first_waits,
+        members._ending,
+        members._ending_ids,
+        members._awaited_scans,
+        members._to_fetch,
+    )
     assert sum(len(index) for index in kept) < 400
 
 

@@ -49,7 +49,7 @@ def test_a_message_that_another_proxy_has_and_that_is_given_back_here_comes(sele
 
 def test_what_is_given_back_while_nobody_streams_is_looked_for_by_who_comes_next() -> None:
     stage = Stage()
-    stage.subscribe(1, holder=1, patience_ns=0)
+    stage.subscribe(1, holder=1, first_wait_ns=0)
     stage.settle()
     stage.store.put(TABLE, Row(8, epoch=1, time_next_ns=stage.now_ns + 3600 * NS_PER_S, payload=b"8"))
     stage.give_back(8, 0)
@@ -167,8 +167,8 @@ def test_a_message_that_returns_unsent_to_its_old_place_behind_where_looks_begin
         (asked,) = [each for each in stage.asked if isinstance(each.effect, kind)]
         stage.do(asked)
         stage.answer(asked)
-    stage.happen(stage.dispatcher.paused, 1)
-    stage.happen(stage.dispatcher.paused, 2)
+    stage.happen(stage.dispatcher.client_paused, 1)
+    stage.happen(stage.dispatcher.client_paused, 2)
     stage.cancel(1)
     stage.cancel(2)
     stage.subscribe(3, holder=3, selection=EVEN)
@@ -338,7 +338,7 @@ def test_a_rate_is_kept_smoothly() -> None:
     assert max(gaps) <= NS_PER_S // 50 + 1_000
 
 
-def test_a_high_rate_goes_in_handfuls_of_some_milliseconds() -> None:
+def test_a_high_rate_goes_in_bursts_of_some_milliseconds() -> None:
     policy = replace(POLICY, max_rate=10_000.0, cache_size=1_000, batch_size=100)
     stage = Stage(policy=policy, limits=Limits(), fetch_budget=1_000_000)
     for key in range(1, 301):
@@ -399,12 +399,12 @@ def test_a_paused_queue_delivers_nothing_and_its_bounded_streams_end_in_time() -
     stage = Stage(policy=replace(POLICY, paused=True))
     stage.enqueue(7)
     stage.subscribe(1, holder=1)
-    stage.subscribe(2, holder=2, patience_ns=NS_PER_S)
+    stage.subscribe(2, holder=2, first_wait_ns=NS_PER_S)
     began_ns = stage.now_ns
     stage.run_until(lambda: 2 in stage.ended)
     assert stage.now_ns - began_ns == NS_PER_S
     assert not stage.delivered
-    stage.happen(stage.dispatcher.reconfigure, POLICY)
+    stage.happen(stage.dispatcher.policy_changed, POLICY)
     stage.settle()
     assert stage.delivered[1] == [7]
 

@@ -9,7 +9,7 @@ from tests.support.play import Stage
 def test_what_came_due_since_the_last_decision_still_wakes() -> None:
     """A timer may fire a little early: by the time it is set again, its moment may have passed."""
     stage = Stage()
-    stage.subscribe(1, holder=1, patience_ns=NS_PER_S)
+    stage.subscribe(1, holder=1, first_wait_ns=NS_PER_S)
     stage.settle()
     due_ns = stage.mono_ns + NS_PER_S
     stage.pass_time(NS_PER_S - 1)
@@ -17,9 +17,9 @@ def test_what_came_due_since_the_last_decision_still_wakes() -> None:
     assert stage.dispatcher.wake_at_ns == due_ns
 
 
-def test_a_bounded_stream_that_gets_nothing_ends_when_its_patience_does() -> None:
+def test_a_bounded_stream_that_gets_nothing_ends_when_its_wait_is_over() -> None:
     stage = Stage()
-    stage.subscribe(1, holder=1, patience_ns=NS_PER_S)
+    stage.subscribe(1, holder=1, first_wait_ns=NS_PER_S)
     stage.run_until(lambda: 1 in stage.ended)
     assert stage.now == stage.dispatcher._now
 

@@ -16,16 +16,16 @@ def lease(key: int, epoch: int = 1, deadline_ns: int = 10) -> Lease:
 def test_a_lease_given_back_and_taken_again_at_the_same_instant_expires_once() -> None:
     leases = Leases()
     first, second = lease(1), lease(1)
-    leases.add(first)
+    leases.add_lease(first)
     leases.end(first)
-    leases.add(second)
+    leases.add_lease(second)
     assert leases.expired(10) == [second]
 
 
 def test_a_lease_that_has_ended_does_not_expire() -> None:
     leases = Leases()
     gone = lease(1)
-    leases.add(gone)
+    leases.add_lease(gone)
     leases.end(gone)
     assert leases.next_deadline_ns is None
     assert leases.expired(10) == []
@@ -34,8 +34,8 @@ def test_a_lease_that_has_ended_does_not_expire() -> None:
 def test_leases_expire_in_the_order_of_their_deadlines_and_not_before() -> None:
     leases = Leases()
     late, early = lease(1, deadline_ns=20), lease(2, deadline_ns=10)
-    leases.add(late)
-    leases.add(early)
+    leases.add_lease(late)
+    leases.add_lease(early)
     assert leases.next_deadline_ns == 10
     assert leases.expired(9) == []
     assert leases.expired(25) == [early, late]
@@ -45,8 +45,8 @@ def test_a_holder_has_what_it_was_given_until_it_ends() -> None:
     leases = Leases()
     held, other = lease(1), lease(2)
     for begun in (held, other):
-        leases.add(begun)
-    leases.hold(held, holder=7, subscriber=1)
+        leases.add_lease(begun)
+    leases.assign(held, holder=7, subscriber=1)
     assert leases.held_by(7) == [held]
     leases.end(held)
     assert leases.held_by(7) == []
@@ -56,7 +56,7 @@ def test_stale_deadlines_are_not_kept_for_ever() -> None:
     leases = Leases()
     for key in range(10_000):
         passing = lease(key, deadline_ns=10**9)
-        leases.add(passing)
+        leases.add_lease(passing)
         leases.end(passing)
     assert len(leases._deadlines) < 200
 

@@ -23,42 +23,42 @@ def claim(key: int, deadline_ns: int = NOW_NS + NS_PER_S) -> Return:
 def test_claims_are_given_back_some_at_a_time() -> None:
     releases = Releases(LIMITS)
     for key in (1, 2, 3):
-        releases.add(claim(key))
-    assert releases.begin(NOW) == [Release((claim(1), claim(2)))]
-    assert releases.begin(NOW) == []
-    assert releases.done() == [claim(1), claim(2)]
-    assert releases.begin(NOW) == [Release((claim(3),))]
+        releases.add_release(claim(key))
+    assert releases.start_release(NOW) == [Release((claim(1), claim(2)))]
+    assert releases.start_release(NOW) == []
+    assert releases.release_answered() == [claim(1), claim(2)]
+    assert releases.start_release(NOW) == [Release((claim(3),))]
     assert len(releases) == 1
 
 
 def test_giving_back_is_tried_again_with_longer_and_longer_pauses_while_it_matters() -> None:
     releases = Releases(LIMITS)
-    releases.add(claim(1))
+    releases.add_release(claim(1))
     mono_ns, pauses = NOW_NS, []
     for _ in range(3):
-        assert releases.begin(Instant(mono_ns, NOW_NS)) == [Release((claim(1),))]
-        assert releases.failed(Instant(mono_ns, NOW_NS)) == [claim(1)]
-        assert releases.at_ns is not None
-        assert releases.begin(Instant(releases.at_ns - 1, NOW_NS)) == []
-        pauses.append(releases.at_ns - mono_ns)
-        mono_ns = releases.at_ns
+        assert releases.start_release(Instant(mono_ns, NOW_NS)) == [Release((claim(1),))]
+        assert releases.release_failed(Instant(mono_ns, NOW_NS)) == [claim(1)]
+        assert releases.release_ns is not None
+        assert releases.start_release(Instant(releases.release_ns - 1, NOW_NS)) == []
+        pauses.append(releases.release_ns - mono_ns)
+        mono_ns = releases.release_ns
     least_ns = LIMITS.failure_pause_min_ns
     assert pauses == [least_ns, 2 * least_ns, 4 * least_ns]
-    assert releases.begin(Instant(mono_ns, NOW_NS + NS_PER_S)) == []
-    assert (len(releases), releases.at_ns) == (0, None)
+    assert releases.start_release(Instant(mono_ns, NOW_NS + NS_PER_S)) == []
+    assert (len(releases), releases.release_ns) == (0, None)
 
 
 def test_dead_messages_are_moved_some_at_a_time_and_the_others_are_returned() -> None:
     dead_letters = DeadLetters(POLICY, LIMITS)
     entries = [Entry(key, 5, 0, 0) for key in (1, 2, 3)]
     for entry in [*entries, entries[0]]:
-        dead_letters.add(entry, NOW)
-    (effect,) = dead_letters.begin(NOW)
+        dead_letters.add_dead(entry, NOW)
+    (effect,) = dead_letters.start_move(NOW)
     assert isinstance(effect, MoveDeadLetters)
     assert [(each.key, each.epoch) for each in effect.dead] == [(1, 5), (2, 5)]
-    assert dead_letters.begin(NOW) == []
+    assert dead_letters.start_move(NOW) == []
     assert [key in dead_letters for key in (1, 2, 3)] == [True, True, True]
-    assert dead_letters.done(NOW, {1}) == [entries[1]]
+    assert dead_letters.move_answered(NOW, {1}) == [entries[1]]
     assert [key in dead_letters for key in (1, 2, 3)] == [False, False, True]
 
 
@@ -66,32 +66,32 @@ def test_a_full_purge_is_followed_by_another_at_once_and_others_by_a_pause() -> 
     policy = replace(POLICY, purge_after_ns=100 * NS_PER_S)
     purges = Purges(LIMITS, NOW)
     for deleted, pause_ns in ((LIMITS.purge_rows, 0), (LIMITS.purge_rows - 1, 10 * NS_PER_S)):
-        assert purges.begin(NOW, policy) == [Purge(policy.purge_after_ns, LIMITS.purge_rows)]
-        assert (purges.begin(NOW, policy), purges.at_ns) == ([], None)
-        purges.done(NOW, policy, deleted)
-        assert purges.at_ns == NOW_NS + pause_ns
+        assert purges.start_purge(NOW, policy) == [Purge(policy.purge_after_ns, LIMITS.purge_rows)]
+        assert (purges.start_purge(NOW, policy), purges.purge_ns) == ([], None)
+        purges.purge_answered(NOW, policy, deleted)
+        assert purges.purge_ns == NOW_NS + pause_ns
 
 
 def test_messages_that_are_kept_for_less_long_are_purged_sooner() -> None:
     purges = Purges(LIMITS, NOW)
-    purges.begin(NOW, POLICY)
-    purges.done(NOW, POLICY, 0)
-    purges.reconfigure(NOW, replace(POLICY, purge_after_ns=20 * NS_PER_S))
-    assert purges.at_ns == NOW_NS + 2 * NS_PER_S
+    purges.start_purge(NOW, POLICY)
+    purges.purge_answered(NOW, POLICY, 0)
+    purges.set_policy(NOW, replace(POLICY, purge_after_ns=20 * NS_PER_S))
+    assert purges.purge_ns == NOW_NS + 2 * NS_PER_S
 
 
 def test_a_dead_message_is_moved_when_it_comes_due_on_the_servers_clock() -> None:
     dead_letters = DeadLetters(POLICY, LIMITS)
-    dead_letters.add(Entry(1, 5, 0, NOW_NS + NS_PER_S), NOW)
+    dead_letters.add_dead(Entry(1, 5, 0, NOW_NS + NS_PER_S), NOW)
     assert dead_letters.next_due_ns == NOW_NS + NS_PER_S
-    assert dead_letters.begin(NOW) == []
-    (effect,) = dead_letters.begin(Instant(NOW_NS, NOW_NS + NS_PER_S))
+    assert dead_letters.start_move(NOW) == []
+    (effect,) = dead_letters.start_move(Instant(NOW_NS, NOW_NS + NS_PER_S))
     assert isinstance(effect, MoveDeadLetters)
     assert dead_letters.next_due_ns is None
 
 
 def test_a_dead_message_that_is_acknowledged_before_it_is_due_is_not_moved() -> None:
     dead_letters = DeadLetters(POLICY, LIMITS)
-    dead_letters.add(Entry(1, 5, 0, NOW_NS + NS_PER_S), NOW)
-    dead_letters.over([1])
-    assert dead_letters.begin(Instant(NOW_NS, NOW_NS + NS_PER_S)) == []
+    dead_letters.add_dead(Entry(1, 5, 0, NOW_NS + NS_PER_S), NOW)
+    dead_letters.forget([1])
+    assert dead_letters.start_move(Instant(NOW_NS, NOW_NS + NS_PER_S)) == []

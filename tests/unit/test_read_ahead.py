@@ -18,7 +18,7 @@ def entry(key: int, *, priority: int = 0, due_ns: int = 0, epoch: int = 0) -> En
 
 def window(*entries: Entry, now_ns: int = 100, more: bool = False, horizon_ns: int | None = None) -> ReadAhead:
     made = ReadAhead()
-    made.scanned(ScanResult(entries, more, horizon_ns), at(now_ns), lambda _: False)
+    made.replace_with(ScanResult(entries, more, horizon_ns), at(now_ns), lambda _: False)
     return made
 
 
@@ -35,7 +35,7 @@ def test_entries_become_ready_when_they_are_due() -> None:
     made = window(entry(1, due_ns=150), entry(2, due_ns=120))
     assert made.ready == 0
     assert made.next_ns(at(100)) == 120
-    made.promote(at(120))
+    made.promote_due(at(120))
     assert keys(made.take(9)) == [2]
     assert made.next_ns(at(100)) == 150
 
@@ -47,21 +47,23 @@ def test_the_horizon_is_a_time_to_look_again() -> None:
 def test_what_is_forgotten_is_not_offered() -> None:
     made = window(entry(1), entry(2), entry(3, due_ns=200))
     made.forget([1, 3])
-    made.promote(at(300))
+    made.promote_due(at(300))
     assert keys(made.take(9)) == [2]
     assert made.next_ns(at(300)) is None
 
 
 def test_a_scan_takes_the_place_of_all_before_it() -> None:
     made = window(entry(1), entry(2, due_ns=200))
-    made.scanned(ScanResult((entry(3),), more=False, horizon_ns=None), at(100), lambda _: False)
-    made.promote(at(300))
+    made.replace_with(ScanResult((entry(3),), more=False, horizon_ns=None), at(100), lambda _: False)
+    made.promote_due(at(300))
     assert keys(made.take(9)) == [3]
 
 
 def test_unwanted_entries_are_left_out() -> None:
     made = ReadAhead()
-    made.scanned(ScanResult((entry(1), entry(2)), more=False, horizon_ns=None), at(100), lambda each: each.key == 1)
+    made.replace_with(
+        ScanResult((entry(1), entry(2)), more=False, horizon_ns=None), at(100), lambda each: each.key == 1
+    )
     assert keys(made.take(9)) == [2]
 
 
@@ -71,37 +73,37 @@ def test_a_missed_row_waits_longer_each_time_and_at_most_a_second() -> None:
     pauses = []
     for _ in range(9):
         assert keys(made.take(1)) == [1]
-        retry_ns = made.miss([entry(1)], at(now_ns))
+        retry_ns = made.add_missed([entry(1)], at(now_ns))
         pauses.append(retry_ns - now_ns)
-        made.scanned(ScanResult((entry(1),), more=False, horizon_ns=None), at(now_ns), lambda _: False)
+        made.replace_with(ScanResult((entry(1),), more=False, horizon_ns=None), at(now_ns), lambda _: False)
         assert made.ready == 0
         now_ns = retry_ns
-        made.promote(at(now_ns))
+        made.promote_due(at(now_ns))
     assert pauses[:3] == [RETRY_MIN_NS, 2 * RETRY_MIN_NS, 4 * RETRY_MIN_NS]
     assert pauses[-1] == RETRY_MAX_NS
 
 
 def test_a_missed_row_that_is_gone_from_the_index_is_forgotten() -> None:
     made = window(entry(1))
-    made.miss([entry(1)], at(100))
-    made.scanned(ScanResult((), more=False, horizon_ns=None), at(100), lambda _: False)
-    assert made.missed == 0
+    made.add_missed([entry(1)], at(100))
+    made.replace_with(ScanResult((), more=False, horizon_ns=None), at(100), lambda _: False)
+    assert made.missed_count == 0
 
 
 def test_a_row_that_could_be_claimed_is_not_held_back_any_more() -> None:
     made = window(entry(1))
-    made.miss([entry(1)], at(100))
-    made.claimed([1])
-    made.scanned(ScanResult((entry(1),), more=False, horizon_ns=None), at(100), lambda _: False)
+    made.add_missed([entry(1)], at(100))
+    made.forget_misses([1])
+    made.replace_with(ScanResult((entry(1),), more=False, horizon_ns=None), at(100), lambda _: False)
     assert made.ready == 1
 
 
 def test_the_servers_clock_decides_what_is_due_and_ours_when_to_try_again() -> None:
     made = window(entry(1), entry(2, due_ns=150))
-    retry_ns = made.miss(made.take(1), at(100), keep=True)
-    made.promote(Instant(100, 10**15))
+    retry_ns = made.add_missed(made.take(1), at(100), keep=True)
+    made.promote_due(Instant(100, 10**15))
     assert keys(made.take(9)) == [2]
-    made.promote(Instant(retry_ns, 0))
+    made.promote_due(Instant(retry_ns, 0))
     assert keys(made.take(9)) == [1]
 
 

@@ -124,7 +124,7 @@ def test_faults_in_a_row_are_answered_by_longer_and_longer_pauses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = 4
-    scanned = Dispatcher.scanned
+    scanned = Dispatcher.scan_done
 
     def failing(self: Dispatcher, *arguments: Any) -> Effects:
         nonlocal faults

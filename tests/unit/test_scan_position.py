@@ -19,55 +19,55 @@ def scanned(
     position: ScanPosition, begun_ns: int, *, answered_ns: int | None = None, greatest_id: int | None = None
 ) -> None:
     """A scan that came as far ahead as scans do, and over all ids."""
-    position.begin(at(begun_ns))
+    position.scan_from(at(begun_ns))
     reached = {0: Position(greatest_id, begun_ns + AHEAD_NS)}
     position.advance(reached, greatest_id, at(answered_ns or begun_ns))
 
 
 def test_the_first_scan_begins_at_the_front() -> None:
-    assert ScanPosition().begin(at(NOW_NS)) == {}
+    assert ScanPosition().scan_from(at(NOW_NS)) == {}
 
 
 def test_what_may_be_committed_late_is_scanned_again() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS)
-    assert position.begin(at(NOW_NS))[0].time_ns == NOW_NS - SETTLING_NS
+    assert position.scan_from(at(NOW_NS))[0].time_ns == NOW_NS - SETTLING_NS
 
 
 def test_a_scan_whose_answer_was_slow_has_seen_no_more_than_there_was_when_it_began() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS, answered_ns=NOW_NS + 11 * NS_PER_S)
-    assert position.begin(at(NOW_NS + 11 * NS_PER_S))[0].time_ns == NOW_NS - SETTLING_NS
+    assert position.scan_from(at(NOW_NS + 11 * NS_PER_S))[0].time_ns == NOW_NS - SETTLING_NS
 
 
 def test_ids_are_passed_once_those_before_them_had_time_to_be_committed() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS, greatest_id=100)
-    assert position.begin(at(NOW_NS))[0].zero_id is None
+    assert position.scan_from(at(NOW_NS))[0].zero_id is None
     scanned(position, NOW_NS + SETTLING_NS, greatest_id=200)
-    assert position.begin(at(NOW_NS + SETTLING_NS))[0].zero_id == 100
+    assert position.scan_from(at(NOW_NS + SETTLING_NS))[0].zero_id == 100
 
 
 def test_an_id_that_a_slow_answer_told_of_is_no_older_than_the_answer() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS, answered_ns=NOW_NS + SETTLING_NS, greatest_id=100)
     scanned(position, NOW_NS + SETTLING_NS, greatest_id=200)
-    assert position.begin(at(NOW_NS + SETTLING_NS))[0].zero_id is None
+    assert position.scan_from(at(NOW_NS + SETTLING_NS))[0].zero_id is None
 
 
 def test_what_is_lowered_during_a_scan_stays_lowered_after_it() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS)
-    position.begin(at(NOW_NS))
+    position.scan_from(at(NOW_NS))
     position.lower(Entry(7, 0, 0, 5 * NS_PER_S))
     position.advance({0: Position(None, NOW_NS)}, None, at(NOW_NS))
-    assert position.begin(at(NOW_NS))[0].time_ns == 5 * NS_PER_S - 1
+    assert position.scan_from(at(NOW_NS))[0].time_ns == 5 * NS_PER_S - 1
 
 
 def test_a_reset_during_a_scan_is_not_undone_by_it() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS)
-    position.begin(at(NOW_NS))
-    position.reset()
+    position.scan_from(at(NOW_NS))
+    position.reset_to_front()
     position.advance({0: Position(None, NOW_NS)}, None, at(NOW_NS))
     assert position.at_front

@@ -21,7 +21,7 @@ LIMITS = Limits(lookup_max=3, suspects_max=4)
 def leases() -> Leases:
     leases = Leases()
     for key in (1, 2, 3, 4, 5):
-        leases.add(Lease.of(Claimed(key, 1, DEADLINE_NS, 0, 0)))
+        leases.add_lease(Lease.of(Claimed(key, 1, DEADLINE_NS, 0, 0)))
     return leases
 
 
@@ -31,7 +31,7 @@ def verification(leases: Leases) -> Verification:
 
 
 def asked(verification: Verification, now_ns: int = NOW_NS, *, starved: bool = False) -> tuple[Key, ...]:
-    effects = verification.begin(Instant(now_ns, now_ns), lambda: starved)
+    effects = verification.start_lookup(Instant(now_ns, now_ns), lambda: starved)
     return tuple(key for each in effects if isinstance(each, Lookup) for key in each.keys)
 
 
@@ -46,10 +46,10 @@ def lease_of(leases: Leases, key: int) -> Lease:
 
 
 def test_suspect_messages_are_looked_up_together_the_first_ones_first(verification: Verification) -> None:
-    assert verification.suspect_these([4, 1, 3, 2], extended=False, strangers=True)
+    assert verification.suspect_keys([4, 1, 3, 2], extended=False, strangers=True)
     assert asked(verification) == (4, 1, 3)
     assert asked(verification) == ()  # One lookup at a time.
-    verification.answered(NOW, {}, NOW_NS)
+    verification.lookup_answered(NOW, {}, NOW_NS)
     assert asked(verification) == (2,)
 
 
@@ -57,7 +57,7 @@ def test_a_suspect_row_is_held_back_until_it_shows_the_lease_again(verification:
     verification.suspect(lease_of(leases, 1))
     assert lease_of(leases, 1).is_suspect
     assert asked(verification) == (1,)
-    assert verification.answered(NOW, shown(1), NOW_NS) == []
+    assert verification.lookup_answered(NOW, shown(1), NOW_NS) == []
     assert not lease_of(leases, 1).is_suspect
 
 
@@ -67,7 +67,7 @@ def test_what_is_suspected_again_while_it_is_looked_up_stays_suspect(
     verification.suspect(lease_of(leases, 1))
     asked(verification)
     verification.suspect(lease_of(leases, 1))
-    verification.answered(NOW, shown(1), NOW_NS)
+    verification.lookup_answered(NOW, shown(1), NOW_NS)
     assert lease_of(leases, 1).is_suspect
     assert asked(verification, NOW_NS + LIMITS.lookup_pause_min_ns) == (1,)
 
@@ -80,14 +80,14 @@ def test_a_lease_that_its_row_does_not_show_is_over(
 ) -> None:
     verification.suspect(lease_of(leases, 1))
     asked(verification)
-    assert verification.answered(NOW, found, NOW_NS) == [(leases.get(1), found.get(1))]
+    assert verification.lookup_answered(NOW, found, NOW_NS) == [(leases.get(1), found.get(1))]
 
 
 def test_more_time_is_believed_when_somebody_may_have_asked_for_it(verification: Verification, leases: Leases) -> None:
     for extended in (False, True):
-        verification.suspect_these([1], extended=extended, strangers=True)
+        verification.suspect_keys([1], extended=extended, strangers=True)
         asked(verification)
-        changed = verification.answered(NOW, shown(1, due_ns=DEADLINE_NS + 1), NOW_NS)
+        changed = verification.lookup_answered(NOW, shown(1, due_ns=DEADLINE_NS + 1), NOW_NS)
         assert bool(changed) is not extended
     assert lease_of(leases, 1).deadline_ns == DEADLINE_NS + 1
 
@@ -96,18 +96,18 @@ def test_a_lookup_says_nothing_of_a_lease_that_is_younger_than_it(verification: 
     verification.suspect(lease_of(leases, 1))
     asked(verification)
     leases.end(lease_of(leases, 1))
-    leases.add(Lease.of(Claimed(1, 1, DEADLINE_NS + 7, 0, 0)))
-    assert verification.answered(NOW, {}, NOW_NS) == []
+    leases.add_lease(Lease.of(Claimed(1, 1, DEADLINE_NS + 7, 0, 0)))
+    assert verification.lookup_answered(NOW, {}, NOW_NS) == []
 
 
 def test_the_log_is_believed_after_it_has_shown_the_claim(verification: Verification, leases: Leases) -> None:
     lease = lease_of(leases, 1)
-    assert not verification.logged_over(1)
+    assert not verification.end_logged(1)
     assert asked(verification) == (1,)
-    verification.answered(NOW, shown(1), NOW_NS)
-    verification.logged(lease, shown(1)[1])
+    verification.lookup_answered(NOW, shown(1), NOW_NS)
+    verification.lease_logged(lease, shown(1)[1])
     assert not lease.is_suspect
-    assert verification.logged_over(1)
+    assert verification.end_logged(1)
 
 
 def test_what_the_log_shows_of_the_time_before_the_claim_is_no_news_and_of_later_times_is(
@@ -115,22 +115,22 @@ def test_what_the_log_shows_of_the_time_before_the_claim_is_no_news_and_of_later
 ) -> None:
     lease = lease_of(leases, 1)
     before = Entry(1, 0, 0, 0)
-    verification.logged(lease, before)
+    verification.lease_logged(lease, before)
     assert not lease.is_suspect
-    verification.logged(lease, shown(1)[1])
-    verification.logged(lease, before)
+    verification.lease_logged(lease, shown(1)[1])
+    verification.lease_logged(lease, before)
     assert lease.is_suspect
 
 
 def test_messages_of_others_are_looked_up_while_there_is_room_for_them(
     verification: Verification, leases: Leases
 ) -> None:
-    assert verification.suspect_these([11, 12], extended=False, strangers=True)
-    assert not verification.suspect_these([13, 14, 15], extended=False, strangers=True)
-    assert not verification.suspect_these([16], extended=False, strangers=False)
+    assert verification.suspect_keys([11, 12], extended=False, strangers=True)
+    assert not verification.suspect_keys([13, 14, 15], extended=False, strangers=True)
+    assert not verification.suspect_keys([16], extended=False, strangers=False)
     assert asked(verification) == (11, 12, 13)
     row = Entry(12, 3, 0, NOW_NS)
-    assert verification.answered(NOW, {12: row}, NOW_NS) == [(None, row)]
+    assert verification.lookup_answered(NOW, {12: row}, NOW_NS) == [(None, row)]
 
 
 def test_who_waits_for_acknowledgements_has_what_was_sent_looked_up_less_and_less_often(
@@ -142,13 +142,13 @@ def test_who_waits_for_acknowledgements_has_what_was_sent_looked_up_less_and_les
     now_ns, pauses = NOW_NS, []
     for _ in range(3):
         assert asked(verification, now_ns, starved=True) == (2,)
-        verification.answered(Instant(now_ns, now_ns), shown(2), now_ns)
-        pauses.append(verification.until_ns - now_ns)
-        assert asked(verification, verification.until_ns - 1, starved=True) == ()
-        now_ns = verification.until_ns
+        verification.lookup_answered(Instant(now_ns, now_ns), shown(2), now_ns)
+        pauses.append(verification.pause_until_ns - now_ns)
+        assert asked(verification, verification.pause_until_ns - 1, starved=True) == ()
+        now_ns = verification.pause_until_ns
     least_ns = LIMITS.lookup_pause_min_ns
     assert pauses == [least_ns, 2 * least_ns, 4 * least_ns]
-    verification.hasten()
+    verification.end_pause()
     assert asked(verification, now_ns - 1, starved=True) == (2,)
 
 
@@ -158,12 +158,12 @@ def test_what_could_not_be_looked_up_is_the_first_to_be_looked_up_again(
     verification.suspect(lease_of(leases, 1))
     asked(verification)
     verification.suspect_any(extended=False)
-    verification.failed(NOW)
+    verification.lookup_failed(NOW)
     assert asked(verification) == ()
-    assert asked(verification, verification.until_ns) == (1, 2, 3)
+    assert asked(verification, verification.pause_until_ns) == (1, 2, 3)
 
 
 def test_what_is_known_for_certain_is_suspect_no_more(verification: Verification) -> None:
-    verification.suspect_these([1, 2], extended=False, strangers=True)
-    verification.settled([1])
+    verification.suspect_keys([1, 2], extended=False, strangers=True)
+    verification.outcome_known([1])
     assert asked(verification) == (2,)
