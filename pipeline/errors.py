@@ -12,7 +12,7 @@ class ProblemsError(PipelineError):
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join([f"{what}; nothing was written:", *(f"  - {each}" for each in self.problems)]))
+        super().__init__("\n".join([f"{what}; nothing was written:", *(f"  - {problem}" for problem in self.problems)]))
 
 
 class JobError(PipelineError):

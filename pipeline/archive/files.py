@@ -46,7 +46,7 @@ class Files:
         """What is in a folder; nothing if there is none."""
         if not self.exists(folder):
             return []
-        return [each.getPath().getName() for each in self._system.listStatus(self._path(folder))]
+        return [status.getPath().getName() for status in self._system.listStatus(self._path(folder))]
 
     def read(self, name: str) -> str:
         """A file's text."""
@@ -82,9 +82,9 @@ class Files:
     def _settle(self, name: str) -> None:
         """A power cut must not take what was written, nor its name, when the server has been told to forget it."""
         if self._local:
-            root, path = (Path(self._path(each).toUri().getPath()) for each in ("", name))
-            for each in (root, path.parent, path, *path.rglob("*")):
-                descriptor = os.open(each, os.O_RDONLY)
+            root, path = (Path(self._path(part).toUri().getPath()) for part in ("", name))
+            for entry in (root, path.parent, path, *path.rglob("*")):
+                descriptor = os.open(entry, os.O_RDONLY)
                 os.fsync(descriptor)
                 os.close(descriptor)
 

@@ -46,7 +46,7 @@ from pipeline.common.progress import Progress, unused
 from pipeline.common.ranges import Range, cut
 from pipeline.common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
 from pipeline.common.statements import NOW, Id, Row, Statements, ask, asking, do
-from pipeline.common.table import Table, describe, split_name
+from pipeline.common.table import Table, describe, located
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError, ProblemsError, cause
 
@@ -115,19 +115,19 @@ class _Run:
 
     @property
     def chunks(self) -> list[list[Range]]:
-        ranges = [Range(*each) for each in pairwise(self.bounds)]
+        ranges = [Range(*ends) for ends in pairwise(self.bounds)]
         return [ranges[at : at + self.slices] for at in range(0, len(ranges), self.slices)]
 
     def told(self) -> str:
         """For its file."""
-        bounds = [{"hex": each.hex()} if isinstance(each, bytes) else each for each in self.bounds]
+        bounds = [{"hex": bound.hex()} if isinstance(bound, bytes) else bound for bound in self.bounds]
         return json.dumps({**asdict(self), "bounds": bounds})
 
     @classmethod
     def read(cls, text: str) -> _Run:
         """What `told` wrote."""
         told = json.loads(text)
-        told["bounds"] = [bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in told["bounds"]]
+        told["bounds"] = [bytes.fromhex(bound["hex"]) if isinstance(bound, dict) else bound for bound in told["bounds"]]
         return cls(**told)
 
 
@@ -162,9 +162,7 @@ def archive(
         raise PipelineError("what is kept is not less than nothing")
     if min(sizes.chunk_rows, sizes.slice_rows, sizes.delete_rows, sizes.max_connections) < 1:
         raise PipelineError("sizes are 1 or more")
-    database, name = split_name(table, endpoint.database)
-    endpoint = endpoint.in_database(database)
-    queue = endpoint.run(lambda connection: describe(connection, database, name))
+    endpoint, queue = located(endpoint, table)
     archiver = _Archiver(spark, endpoint, queue, Files(spark, target), sizes, report)
     if warning := too_late(queue, keep_s):
         warn(warning)
@@ -204,11 +202,11 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
         link = Link(self.endpoint)
-        for each in partition.value:
-            last, size = each.after, FIRST_READ
+        for ids in partition.value:
+            last, size = ids.after, FIRST_READ
             rows: tuple[Row, ...] = ((),)
             while rows:
-                page = self.statements.page(self.what, _acknowledged(self.cutoff), last, each.until, size)
+                page = self.statements.page(self.what, _acknowledged(self.cutoff), last, ids.until, size)
                 rows = link.run(asking(page))
                 if rows:
                     last = self.statements.id_of(rows[-1][-1])
@@ -247,8 +245,8 @@ class _Archiver:
         self._report = report
         self._statements = Statements(table)
         self._id = table.by_name["id"]
-        self._schema = schema_of(table, [each.name for each in table.columns])
-        self._columns = [f.col(quoted(each.name)) for each in table.columns]
+        self._schema = schema_of(table, [column.name for column in table.columns])
+        self._columns = [f.col(quoted(column.name)) for column in table.columns]
         if problems := list(_problems(table)):
             raise ProblemsError(f"{table.quoted} cannot be archived", problems)
 
@@ -288,7 +286,7 @@ class _Archiver:
     def _resumed(self) -> _Run | None:
         """The run that is under way; of another table's there is none in this folder."""
         names = self._files.names(RUNS)
-        runs = sorted(each for each in names if each.endswith(".json"))
+        runs = sorted(name for name in names if name.endswith(".json"))
         if not runs:
             return None
         run = _Run.read(self._files.read(f"{RUNS}/{runs[-1]}"))
@@ -306,13 +304,13 @@ class _Archiver:
         ((planned,),) = self._endpoint.run(asking(count))
         if not planned:
             return None
-        number = sum(each.endswith(".json") for each in self._files.names(RUNS)) + 1
+        number = sum(name.endswith(".json") for name in self._files.names(RUNS)) + 1
         rows = min(self._sizes.slice_rows, self._sizes.chunk_rows)
         link = Link(self._endpoint)
         slices = cut(self._statements, lambda statement: link.run(asking(statement)), rows)
         link.close()
         # What comes behind the last bound was not acknowledged before the cutoff.
-        bounds = [*(each.after for each in slices[:1]), *(each.until for each in slices)]
+        bounds = [*(part.after for part in slices[:1]), *(part.until for part in slices)]
         run = _Run(number, self._table.quoted, cutoff, int(planned), bounds, -(-self._sizes.chunk_rows // rows))
         self._files.write(f"{RUNS}/{number:06d}.json", run.told())
         return run
@@ -404,9 +402,9 @@ class _Archiver:
         return [f.xxhash64(*parts), f.hash(*parts)]
 
     def _sums(self, frame: DataFrame) -> tuple[int, ...]:
-        sums = [f.sum(each.cast("decimal(20,0)")) for each in self._hashes()]
+        sums = [f.sum(hashed.cast("decimal(20,0)")) for hashed in self._hashes()]
         row = frame.agg(f.count("*"), *sums).collect()[0]
-        return tuple(int(each or 0) for each in row)
+        return tuple(int(value or 0) for value in row)
 
     def _purge(self, place: str) -> int:
         """Delete what is in a chunk from the server; repeatable. How many rows stay, since they are others by now."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
+
+import pymysql
+from pymysql.constants import ER
 
 from pipeline.common.statements import do
 from pipeline.endpoint import Endpoint, Patience, again
@@ -45,3 +48,21 @@ class Link:
         except BaseException:
             self.close()
             raise
+
+
+class MissingTableIgnored:
+    """Leaves a block at a statement whose table does not exist, without an error."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, pymysql.ProgrammingError) and error.args[0] == ER.NO_SUCH_TABLE
+
+
+def rows_if_any(connection: Any, statement: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    """The rows of a SELECT; none if its table does not exist."""
+    with connection.cursor() as cursor, MissingTableIgnored():
+        cursor.execute(statement, values)
+        return list(cursor.fetchall())
+    return []

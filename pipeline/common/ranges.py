@@ -33,11 +33,15 @@ class Range:
     until: Id | None
 
 
-def condition(statements: Statements, each: Range) -> str:
+def condition(statements: Statements, ids: Range) -> str:
     """The rows of a range."""
-    after = [] if each.after is None else [f"id > {statements.literal(each.after)}"]
-    until = [] if each.until is None else [f"id <= {statements.literal(each.until)}"]
-    return " AND ".join(after + until) or "TRUE"
+    return " AND ".join(statements.within(ids.after, ids.until)) or "TRUE"
+
+
+def even(after: int, until: int, pieces: int) -> list[tuple[int, int]]:
+    """The numbers behind `after`, up to and with `until`, in so many parts of about the same width."""
+    width = until - after
+    return list(pairwise(after + width * number // pieces for number in range(pieces + 1)))
 
 
 def cut(statements: Statements, ask: Ask, rows: int) -> list[Range]:
@@ -51,15 +55,12 @@ def cut(statements: Statements, ask: Ask, rows: int) -> list[Range]:
         return []
     if statements.whole_ids:
         return list(_joined(_halved(statements, ask, int(least) - 1, int(greatest), rows), rows))
-    return [Range(*each) for each in pairwise(_walked(statements, ask, statements.id_of(greatest), rows))]
+    return [Range(*bounds) for bounds in pairwise(_walked(statements, ask, statements.id_of(greatest), rows))]
 
 
 def _halved(statements: Statements, ask: Ask, after: int, until: int, rows: int) -> Iterator[tuple[int, int, int]]:
     """Ranges in their order, each with the number of rows that is expected."""
-    width = until - after
-    pieces = min(PIECES_MIN, width)
-    bounds = [after + width * number // pieces for number in range(pieces + 1)]
-    open_ranges = list(pairwise(bounds))[::-1]
+    open_ranges = even(after, until, min(PIECES_MIN, until - after))[::-1]
     while open_ranges:
         low, high = open_ranges.pop()
         expected = min(_expected(statements, ask, Range(low, high)), high - low)
@@ -81,10 +82,10 @@ def _joined(pieces: Iterator[tuple[int, int, int]], rows: int) -> Iterator[Range
     yield Range(first, last)
 
 
-def _expected(statements: Statements, ask: Ask, each: Range) -> int:
+def _expected(statements: Statements, ask: Ask, ids: Range) -> int:
     # COUNT, because MySQL makes no estimate for the one key of a plain SELECT. FORMAT, because the two servers'
     # defaults differ; `rows` stands two before the end in MySQL (`filtered`, `Extra` follow) and one in MariaDB.
-    count = f"SELECT COUNT(*) FROM {statements.along_key} WHERE {condition(statements, each)}"
+    count = f"SELECT COUNT(*) FROM {statements.along_key} WHERE {condition(statements, ids)}"
     (plan,) = ask(f"EXPLAIN FORMAT=TRADITIONAL {count}")
     expected = plan[-3] if len(plan) == _MYSQL_COLUMNS else plan[-2]
     return int(expected or 0)

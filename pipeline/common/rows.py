@@ -47,7 +47,7 @@ def selection(table: Table, schema: StructType) -> str:
     """What stands between SELECT and FROM. Raises PipelineError."""
     _check(table, schema.fieldNames())
     columns = [table.by_name[name.casefold()] for name in schema.fieldNames()]
-    return ", ".join(_FORMS.get(each.data_type, "{}").format(quoted(each.name)) for each in columns)
+    return ", ".join(_FORMS.get(column.data_type, "{}").format(quoted(column.name)) for column in columns)
 
 
 def record_batch(rows: Sequence[Sequence[Any]], schema: StructType) -> pa.RecordBatch:
@@ -102,7 +102,7 @@ def _with_nulls(field: StructField, column: Column) -> StructField:
 
 def _check(table: Table, names: Iterable[str]) -> None:
     if unknown := [name for name in names if name.casefold() not in table.by_name]:
-        known = ", ".join(each.name for each in table.columns)
+        known = ", ".join(column.name for column in table.columns)
         raise PipelineError(f"{table.quoted} has no column {', '.join(unknown)}; it has {known}")
 
 

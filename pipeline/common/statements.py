@@ -121,12 +121,14 @@ class Statements:
 
     def page(self, what: str, condition: str, after: Id | None, until: Id | None, count: int) -> str:
         """The next rows in the order of ids, each with its id behind it: a walk along the primary key."""
-        bounds = [condition]
-        if after is not None:
-            bounds.append(f"id > {self.literal(after)}")
-        if until is not None:
-            bounds.append(f"id <= {self.literal(until)}")
-        return f"SELECT {what}, id FROM {self.along_key} WHERE {' AND '.join(bounds)} ORDER BY id LIMIT {count}"
+        conditions = " AND ".join([condition, *self.within(after, until)])
+        return f"SELECT {what}, id FROM {self.along_key} WHERE {conditions} ORDER BY id LIMIT {count}"
+
+    def within(self, after: Id | None, until: Id | None) -> list[str]:
+        """Conditions for the ids behind `after`, up to and with `until`; None is no bound."""
+        lower = [] if after is None else [f"id > {self.literal(after)}"]
+        upper = [] if until is None else [f"id <= {self.literal(until)}"]
+        return lower + upper
 
     def ends(self) -> str:
         """The least and the greatest id."""

@@ -6,6 +6,7 @@ is a DECIMAL(20), since Spark has no such integer), and UTC for TIMESTAMP.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as t
 
-from pipeline.endpoint import quoted
+from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import PipelineError
 
 OWN_COLUMNS: Final = ("priority", "epoch", "time_next", "time_acked")
@@ -162,12 +163,12 @@ class Table:
     def schema(self, names: Iterable[str] | None = None) -> t.StructType:
         """The Spark schema of these columns, or of all."""
         chosen = self.columns if names is None else [self.by_name[name.casefold()] for name in names]
-        return t.StructType([t.StructField(each.name, each.spark_type, each.nullable) for each in chosen])
+        return t.StructType([t.StructField(column.name, column.spark_type, column.nullable) for column in chosen])
 
     @property
     def message_columns(self) -> tuple[str, ...]:
         """All but the queue's own: what `*` means where the comment does not say else."""
-        return tuple(each.name for each in self.columns if each.name.casefold() not in OWN_COLUMNS)
+        return tuple(column.name for column in self.columns if column.name.casefold() not in OWN_COLUMNS)
 
 
 def split_name(text: str, default_database: str | None = None) -> tuple[str, str]:
@@ -175,11 +176,23 @@ def split_name(text: str, default_database: str | None = None) -> tuple[str, str
     match = _QUALIFIED.fullmatch(text)
     if match is None:
         raise PipelineError(f"{text!r} names no table: write database.table, with backquotes where a name needs them")
-    names = [each[1:-1].replace("``", "`") if each[0] == "`" else each for each in match.groups() if each]
+    names = [part[1:-1].replace("``", "`") if part[0] == "`" else part for part in match.groups() if part]
     database = names[0] if len(names) == 2 else default_database
     if not database:
         raise PipelineError(f"{text!r} has no database: write database.table, or name the database in the URL")
     return database, names[-1]
+
+
+def hashed_name(prefix: str, *parts: str) -> str:
+    """A table's name that is made of any number of texts, of whatever length."""
+    return prefix + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def located(endpoint: Endpoint, table: str) -> tuple[Endpoint, Table]:
+    """A table by its name as the user wrote it, and the endpoint in its database. Raises PipelineError."""
+    database, name = split_name(table, endpoint.database)
+    endpoint = endpoint.in_database(database)
+    return endpoint, endpoint.run(lambda connection: describe(connection, database, name))
 
 
 def describe(connection: Any, database: str, name: str) -> Table:
@@ -196,7 +209,7 @@ def describe(connection: Any, database: str, name: str) -> Table:
         mariadb = "mariadb" in _text(cursor.fetchone()[0]).lower()
         cursor.execute(_MARIADBS_CHECKS if mariadb else _MYSQLS_CHECKS, [database, name])
         checks = tuple(Check(*map(_text, row)) for row in cursor.fetchall())
-        json = {match[1].replace("``", "`") for each in checks if (match := _JSON.fullmatch(each.clause))}
+        json = {match[1].replace("``", "`") for check in checks if (match := _JSON.fullmatch(check.clause))}
         cursor.execute(_COLUMNS, [database, name])
         columns = tuple(_column(*map(_text, row), json=json) for row in cursor.fetchall())
         cursor.execute(_KEYS, [database, name])
@@ -204,7 +217,7 @@ def describe(connection: Any, database: str, name: str) -> Table:
         for key, column, whole in cursor.fetchall():
             keys.setdefault(key, []).append(column if whole else None)
     unique = tuple(
-        Key(key, tuple(each for each in parts if each is not None)) for key, parts in keys.items() if None not in parts
+        Key(key, tuple(part for part in parts if part is not None)) for key, parts in keys.items() if None not in parts
     )
     return Table(database, name, _text(found[0]) or "", columns, unique, checks)
 

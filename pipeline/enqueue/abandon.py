@@ -19,7 +19,6 @@ A query's *sink* has a staging table, too, and a row in `ackstream_sinks` that k
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,8 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.common.table import Table, describe, split_name
+from pipeline.common.connection import MissingTableIgnored, rows_if_any
+from pipeline.common.table import Table, located
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.enqueue.ledger import STAGING, WITHHELD_NS, Batch, Ledger, Slice, staging_name
 from pipeline.enqueue.staging import slices_staged
@@ -79,13 +79,13 @@ class Left:
 
 def listed(endpoint: Endpoint, table: str) -> Left:
     """Look."""
-    endpoint, queue = _found(endpoint, table)
+    endpoint, queue = located(endpoint, table)
     return endpoint.run(lambda connection: _look(connection, queue))
 
 
 def abandon(endpoint: Endpoint, table: str, batch: str) -> str:
     """Give a batch up; what became of it, in a sentence. Raises PipelineError if it is wholly in the queue."""
-    endpoint, queue = _found(endpoint, table)
+    endpoint, queue = located(endpoint, table)
     seen: list[Batch] = []
     return endpoint.run(lambda connection: _abandon(connection, endpoint, queue, batch, seen))
 
@@ -99,14 +99,8 @@ def settle(endpoint: Endpoint, queue: Table, batch: Batch) -> None:
 
 def abandon_query(endpoint: Endpoint, table: str, query: str) -> str:
     """Forget a query whose checkpoint is gone; what became of it, in a sentence."""
-    endpoint, queue = _found(endpoint, table)
+    endpoint, queue = located(endpoint, table)
     return endpoint.run(lambda connection: _abandon_query(connection, queue, query))
-
-
-def _found(endpoint: Endpoint, table: str) -> tuple[Endpoint, Table]:
-    database, name = split_name(table, endpoint.database)
-    endpoint = endpoint.in_database(database)
-    return endpoint, endpoint.run(lambda connection: describe(connection, database, name))
 
 
 # --- looking ---
@@ -115,8 +109,8 @@ def _found(endpoint: Endpoint, table: str) -> tuple[Endpoint, Table]:
 def _look(connection: Any, queue: Table) -> Left:
     # The tables first: a batch is written down before its table is made, so none is taken for a stray.
     tables = _columns_of_staging_tables(connection, queue.database)
-    sinks = _rows(connection, f"SELECT queue, query, batch FROM {_sinks(queue)} ORDER BY query")
-    batches = _rows(connection, f"SELECT queue, batch, begun FROM {quoted(queue.database, 'ackstream_batches')}")
+    sinks = rows_if_any(connection, f"SELECT queue, query, batch FROM {_sinks(queue)} ORDER BY query")
+    batches = rows_if_any(connection, f"SELECT queue, batch, begun FROM {quoted(queue.database, 'ackstream_batches')}")
     taken = {staging_name(*row) for row in batches}
     queries = []
     for owner, query, last in sinks:
@@ -134,7 +128,7 @@ def _standings(connection: Any, queue: Table) -> Iterator[Standing]:
     for batch, slices, published in ledger.all(connection):
         staged = None
         if batch.mode == "atomic":
-            with _unless_missing():
+            with MissingTableIgnored():
                 staged = len(slices_staged(connection, ledger.staging(batch), range(batch.slices)))
         yield Standing(batch, slices, published, staged, rejected.get(batch.name, 0))
 
@@ -159,34 +153,15 @@ def _sinks(queue: Table) -> str:
     return quoted(queue.database, SINKS)
 
 
-def _rows(connection: Any, question: str) -> list[tuple[Any, ...]]:
-    """None of a table that is not there."""
-    found: list[tuple[Any, ...]] = []
-    with connection.cursor() as cursor, _unless_missing():
-        cursor.execute(question)
-        found += cursor.fetchall()
-    return found
-
-
-@contextlib.contextmanager
-def _unless_missing() -> Iterator[None]:
-    """What comes after the statement is left out, if the table that it asks is not there."""
-    try:
-        yield
-    except pymysql.ProgrammingError as error:
-        if error.args[0] != ER.NO_SUCH_TABLE:
-            raise
-
-
 # --- saying ---
 
 
 def lines(left: Left) -> Iterator[str]:
     """For people."""
     rows = [("batch", "mode", "messages", "begun (UTC)", "state")]
-    for each in left.batches:
-        batch = each.batch
-        rows.append((batch.name, batch.mode, f"{batch.messages:,}", _time(batch.begun), _state(each)))
+    for standing in left.batches:
+        batch = standing.batch
+        rows.append((batch.name, batch.mode, f"{batch.messages:,}", _time(batch.begun), _state(standing)))
     yield from _aligned(rows) if left.batches else ["no batches"]
     for query in left.queries:
         yield f"query {query.name}: batch {query.batch} was the last"
@@ -194,14 +169,14 @@ def lines(left: Left) -> Iterator[str]:
         yield f"{name}: a staging table of no known batch or query, of this queue or another one of the database"
 
 
-def _state(each: Standing) -> str:
-    refused = f", {each.rejected:,} rows refused" if each.rejected else ""
-    if each.batch.finished is not None:
-        return f"finished {_time(each.batch.finished)}{refused}"
-    if each.batch.mode == "atomic":
-        return f"under way, {each.staged or 0:,} slices staged"
-    since = "under way" if each.batch.abandoned is None else f"abandoned {_time(each.batch.abandoned)}"
-    return f"{since}, {each.published:,} of {each.slices:,} slices in the queue{refused}"
+def _state(standing: Standing) -> str:
+    refused = f", {standing.rejected:,} rows refused" if standing.rejected else ""
+    if standing.batch.finished is not None:
+        return f"finished {_time(standing.batch.finished)}{refused}"
+    if standing.batch.mode == "atomic":
+        return f"under way, {standing.staged or 0:,} slices staged"
+    since = "under way" if standing.batch.abandoned is None else f"abandoned {_time(standing.batch.abandoned)}"
+    return f"{since}, {standing.published:,} of {standing.slices:,} slices in the queue{refused}"
 
 
 def _time(ns: int) -> str:
@@ -246,7 +221,7 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
 
 
 def _said(batch: Batch, slices: Mapping[int, Slice], queue: Table) -> str:
-    published = sum(each.published for each in slices.values())
+    published = sum(entry.published for entry in slices.values())
     rest = ", the others never will be" if published < len(slices) else ""
     return f"batch {batch.name}: abandoned, {published:,} of its {len(slices):,} slices are in {queue.quoted}{rest}"
 
@@ -280,11 +255,11 @@ def _release(connection: Any, queue: Table, batch: Batch) -> None:
         # What an open transaction has inserted is waited for, and nobody else is kept from inserting.
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        for number, each in ledger.slices(connection, batch.name).items():
+        for number, entry in ledger.slices(connection, batch.name).items():
             connection.begin()
             statement = f"UPDATE {queue.quoted} SET time_next = %s WHERE id = %s AND time_next = {WITHHELD_NS}"
             try:
-                if ledger.publish(cursor, batch.name, number) and cursor.execute(statement, [each.due, each.mark]):
+                if ledger.publish(cursor, batch.name, number) and cursor.execute(statement, [entry.due, entry.mark]):
                     connection.commit()
             except pymysql.MySQLError as error:
                 busy = _busy(error, batch)
@@ -301,7 +276,7 @@ def _busy(error: pymysql.MySQLError, batch: Batch) -> JobError:
 
 
 def _abandon_query(connection: Any, queue: Table, name: str) -> str:
-    found = next((each for each in _look(connection, queue).queries if each.name == name), None)
+    found = next((query for query in _look(connection, queue).queries if query.name == name), None)
     if found is None:
         raise PipelineError(f"there is no query {name!r} that writes to {queue.quoted} (--list shows those there are)")
     with connection.cursor() as cursor:

@@ -45,16 +45,16 @@ class Facts:
     @property
     def rows(self) -> int:
         """How many there are."""
-        return sum(each.rows for each in self.pieces)
+        return sum(piece.rows for piece in self.pieces)
 
     @property
     def octets(self) -> int:
         """About how large they are on the wire."""
-        return sum(each.octets for each in self.pieces)
+        return sum(piece.octets for piece in self.pieces)
 
     def fingerprint(self, names: Sequence[str], version: Version) -> str:
         """The same for the same rows, cut in the same way; of the columns by their names."""
-        return version.fingerprint(names, [(each.rows, each.checksum) for each in self.pieces])
+        return version.fingerprint(names, [(piece.rows, piece.checksum) for piece in self.pieces])
 
 
 def read(cut: Cut, mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
@@ -105,7 +105,7 @@ def _examples(broken: Sequence[Rule], mapped: Mapped) -> list[str]:
 
 
 def _example(rule: Rule, values: Row) -> str:
-    texts = [shown(each) for each in values]
+    texts = [shown(value) for value in values]
     if not rule.shown:
         return f"id {texts[0]}"
     return texts[0] if len(texts) == 1 else f"{texts[0]} (id {texts[1]})"
@@ -218,5 +218,5 @@ def _equal(
 
 
 def _shown(values: Sequence[Any]) -> str:
-    texts = [shown(each) for each in values]
+    texts = [shown(value) for value in values]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"

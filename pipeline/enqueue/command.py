@@ -174,7 +174,7 @@ def _data(
         if query is None:
             raise PipelineError("name the data: --source, --query, or both")
         return spark.sql(query)
-    suffixes = {PurePosixPath(each).suffix for each in source}
+    suffixes = {PurePosixPath(path).suffix for path in source}
     kind = format_ or FORMATS.get(suffixes.pop() if len(suffixes) == 1 else "")
     if kind is None:
         raise PipelineError(f"--format is needed: the name of the source does not end in one of {', '.join(FORMATS)}")

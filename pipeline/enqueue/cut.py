@@ -124,15 +124,15 @@ class ByHash:
         partitions = min(count, tasks or count)
         frame = frame.repartitionById(partitions, f.col(SLICE) % partitions).sortWithinPartitions(ORDER)
         chosen = set(wanted)
-        counts = [each.rows if number in chosen else 0 for number, each in enumerate(slices)]
+        counts = [piece.rows if number in chosen else 0 for number, piece in enumerate(slices)]
         return frame.withColumn(PLACE, _row() - looked_up(_starts(counts, partitions), f.col(SLICE)))
 
     def _together(self, pieces: Sequence[Piece]) -> Piece:
-        first = next((each for each in pieces if each.rows), None)
+        first = next((piece for piece in pieces if piece.rows), None)
         return Piece(
-            sum(each.rows for each in pieces),
-            self.version.together(each.checksum for each in pieces),
-            sum(each.octets for each in pieces),
+            sum(piece.rows for piece in pieces),
+            self.version.together(piece.checksum for piece in pieces),
+            sum(piece.octets for piece in pieces),
             first.first_id if first else None,
             first.first_time if first else None,
         )
@@ -252,7 +252,7 @@ def _row() -> Expression:
 
 def _only(frame: DataFrame, slices: Sequence[Piece], wanted: Sequence[int]) -> DataFrame:
     """The rows of these slices."""
-    if len(wanted) == sum(each.rows > 0 for each in slices):
+    if len(wanted) == sum(piece.rows > 0 for piece in slices):
         return frame
     return frame.where(f.col(SLICE).isin(list(wanted)))
 

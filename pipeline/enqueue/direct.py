@@ -31,9 +31,9 @@ from functools import partial
 from typing import Any, Final
 
 import pymysql
-from pymysql.constants import ER
 from pyspark.sql import functions as f
 
+from pipeline.common.connection import MissingTableIgnored
 from pipeline.common.progress import Progress
 from pipeline.endpoint import is_transient, quoted
 from pipeline.enqueue.cut import PLACE, SLICE, looked_up
@@ -80,13 +80,13 @@ class Direct:
         known = load.endpoint.run(lambda connection: ledger.slices(connection, load.batch.name))
         if not known:
             known = load.endpoint.run(self._write_down)
-        self._marks = {number: each.mark for number, each in known.items() if each.mark is not None}
+        self._marks = {number: entry.mark for number, entry in known.items() if entry.mark is not None}
         self._to_stage = known.keys() - self._marks.keys()
-        self._missing = {number for number, each in known.items() if not each.published}
+        self._missing = {number for number, entry in known.items() if not entry.published}
 
     def _write_down(self, connection: Any) -> dict[int, Slice]:
         load, ledger = self._load, self._load.ledger
-        filled = [number for number, each in enumerate(load.slices) if each.rows]
+        filled = [number for number, piece in enumerate(load.slices) if piece.rows]
         with_ids = load.mapped.has("id")
         drawn = [] if with_ids else load.endpoint.run(lambda own: self._draw(own, len(filled)))
         marks = (
@@ -144,12 +144,9 @@ class Direct:
         return tuple(sorted(self._missing))
 
     def _staged(self, connection: Any, numbers: set[int]) -> list[int]:
-        try:
+        with MissingTableIgnored():
             return sorted(self._staging.staged(connection, numbers))
-        except pymysql.ProgrammingError as error:
-            if error.args[0] != ER.NO_SUCH_TABLE:
-                raise
-            return []  # before the first of them is written
+        return []  # before the first of them is written
 
     def _publish(self, connection: Any) -> set[int]:
         load = self._load
@@ -232,7 +229,7 @@ class Direct:
                 some = numbers[start : start + MARKS_AT_ONCE]
                 # The server compares, as it does for uniqueness: by the column's type and collation.
                 question = f"SELECT {{}}, time_next FROM {self._load.table.quoted} WHERE id = %s"
-                cursor.execute(" UNION ALL ".join(map(question.format, some)), [marks[each] for each in some])
+                cursor.execute(" UNION ALL ".join(map(question.format, some)), [marks[number] for number in some])
                 found.update(cursor.fetchall())
         return found
 
@@ -268,7 +265,7 @@ class Direct:
         begun = looked_up([load.batch.begun] * len(load.slices), f.col(SLICE))
         time = columns.get(time_name, begun)
         if load.spread_ns is not None:
-            rows = looked_up([max(1, each.rows) for each in load.slices], f.col(SLICE))
+            rows = looked_up([max(1, piece.rows) for piece in load.slices], f.col(SLICE))
             offset = (f.col(PLACE) + f.col(SLICE) / len(load.slices)) * load.spread_ns / rows
             time = begun + offset.cast("bigint")
         columns[time_name] = f.when(is_mark, f.lit(WITHHELD_NS)).otherwise(time)

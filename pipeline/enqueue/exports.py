@@ -30,10 +30,10 @@ def export_rejects(load: Load, rejects: Sequence[Reject], path: str) -> None:
     """Write the rows that were set aside, with the server's reasons."""
     spark = load.mapped.frame.sparkSession
     told = spark.createDataFrame(
-        [(each.slice, each.place, each.code, each.reason) for each in rejects],
+        [(reject.slice, reject.place, reject.code, reject.reason) for reject in rejects],
         f"{SLICE} INT, {PLACE} BIGINT, {CODE} INT, {REASON} STRING",
     )
-    rows = load.sliced(sorted({each.slice for each in rejects}))
+    rows = load.sliced(sorted({reject.slice for reject in rejects}))
     _export(load, rows.join(f.broadcast(told), [SLICE, PLACE]), [f.col(CODE), f.col(REASON)], path)
 
 

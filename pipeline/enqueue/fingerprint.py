@@ -123,7 +123,7 @@ class Sums:
 
     def agrees(self, checksum: Checksum, answer: Sequence[Any]) -> bool:
         """Of no rows the server's sum is NULL."""
-        return checksum[:WORDS_STAGED] == tuple(int(each or 0) for each in answer)
+        return checksum[:WORDS_STAGED] == tuple(int(total or 0) for total in answer)
 
     def fingerprint(self, names: Sequence[str], pieces: Sequence[tuple[int, Checksum]]) -> str:
         """The version, and as much of a SHA-256 as has room."""
@@ -153,7 +153,7 @@ class Xor:
 
     def together(self, checksums: Iterable[Checksum]) -> Checksum:
         """The same again."""
-        return (reduce(xor, (each for (each,) in checksums), 0),)
+        return (reduce(xor, (word for (word,) in checksums), 0),)
 
     def asked(self) -> str:
         """The same on the server."""

@@ -24,7 +24,7 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 
 from pipeline.common.progress import Progress, unused
-from pipeline.common.table import Table, describe, split_name
+from pipeline.common.table import Table, located
 from pipeline.endpoint import Endpoint, driver_of
 from pipeline.enqueue.abandon import settle
 from pipeline.enqueue.checking import Facts, duplicates, examine, read
@@ -144,7 +144,7 @@ def missing(
             way.prepare()
             numbers = way.look()
         else:
-            numbers = tuple(number for number, each in enumerate(load.slices) if each.rows)
+            numbers = tuple(number for number, piece in enumerate(load.slices) if piece.rows)
     if numbers:
         export_slices(load, numbers, to)
     return Missing(batch, rows_of(load, numbers), load.batch.messages, numbers)
@@ -171,21 +171,18 @@ class _Work:
     ) -> Load:
         """Check everything, and write the batch down."""
         _check_arguments(self.batch, self.mode, self.spread_s, self.settings)
-        database, name = split_name(table, endpoint.database)
-        endpoint = endpoint.in_database(database)
-        fitting, queue = _fitting(frame, endpoint, database, name, mapping, self)
+        endpoint, queue = located(endpoint, table)
+        fitting = _fitting(frame, endpoint, queue, mapping, self)
         return _begun(frame, fitting, queue, endpoint, self)
 
 
 def _fitting(
     frame: DataFrame,
     endpoint: Endpoint,
-    database: str,
-    name: str,
+    queue: Table,
     mapping: Mapping[str, str | Expression] | None,
     work: _Work,
-) -> tuple[Mapped, Table]:
-    queue = endpoint.run(lambda connection: describe(connection, database, name))
+) -> Mapped:
     if not queue.is_queue:
         raise PipelineError(f"{queue.quoted} is no message table (CREATE QUEUE makes one)")
     fitting, problems = mapped(frame, queue, mapping, spread=work.spread_s is not None)
@@ -200,7 +197,7 @@ def _fitting(
         if fitting.columns and fitting.is_stable:
             problems += [*examine(fitting, queue), *duplicates(fitting, queue, endpoint)]
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
-    return fitting, queue
+    return fitting
 
 
 def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Settings) -> None:

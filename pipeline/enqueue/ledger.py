@@ -9,7 +9,6 @@ there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -20,7 +19,9 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.common.table import Table
+from pipeline.common.connection import MissingTableIgnored, rows_if_any
+from pipeline.common.statements import NOW
+from pipeline.common.table import Table, hashed_name
 from pipeline.endpoint import quoted
 from pipeline.errors import AbandonedError, JobError, PipelineError
 
@@ -28,9 +29,6 @@ BATCH_CHARACTERS: Final = 190
 """So that the key fits into an index on every server."""
 
 STAGING: Final = "ackstream_staging_"
-
-NOW_NS: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
-"""The server's clock, as `time_next` counts."""
 
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
 """The first of January 2200: when a message is due that proves that its slice is there, and waits to be published."""
@@ -118,13 +116,9 @@ class Ledger:
 
     def find(self, connection: Any, batch: str) -> Batch | None:
         """The batch, if it was begun."""
-        try:
-            with connection.cursor() as cursor:
-                return self._read(cursor, batch)
-        except pymysql.ProgrammingError as error:
-            if error.args[0] != ER.NO_SUCH_TABLE:
-                raise
-            return None
+        with connection.cursor() as cursor, MissingTableIgnored():
+            return self._read(cursor, batch)
+        return None
 
     def begin(self, connection: Any, new: Batch) -> Batch:
         """Write down that it begins, unless it is there; the batch as it is there."""
@@ -155,7 +149,7 @@ class Ledger:
     def _insert(self, cursor: Any, new: Batch) -> None:
         cursor.execute(
             f"INSERT INTO {self._batches} (queue, batch, mode, fingerprint, file_octets, slices, messages, begun)"
-            f" VALUES (%s, %s, %s, %s, %s, %s, %s, {NOW_NS}) ON DUPLICATE KEY UPDATE batch = batch",
+            f" VALUES (%s, %s, %s, %s, %s, %s, %s, {NOW}) ON DUPLICATE KEY UPDATE batch = batch",
             [self._table.name, new.name, new.mode, new.fingerprint, new.file_octets, new.slices, new.messages],
         )
 
@@ -176,7 +170,7 @@ class Ledger:
     def abandon(self, cursor: Any, batch: str) -> None:
         """Write down that the rest of it never comes. Its slices stay written down: tasks may yet commit some."""
         cursor.execute(
-            f"UPDATE {self._batches} SET abandoned = {NOW_NS} WHERE queue = %s AND batch = %s AND abandoned IS NULL",
+            f"UPDATE {self._batches} SET abandoned = {NOW} WHERE queue = %s AND batch = %s AND abandoned IS NULL",
             [self._table.name, batch],
         )
 
@@ -199,7 +193,7 @@ class Ledger:
 
     def rejects(self, connection: Any, batch: str) -> list[Reject]:
         """The rows of a batch that were set aside."""
-        found = self._asked_of_rejects(
+        found = rows_if_any(
             connection,
             f"SELECT slice, place, code, reason FROM {self._rejects} WHERE queue = %s AND batch = %s"
             " ORDER BY slice, place",
@@ -209,19 +203,8 @@ class Ledger:
 
     def rejected(self, connection: Any) -> dict[str, int]:
         """How many of each batch."""
-        question = f"SELECT batch, COUNT(*) FROM {self._rejects} WHERE queue = %s GROUP BY batch"
-        return dict(self._asked_of_rejects(connection, question, [self._table.name]))
-
-    def _asked_of_rejects(self, connection: Any, question: str, values: list[str]) -> list[tuple[Any, ...]]:
-        """Nothing where none was ever to be set aside."""
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(question, values)
-                return list(cursor.fetchall())
-        except pymysql.ProgrammingError as error:
-            if error.args[0] != ER.NO_SUCH_TABLE:
-                raise
-            return []
+        statement = f"SELECT batch, COUNT(*) FROM {self._rejects} WHERE queue = %s GROUP BY batch"
+        return dict(rows_if_any(connection, statement, [self._table.name]))
 
     def all(self, connection: Any) -> list[tuple[Batch, int, int]]:
         """The batches of the queue as they were begun; of each its slices under way, and how many are published."""
@@ -243,7 +226,7 @@ class Ledger:
         finished = self.lock(cursor, batch).finished
         if finished is not None:
             return finished in tried
-        cursor.execute(f"SELECT {NOW_NS}")
+        cursor.execute(f"SELECT {NOW}")
         moment = cursor.fetchone()[0] + secrets.randbelow(1000)  # the server's clock counts microseconds
         tried.add(moment)
         this = [self._table.name, batch.name]
@@ -277,8 +260,8 @@ class Ledger:
         cursor.executemany(
             f"INSERT INTO {self._slices} (queue, batch, slice, mark, due) VALUES (%s, %s, %s, %s, %s)",
             [
-                (self._table.name, batch, number, json.dumps(each.mark, default=_encoded), each.due)
-                for number, each in slices.items()
+                (self._table.name, batch, number, json.dumps(entry.mark, default=_encoded), entry.due)
+                for number, entry in slices.items()
             ],
         )
 
@@ -286,7 +269,7 @@ class Ledger:
         """Write down that a slice is published; whether it was not yet."""
         return bool(
             cursor.execute(
-                f"UPDATE {self._slices} SET published = {NOW_NS}"
+                f"UPDATE {self._slices} SET published = {NOW}"
                 " WHERE queue = %s AND batch = %s AND slice = %s AND published IS NULL",
                 [self._table.name, batch, number],
             )
@@ -303,8 +286,7 @@ class Ledger:
 
 def staging_name(queue: str, batch: str, begun: int) -> str:
     """Of a staging table, without its database."""
-    name = "\0".join((queue, batch, str(begun)))
-    return f"{STAGING}{hashlib.sha256(name.encode()).hexdigest()[:20]}"
+    return hashed_name(STAGING, queue, batch, str(begun))
 
 
 def _encoded(key: Any) -> Any:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from pipeline.common.progress import Progress
 from pipeline.common.table import Table
+from pipeline.common.tasks import can_exceed
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue.checking import Facts
 from pipeline.enqueue.cut import PIECES_MAX, Cut, Piece
@@ -99,15 +100,14 @@ class Load:
 
     def sliced(self, wanted: Sequence[int]) -> DataFrame:
         """The rows of these slices, as the cut has them; no more partitions than connections may be open at once."""
-        spark = self.mapped.frame.sparkSession
-        growing = spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
-        bounded = growing or spark.sparkContext.defaultParallelism > self.settings.writers
-        return self.cut.sliced(self.slices, wanted, self.settings.writers if bounded else None)
+        writers = self.settings.writers
+        bounded = can_exceed(self.mapped.frame.sparkSession, writers)
+        return self.cut.sliced(self.slices, wanted, writers if bounded else None)
 
     def write(self, frame: DataFrame, table: str) -> None:
         """Append it by JDBC, one transaction a partition."""
         rows = max(1, self.batch.messages)
-        octets = sum(each.octets for each in self.slices)
+        octets = sum(piece.octets for piece in self.slices)
         batch_rows = min(BATCH_ROWS_MAX, max(1, BATCH_OCTETS * rows // max(1, octets)))
         writer = frame.write.format("jdbc").options(**self.jdbc)
         writer.option("dbtable", table).option("batchsize", batch_rows).option("isolationLevel", "READ_COMMITTED").mode(
@@ -142,13 +142,13 @@ def serves(facts: Facts, settings: Settings, cores: int) -> bool:
     """Whether the pieces of files make slices: none too large, and not so few that half of the tasks would idle."""
     rows = max(settings.slice_rows, facts.rows / PIECES_MAX)
     octets = max(settings.slice_octets, facts.octets / PIECES_MAX)
-    filled = [each for each in facts.pieces if each.rows]
+    filled = [piece for piece in facts.pieces if piece.rows]
     busy = min(cores, settings.writers, slices_wanted(facts, settings))
     return 2 * len(filled) >= min(busy, facts.rows) and all(
-        each.rows <= ROWS_OVER * rows and each.octets <= OCTETS_OVER * octets for each in filled
+        piece.rows <= ROWS_OVER * rows and piece.octets <= OCTETS_OVER * octets for piece in filled
     )
 
 
 def rows_of(load: Load, slices: Sequence[int]) -> int:
     """How many messages these slices have."""
-    return sum(load.slices[each].rows for each in slices)
+    return sum(load.slices[number].rows for number in slices)

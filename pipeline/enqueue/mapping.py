@@ -18,12 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.common.table import Column, Table
+from pipeline.common.table import OWN_COLUMNS, Column, Table
+from pipeline.endpoint import quoted
 from pipeline.enqueue.ledger import WITHHELD_NS
 from pipeline.enqueue.stable import unstable
-
-FILLED: Final = ("priority", "epoch", "time_next", "time_acked")
-"""What a message need not say."""
 
 REFUSED: Final = {
     "epoch": "counts deliveries and begins at 0",
@@ -47,7 +45,7 @@ class Mapped:
 
     def has(self, name: str) -> bool:
         """Whether the data says what goes there."""
-        return name.casefold() in {each.casefold() for each in self.names}
+        return name.casefold() in {other.casefold() for other in self.names}
 
 
 def mapped(
@@ -58,7 +56,7 @@ def mapped(
     Without a mapping, columns go by their names and each must have its place. With one, what it names is written and
     nothing else: a column of the table on the left, an expression of Spark SQL over the frame on the right.
     """
-    wanted = dict(mapping) if mapping else {name: f.col(_quoted(name)) for name in frame.columns}
+    wanted = dict(mapping) if mapping else {name: f.col(quoted(name)) for name in frame.columns}
     problems = _unknown(wanted, table)
     if spread and any(name.casefold() == "time_next" for name in wanted):
         problems.append("time_next: is given by the spread already")
@@ -85,7 +83,7 @@ def mapped(
     problems += [
         f"{column.name}: needs a value ({column.column_type}, NOT NULL, without a default) and gets none"
         for column in table.columns
-        if column.required and column.name.casefold() not in (named | set(FILLED))
+        if column.required and column.name.casefold() not in (named | set(OWN_COLUMNS))
     ]
     chosen = [given[column.name] for column in table.columns if column.name in given]
     result = frame.select([value.alias(column.name) for column, value in chosen])
@@ -112,10 +110,6 @@ def _unknown(wanted: Mapping[str, object], table: Table) -> list[str]:
         elif name.casefold() in REFUSED:
             problems.append(f"{name}: is the queue's own, and {REFUSED[name.casefold()]}")
     return problems
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _first_line(error: Exception) -> str:

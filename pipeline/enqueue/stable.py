@@ -49,8 +49,8 @@ class _Walk:
         if not self._suspicious(plan):
             return
         culprits = (
-            *(culprit for each in _each(plan.expressions()) for culprit in self._expression(each)),
-            *(culprit for each in _each(plan.children()) for culprit in self.plan(each)),
+            *(culprit for expression in _each(plan.expressions()) for culprit in self._expression(expression)),
+            *(culprit for child in _each(plan.children()) for culprit in self.plan(child)),
         )
         yield from culprits
         if not culprits and not plan.deterministic():

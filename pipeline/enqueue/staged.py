@@ -21,7 +21,7 @@ import pymysql
 from pymysql.constants import ER
 
 from pipeline.common.progress import Progress
-from pipeline.enqueue.ledger import NOW_NS
+from pipeline.common.statements import NOW
 from pipeline.enqueue.load import Load
 from pipeline.enqueue.staging import Staging, sift
 from pipeline.errors import JobError
@@ -35,7 +35,7 @@ class Staged:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._staging = Staging(load)
-        self._filled = [number for number, each in enumerate(load.slices) if each.rows]
+        self._filled = [number for number, piece in enumerate(load.slices) if piece.rows]
 
     def prepare(self) -> None:
         """Make the staging table."""
@@ -95,7 +95,7 @@ class Staged:
                 by_us = load.ledger.finish(cursor, load.batch, tried)
                 connection.rollback()
                 return by_us
-            cursor.execute(f"SELECT {NOW_NS}")
+            cursor.execute(f"SELECT {NOW}")
             (now,) = cursor.fetchone()
             done = 0
             for number in self._filled:

@@ -70,7 +70,7 @@ class Staging:
         """Run the tasks that stage these slices."""
         row = f.col(SLICE) * ROWS_OF_A_PARTITION + f.col(PLACE)
         names = (*self._load.cut.version.staged, *self._load.mapped.names)
-        columns = [row.alias(ROW), *(f.col(quoted(each)) for each in names)]
+        columns = [row.alias(ROW), *(f.col(quoted(name)) for name in names)]
         self._load.write(self._load.sliced(tuple(wanted)).select(columns), self.name)
 
     def staged(self, connection: Any, numbers: Iterable[int]) -> set[int]:

@@ -40,17 +40,17 @@ class Archive:
         """Look at an archive's folder. Raises PipelineError."""
         files = Files(spark, place)
         runs = frozenset(files.names(RUNS))
-        begun = sorted(each.removesuffix(".json") for each in runs if each.endswith(".json"))
+        begun = sorted(name.removesuffix(".json") for name in runs if name.endswith(".json"))
         if not begun:
             raise PipelineError(f"{place} is no archive of ackstream-archive")
         of = json.loads(files.read(f"{RUNS}/{begun[-1]}.json"))["table"]
         if of != table.quoted:
             raise PipelineError(f"{place} is the archive of {of}, not of {table.quoted}")
-        if any(f"{each}.done" not in runs for each in begun):
+        if any(f"{run}.done" not in runs for run in begun):
             raise PipelineError(
                 f"a run of ackstream-archive to {place} is under way, or was stopped: let it end, or run it again"
             )
-        return cls(files, runs, tuple(sorted(each for each in files.names(MESSAGES) if "=" in each)))
+        return cls(files, runs, tuple(sorted(name for name in files.names(MESSAGES) if "=" in name)))
 
     @property
     def has_changed(self) -> bool:
@@ -59,17 +59,17 @@ class Archive:
 
     def rows(self, spark: SparkSession, table: Table) -> DataFrame:
         """As they were archived, if there is a chunk at all. Columns that were added later are NULL in older ones."""
-        places = [self.files.path(f"{MESSAGES}/{each}") for each in self.chunks]
+        places = [self.files.path(f"{MESSAGES}/{chunk}") for chunk in self.chunks]
         options = {"basePath": self.files.path(MESSAGES), "mergeSchema": "true"}
         found = spark.read.options(**options).parquet(*places)
-        there = {each.casefold() for each in found.columns}
-        added = [each for each in table.columns if each.name.casefold() not in there]
-        return found.withColumns({each.name: f.lit(None).cast(each.spark_type) for each in added})
+        there = {name.casefold() for name in found.columns}
+        added = [column for column in table.columns if column.name.casefold() not in there]
+        return found.withColumns({column.name: f.lit(None).cast(column.spark_type) for column in added})
 
 
 def problems(table: Table, by: Sequence[str]) -> list[str]:
     """Columns whose archived values would not be told to be the same as the queue's."""
-    columns = (table.by_name.get(each.casefold()) for each in by)
+    columns = (table.by_name.get(name.casefold()) for name in by)
     return [
         f"{column.name} is {column.column_type}, whose values are not written alike in the queue and in its archive"
         for column in columns

@@ -30,6 +30,7 @@ from pipeline.common.progress import Progress, unused
 from pipeline.common.ranges import condition, cut
 from pipeline.common.statements import NOW, Statements, asking
 from pipeline.common.table import Column, Table
+from pipeline.common.tasks import can_exceed
 from pipeline.endpoint import Driver, Endpoint, driver_of, quoted
 from pipeline.errors import JobError, ProblemsError, cause
 from pipeline.report import archived
@@ -116,7 +117,7 @@ def check(queues: Sequence[Queue], named: Named) -> None:
             problems.append(f"{queue.name}: is no message table (CREATE QUEUE makes one)")
         for name in (*named.by, *filter(None, (named.created, named.due))):
             if name.casefold() not in queue.table.by_name:
-                known = ", ".join(each.name for each in queue.table.columns)
+                known = ", ".join(column.name for column in queue.table.columns)
                 problems.append(f"{queue.name}: has no column {name}; it has {known}")
         for name in filter(None, (named.created, named.due)):
             column = queue.table.by_name.get(name.casefold())
@@ -126,7 +127,7 @@ def check(queues: Sequence[Queue], named: Named) -> None:
                     " or BIGINT with nanoseconds since 1970, are"
                 )
         if queue.archive:
-            problems += [f"{queue.name}: {each}" for each in archived.problems(queue.table, named.by)]
+            problems += [f"{queue.name}: {problem}" for problem in archived.problems(queue.table, named.by)]
     if problems:
         raise ProblemsError("the report cannot be made", problems)
 
@@ -157,15 +158,15 @@ def read(
 ) -> History:
     """Read them once. Raises ProblemsError, JobError (the same again may succeed)."""
     check(queues, named)
-    archives = {each.name: Archive.at(spark, each.archive, each.table) for each in queues if each.archive}
+    archives = {queue.name: Archive.at(spark, queue.archive, queue.table) for queue in queues if queue.archive}
     link = Link(endpoint)
     try:
         ((now,),) = link.run(asking(f"SELECT {NOW}"))
         plans = [
-            _Plan(queue.name, each, dead=each is queue.dead, named=named, link=link, rows=reading.range_rows)
+            _Plan(queue.name, table, dead=table is queue.dead, named=named, link=link, rows=reading.range_rows)
             for queue in queues
-            for each in (queue.table, queue.dead)
-            if each is not None
+            for table in (queue.table, queue.dead)
+            if table is not None
         ]
     finally:
         link.close()
@@ -173,23 +174,23 @@ def read(
     parts = [part for plan in plans if (part := plan.frame(spark, endpoint)) is not None]
     rows = reduce(DataFrame.union, parts) if parts else spark.createDataFrame([], _schema(named))
     rows = _bounded(rows, max(1, reading.max_connections - 1))
-    tables = {each.name: each.table for each in queues}
+    tables = {queue.name: queue.table for queue in queues}
     old = [
-        _archived(each.rows(spark, tables[name]), name, tables[name], named)
-        for name, each in archives.items()
-        if each.chunks
+        _archived(archive.rows(spark, tables[name]), name, tables[name], named)
+        for name, archive in archives.items()
+        if archive.chunks
     ]
     rows = reduce(DataFrame.union, old, rows).persist()
     with _watched(rows, tell):
         _fill(rows, endpoint, reading.rounds)
-    return History(rows, named, int(now), frozenset(name for name, each in archives.items() if each.has_changed))
+    return History(rows, named, int(now), frozenset(name for name, archive in archives.items() if archive.has_changed))
 
 
 def _archived(rows: DataFrame, queue: str, table: Table, named: Named) -> DataFrame:
     schema = _schema(named)
     forms = archived.forms(table, named.by, named.created, named.due, VALUE_LENGTH)
     whole = {"queue": f.lit(queue), "dead": f.lit(False), **forms}
-    return rows.select(*(whole[each.name].cast(each.dataType).alias(each.name) for each in schema))
+    return rows.select(*(whole[column.name].cast(column.dataType).alias(column.name) for column in schema))
 
 
 class _Plan:
@@ -203,7 +204,7 @@ class _Plan:
         self._named = named
         self._along_key = statements.along_key
         self._ranges = cut(statements, lambda statement: link.run(asking(statement)), rows)
-        self._predicates = [condition(statements, each) for each in self._ranges]
+        self._predicates = [condition(statements, bounds) for bounds in self._ranges]
 
     def frame(self, spark: SparkSession, endpoint: Endpoint) -> DataFrame | None:
         """A partition for each range; None if there are no rows."""
@@ -216,7 +217,7 @@ class _Plan:
         found = spark.read.jdbc(url, self._query(), predicates=self._predicates, properties=options)
         own = [f.lit(self._queue).alias("queue"), f.lit(self._dead).alias("dead")]
         fields = _schema(self._named).fields[len(own) :]
-        return found.select(*own, *(f.col(each.name).cast(each.dataType).alias(each.name) for each in fields))
+        return found.select(*own, *(f.col(column.name).cast(column.dataType).alias(column.name) for column in fields))
 
     def _query(self) -> str:
         forms = {
@@ -265,9 +266,7 @@ def _schema(named: Named) -> t.StructType:
 
 def _bounded(rows: DataFrame, tasks: int) -> DataFrame:
     """Never more tasks at once than that."""
-    spark = rows.sparkSession
-    growing = spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
-    return rows.coalesce(tasks) if growing or spark.sparkContext.defaultParallelism > tasks else rows
+    return rows.coalesce(tasks) if can_exceed(rows.sparkSession, tasks) else rows
 
 
 @contextlib.contextmanager
@@ -279,7 +278,7 @@ def _watched(rows: DataFrame, tell: Callable[[Progress], None]) -> Iterator[None
     def look() -> None:
         while not ended.wait(LOOK_S):
             stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
-            done = [each.numCompletedTasks for each in stages if each and each.numTasks == total]
+            done = [stage.numCompletedTasks for stage in stages if stage and stage.numTasks == total]
             if done:
                 tell(Progress("reading", max(done), total))
 
@@ -294,11 +293,11 @@ def _watched(rows: DataFrame, tell: Callable[[Progress], None]) -> Iterator[None
 
 
 def _fill(rows: DataFrame, endpoint: Endpoint, rounds: int) -> None:
-    for each in range(1, rounds + 1):
+    for attempt in range(1, rounds + 1):
         try:
             rows.count()
         except (PySparkException, Py4JJavaError) as error:
-            if each == rounds:
+            if attempt == rounds:
                 raise JobError(f"the queues could not be read: {cause(error)}") from error
             endpoint.run(lambda connection: connection.ping(reconnect=False))  # waits until the server is back
         else:

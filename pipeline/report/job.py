@@ -126,16 +126,16 @@ def report(
         raise PipelineError("name a queue: database.table")
     if window_s <= 0:
         raise PipelineError("the window is longer than nothing")
-    names = dict.fromkeys(split_name(each, endpoint.database) for each in tables)
-    places = {split_name(each, endpoint.database): place for each, place in (archives or {}).items()}
+    names = dict.fromkeys(split_name(table, endpoint.database) for table in tables)
+    places = {split_name(table, endpoint.database): place for table, place in (archives or {}).items()}
     if unknown := places.keys() - names.keys():
         raise PipelineError(f"an archive is given for {'.'.join(unknown.pop())}, which is not reported on")
-    queues = endpoint.run(lambda connection: tuple(_queue(connection, *each, places.get(each)) for each in names))
+    queues = endpoint.run(lambda connection: tuple(_queue(connection, *name, places.get(name)) for name in names))
     named = Named(tuple(dict.fromkeys(by)), created, due)
     tell(Progress("reading", 0, 0))
     history = read(spark, endpoint, queues, named, reading or Reading(), tell)
     # What was acknowledged longer ago is gone, and a rate over a time of which a part is gone is none.
-    window_s = min([window_s, *(kept for each in queues if (kept := each.seconds("vt_purge_after")))])
+    window_s = min([window_s, *(kept for queue in queues if (kept := queue.seconds("vt_purge_after")))])
     volumes = measures.volumes(history, window_s).persist()
     first = volumes.where(f.col("by").isNull()).agg(f.min("first_acknowledged")).collect()[0][0]
     since_ns = min(history.now_ns - round(window_s * 10**9), history.now_ns if first is None else first)

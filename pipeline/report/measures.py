@@ -69,7 +69,7 @@ def volumes(history: History, window_s: float) -> DataFrame:
             f.sum(f.when(acked, f.col("epoch"))).alias("deliveries"),
             f.min(f.when(live & (state == "ready"), f.col("time_next"))).alias("oldest_ready"),
         )
-        .withColumn("unacknowledged", sum((f.col(each) for each in STATES[2:]), f.col(STATES[1])))
+        .withColumn("unacknowledged", sum((f.col(name) for name in STATES[2:]), f.col(STATES[1])))
     )
 
 
@@ -88,13 +88,13 @@ def times(history: History, queues: Sequence[Queue]) -> DataFrame:
     """Seconds by measure: count, mean, least, greatest, percentiles. Less than none: a time that was set by hand."""
     acked, now = f.col("time_acked"), history.now_ns
     waiting = f.when(state_at(now) == "ready", now - f.col("time_next"))
-    each = {
+    durations = {
         CREATED: acked - f.col("created"),
         DUE: acked - f.col("due"),
         FIRST: _first_wait(queues, now),
         WAITING: waiting,
     }
-    pairs = [f.struct(f.lit(name).alias("measure"), (value / _S).alias("s")) for name, value in each.items()]
+    pairs = [f.struct(f.lit(name).alias("measure"), (value / _S).alias("s")) for name, value in durations.items()]
     kept = grouped(history).where(~f.col("dead"))
     exploded = kept.select(*_GROUP, f.explode(f.array(*pairs)).alias("m")).select(*_GROUP, "m.measure", "m.s")
     told = (
@@ -108,13 +108,13 @@ def times(history: History, queues: Sequence[Queue]) -> DataFrame:
             percentiles("s").alias("at"),
         )
     )
-    points = [f.col("at")[number].alias(percentile_name(each)) for number, each in enumerate(PERCENTILES)]
+    points = [f.col("at")[number].alias(percentile_name(percentile)) for number, percentile in enumerate(PERCENTILES)]
     return told.select(*_GROUP, "measure", "messages", "mean", "least", *points, "greatest")
 
 
 def percentiles(column: str) -> Expression:
     """The array of them."""
-    shares = [round(each / 100, 6) for each in PERCENTILES]  # 99.9 / 100 is a little more than 0.999
+    shares = [round(percentile / 100, 6) for percentile in PERCENTILES]  # 99.9 / 100 is a little more than 0.999
     return f.percentile_approx(column, shares, ACCURACY)
 
 
@@ -142,18 +142,18 @@ def over_time(history: History, since_ns: int, width_s: int) -> DataFrame:
     """What came and went, by stretches of time from `since_ns` to now: acknowledged, created, died."""
     width = width_s * _S
     live, unsettled = ~f.col("dead"), f.col("time_acked").isNull()
-    each = {
+    moments = {
         "acknowledged": f.when(live, f.col("time_acked")),
         "created": f.col("created"),
         "died": f.when(f.col("dead") & unsettled, f.col("time_next")),
     }
-    pairs = [f.struct(f.lit(name).alias("what"), value.alias("at")) for name, value in each.items()]
+    pairs = [f.struct(f.lit(name).alias("what"), value.alias("at")) for name, value in moments.items()]
     exploded = grouped(history).select(*_GROUP, f.explode(f.array(*pairs)).alias("m")).select(*_GROUP, "m.*")
     start = f.timestamp_micros(f.expr(f"at DIV {width} * {width // 1_000}"))
     return (
         exploded.where(f.col("at").between(since_ns // width * width, history.now_ns - 1))
         .groupBy(*_GROUP, start.alias("start"))
-        .agg(*(f.count_if(f.col("what") == name).alias(name) for name in each))
+        .agg(*(f.count_if(f.col("what") == name).alias(name) for name in moments))
     )
 
 

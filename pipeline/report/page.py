@@ -117,12 +117,12 @@ class Page:
         starts = [min(found) + step * number for number in range((self.now - min(found)) // step + 1)]
         names = ["acknowledged", *(["created"] if self.named.created else []), *(["died"] if part.dead_letter else [])]
         nothing = dict.fromkeys(names, 0)
-        series = {name: [found.get(each, nothing)[name] for each in starts] for name in names}
+        series = {name: [found.get(start, nothing)[name] for start in starts] for name in names}
         return plots.over_time(starts, self.width_s, series)
 
     def plot_times(self, part: Part) -> Markup | None:
         """None if no time is known."""
-        names = [measures.percentile_name(each) for each in measures.PERCENTILES]
+        names = [measures.percentile_name(percentile) for percentile in measures.PERCENTILES]
         series = {row["measure"]: [row[name] for name in names] for row in part.times}
         return plots.quantiles(measures.PERCENTILES, series, duration) if series else None
 
@@ -145,8 +145,8 @@ class Page:
         growth = part.rates.get("growth_per_s")
         if growth is None or not (growth or part.rates["unacknowledged"]):
             return None
-        hours = [each / 4 for each in range(HOURS_AHEAD * 4 + 1)]
-        backlog = [max(0.0, part.rates["unacknowledged"] + growth * 3_600 * each) for each in hours]
+        hours = [quarter / 4 for quarter in range(HOURS_AHEAD * 4 + 1)]
+        backlog = [max(0.0, part.rates["unacknowledged"] + growth * 3_600 * hour) for hour in hours]
         return plots.ahead(self.now, hours, backlog)
 
 
@@ -160,7 +160,7 @@ def page(content: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(count=count, duration=duration, rate=rate, value=value, moment=said)
-    shown = [(each, measures.percentile_name(each)) for each in SHOWN]
+    shown = [(percentile, measures.percentile_name(percentile)) for percentile in SHOWN]
     return environment.get_template("page.html.jinja").render(page=content, shown=shown, measures=measures)
 
 

@@ -71,7 +71,7 @@ def over_time(starts: Sequence[dt.datetime], width_s: int, series: Mapping[str, 
             if colour == SERIES[0]:
                 axes.bar(_days(starts), values, width.total_seconds() / 86_400, align="edge", color=colour, label=name)
             else:
-                middle = [each + width / 2 for each in starts]
+                middle = [start + width / 2 for start in starts]
                 axes.plot(_days(middle), values, color=colour, linewidth=1.8, label=name)
         _dates(axes)
         _counts(axes)
@@ -85,9 +85,9 @@ def quantiles(
     """Seconds by percentile, one line a measure, on a logarithmic scale."""
 
     def draw(axes: Axes) -> None:
-        least = min((each for values in series.values() for each in values if each > 0), default=0.001)
+        least = min((value for values in series.values() for value in values if value > 0), default=0.001)
         for (name, values), colour in zip(series.items(), SERIES, strict=False):
-            shown = [max(each, least / 2) for each in values]  # a logarithm takes no zero
+            shown = [max(value, least / 2) for value in values]  # a logarithm takes no zero
             axes.plot(range(len(percentiles)), shown, color=colour, marker="o", markersize=4, label=name)
         axes.set_yscale("log")
         low, high = axes.get_ylim()
@@ -95,11 +95,11 @@ def quantiles(
         axes.yaxis.set_minor_locator(NullLocator())
         # To the next marks outside, so that there are always two.
         axes.set_ylim(
-            max((each for each in MARKS_S if each <= low), default=low),
-            min((each for each in MARKS_S if each >= high), default=high),
+            max((mark for mark in MARKS_S if mark <= low), default=low),
+            min((mark for mark in MARKS_S if mark >= high), default=high),
         )
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: say(value)))
-        axes.set_xticks(range(len(percentiles)), [f"{each:g} %" for each in percentiles])
+        axes.set_xticks(range(len(percentiles)), [f"{percentile:g} %" for percentile in percentiles])
 
     return _svg("time by percentile", draw, legend=len(series) > 1)
 
@@ -126,7 +126,7 @@ def lying_bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Ma
         for (name, values), colour in zip(series.items(), SERIES, strict=False):
             axes.barh(range(len(labels)), values, left=left, color=colour, label=name, height=0.7)
             left = [low + value for low, value in zip(left, values, strict=True)]
-        axes.set_yticks(range(len(labels)), [_short(each) for each in labels])
+        axes.set_yticks(range(len(labels)), [_short(label) for label in labels])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
@@ -140,7 +140,7 @@ def ahead(now: dt.datetime, hours: Sequence[float], backlog: Sequence[float]) ->
     """The backlog from now on."""
 
     def draw(axes: Axes) -> None:
-        times = [now + dt.timedelta(hours=each) for each in hours]
+        times = [now + dt.timedelta(hours=hour) for hour in hours]
         axes.plot(_days(times), backlog, color=SERIES[0], linewidth=1.8, linestyle="--")
         axes.fill_between(_days(times), backlog, color=SERIES[0], alpha=0.15)
         axes.set_ylim(bottom=0)
@@ -202,5 +202,5 @@ def _count(value: float, _position: object = None) -> str:
 
 
 def _short(text: str) -> str:
-    shown = "".join(each if each.isprintable() else "�" for each in text)
+    shown = "".join(character if character.isprintable() else "�" for character in text)
     return shown if len(shown) <= LABEL_LENGTH else f"{shown[: LABEL_LENGTH - 1]}…"

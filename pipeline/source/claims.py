@@ -59,8 +59,8 @@ class Claims:
     def split(self, pieces: int) -> list[Claims]:
         """As many parts of about the same size, neighbouring ids together; fewer where there are fewer messages."""
         claims = iter(self)
-        each, more = divmod(len(self), pieces)
-        sizes = [each + (number < more) for number in range(pieces)]
+        least, more = divmod(len(self), pieces)
+        sizes = [least + (number < more) for number in range(pieces)]
         return [Claims.of(islice(claims, size)) for size in sizes if size]
 
     def offset(self) -> Offset:
@@ -109,13 +109,13 @@ def _runs(ids: Iterable[Any]) -> str:
 
 def _ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
     first = last = None
-    for each in ids:
+    for number in ids:
         if first is None or last is None:
-            first = each
-        elif each != last + 1:
+            first = number
+        elif number != last + 1:
             yield first, last
-            first = each
-        last = each
+            first = number
+        last = number
     if first is not None and last is not None:
         yield first, last
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -36,8 +35,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from pipeline.common.connection import Link
+from pipeline.common.ranges import even
 from pipeline.common.rows import FIRST_READ, next_size, record_batch, selection
-from pipeline.common.statements import NOW, Id, Row, Statements, asking
+from pipeline.common.statements import NOW, Row, Statements, asking
 from pipeline.common.table import Table
 from pipeline.source.claims import NOTHING, Claims, Offset
 from pipeline.source.holding import Holder
@@ -177,7 +177,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch."""
-        return [] if start == end else [InputPartition(each) for each in self._driver.pieces(end)]
+        return [] if start == end else [InputPartition(piece) for piece in self._driver.pieces(end)]
 
     def commit(self, end: Offset) -> None:
         """Acknowledge, where that has not been done."""
@@ -236,8 +236,7 @@ class BatchReader(DataSourceReader):
             return [InputPartition((condition, None, None))]
         first, last = int(least), int(greatest)
         pieces = min(self._options.partitions, -(-(last - first + 1) // PIECE_MIN))
-        bounds: list[Id] = [first - 1 + (last - first + 1) * number // pieces for number in range(pieces + 1)]
-        return [InputPartition((condition, *each)) for each in pairwise(bounds)]
+        return [InputPartition((condition, *ends)) for ends in even(first - 1, last, pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor: page after page, so that a lost connection costs a page."""

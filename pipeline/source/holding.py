@@ -53,7 +53,7 @@ class Holder:
         share, more = divmod(count, len(self._claiming))
         counts = [share + (number < more) for number in range(len(self._claiming))]
         parts = _at_once(
-            [partial(self._stream, link, each) for link, each in zip(self._claiming, counts, strict=True) if each]
+            [partial(self._stream, link, wanted) for link, wanted in zip(self._claiming, counts, strict=True) if wanted]
         )
         rows = [row for part in parts for row in part]
         if not rows and wait_s:
@@ -75,7 +75,7 @@ class Holder:
         """Acknowledge a finished batch; how many this did. Safe to repeat."""
         self._keep(NOTHING, 0)
         return sum(
-            self._control.run(partial(do, self._statements.acknowledge(*each))) for each in claims.chunks(IDS_MAX)
+            self._control.run(partial(do, self._statements.acknowledge(*chunk))) for chunk in claims.chunks(IDS_MAX)
         )
 
     def count_ready(self) -> int:
@@ -97,8 +97,8 @@ class Holder:
         return [(self._statements.id_of(key), int(epoch), int(until_ns)) for key, epoch, until_ns in rows]
 
     def _extend(self, claims: Claims, patience: Patience | None = None) -> int:
-        statements = (self._statements.extend(*each, self._hold_s) for each in claims.chunks(IDS_MAX))
-        return sum(self._control.run(partial(do, each), patience) for each in statements)
+        statements = (self._statements.extend(*chunk, self._hold_s) for chunk in claims.chunks(IDS_MAX))
+        return sum(self._control.run(partial(do, statement), patience) for statement in statements)
 
     def _keep(self, claims: Claims, extend_in_s: float) -> None:
         with self._changed:
@@ -137,13 +137,13 @@ def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
     results: list[T] = []
     errors: list[Exception] = []
 
-    def call(each: Callable[[], T]) -> None:
+    def call(work: Callable[[], T]) -> None:
         try:
-            results.append(each())
+            results.append(work())
         except Exception as error:  # noqa: BLE001  # raised below
             errors.append(error)
 
-    threads = [threading.Thread(target=call, args=(each,), daemon=True) for each in calls]
+    threads = [threading.Thread(target=call, args=(work,), daemon=True) for work in calls]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -96,7 +96,7 @@ def _source(reader: _Reader) -> SourceOptions:
     columns = reader.text("columns")
     options = {
         "where": reader.text("where"),
-        "columns": None if columns is None else tuple(each.strip() for each in columns.split(",")),
+        "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "partitions": int(reader.number("numPartitions", PARTITIONS, 1, CONNECTIONS_LIMIT)),
         "connections": int(reader.number("connections", CONNECTIONS, 1, CONNECTIONS_LIMIT)),
         "batch_max": int(reader.number("maxMessagesPerBatch", BATCH_MAX, 1, BATCH_LIMIT)),
@@ -172,7 +172,7 @@ class _Reader:
         try:
             return default if text is None else Messages(text.lower())
         except ValueError:
-            self.complain(name, f"must be one of {', '.join(each.value for each in Messages)}, and is {text!r}")
+            self.complain(name, f"must be one of {', '.join(choice.value for choice in Messages)}, and is {text!r}")
             return default
 
     def finish(self) -> None:

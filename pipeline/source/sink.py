@@ -16,7 +16,6 @@ with the job. To write a batch of data once, however often the job is run, there
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from pyspark.sql.types import ArrayType, MapType, StructType
 
 from pipeline.common.connection import Link
 from pipeline.common.statements import NOW, do
-from pipeline.common.table import Table
+from pipeline.common.table import Table, hashed_name
 from pipeline.endpoint import quoted, quoted_list
 from pipeline.errors import JobError, ProblemsError
 from pipeline.source.options import Common
@@ -115,7 +114,7 @@ class Sink:
 
     def publish(self, written: Sequence[Written], *, forget: bool = False) -> None:
         """On the driver: make the attempts' rows messages, unless they are. `forget`: no batch will follow."""
-        filled = [each for each in written if each.rows]
+        filled = [attempt for attempt in written if attempt.rows]
         if not filled:
             return
         query = filled[0].query
@@ -166,8 +165,8 @@ class Sink:
             if last >= batch:
                 connection.rollback()
                 return
-            for each in written:
-                self._publish_attempt(cursor, each)
+            for attempt in written:
+                self._publish_attempt(cursor, attempt)
             cursor.execute(f"UPDATE {self.ledger} SET batch = %s {this}", [batch, self.table.name, query])
         connection.commit()
 
@@ -216,7 +215,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """On the driver: publish what the tasks have staged."""
-        self._sink.publish([each for each in messages if isinstance(each, Written)])
+        self._sink.publish([message for message in messages if isinstance(message, Written)])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """What is staged is in nobody's way, and goes with the next batch."""
@@ -235,7 +234,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: publish what the tasks have staged."""
-        self._sink.publish([each for each in messages if isinstance(each, Written)], forget=True)
+        self._sink.publish([message for message in messages if isinstance(message, Written)], forget=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing of it was published."""
@@ -244,8 +243,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 def staging_of(queue: str, query: str, columns: Sequence[str]) -> str:
     """Of a query's staging table, without its database."""
-    name = "\0".join((queue, query, *columns))
-    return f"{SINK}{hashlib.sha256(name.encode()).hexdigest()[:20]}"
+    return hashed_name(SINK, queue, query, *columns)
 
 
 def _problems(table: Table, schema: StructType) -> Iterator[str]:
@@ -258,7 +256,7 @@ def _problems(table: Table, schema: StructType) -> Iterator[str]:
         if name in {"epoch", "time_acked"}:
             yield f"{field.name} is the queue's own: drop it"
         elif name not in table.by_name:
-            yield f"there is no column {field.name}; there are {', '.join(each.name for each in table.columns)}"
+            yield f"there is no column {field.name}; there are {', '.join(column.name for column in table.columns)}"
         elif table.by_name[name].generated:
             yield f"the server computes {field.name}: drop it"
         elif isinstance(field.dataType, (ArrayType, MapType, StructType)):
@@ -271,9 +269,9 @@ def _problems(table: Table, schema: StructType) -> Iterator[str]:
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[list[tuple[Any, ...]]]:
     """Rows in portions for one statement each."""
     for batch in batches:
-        each = max(1, min(INSERT_ROWS, INSERT_BYTES * batch.num_rows // max(1, batch.nbytes)))
-        for start in range(0, batch.num_rows, each):
-            columns = [_values(column) for column in batch.slice(start, each).columns]
+        size = max(1, min(INSERT_ROWS, INSERT_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, size):
+            columns = [_values(column) for column in batch.slice(start, size).columns]
             yield list(zip(*columns, strict=True))
 
 
