@@ -4,7 +4,8 @@
     register(spark)
     spark.readStream.format("ackstream").options(url="mysql://USER@HOST:PORT/DATABASE", table="orders").load()
 
-Spark calls it in processes of its own beside the driver and the executors, all of which need this package.
+Spark calls it in separate processes on the driver's and the executors' machines. All of them need
+this package.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from pipeline.source.sink import BatchWriter, Sink, StreamWriter
 
 
 class AckstreamDataSource(DataSource):
-    """Spark's way in."""
+    """What Spark calls."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(…)`."""
+        """The name in `format(…)`."""
         return "ackstream"
 
     def schema(self) -> StructType:
         """The table's application columns and `epoch`, or those named in `columns`."""
         options = schema_options(self.options)
         table = _describe(options)
-        Statements(table)  # complains about a table that is no queue
+        Statements(table)  # raises PipelineError for a table that is no queue
         return schema_of(table, options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -1,16 +1,19 @@
-"""Where the proxy is, and how to reach it: from Python (PyMySQL) and from Spark's executors (JDBC).
+"""Where the proxy is, and how to connect to it: from Python (PyMySQL) and from Spark's executors
+(JDBC).
 
-Two things about JDBC cost everybody a day, so they are settled here:
+Two difficulties of JDBC are solved here:
 
-- *The URL's scheme.* Spark picks the SQL dialect by it, and only for `jdbc:mysql:` does it quote names with backquotes;
-  for `jdbc:mariadb:` it sends `"name"`, which is a string to the server. So the URL says mysql for either driver, the
-  driver's class is named besides, and MariaDB's from 3.0 on is told by `permitMysqlScheme` that it is meant.
-- *The server's RSA key.* Without TLS, the first login to a `caching_sha2_password` account sends the password encrypted
-  with a key that the server shows, and both drivers refuse to ask for it unless `allowPublicKeyRetrieval` is set.
-  It is, exactly where TLS is off: nobody vouches for that key, so TLS should be off only on networks that are trusted.
+- *The URL's scheme.* Spark chooses the SQL dialect by it. It quotes names with backquotes for
+  `jdbc:mysql:` only. For `jdbc:mariadb:` it sends `"name"`, which the server reads as a string. So
+  the URL has the scheme mysql for either driver, and the driver's class is named in an option.
+  MariaDB's driver from 3.0 on needs `permitMysqlScheme` to accept this.
+- *The server's RSA key.* Without TLS, the first login to a `caching_sha2_password` account sends
+  the password encrypted with a key that the server shows. Both drivers request the key only if
+  `allowPublicKeyRetrieval` is set. It is set where TLS is off, and only there. Nothing proves that
+  the key is the server's, so TLS should be off only on networks that are trusted.
 
-The password comes from a file or the environment, never from the command line or a URL, which process lists show. Spark
-keeps it out of its logs and plans by its option's name.
+The password comes from a file or the environment, never from the command line or a URL, which
+process lists show. Spark keeps it out of its logs and plans, because of the option's name.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ DEFAULT_PORT: Final = 3307
 URL_SHAPE: Final = "mysql://USER@HOST:PORT/DATABASE[?tls=off|on|verify&ca=FILE]"
 
 CONNECT_S: Final = 10
-"""A proxy on a reachable network answers in less."""
+"""A proxy on a reachable network answers sooner."""
 
 DEBIANS_JAR: Final = Path("/usr/share/java/mariadb-java-client.jar")
 
@@ -60,14 +63,14 @@ TRANSIENT: Final = frozenset(
         CR.CR_SERVER_LOST,
     }
 )
-"""Errors after which the same work, begun anew on a new connection, may well succeed."""
+"""Errors after which the same work may succeed on a new connection."""
 
 PROXY_CANNOT_READ: Final = "ackstream cannot read the queue: "
 PROXY_CANNOT_REACH: Final = (
     "ackstream cannot connect to the backing server",
     "ackstream has no TLS connection to the backing server",
 )
-"""What the proxy says, with the number 1105, to a client that comes while its server is away."""
+"""How the text of error 1105 begins if the proxy cannot connect to its server."""
 
 T = TypeVar("T")
 
@@ -77,9 +80,11 @@ class Tls(Enum):
 
     OFF = "off"
     ON = "on"
-    """Encrypted; the proxy's certificate may be anyone's, such as the one it makes for itself."""
+    """Encrypted; any certificate of the proxy is accepted, such as the one that it makes for
+    itself."""
     VERIFY = "verify"
-    """Encrypted, with a certificate for this host name that an authority signed: the system's, or the one in `ca`."""
+    """Encrypted, with a certificate for this host name that an authority signed: the system's, or
+    the one in `ca`."""
 
 
 class Driver(Enum):
@@ -99,14 +104,15 @@ class Patience:
     """How long to try again after a deadlock, a lost connection or a failover."""
 
     attempts: int = 40
-    """With the waits between them a minute or two, by which a server that takes over has done so. Not a time, since
-    the work itself may take long."""
+    """With the waits between them a minute or two, which a failover takes at most. Attempts and not
+    a time, because the work itself may take long."""
     longest_wait_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A proxy, an account on its server, and the database where unqualified names are looked for."""
+    """A proxy, an account on its server, and the database where unqualified names are looked
+    for."""
 
     host: str
     port: int
@@ -124,9 +130,11 @@ class Endpoint:
         password_file: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Endpoint:
-        """Read `URL_SHAPE`. Without `tls` it is off on this very machine, where it protects nothing, and on elsewhere.
+        """Read `URL_SHAPE`. Without `tls`, TLS is off for this machine, where it protects nothing,
+        and on elsewhere.
 
-        The password is the first line of the file, or else in the environment, or else there is none.
+        The password is the first line of the file, or else in the environment, or else empty.
+        Raises PipelineError.
         """
         try:
             parts = urlsplit(url)
@@ -153,7 +161,8 @@ class Endpoint:
         )
 
     def connect(self, cursor: type[Cursor | SSCursor] = Cursor, **options: Any) -> Any:
-        """A PyMySQL connection: autocommit, utf8mb4, UTC, strict. Of no type, since the cursor's decides much of it.
+        """A PyMySQL connection: autocommit, utf8mb4, UTC, strict. Its type is Any, because it
+        depends on the cursor.
 
         Raises pymysql.MySQLError, and PipelineError where the certificate is not to be trusted.
         """
@@ -176,16 +185,18 @@ class Endpoint:
             reason = getattr(error, "original_exception", None)
             if not isinstance(reason, ssl.SSLCertVerificationError):
                 raise
-            # For PyMySQL one of many reasons why there is no connection, but none that passes.
+            # PyMySQL reports it as any other failure to connect, but trying again does not help.
             raise PipelineError(
                 f"{self.host}:{self.port} shows a certificate that {self.ca or 'this system'} does not vouch for:"
                 f" {reason.verify_message}. `ca` in the URL names the file of the authority that signed it"
             ) from None
 
     def run(self, work: Callable[[Any], T], patience: Patience | None = None) -> T:
-        """Do `work` on a connection of its own, and again on another one after each transient error.
+        """Run `work` on a connection of its own, and again on another one after each transient
+        error.
 
-        `work` must be safe to repeat although its last commit may have happened: a commit's answer can get lost.
+        `work` must be safe to repeat even if its commit succeeded: the answer to a commit can get
+        lost.
         """
 
         def attempt() -> T:
@@ -226,14 +237,15 @@ class Endpoint:
             "connectTimeout": str(CONNECT_S * 1000),
             "tcpKeepAlive": "true",
             "sessionVariables": SESSION,
-            # A batch is one INSERT with many rows: without it each row is a round trip.
+            # Makes one INSERT of a batch. Without it each row is a round trip.
             "rewriteBatchedStatements": "true",
             **({"allowPublicKeyRetrieval": "true"} if self.tls is Tls.OFF else tls),
         }
 
 
 SESSION: Final = "sql_mode='STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO',time_zone='+00:00'"
-"""What does not fit is an error, an id of 0 is one, and instants are in UTC whatever the machines' zones are."""
+"""A value that does not fit is an error, 0 is a valid id, and times are in UTC whatever the
+machines' zones are."""
 
 
 def _mysql_tls(endpoint: Endpoint) -> dict[str, str]:
@@ -245,15 +257,16 @@ def _mysql_tls(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _mariadb_tls(endpoint: Endpoint) -> dict[str, str]:
-    # Named once for 2.x (useSsl …) and once for 3.x (sslMode); each passes over the other's.
+    # Each option is named twice: for 2.x (useSsl …) and for 3.x (sslMode). Each ignores the
+    # other's.
     if endpoint.tls is Tls.ON:
         return {"useSsl": "true", "trustServerCertificate": "true", "sslMode": "trust"}
     return {"useSsl": "true", "sslMode": "verify-full", **({"serverSslCert": endpoint.ca} if endpoint.ca else {})}
 
 
-def find_jar(told: str | os.PathLike[str] | None = None) -> Path:
+def find_jar(named: str | os.PathLike[str] | None = None) -> Path:
     """The JDBC driver's jar: the one that was named, or Debian's. Raises PipelineError."""
-    jar = Path(told) if told else DEBIANS_JAR
+    jar = Path(named) if named else DEBIANS_JAR
     if not jar.is_file():
         raise PipelineError(
             f"no JDBC driver at {jar}: name the jar of MySQL Connector/J or MariaDB Connector/J"
@@ -277,7 +290,8 @@ def driver_in(jar: Path) -> Driver:
 
 
 def driver_of(spark: SparkSession) -> Driver:
-    """The driver that a session can load (`spark.jars`, `--packages`, its class path). Raises PipelineError."""
+    """The driver that a session can load (from `spark.jars`, `--packages`, its class path). Raises
+    PipelineError."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 (there is no other way to ask)
     loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
     for driver in Driver:
@@ -293,7 +307,10 @@ def driver_of(spark: SparkSession) -> Driver:
 
 
 def again(attempt: Callable[[], T], patience: Patience | None = None) -> T:
-    """What `attempt` returns, tried again with growing random waits after transient errors, the last one raised."""
+    """The result of `attempt`, which is repeated with exponential backoff after transient errors.
+
+    Raises the last error.
+    """
     patience = patience or Patience()
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_transient),
@@ -307,19 +324,22 @@ def again(attempt: Callable[[], T], patience: Patience | None = None) -> T:
 def is_transient(error: BaseException) -> bool:
     """Whether trying again on a new connection can help."""
     if isinstance(error, pymysql.err.InterfaceError):
-        return True  # PyMySQL's word for a connection that it has given up already
+        return True  # PyMySQL had closed the connection already
     return isinstance(error, pymysql.MySQLError) and bool(error.args) and _code(error) in TRANSIENT
 
 
 def _code(error: pymysql.MySQLError) -> int:
-    """MySQL's number. Where the proxy could not read a queue, it is the number at the end of the text, which the server
-    gave for that. Where the proxy cannot reach its server, it is the clients' own number for that."""
+    """The error's number.
+
+    If the proxy could not read a queue, it is the server's number, which ends the text. If the
+    proxy cannot connect to its server, it is the number that clients use for this.
+    """
     code, text = error.args[0], str(error.args[-1])
     if code == ER.UNKNOWN_ERROR and text.startswith(PROXY_CANNOT_REACH):
         return CR.CR_CONN_HOST_ERROR
     if code == ER.UNKNOWN_ERROR and text.startswith(PROXY_CANNOT_READ):
-        told = text.rpartition("(")[2].removesuffix(")")
-        return int(told) if told.isdecimal() else CR.CR_SERVER_LOST
+        number = text.rpartition("(")[2].removesuffix(")")
+        return int(number) if number.isdecimal() else CR.CR_SERVER_LOST
     return int(code)
 
 

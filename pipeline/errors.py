@@ -1,14 +1,14 @@
-"""What goes wrong in a way that the person who started the job can put right."""
+"""The errors of the pipeline, each with a text for the person who started the job."""
 
 from collections.abc import Sequence
 
 
 class PipelineError(Exception):
-    """The text says what is wrong and what to do, and is all that a command line shows."""
+    """The text names the fault and its remedy. A command line shows nothing else."""
 
 
 class ProblemsError(PipelineError):
-    """All that stands against a job, found before anything was written."""
+    """Everything that is wrong with a job, found before anything was written."""
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -16,21 +16,22 @@ class ProblemsError(PipelineError):
 
 
 class JobError(PipelineError):
-    """The job was right and failed on the way; the same again goes on where it ended."""
+    """A correct job failed on the way. Run again, it continues where it ended."""
 
 
 class AbandonedError(PipelineError):
-    """Somebody has given the batch up, so this job must not go on with it."""
+    """The batch was abandoned, so this job must not continue it."""
 
 
 def cause(error: BaseException) -> str:
-    """What is at the bottom of an error of Spark's, in a line: Java's innermost cause, or the end of a traceback."""
+    """The innermost cause of an error of Spark, in one line: Java's, or the end of a Python
+    traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if causes := [line for line in lines if line.startswith(("Caused by: ", ": "))]:
         return causes[-1].split(": ", 1)[1]
     if "Traceback (most recent call last):" in lines:
         return lines[-1].removeprefix(f"{__name__}.PipelineError: ")
     said = lines[0] if lines else type(error).__name__
-    # Spark's word for what failed ("couldn't connect"), and beside it Java's for why.
+    # Spark's text names what failed ("couldn't connect"), Java's the reason.
     deeper = getattr(error, "_cause", None)
     return said if deeper is None else f"{said}: {cause(deeper)}"

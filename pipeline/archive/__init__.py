@@ -1,4 +1,5 @@
-"""Acknowledged messages to Parquet, and then away from the queue: `ackstream-archive`, and `archive` for programs.
+"""Acknowledged messages to Parquet, and then away from the queue: `ackstream-archive`, and
+`archive` for programs.
 
 It imports `common`, `endpoint` and `errors`.
 """

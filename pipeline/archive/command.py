@@ -1,4 +1,4 @@
-"""`ackstream-archive`: acknowledged messages into Parquet, and away. `--help` says how; `pipeline.archive` does it."""
+"""The command line `ackstream-archive`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ PROGRAM: Final = "ackstream-archive"
 @where_options
 @table_option
 @click.option("--to", "target", required=True, help="the archive's folder: one table's, on HDFS or a local file system")
-@click.option("--keep", type=Duration(), default="1h", show_default=True, help="leave what was acknowledged since then")
+@click.option(
+    "--keep", type=Duration(), default="1h", show_default=True, help="leave messages that were acknowledged since"
+)
 @click.option("--chunk-rows", type=click.IntRange(1), default=Sizes().chunk_rows, show_default=True)
 @click.option("--max-connections", type=click.IntRange(1), default=Sizes().max_connections, show_default=True)
 @spark_options
 @click.pass_obj
 def cli(session: SparkSession | None, /, **given: Any) -> None:
-    """Put the acknowledged messages of a queue into Parquet, verify that they are there, and purge them.
+    """Write the acknowledged messages of a queue to Parquet, verify them, and delete them from the
+    queue.
 
-    Stop it whenever you like, and run the same command again after whatever happened: nothing is lost, nothing is in
-    the archive twice. Exit status 2: it cannot be done like this; 1: it failed on the way.
+    Stop it at any time, and run the same command again: no message is lost, and none is archived
+    twice. Exit status 2: an option or the table is unsuitable; 1: it failed on the way, run it
+    again.
     """
     with ending(PROGRAM):
         for line in said(_run(session, **given)):
@@ -44,12 +48,12 @@ def cli(session: SparkSession | None, /, **given: Any) -> None:
 
 
 def main() -> None:
-    """The console script, and what spark-submit calls."""
+    """Run the console script, or by spark-submit."""
     cli(prog_name=PROGRAM)
 
 
 def said(outcome: Archived) -> list[str]:
-    """An outcome, in a line and some more for what is remarkable."""
+    """A result as lines of text."""
     rate = outcome.rows / max(outcome.seconds, 0.001)
     lines = [f"{outcome.queue}: {outcome.rows:,} messages archived, {outcome.seconds:.1f} s, {rate:,.0f} a second"]
     if outcome.left:

@@ -1,8 +1,8 @@
-"""Small files beside the data, on whatever file system Spark writes to, by Hadoop's own interface to it.
+"""Small files beside the data, on any of Spark's file systems that rename a folder in one step.
 
-Only file systems that rename a folder in one step: an object store copies file by file, and a driver that dies in
-between leaves half of it in place. What is in place is on the disk, too: HDFS has it on several machines, and a local
-file system is told to write it down.
+On an object store, a rename copies file by file, and a driver that dies meanwhile leaves half of
+it. A rename is on disk when it returns: HDFS has it on several machines, and on a local file system
+the files and folders are synced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ATOMIC: Final = frozenset({"file", "hdfs", "viewfs"})
 
 
 class Files:
-    """What is below one folder."""
+    """The files below one folder."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         context: Any = spark.sparkContext
@@ -35,7 +35,7 @@ class Files:
         self._root = str(path.makeQualified(self._system.getUri(), self._system.getWorkingDirectory()).toString())
 
     def path(self, name: str) -> str:
-        """As Spark takes it."""
+        """The path for Spark."""
         return f"{self._root}/{name}"
 
     def exists(self, name: str) -> bool:
@@ -43,7 +43,7 @@ class Files:
         return bool(self._system.exists(self._path(name)))
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder; nothing if there is none."""
+        """The names in a folder; none if it does not exist."""
         if not self.exists(folder):
             return []
         return [status.getPath().getName() for status in self._system.listStatus(self._path(folder))]
@@ -66,21 +66,22 @@ class Files:
         self.rename(part, name)
 
     def rename(self, old: str, new: str) -> None:
-        """One step, to a name that must be free."""
+        """Rename in one step, to a name that must be free. Raises JobError."""
         there = self._path(new)
         self._system.mkdirs(there.getParent())
         self._settle(old)
-        # Onto a folder, a rename would be one into it.
+        # If the new name is a folder, Hadoop would move the old one into it.
         if self._system.exists(there) or not self._system.rename(self._path(old), there):
             raise JobError(f"{self.path(old)} cannot be renamed to {self.path(new)}")
         self._settle(new)
 
     def delete(self, name: str) -> None:
-        """A file or folder, with all that is in it; nothing if there is none."""
+        """Delete a file, or a folder with everything in it, if it exists."""
         self._system.delete(self._path(name), True)
 
     def _settle(self, name: str) -> None:
-        """A power cut must not take what was written, nor its name, when the server has been told to forget it."""
+        """Sync the files and their names, so that a power cut after the rows were deleted loses
+        nothing."""
         if self._local:
             root, path = (Path(self._path(part).toUri().getPath()) for part in ("", name))
             for entry in (root, path.parent, path, *path.rglob("*")):

@@ -1,22 +1,27 @@
-"""Acknowledged rows of a queue to Parquet, and only then away from the server.
+"""Moves acknowledged rows of a queue to Parquet files, and deletes them from the server when they
+are verified.
 
     archive(spark, endpoint, "shop.orders", "hdfs:///archive/orders", keep_s=3600)
 
-A *run* is written down before anything else: a cutoff in the past, and bounds that cut the table into slices of about
-as many rows (`ranges`), and those into chunks. For each chunk, in this order:
+A *run* is recorded before anything else: a cutoff in the past, and ids that cut the table into
+slices of about equally many rows (`ranges`), and these into chunks. For each chunk, in this order:
 
-1. its rows are written to a folder that no other attempt knows;
-2. they are read back and held against the rows of the server, read once more: count and sums of hashes of each row;
-3. the folder is renamed to its place: one atomic step, so that what is in place is whole and verified;
-4. the rows that are in it are deleted in small batches, as long as they are as they were archived: of the same `id`,
-   `epoch` and `time_acked`; then that is written down.
+1. its rows are written to a folder that no other attempt uses;
+2. they are read back and compared with the rows of the server, which are read once more: by count
+   and by sums of hashes of each row;
+3. the folder is renamed to its place, in one atomic step. So a chunk in its place is complete and
+   verified;
+4. its rows are deleted in small batches, if `id`, `epoch` and `time_acked` are as they were
+   archived; then this is recorded.
 
-A driver may be killed anywhere. Run again, it takes the same run up: a chunk that is not in place is written anew, and
-nothing of it had been deleted; one that is in place is never written again, only its deletes are repeated. So a row is
-on the server or in exactly one chunk that is in place, or in both until its delete. Deletes go by what is in the files:
-a row that appears late below the cutoff, since its transaction was long, stays for the next run, and one that was
-redriven meanwhile lives on, to be archived again when it is acknowledged again. The server's own purge may take rows
-away at any time; those that it took before they were read cannot be archived, but are missed in the count.
+A driver may be killed anywhere. Run again, it continues the same run. A chunk that is not in its
+place is written again, and none of its rows have been deleted. A chunk in its place is never
+written again; only its deletes are repeated. So a row is on the server, or in exactly one chunk in
+its place, or in both until it is deleted. The deletes take their rows from the files. A row that
+appears late below the cutoff, because its transaction was long, stays for the next run. A row that
+was redriven meanwhile stays, and is archived again when it is acknowledged again. The proxy may
+purge rows at any time; rows that it purged before they were read cannot be archived, but are
+counted as missed.
 """
 
 from __future__ import annotations
@@ -41,28 +46,29 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pipeline.archive.files import Files
-from pipeline.common.connection import Link
+from pipeline.common.connection import LazyConnection
 from pipeline.common.progress import Progress, unused
 from pipeline.common.ranges import Range, cut
 from pipeline.common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
-from pipeline.common.statements import NOW, Id, Row, Statements, ask, asking, do
+from pipeline.common.statements import NOW, Id, Row, Statements, do, fetch, fetching
 from pipeline.common.table import Table, describe, located
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import JobError, PipelineError, ProblemsError, cause
 
 CHUNK, DAY = "archived_chunk", "acked_day"
-"""The folders' columns: which chunk, and the day of `time_acked` in UTC."""
+"""The partition columns: the chunk, and the day of `time_acked` in UTC."""
 
 RUNS, PENDING, MESSAGES = "runs", "pending", "messages"
-"""What is in the archive's folder."""
+"""The folders in the archive's folder."""
 
 DAY_NS: Final = 86_400 * 10**9
 
 LOCK_S: Final = 3
-"""For a driver that was killed just now to be gone on the server, too."""
+"""For the lock: the server may still have the connection of a driver that was killed just now."""
 
 TRIES: Final = 3
-"""How often a chunk is written whose rows change meanwhile, before it is given up: archived rows should not change."""
+"""How often a chunk is written if its rows change meanwhile. Acknowledged rows should not
+change."""
 
 _UNORDERED: Final = frozenset({"enum", "set"})
 _PURGE_AFTER: Final = re.compile(r"(?<![0-9A-Za-z_])vt_purge_after\s*=\s*(\d+(?:\.\d+)?)")
@@ -70,20 +76,23 @@ _PURGE_AFTER: Final = re.compile(r"(?<![0-9A-Za-z_])vt_purge_after\s*=\s*(\d+(?:
 _log = logging.getLogger(__name__)
 
 Key = tuple[Id, int, int]
-"""A row as it was acknowledged: `id`, `epoch`, `time_acked`."""
+"""Of an acknowledged row: `id`, `epoch`, `time_acked`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What was done: by a run, and by the one before it if that was unfinished, before it was stopped too."""
+    """The result of a call: of a new run and of the unfinished run before it, with what that had
+    done before it stopped."""
 
     queue: str
     rows: int = 0
-    """Messages that were put into the archive."""
+    """Messages that were archived."""
     left: int = 0
-    """Of them, those that are on the server still, since they were redriven or changed after they were archived."""
+    """Of them, those that stay on the server because they were redriven or changed after they were
+    archived."""
     missed: int = 0
-    """Messages that were to be archived when a run began and were not there any more when it came to them."""
+    """Messages that were counted when a run began and did not exist any more when they were
+    read."""
     seconds: float = 0.0
 
 
@@ -92,18 +101,18 @@ class Sizes:
     """How a run is cut, and how many connections its tasks have at once."""
 
     chunk_rows: int = 1_000_000
-    """What a kill costs, and about a file for each task and day."""
+    """Rows of a chunk: what a kill costs. A chunk has about one file for each task and day."""
     slice_rows: int = 20_000
-    """What a task reads at a time, page after page."""
+    """Rows of a range that one task reads, page after page."""
     delete_rows: int = 500
-    """In one DELETE, which holds its locks for some milliseconds."""
+    """Rows of one DELETE, which holds its locks for some milliseconds."""
     max_connections: int = 8
-    """Of the tasks; the driver has two more."""
+    """Connections of the tasks. The driver has two more."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What is written down before anything else."""
+    """A run, as it is recorded."""
 
     number: int
     table: str
@@ -111,29 +120,31 @@ class _Run:
     planned: int
     bounds: list[Id | None]
     slices: int
-    """In a chunk."""
+    """Of a chunk."""
 
     @property
     def chunks(self) -> list[list[Range]]:
         ranges = [Range(*ends) for ends in pairwise(self.bounds)]
         return [ranges[at : at + self.slices] for at in range(0, len(ranges), self.slices)]
 
-    def told(self) -> str:
-        """For its file."""
+    def to_json(self) -> str:
+        """The text of its file."""
         bounds = [{"hex": bound.hex()} if isinstance(bound, bytes) else bound for bound in self.bounds]
         return json.dumps({**asdict(self), "bounds": bounds})
 
     @classmethod
     def read(cls, text: str) -> _Run:
-        """What `told` wrote."""
-        told = json.loads(text)
-        told["bounds"] = [bytes.fromhex(bound["hex"]) if isinstance(bound, dict) else bound for bound in told["bounds"]]
-        return cls(**told)
+        """The run of a text by `to_json`."""
+        values = json.loads(text)
+        values["bounds"] = [
+            bytes.fromhex(bound["hex"]) if isinstance(bound, dict) else bound for bound in values["bounds"]
+        ]
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """Between what was read back and the server's rows."""
+    """The difference between the rows that were read back and the server's."""
 
     rows: int
     gone: int = 0
@@ -152,10 +163,12 @@ def archive(
     report: Callable[[Progress], None] = unused,
     warn: Callable[[str], None] = _log.warning,
 ) -> Archived:
-    """Archive and purge what was acknowledged more than `keep_s` ago; before that, finish a run that is under way.
+    """Archive and purge messages that were acknowledged more than `keep_s` seconds ago, after
+    finishing an unfinished run.
 
-    `warn` is told, before anything is done, what will come out other than wanted. Raises PipelineError when it cannot
-    be done, JobError when it failed on the way (run it again).
+    `warn` gets a text before anything is done, if few messages will be left to archive. Raises
+    PipelineError if an argument or the table is unsuitable, JobError if the job failed on the way
+    (run it again).
     """
     sizes = sizes or Sizes()
     if keep_s < 0:
@@ -173,7 +186,7 @@ def archive(
 
 
 def too_late(queue: Table, keep_s: float) -> str | None:
-    """Why little would be archived."""
+    """A warning if the proxy purges messages before they are archived; else None."""
     found = _PURGE_AFTER.search(queue.comment)
     if found is None or float(found[1]) > keep_s:
         return None
@@ -186,7 +199,7 @@ def too_late(queue: Table, keep_s: float) -> str | None:
 
 @dataclass(frozen=True)
 class _Reader(DataSourceReader):
-    """Shares of ranges of ids, each read page after page, so that a lost connection costs a page."""
+    """Reads ranges of ids, page after page, so that a lost connection costs one page."""
 
     endpoint: Endpoint
     statements: Statements
@@ -196,23 +209,23 @@ class _Reader(DataSourceReader):
     shares: list[list[Range]]
 
     def partitions(self) -> list[InputPartition]:
-        """A task for each share."""
+        """One task for each share of the ranges."""
         return [InputPartition(share) for share in self.shares if share]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
-        link = Link(self.endpoint)
+        connection = LazyConnection(self.endpoint)
         for ids in partition.value:
             last, size = ids.after, FIRST_READ
             rows: tuple[Row, ...] = ((),)
             while rows:
                 page = self.statements.page(self.what, _acknowledged(self.cutoff), last, ids.until, size)
-                rows = link.run(asking(page))
+                rows = connection.run(fetching(page))
                 if rows:
                     last = self.statements.id_of(rows[-1][-1])
                     yield self._exactly(rows)
                     size = next_size(size, rows)
-        link.close()
+        connection.close()
 
     def _exactly(self, rows: tuple[Row, ...]) -> pa.RecordBatch:
         batch = record_batch([row[:-1] for row in rows], self.schema)
@@ -251,12 +264,12 @@ class _Archiver:
             raise ProblemsError(f"{table.quoted} cannot be archived", problems)
 
     def run(self, keep_s: float) -> Archived:
-        """What is under way, and what has come since."""
+        """Finish the unfinished run, then make a new one."""
         began = time.monotonic()
         done = Archived(self._table.quoted)
         with self._endpoint.connect() as lock:
             self._stand_alone(lock)
-            self._files.delete(PENDING)  # of the dead
+            self._files.delete(PENDING)  # of runs that were killed
             for next_run in (self._resumed, partial(self._begun, keep_s)):
                 if (run := next_run()) is not None:
                     rows, left = self._carry_out(run, lock)
@@ -271,20 +284,23 @@ class _Archiver:
             cursor.execute("SELECT GET_LOCK(SHA2(%s, 224), %s)", [name, LOCK_S])
             if cursor.fetchone() != (1,):
                 raise PipelineError(f"another ackstream-archive is at work on {self._table.quoted}")
-            # A right is better missed now than after the first chunk; a column that the account may not see is lost.
+            # A missing privilege shows now, not after the first chunk. A column that the account
+            # may not read would not be archived.
             cursor.execute(f"SELECT * FROM {self._table.quoted} LIMIT 0")
             cursor.execute(f"DELETE FROM {self._table.quoted} WHERE FALSE")
 
     def _check(self, lock: Any) -> None:
-        """Nobody else is at work, and what is read is all that the table has."""
-        lock.ping(reconnect=False)  # Whoever lost the lock is not alone.
+        """Check that this job still has the lock and the table still has the same columns. Raises
+        JobError."""
+        lock.ping(reconnect=False)  # The lock ends with its connection.
         if describe(lock, self._table.database, self._table.name).columns != self._table.columns:
             raise JobError(f"{self._table.quoted} has other columns than when this began: run it again")
 
     # --- runs ---
 
     def _resumed(self) -> _Run | None:
-        """The run that is under way; of another table's there is none in this folder."""
+        """The unfinished run, if there is one. Raises PipelineError if the folder is another
+        table's archive."""
         names = self._files.names(RUNS)
         runs = sorted(name for name in names if name.endswith(".json"))
         if not runs:
@@ -297,26 +313,27 @@ class _Archiver:
     def _begun(self, keep_s: float) -> _Run | None:
         """A new run, unless there is nothing to archive."""
         self._report(Progress("planning", 0, 0))
-        # Of a billion rows counting takes minutes, which is no reason to believe that the connection is dead.
-        ((now,),) = self._endpoint.run(asking(f"SELECT {NOW}"))
+        # Counting a billion rows takes minutes, so this has a connection without a read timeout.
+        ((now,),) = self._endpoint.run(fetching(f"SELECT {NOW}"))
         cutoff = int(now) - round(keep_s * 10**9)
         count = f"SELECT COUNT(*) FROM {self._table.quoted} WHERE {_acknowledged(cutoff)}"
-        ((planned,),) = self._endpoint.run(asking(count))
+        ((planned,),) = self._endpoint.run(fetching(count))
         if not planned:
             return None
         number = sum(name.endswith(".json") for name in self._files.names(RUNS)) + 1
         rows = min(self._sizes.slice_rows, self._sizes.chunk_rows)
-        link = Link(self._endpoint)
-        slices = cut(self._statements, lambda statement: link.run(asking(statement)), rows)
-        link.close()
-        # What comes behind the last bound was not acknowledged before the cutoff.
+        connection = LazyConnection(self._endpoint)
+        slices = cut(self._statements, lambda statement: connection.run(fetching(statement)), rows)
+        connection.close()
+        # Rows behind the last bound were not acknowledged before the cutoff.
         bounds = [*(part.after for part in slices[:1]), *(part.until for part in slices)]
         run = _Run(number, self._table.quoted, cutoff, int(planned), bounds, -(-self._sizes.chunk_rows // rows))
-        self._files.write(f"{RUNS}/{number:06d}.json", run.told())
+        self._files.write(f"{RUNS}/{number:06d}.json", run.to_json())
         return run
 
     def _carry_out(self, run: _Run, lock: Any) -> tuple[int, int]:
-        """Chunk after chunk; how many rows are in them, and how many of those stay on the server."""
+        """Archive chunk after chunk. Returns how many rows are in them, and how many of those stay
+        on the server."""
         rows = left = 0
         for number, ranges in enumerate(run.chunks):
             self._report(Progress("archiving", rows, run.planned))
@@ -332,10 +349,12 @@ class _Archiver:
     # --- a chunk ---
 
     def _write(self, run: _Run, ranges: list[Range], place: str, lock: Any) -> bool:
-        """Write and verify a chunk, and put it into its place; nothing if it would be empty."""
+        """Write and verify a chunk, and rename it to its place. Returns False if it is empty.
+        Raises JobError."""
         found = _Difference(0)
         for _ in range(TRIES):
-            # The JVM of a driver that was killed may write on for a while: into a folder of its own.
+            # The JVM of a killed driver may go on writing for a while, so each attempt has its own
+            # folder.
             pending = f"{PENDING}/{uuid.uuid4().hex}"
             server = self._server(run, ranges)
             day = f.date_add(f.lit("1970-01-01").cast("date"), f.expr(f"CAST(time_acked DIV {DAY_NS} AS INT)"))
@@ -364,7 +383,8 @@ class _Archiver:
         reader = _Reader(self._endpoint, self._statements, self._schema, what, run.cutoff, shares)
 
         class Source(DataSource):
-            """Spark has it by value: what is read differs from chunk to chunk."""
+            """A local class, which Spark pickles by value: the reader differs from chunk to
+            chunk."""
 
             @classmethod
             def name(cls) -> str:
@@ -380,24 +400,24 @@ class _Archiver:
         return self._spark.read.format(name).load()
 
     def _compare(self, server: DataFrame, back: DataFrame) -> _Difference:
-        """Count and checksum first; row by row only where they differ."""
+        """Compare count and checksums, and row by row only if they differ."""
         ours, theirs = self._sums(back), self._sums(server)
         if ours == theirs:
             return _Difference(ours[0])
         key, hashed = f.col(quoted(self._id.name)).alias("id"), f.struct(*self._hashes())
         mine = back.select(key, hashed.alias("mine"))
         other = server.select(key, hashed.alias("other"))
-        told = mine.join(other, "id", "full").agg(
+        compared = mine.join(other, "id", "full").agg(
             f.count("mine"),
             f.count_if(f.col("other").isNull()),
             f.count_if(f.col("mine").isNull()),
-            # A row that is there twice is as wrong as one that differs.
+            # A row that occurs twice counts as changed.
             f.count_if(f.col("mine") != f.col("other")) + f.count("id") - f.count_distinct("id"),
         )
-        return _Difference(*told.collect()[0])
+        return _Difference(*compared.collect()[0])
 
     def _hashes(self) -> list[Expression]:
-        # The hash passes over NULLs: which they are must be in it, too.
+        # The hash ignores NULLs, so it also gets which columns are NULL.
         parts = [part for column in self._columns for part in (column, column.isNull())]
         return [f.xxhash64(*parts), f.hash(*parts)]
 
@@ -407,19 +427,20 @@ class _Archiver:
         return tuple(int(value or 0) for value in row)
 
     def _purge(self, place: str) -> int:
-        """Delete what is in a chunk from the server; repeatable. How many rows stay, since they are others by now."""
+        """Delete a chunk's rows from the server. Repeatable. Returns how many stay because they
+        have changed."""
         end = f"{place}/_purged.json"
         if not self._files.exists(end):
             endpoint, statements, size = self._endpoint, self._statements, self._sizes.delete_rows
 
             def delete(found: Iterable[Any]) -> Iterator[int]:
                 rows = iter(found)
-                link = Link(endpoint)
-                while some := [(_told(row[0]), row[1], row[2]) for row in islice(rows, size)]:
-                    if link.run(partial(do, deletion(statements, some))) < len(some):
-                        ((there,),) = link.run(partial(ask, still_there(statements, some)))
+                connection = LazyConnection(endpoint)
+                while some := [(_literal_id(row[0]), row[1], row[2]) for row in islice(rows, size)]:
+                    if connection.run(partial(do, deletion(statements, some))) < len(some):
+                        ((there,),) = connection.run(partial(fetch, still_there(statements, some)))
                         yield int(there)
-                link.close()
+                connection.close()
 
             keys = self._back(place).select(f.col(quoted(self._id.name)), "epoch", "time_acked")
             left = keys.coalesce(self._sizes.max_connections).rdd.mapPartitions(delete).sum()
@@ -428,10 +449,10 @@ class _Archiver:
 
 
 def deletion(statements: Statements, rows: Sequence[Key]) -> str:
-    """Delete these rows as long as they are what they were.
+    """The DELETE of these rows, if they are as they were archived.
 
-    By the key on `id`: messages that were acknowledged together have one `time_acked`, and a server that went by the
-    index on that would lock them all.
+    It uses the key on `id`. Messages that were acknowledged together have the same `time_acked`,
+    and a DELETE along the index on that would lock them all.
     """
     ids: dict[tuple[int, int], list[str]] = {}
     for key, epoch, acked in rows:
@@ -440,12 +461,12 @@ def deletion(statements: Statements, rows: Sequence[Key]) -> str:
         f"(id IN ({','.join(some)}) AND epoch = {epoch} AND time_acked = {acked})"
         for (epoch, acked), some in ids.items()
     )
-    # With one table this form does what DELETE FROM does; it alone can have a hint.
+    # With one table this form is equivalent to DELETE FROM, which cannot have a hint.
     return f"DELETE FROM {statements.table.quoted} USING {statements.along_key} WHERE {these}"
 
 
 def still_there(statements: Statements, rows: Sequence[Key]) -> str:
-    """How many of these ids there are, whatever they are now."""
+    """The SELECT that counts the rows with these ids, in whatever state."""
     ids = ",".join(statements.literal(key) for key, _, _ in rows)
     return f"SELECT COUNT(*) FROM {statements.along_key} WHERE id IN ({ids})"
 
@@ -459,7 +480,7 @@ def _done(run: _Run) -> str:
 
 
 def _problems(table: Table) -> Iterator[str]:
-    """Why a table could not be archived faithfully."""
+    """Why a table cannot be archived exactly."""
     kind = table.by_name["id"].data_type
     if kind == "timestamp":
         yield "id: is a TIMESTAMP, which no text without a time zone names"
@@ -469,11 +490,11 @@ def _problems(table: Table) -> Iterator[str]:
         yield f"{name}: is a name that the archive's folders need"
 
 
-def _told(key: Any) -> Id:
-    """An id as a statement takes it."""
+def _literal_id(key: Any) -> Id:
+    """An id for a statement."""
     if isinstance(key, int):
         return key
     if isinstance(key, bytes | bytearray):
         return bytes(key)
-    # A Decimal's own text may have an exponent, which would make it a floating-point number.
+    # str() of a Decimal may have an exponent, which SQL reads as a floating-point number.
     return f"{key:f}" if type(key).__name__ == "Decimal" else str(key)

@@ -1,4 +1,4 @@
-"""What the command lines have in common: options, Spark, progress, errors and exit codes."""
+"""Common parts of the command lines: options, Spark, progress, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINES_S: Final = 5.0
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 WRONG, FAILED = 2, 1
-"""Exit codes: what was asked for cannot be done; it was begun and has to be run again."""
+"""Exit codes: a setting or the data is wrong; the job failed on the way and has to be run again."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +61,7 @@ class Duration(click.ParamType[float]):
 
 
 def where_options(command: F) -> F:
-    """Where the proxy is: `url`, `password_file`."""
+    """Options for where the proxy is: `url`, `password_file`."""
     password = f"the password's file, instead of ${PASSWORD_VARIABLE}"
     options = [
         click.option(
@@ -73,7 +73,7 @@ def where_options(command: F) -> F:
 
 
 def spark_options(command: F) -> F:
-    """How Spark runs: `master`, `conf`."""
+    """Options for how Spark runs: `master`, `conf`."""
     options = [
         click.option("--master", help="of Spark, where spark-submit does not say; local[*] without"),
         click.option("--conf", multiple=True, type=Assignment(), help="a setting of Spark"),
@@ -94,7 +94,7 @@ def _with(options: Sequence[Callable[[F], F]], command: F) -> F:
 
 @contextlib.contextmanager
 def ending(program: str) -> Iterator[None]:
-    """Errors become a clear text and an exit code."""
+    """Errors end the program with a text and an exit code."""
     try:
         yield
     except JobError as error:
@@ -122,13 +122,13 @@ def running_spark(
     *,
     jdbc: bool = False,
 ) -> Iterator[SparkSession]:
-    """The session that is given, or else one of the program's own, which is stopped afterwards."""
+    """The session that is given, or else a new one, which is stopped afterwards."""
     if given is not None:
         yield given
         return
     settings = dict(conf)
     if (master or "local").startswith("local") and "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
-        # Tasks in Python need what this Python has, and Spark would take the first one on the path.
+        # Tasks need the packages of this Python; Spark would run the first one on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(program).config("spark.ui.showConsoleProgress", "false")
     if master:
@@ -150,7 +150,7 @@ def running_spark(
 
 @contextlib.contextmanager
 def reporting() -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, now and then a line elsewhere."""
+    """A function that shows progress: as a bar on a terminal, elsewhere as lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Lines(lambda line: click.echo(line, err=True), time.monotonic).tell
@@ -164,7 +164,8 @@ def reporting() -> Iterator[Callable[[Progress], None]]:
 
 
 class Lines:
-    """Progress as lines: at the beginning of each phase, at its end, and every few seconds between."""
+    """Progress as lines: at the beginning of each phase, at its end, and every few seconds
+    between."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._write = write
@@ -173,7 +174,7 @@ class Lines:
         self._next = 0.0
 
     def tell(self, progress: Progress) -> None:
-        """Say it, if it is time."""
+        """Write a line, if one is due."""
         last, now = self._last, self._clock()
         ended = progress.total > 0 and progress.done == progress.total
         if progress == last or not (last is None or progress.phase != last.phase or ended or now >= self._next):

@@ -1,4 +1,5 @@
-"""A connection to the proxy that is made again after an error."""
+"""Connections to the proxy that are made again after an error, and SELECTs from tables that may not
+exist."""
 
 from __future__ import annotations
 
@@ -13,13 +14,17 @@ from pipeline.common.statements import do
 from pipeline.endpoint import Endpoint, Patience, again
 
 ANSWER_S: Final = 120
-"""A statement that is not answered in this time never will be: longer than servers wait for a lock (50 s)."""
+"""A statement without an answer for so long has lost its connection: servers wait for a lock for 50
+s."""
 
 T = TypeVar("T")
 
 
-class Link:
-    """A connection that is made when it is needed, and again after an error; values come as text if wanted so."""
+class LazyConnection:
+    """A connection that is opened when it is needed, and again after an error.
+
+    `as_text`: values come as text, not as Python objects.
+    """
 
     def __init__(self, endpoint: Endpoint, *, as_text: bool = True) -> None:
         self._endpoint = endpoint
@@ -28,12 +33,12 @@ class Link:
         self._lock = threading.Lock()
 
     def run(self, work: Callable[[Any], T], patience: Patience | None = None) -> T:
-        """Do `work`, which must be safe to repeat, on a connection that had no error so far."""
+        """Run `work`, which must be safe to repeat, on a connection that had no error so far."""
         with self._lock:
             return again(lambda: self._attempt(work), patience)
 
     def close(self) -> None:
-        """End the connection, politely."""
+        """Close the connection, with a QUIT."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.open:
             connection.close()
@@ -41,7 +46,8 @@ class Link:
     def _attempt(self, work: Callable[[Any], T]) -> T:
         if self._connection is None:
             self._connection = self._endpoint.connect(**self._options, read_timeout=ANSWER_S)
-            # Statements by primary key need no gap locks, which would be in the way of other consumers'.
+            # Statements by primary key need no gap locks, which would block those of other
+            # consumers.
             do("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", self._connection)
         try:
             return work(self._connection)

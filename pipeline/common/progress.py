@@ -1,4 +1,4 @@
-"""How far a job is, as it reports it."""
+"""The progress that a job reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it is: `done` of `total` messages in this phase."""
+    """`done` of `total` in this phase; a total of 0 is unknown."""
 
     phase: str
     done: int
@@ -16,4 +16,4 @@ class Progress:
 
 
 def unused(_value: Any) -> None:
-    """Reports to nobody."""
+    """Ignore a report."""

@@ -1,12 +1,13 @@
 """Rows of a table as Arrow batches: read as text over the wire, converted column by column.
 
-The server sends every value as text. PyMySQL makes a Python object of each, which Arrow would have to take apart again;
-here they stay text, and Arrow's own parsers convert a whole column at once, several times as fast, and exactly. Where
-text would lose something, the SELECT asks for another form: FLOAT as DOUBLE, since the server shows six digits of a
-FLOAT; BIT and VECTOR as what they hold.
+The server sends every value as text. PyMySQL would make a Python object of each, which Arrow would
+have to convert again. Here they stay text, and Arrow's parsers convert a whole column at once:
+several times as fast, and exact. Where text would lose something, the SELECT has another
+expression: FLOAT is read as DOUBLE, because the server shows six digits of a FLOAT; BIT and VECTOR
+are read as their contents.
 
-MySQL's DATEs and DATETIMEs that are no day (`0000-00-00`, `2026-02-31`) have no counterpart in Spark: they are NULL
-there, and `lost` finds them.
+DATEs and DATETIMEs that are no day (`0000-00-00`, `2026-02-31`) do not exist in Spark. They become
+NULL, and `lost` finds them.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from pipeline.endpoint import quoted
 from pipeline.errors import PipelineError
 
 READ_BYTES = 8 << 20
-"""Rows of one SELECT, and so of one Arrow batch: what a task has in memory, several times over."""
+"""Of the rows of one SELECT, which make one Arrow batch. A task has several times as much in
+memory."""
 
 FIRST_READ = 100
-"""Rows of the first SELECT, which shows how large they are."""
+"""Rows of the first SELECT, which shows their size."""
 
 _DATES: Final = frozenset({"date", "datetime", "timestamp"})
 _FORMS: Final = {"float": "{} + 0e0", "bit": "CAST({} AS SIGNED)", "vector": "CAST({} AS BINARY)"}
-"""What to ask for, by type, where the column itself would come in a form that loses something."""
+"""Expressions by type, where the text of the column itself would lose something."""
 
 
 def schema_of(table: Table, columns: Sequence[str] | None) -> StructType:
-    """The Spark schema of the named columns, or of the application's own with `epoch`. Raises PipelineError."""
+    """The Spark schema of the named columns, or of the application's own with `epoch`. Raises
+    PipelineError."""
     names = columns or [*table.message_columns, next(name for name in OWN_COLUMNS if name == "epoch")]
     _check(table, names)
     fields = table.schema(names).fields
@@ -44,14 +47,14 @@ def schema_of(table: Table, columns: Sequence[str] | None) -> StructType:
 
 
 def selection(table: Table, schema: StructType) -> str:
-    """What stands between SELECT and FROM. Raises PipelineError."""
+    """The columns of a SELECT. Raises PipelineError."""
     _check(table, schema.fieldNames())
     columns = [table.by_name[name.casefold()] for name in schema.fieldNames()]
     return ", ".join(_FORMS.get(column.data_type, "{}").format(quoted(column.name)) for column in columns)
 
 
 def record_batch(rows: Sequence[Sequence[Any]], schema: StructType) -> pa.RecordBatch:
-    """Rows of text (bytes where a column is binary) as Spark wants them."""
+    """Rows of text (bytes where a column is binary) in the form that Spark takes."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else ([] for _ in arrow)
     arrays = [_array(values, field.type) for values, field in zip(columns, arrow, strict=True)]
@@ -59,7 +62,8 @@ def record_batch(rows: Sequence[Sequence[Any]], schema: StructType) -> pa.Record
 
 
 def lost(rows: Sequence[Sequence[Any]], batch: pa.RecordBatch) -> tuple[int, str] | None:
-    """The first value that became NULL, by its row and its column."""
+    """The first value that became NULL: the number of its row, and its column; None if there is
+    none."""
     for column, array in enumerate(batch.columns):
         if pa.types.is_temporal(array.type) and array.null_count:
             for number, row in enumerate(rows):
@@ -96,7 +100,7 @@ def _is_day(text: str) -> bool:
 
 
 def _with_nulls(field: StructField, column: Column) -> StructField:
-    """A date that may be none to Spark can be NULL, whatever the table says."""
+    """A column of dates can be NULL in Spark even if it is NOT NULL in the table."""
     return StructField(field.name, field.dataType, field.nullable or column.data_type in _DATES)
 
 
@@ -107,6 +111,7 @@ def _check(table: Table, names: Iterable[str]) -> None:
 
 
 def next_size(size: int, rows: tuple[Row, ...]) -> int:
-    """How many rows to ask for, after these: within the budget if they are like them, and no sudden leap."""
+    """How many rows to read next: as many as fit into READ_BYTES if they are like these, at most
+    four times `size`."""
     fitting = READ_BYTES * len(rows) // max(1, size_of(rows))
     return max(1, min(fitting, 4 * size, IDS_MAX))

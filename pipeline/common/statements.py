@@ -1,8 +1,8 @@
-"""What is said to the proxy about a queue's messages: each statement in one place, with the reason for its form.
+"""The statements about a queue's messages, each with the reason for its form.
 
-Messages are named by lists of ids, never by ranges: of `id IN (…) AND epoch = n` the proxy knows at once which messages
-it settles, and the server goes by the primary key. All but the STREAM itself is fenced by the epoch: what has been
-delivered again since is somebody else's, and nothing here touches it.
+Messages are named by lists of ids, never by ranges. From `id IN (…) AND epoch = n` the proxy knows
+which messages a statement acknowledges, and the server uses the primary key. All statements but
+STREAM are fenced by the epoch: they leave messages alone that have been delivered again since.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from pipeline.endpoint import quoted
 from pipeline.errors import PipelineError
 
 NOW: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
-"""The server's time in nanoseconds, which is what a queue goes by."""
+"""The server's time, in nanoseconds as in `time_next`."""
 
 IDS_MAX: Final = 2_000
-"""Ids in one statement: it takes some ten milliseconds, holds its locks no longer, and its text is some 20 kB."""
+"""Ids in one statement: it takes some ten milliseconds, holds its locks as long, and its text has
+some 20 kB."""
 
 _INEXACT: Final = frozenset({"float", "double", "bit", "geometry", "point", "vector"})
-"""Types whose values do not come back as the same value when they are written as text."""
+"""Types whose values change when they are written as text and read back."""
 
 Id: TypeAlias = int | str | bytes
 Row = Sequence[Any]
 
 
 class Messages(Enum):
-    """Which messages a batch read looks at."""
+    """Which messages a batch `read` returns."""
 
     READY = "ready"
-    """Due and not acknowledged; the ones being worked on are not due."""
+    """Due and not acknowledged. Messages in flight are not due."""
     UNACKNOWLEDGED = "unacknowledged"
-    """Ready, scheduled or being worked on."""
+    """Ready, scheduled or in flight."""
     ALL = "all"
-    """The acknowledged ones that are still kept as well."""
+    """These, and the acknowledged ones that are still kept."""
 
 
 @dataclass(frozen=True)
@@ -75,34 +76,35 @@ class Statements:
 
     @property
     def along_key(self) -> str:
-        """The table as FROM has it, to be read by its ids.
+        """The table in FROM, with a hint to read it along the key on `id`.
 
-        Planners go another way where the table is small, or where they believe that few rows are acknowledged: then
-        they sort, page after page, or lock rows that nobody asked for.
+        Without the hint, planners use another index where the table is small or where they expect
+        few acknowledged rows. Then they sort for each page, or lock rows that do not match.
         """
         key = self.table.key_on_id
         return f"{self.table.quoted} FORCE INDEX ({quoted(key.name)})" if key else self.table.quoted
 
     def id_of(self, text: Any) -> Id:
-        """An id as it came, text or bytes."""
+        """An id from its value in a result of text."""
         return int(text) if self.whole_ids else text
 
     def stream(self, count: int, wait_s: float) -> str:
-        """Claim messages: only what they are and until when, for their data is read where it is needed."""
+        """Claim messages: their ids, epochs and deadlines. The tasks read the other columns."""
         where = f" WHERE ({self.where})" if self.where else ""
         patience = f"WAIT {wait_s:g}" if wait_s else "NOWAIT"
         return f"STREAM id, epoch, time_next FROM {self.table.quoted}{where} LIMIT {count} {patience}"
 
     def acknowledge(self, epoch: int, ids: Sequence[Id]) -> str:
-        """Acknowledge those that are still of this delivery."""
+        """Acknowledge messages, unless they were delivered again since."""
         return f"ACK FROM {self.table.quoted} WHERE {self._these(epoch, ids)}"
 
     def extend(self, epoch: int, ids: Sequence[Id], by_s: int) -> str:
-        """Keep those that are still of this delivery; also takes back what was released and nobody has taken."""
+        """Extend messages, unless they were delivered again since. A released one that nobody
+        claimed is taken back."""
         return f"EXTEND FROM {self.table.quoted} WHERE {self._these(epoch, ids)} BY {by_s}"
 
     def read(self, what: str, epoch: int, ids: Sequence[Id]) -> str:
-        """The data of those that are still of this delivery."""
+        """Read messages, unless they were delivered again since."""
         return f"SELECT {what} FROM {self.table.quoted} WHERE {self._these(epoch, ids)} AND time_acked IS NULL"
 
     def count_ready(self) -> str:
@@ -110,7 +112,7 @@ class Statements:
         where = f" AND ({self.where})" if self.where else ""
         return f"SELECT COUNT(*) FROM {self.table.quoted} WHERE time_acked IS NULL AND time_next <= {NOW}{where}"
 
-    def looks_at(self, messages: Messages, now_ns: int) -> str:
+    def read_condition(self, messages: Messages, now_ns: int) -> str:
         """The condition of a batch read."""
         conditions = [f"({self.where})"] if self.where else []
         if messages is not Messages.ALL:
@@ -120,7 +122,7 @@ class Statements:
         return " AND ".join(conditions) or "TRUE"
 
     def page(self, what: str, condition: str, after: Id | None, until: Id | None, count: int) -> str:
-        """The next rows in the order of ids, each with its id behind it: a walk along the primary key."""
+        """The next rows along the key on `id`. The last column of each is its id."""
         conditions = " AND ".join([condition, *self.within(after, until)])
         return f"SELECT {what}, id FROM {self.along_key} WHERE {conditions} ORDER BY id LIMIT {count}"
 
@@ -138,14 +140,14 @@ class Statements:
         return f"id IN ({','.join(map(self.literal, ids))}) AND epoch = {epoch}"
 
     def literal(self, key: Id) -> str:
-        """An id as SQL has it."""
+        """An id in SQL."""
         if isinstance(key, bytes):
             return f"x'{key.hex()}'"
-        # A DECIMAL as text would be compared as a floating-point number.
+        # The server compares a DECIMAL with a text as floating-point numbers.
         return str(key) if isinstance(key, int) or self._id.data_type == "decimal" else f"'{escape_string(key)}'"
 
 
-def ask(statement: str, connection: Any) -> tuple[Row, ...]:
+def fetch(statement: str, connection: Any) -> tuple[Row, ...]:
     """All rows of a statement."""
     with connection.cursor() as cursor:
         cursor.execute(statement)
@@ -158,6 +160,6 @@ def do(statement: str, connection: Any) -> int:
         return int(cursor.execute(statement))
 
 
-def asking(statement: str) -> partial[tuple[Row, ...]]:
-    """`ask`, waiting for its connection."""
-    return partial(ask, statement)
+def fetching(statement: str) -> partial[tuple[Row, ...]]:
+    """`fetch` for one statement; it takes the connection."""
+    return partial(fetch, statement)

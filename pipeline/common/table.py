@@ -1,7 +1,7 @@
-"""What a message table looks like: asked of the server's information_schema, and said again as a Spark schema.
+"""The structure of a message table, read from information_schema, and its schema for Spark.
 
-The schema is the one that values have when they are read as text over the wire and converted: exact (an unsigned BIGINT
-is a DECIMAL(20), since Spark has no such integer), and UTC for TIMESTAMP.
+The schema has the types that values get when they are read as text and converted. It is exact (an
+unsigned BIGINT is a DECIMAL(20), because Spark has no such integer), and TIMESTAMP is in UTC.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import PipelineError
 
 OWN_COLUMNS: Final = ("priority", "epoch", "time_next", "time_acked")
-"""The queue's own, which every message table has besides `id`."""
+"""The queue's own columns, which every message table has besides `id`."""
 
 DECIMAL_DIGITS_MAX: Final = 38
-"""Spark's. A wider DECIMAL travels as text."""
+"""Spark's limit. A wider DECIMAL is transferred as text."""
 
 _INTEGERS: Final = {
     "tinyint": (8, t.ByteType(), t.ShortType()),
@@ -31,7 +31,7 @@ _INTEGERS: Final = {
     "int": (32, t.IntegerType(), t.LongType()),
     "bigint": (64, t.LongType(), t.DecimalType(20, 0)),
 }
-"""Bits, and what holds them signed and unsigned."""
+"""Bits, and the types for signed and unsigned values."""
 
 _OTHERS: Final[dict[str, t.DataType]] = {
     "float": t.FloatType(),
@@ -71,11 +71,11 @@ class Column:
     charset: str | None = None
     collation: str | None = None
     time_digits: int | None = None
-    """Of a second, behind the point."""
+    """Digits of a fraction of a second."""
     members: tuple[str, ...] = ()
     """Of an ENUM or SET."""
     is_json: bool = False
-    """A text that the table itself holds to be JSON, as MariaDB has it."""
+    """A text that a CHECK (json_valid) makes JSON, as in MariaDB."""
 
     @property
     def unsigned(self) -> bool:
@@ -109,7 +109,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Key:
-    """A primary or unique key over whole columns, in their order; one over prefixes or expressions is left out."""
+    """A primary or unique key over whole columns, in their order; one over prefixes or expressions
+    is left out."""
 
     name: str
     columns: tuple[str, ...]
@@ -117,7 +118,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Check:
-    """A CHECK that is enforced, as the server says it."""
+    """A CHECK that is enforced, in the server's words."""
 
     name: str
     clause: str
@@ -136,12 +137,12 @@ class Table:
 
     @property
     def quoted(self) -> str:
-        """Its name as SQL has it."""
+        """Its name in SQL."""
         return quoted(self.database, self.name)
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
-        """Columns by their casefolded names, for that is how the server compares them."""
+        """Columns by their casefolded names, as the server compares them."""
         return {column.name.casefold(): column for column in self.columns}
 
     @property
@@ -151,13 +152,14 @@ class Table:
 
     @property
     def key_on_id(self) -> Key | None:
-        """The key along which rows are read: the primary key, or else another unique one that begins with id."""
+        """The key along which rows are read: the primary key, or another unique key, that begins
+        with id."""
         keys = [key for key in self.unique_keys if key.columns[0].casefold() == "id"]
         return min(keys, key=lambda key: key.name != "PRIMARY", default=None)
 
     @property
     def is_queue(self) -> bool:
-        """Whether it is meant to be a message table and has a queue's columns."""
+        """Whether its comment marks it as a message table and it has a queue's columns."""
         return _MARK.search(self.comment) is not None and self.by_name.keys() >= {"id", *OWN_COLUMNS}
 
     def schema(self, names: Iterable[str] | None = None) -> t.StructType:
@@ -167,7 +169,7 @@ class Table:
 
     @property
     def message_columns(self) -> tuple[str, ...]:
-        """All but the queue's own: what `*` means where the comment does not say else."""
+        """All columns but the queue's own: the meaning of `*` unless the comment sets another."""
         return tuple(column.name for column in self.columns if column.name.casefold() not in OWN_COLUMNS)
 
 
@@ -184,19 +186,21 @@ def split_name(text: str, default_database: str | None = None) -> tuple[str, str
 
 
 def hashed_name(prefix: str, *parts: str) -> str:
-    """A table's name that is made of any number of texts, of whatever length."""
+    """A table's name made of any number of texts of any length: the prefix and a hash of them."""
     return prefix + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
 def located(endpoint: Endpoint, table: str) -> tuple[Endpoint, Table]:
-    """A table by its name as the user wrote it, and the endpoint in its database. Raises PipelineError."""
+    """The endpoint in the table's database, and the table, by its name as the user wrote it. Raises
+    PipelineError."""
     database, name = split_name(table, endpoint.database)
     endpoint = endpoint.in_database(database)
     return endpoint, endpoint.run(lambda connection: describe(connection, database, name))
 
 
 def describe(connection: Any, database: str, name: str) -> Table:
-    """Ask for a table's columns and keys. Raises PipelineError where there is none that this account may see."""
+    """Read a table's columns and keys. Raises PipelineError if the account may see no such
+    table."""
     with connection.cursor() as cursor:
         cursor.execute(_TABLE, [database, name])
         found = cursor.fetchone()
@@ -282,7 +286,8 @@ def _column(
     *,
     json: Collection[str],
 ) -> Column:
-    # MySQL marks NULL as a default by nothing, MariaDB by the text 'NULL'; a nullable column needs no value either way.
+    # A default of NULL is NULL in MySQL and the text 'NULL' in MariaDB. A nullable column needs no
+    # value in either.
     return Column(
         name=name,
         data_type=data_type.lower(),

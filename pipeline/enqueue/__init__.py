@@ -1,4 +1,5 @@
-"""Data that Spark reads into a queue, each batch once: `ackstream-enqueue`, and `enqueue` for DataFrames.
+"""Data that Spark reads into a queue, each batch once: `ackstream-enqueue`, and `enqueue` for
+DataFrames.
 
 It imports `source` (to list and abandon what sinks have left), `common`, `endpoint` and `errors`.
 """

@@ -1,20 +1,23 @@
-"""What jobs that died have left in a queue's database: which batches and queries there are, and how to be rid of them.
+"""Lists and removes what jobs that died have left in a queue's database: batches, and queries of
+sinks.
 
-Nobody here can tell a job that died from one that is slow, so a batch may be abandoned beside a job at work on it. Both
-lock the batch's row in the ledger: whoever publishes is waited for or, if that takes long, wins; and a job that finds
-the row gone, abandoned or begun anew gives up.
+A job that died cannot be told from a slow one, so a batch may be abandoned while a job works on it.
+Both lock the batch's row in the ledger. Abandoning waits for a job that is publishing, and fails if
+that takes long. A job whose row is gone, abandoned or begun again ends with AbandonedError.
 
-An *atomic* batch is nowhere but in its staging table. Under the lock that table is dropped, then the row is deleted:
-nothing of the batch is left, and its name is free. Whoever dies between the two has left a batch that lacks its staging
-table, which can be abandoned again, or run again. A job that still runs makes no other batch's table, since each time a
-batch is begun its table has another name, and drops its own when it gives up.
+An *atomic* batch exists only in its staging table. Under the lock the table is dropped, then the
+row is deleted. Nothing of the batch is left, and its name is free. If this dies between the two,
+the batch lacks its staging table, and can be abandoned again or run again. A job that still runs
+makes no table of another batch: each time a batch is begun, its staging table has another name. The
+job drops its own when it ends.
 
-Of a *streaming* batch some slices may be in the queue, and tasks may yet commit others. So its row stays, marked as
-abandoned, and so do its slices' rows: the slices that are committed get their marks' real times, now and whenever it is
-abandoned again, and by a job that finds it abandoned, once its tasks have ended. Its name is not free, for whoever runs
-the same batch again would add those slices twice.
+Of a *streaming* batch some slices may be in the queue, and tasks may still commit others. So its
+row stays, marked as abandoned, and the rows of its slices stay. The marks of committed slices get
+their real times: now, each time the batch is abandoned again, and by a job that finds it abandoned,
+after its tasks have ended. Its name is not free, because a new run of the batch would add those
+slices twice.
 
-A query's *sink* has a staging table, too, and a row in `ackstream_sinks` that knows its last batch.
+A query's *sink* also has a staging table, and a row in `ackstream_sinks` with its last batch.
 """
 
 from __future__ import annotations
@@ -38,12 +41,14 @@ from pipeline.source.sink import SINK, SINKS, staging_of
 NS_PER_S: Final = 10**9
 
 LOCK_S: Final = 5
-"""For a job that writes down a slice, or a task that commits one. Who publishes a whole batch takes longer."""
+"""Waits for a job that records a slice, or a task that commits one. Publishing a whole batch takes
+longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A batch, and how far it is: of a streaming one, the slices that are in; of an atomic one, those that wait.
+    """A batch and its progress: the published slices of a streaming one, the staged slices of an
+    atomic one.
 
     `rejected`: rows that the server refused and that were set aside.
     """
@@ -57,7 +62,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query's sink: its last batch, if one has been published, and its staging tables."""
+    """A query's sink: its last batch and its staging tables."""
 
     name: str
     batch: int
@@ -66,10 +71,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What the pipeline has written down beside a queue.
+    """What the pipeline has recorded for a queue.
 
-    `strays` are staging tables of neither a batch nor a query that is known, of any queue in this database: of a job
-    that was killed before its first publication, or is about to have it.
+    `strays` are staging tables that belong to no known batch or query of any queue in this
+    database: their job was killed before its first publication, or has not come to it yet.
     """
 
     batches: tuple[Standing, ...]
@@ -78,36 +83,42 @@ class Left:
 
 
 def listed(endpoint: Endpoint, table: str) -> Left:
-    """Look."""
+    """List the batches, queries and stray staging tables. Raises PipelineError."""
     endpoint, queue = located(endpoint, table)
     return endpoint.run(lambda connection: _look(connection, queue))
 
 
 def abandon(endpoint: Endpoint, table: str, batch: str) -> str:
-    """Give a batch up; what became of it, in a sentence. Raises PipelineError if it is wholly in the queue."""
+    """Abandon a batch. Returns the result as a sentence.
+
+    Raises PipelineError if the batch does not exist or is wholly in the queue, JobError if a job is
+    publishing it.
+    """
     endpoint, queue = located(endpoint, table)
     seen: list[Batch] = []
     return endpoint.run(lambda connection: _abandon(connection, endpoint, queue, batch, seen))
 
 
 def settle(endpoint: Endpoint, queue: Table, batch: Batch) -> None:
-    """For a job that finds its batch abandoned: clear up what it has written since."""
+    """Clear up what a job whose batch was abandoned has written since."""
     if batch.mode != "atomic":
         endpoint.run(lambda connection: _release(connection, queue, batch))
     endpoint.run(lambda connection: _drop(connection, queue, batch))
 
 
 def abandon_query(endpoint: Endpoint, table: str, query: str) -> str:
-    """Forget a query whose checkpoint is gone; what became of it, in a sentence."""
+    """Forget a query whose checkpoint was deleted. Returns the result as a sentence. Raises
+    PipelineError."""
     endpoint, queue = located(endpoint, table)
     return endpoint.run(lambda connection: _abandon_query(connection, queue, query))
 
 
-# --- looking ---
+# --- listing ---
 
 
 def _look(connection: Any, queue: Table) -> Left:
-    # The tables first: a batch is written down before its table is made, so none is taken for a stray.
+    # The tables first: a batch is recorded before its table is made, so no batch's table is taken
+    # for a stray.
     tables = _columns_of_staging_tables(connection, queue.database)
     sinks = rows_if_any(connection, f"SELECT queue, query, batch FROM {_sinks(queue)} ORDER BY query")
     batches = rows_if_any(connection, f"SELECT queue, batch, begun FROM {quoted(queue.database, 'ackstream_batches')}")
@@ -134,7 +145,7 @@ def _standings(connection: Any, queue: Table) -> Iterator[Standing]:
 
 
 def _columns_of_staging_tables(connection: Any, database: str) -> dict[str, tuple[str, ...]]:
-    """Staging tables of batches and of sinks, with the columns that they have from the queue."""
+    """Staging tables of batches and sinks, with the columns that they have from the queue."""
     found: dict[str, tuple[str, ...]] = {}
     with connection.cursor() as cursor:
         cursor.execute(
@@ -153,11 +164,11 @@ def _sinks(queue: Table) -> str:
     return quoted(queue.database, SINKS)
 
 
-# --- saying ---
+# --- texts ---
 
 
 def lines(left: Left) -> Iterator[str]:
-    """For people."""
+    """The lines of `--list`."""
     rows = [("batch", "mode", "messages", "begun (UTC)", "state")]
     for standing in left.batches:
         batch = standing.batch
@@ -189,11 +200,12 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
 
-# --- giving up ---
+# --- abandoning ---
 
 
 def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen: list[Batch]) -> str:
-    """`seen`: by earlier attempts. If it is gone now, they did it, and the answer got lost."""
+    """`seen`: the batch as earlier attempts read it. If its row is gone now, they deleted it, and
+    the answer was lost."""
     ledger = Ledger(queue)
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}, lock_wait_timeout = {LOCK_S}")
@@ -205,7 +217,7 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
             seen.append(batch)
             if batch.finished is not None:
                 connection.rollback()
-                _drop(connection, queue, batch)  # its job may have died between the two
+                _drop(connection, queue, batch)  # its job may have died before it dropped the table
                 raise PipelineError(f"batch {name!r} is done: its {batch.messages:,} messages are in {queue.quoted}")
             if ledger.slices(connection, name):
                 ledger.abandon(cursor, name)
@@ -213,7 +225,8 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
                 _release(connection, queue, batch)
                 _drop(connection, queue, batch)
                 return _said(batch, ledger.slices(connection, name), queue)
-            # On another connection, for DROP TABLE ends a transaction, and until the row is gone nobody may publish.
+            # On another connection: DROP TABLE ends a transaction, and nobody may publish until the
+            # row is deleted.
             endpoint.run(lambda other: _drop(other, queue, batch))
             ledger.delete(cursor, name)
         connection.commit()
@@ -238,7 +251,7 @@ def _locked(cursor: Any, ledger: Ledger, name: str) -> Batch | None:
 
 
 def _drop(connection: Any, queue: Table, batch: Batch) -> None:
-    """The staging table, if it has one."""
+    """Drop the staging table, if the batch has one. Raises JobError if a task is writing."""
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_S}")
         try:
@@ -248,11 +261,12 @@ def _drop(connection: Any, queue: Table, batch: Batch) -> None:
 
 
 def _release(connection: Any, queue: Table, batch: Batch) -> None:
-    """Give the marks of committed slices their real time, as the batch's own driver does."""
+    """Give the marks of committed slices their real time, as the batch's own driver does. Raises
+    JobError."""
     ledger = Ledger(queue)
     busy: JobError | None = None
     with connection.cursor() as cursor:
-        # What an open transaction has inserted is waited for, and nobody else is kept from inserting.
+        # Waits for the rows of open transactions, and blocks no INSERT.
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         for number, entry in ledger.slices(connection, batch.name).items():
@@ -263,13 +277,13 @@ def _release(connection: Any, queue: Table, batch: Batch) -> None:
                     connection.commit()
             except pymysql.MySQLError as error:
                 busy = _busy(error, batch)
-            connection.rollback()  # a slice that is not there
+            connection.rollback()  # a slice that is not committed
     if busy:
         raise busy
 
 
 def _busy(error: pymysql.MySQLError, batch: Batch) -> JobError:
-    """What a wait that was too long says."""
+    """The error for a lock wait that timed out. Raises any other error."""
     if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
         raise error
     return JobError(f"tasks of batch {batch.name!r} are writing just now: end its job, and try again")

@@ -1,7 +1,8 @@
-"""One reading of the data before anything is written: whether every value fits, and what the data is as a whole.
+"""Reads the data once before anything is written: whether every value fits, and the checksums of
+the data.
 
-The values are looked at by aggregates, so nothing of the data comes to the driver but, for each *piece* of it (`cut`),
-how many rows it has, a checksum of them, and how many break each of the rules (`rules`).
+Aggregates do this on the executors. For each *piece* of the data (`cut`) the driver gets the number
+of rows, their checksum, and how many break each of the rules (`rules`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from pipeline.enqueue.mapping import Mapped
 from pipeline.enqueue.rules import Rule, rules, shown
 
 EXAMPLES: Final = 5
-"""Of duplicate keys are shown."""
+"""Duplicate keys in an error's text."""
 
 CANDIDATES: Final = 1000
-"""Keys that may be duplicates, of which the server is asked at most."""
-ASKED_AT_ONCE: Final = 100
-"""In one statement."""
+"""Keys that may be duplicates and are compared by the server, at most."""
+COMPARED_AT_ONCE: Final = 100
+"""Keys in one statement."""
 
 FIRST_OF: Final = {"first_id": "id", "first_time": "time_next"}
 
@@ -44,24 +45,25 @@ class Facts:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return sum(piece.rows for piece in self.pieces)
 
     @property
     def octets(self) -> int:
-        """About how large they are on the wire."""
+        """Their approximate size on the wire."""
         return sum(piece.octets for piece in self.pieces)
 
     def fingerprint(self, names: Sequence[str], version: Version) -> str:
-        """The same for the same rows, cut in the same way; of the columns by their names."""
+        """A text that is equal for equal rows with equal column names, cut in the same way."""
         return version.fingerprint(names, [(piece.rows, piece.checksum) for piece in self.pieces])
 
 
 def read(cut: Cut, mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
-    """Read it all, once: the facts, and what does not fit, with examples."""
+    """Read the data once. Returns the facts, and texts for what does not fit, with examples."""
     stated = rules(mapped, table)
     aggregates = [f.count(f.lit(1)).alias("rows"), _octets(mapped).alias("octets"), *cut.version.aggregates()]
-    # All of them have buffers of fixed length (but for ids that are text), so that Spark hashes and does not sort.
+    # Their buffers have a fixed length (except for ids of text), so Spark aggregates by hash and
+    # does not sort.
     aggregates += [cut.first(_col(name)).alias(first) for first, name in FIRST_OF.items() if mapped.has(name)]
     found = cut.frame.groupBy(PIECE).agg(*aggregates, *_counts(stated)).collect()
     facts = Facts(_pieces(found, cut))
@@ -69,7 +71,7 @@ def read(cut: Cut, mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
 
 
 def examine(mapped: Mapped, table: Table) -> list[str]:
-    """What of the data does not fit, where it will not be written anyway."""
+    """Texts for what does not fit, for data that will not be written."""
     stated = rules(mapped, table)
     found = mapped.frame.agg(f.count(f.lit(1)).alias("rows"), *_counts(stated)).collect()
     return _broken(stated, found, found[0]["rows"], mapped)
@@ -90,14 +92,15 @@ def _broken(stated: Sequence[Rule], found: Sequence[Row], total: int, mapped: Ma
 
 
 def _examples(broken: Sequence[Rule], mapped: Mapped) -> list[str]:
-    """The least and the greatest value of each, and whose they are: a second look, only at data that does not fit."""
-    asked = []
+    """The least and the greatest value that break each rule, with their ids. Reads the data
+    again."""
+    aggregates = []
     for number, rule in enumerate(broken):
         names = [rule.name] * rule.shown + ["id"] * (mapped.has("id") and not (rule.shown and rule.name == "id"))
         if names:
             example = f.when(rule.broken, f.struct(*[_col(name).alias(f"at{at}") for at, name in enumerate(names)]))
-            asked += [of(example).alias(f"{of.__name__}{number}") for of in (f.min, f.max)]
-    row = mapped.frame.agg(*asked).collect()[0].asDict() if asked else {}
+            aggregates += [of(example).alias(f"{of.__name__}{number}") for of in (f.min, f.max)]
+    row = mapped.frame.agg(*aggregates).collect()[0].asDict() if aggregates else {}
     return [
         ", ".join(dict.fromkeys(_example(rule, row[name]) for of in ("min", "max") if (name := f"{of}{number}") in row))
         for number, rule in enumerate(broken)
@@ -139,14 +142,14 @@ def _pieces(found: Sequence[Row], cut: Cut) -> tuple[Piece, ...]:
     )
 
 
-# --- what is there more than once ---
+# --- duplicates ---
 
 
 def duplicates(mapped: Mapped, table: Table, endpoint: Endpoint) -> list[str]:
-    """Rows of the data that have the same primary or unique key, as the server sees it.
+    """Texts for rows of the data that have the same primary or unique key on the server.
 
-    Texts that its collation may take for equal are put together by a collation of Spark's that tells fewer apart, and
-    of those the server is asked.
+    Spark groups texts by a coarser collation than the server's, and the server compares those of a
+    group.
     """
     problems: list[str] = []
     for key in table.unique_keys:
@@ -159,18 +162,19 @@ def duplicates(mapped: Mapped, table: Table, endpoint: Endpoint) -> list[str]:
 def _twice(mapped: Mapped, columns: Sequence[Column], endpoint: Endpoint) -> Iterator[str]:
     names = [_col(column.name) for column in columns]
     texts = [at for at, column in enumerate(columns) if _is_text(column)]
-    whole = mapped.frame.select(*names).dropna()  # NULL is never a duplicate
+    whole = mapped.frame.select(*names).dropna()  # NULLs are never duplicates
     keys = [_coarser(column).alias(f"key{at}") for at, column in enumerate(columns)]
-    # Two of the texts of each key; without texts buffers have a fixed length, so that Spark hashes and does not sort.
+    # Two texts of each key. Without texts, buffers have a fixed length, so Spark aggregates by hash
+    # and does not sort.
     two = [of(names[at]).alias(f"{of.__name__}{at}") for at in texts for of in (f.min, f.max)]
     grouped = whole.groupBy(*keys).agg(f.count(f.lit(1)).alias("n"), *two).where("n > 1").limit(CANDIDATES)
     pairs = [tuple(_values(row, of, columns) for of in ("min", "max")) for row in grouped.collect()]
     same = [one for one, other in pairs if one == other]
     others = [(one, other) for one, other in pairs if one != other]
     equal = endpoint.run(lambda connection: _equal(connection, columns, texts, others)) if others else []
-    told = [_shown(one) for one in same] + [f"{_shown(one)} and {_shown(other)}" for one, other in equal]
-    if told:
-        examples = ", ".join(told[:EXAMPLES]) + (", …" if len(told) > EXAMPLES else "")
+    problems = [_shown(one) for one in same] + [f"{_shown(one)} and {_shown(other)}" for one, other in equal]
+    if problems:
+        examples = ", ".join(problems[:EXAMPLES]) + (", …" if len(problems) > EXAMPLES else "")
         seen = f" as {', '.join(sorted(_collations(columns)))} sees it" if equal else ""
         yield (
             f"{', '.join(column.name for column in columns)}: must be unique{seen}, and the data has more than once:"
@@ -179,7 +183,7 @@ def _twice(mapped: Mapped, columns: Sequence[Column], endpoint: Endpoint) -> Ite
 
 
 def _values(row: Row, of: str, columns: Sequence[Column]) -> Values:
-    """One of the rows of a key."""
+    """The values of one row of a key."""
     return tuple(row[f"{of}{at}" if _is_text(column) else f"key{at}"] for at, column in enumerate(columns))
 
 
@@ -192,7 +196,8 @@ def _collations(columns: Sequence[Column]) -> set[str]:
 
 
 def _coarser(column: Column) -> Expression:
-    """What is equal of all values that the server takes for equal, and perhaps of others."""
+    """An expression that is equal for all values that the server takes for equal, and perhaps for
+    others."""
     value, collation = _col(column.name), column.collation
     if collation is None or not _is_text(column):
         return value
@@ -204,15 +209,15 @@ def _coarser(column: Column) -> Expression:
 def _equal(
     connection: Any, columns: Sequence[Column], texts: Sequence[int], pairs: Sequence[tuple[Values, Values]]
 ) -> list[tuple[Values, Values]]:
-    """Those of the pairs whose texts are equal to the server."""
+    """The pairs whose texts are equal on the server."""
     value = "CONVERT(%s USING {0.charset}) COLLATE {0.collation}"
     compared = " AND ".join(f"{value} = {value}".format(columns[at]) for at in texts)
     found: list[tuple[Values, Values]] = []
     with connection.cursor() as cursor:
-        for start in range(0, len(pairs), ASKED_AT_ONCE):
-            some = pairs[start : start + ASKED_AT_ONCE]
-            question = " UNION ALL ".join(f"SELECT {at} FROM DUAL WHERE {compared}" for at in range(len(some)))
-            cursor.execute(question, [side[at] for pair in some for at in texts for side in pair])
+        for start in range(0, len(pairs), COMPARED_AT_ONCE):
+            some = pairs[start : start + COMPARED_AT_ONCE]
+            statement = " UNION ALL ".join(f"SELECT {at} FROM DUAL WHERE {compared}" for at in range(len(some)))
+            cursor.execute(statement, [side[at] for pair in some for at in texts for side in pair])
             found += [some[at] for (at,) in cursor.fetchall()]
     return found
 

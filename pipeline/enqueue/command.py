@@ -1,4 +1,4 @@
-"""`ackstream-enqueue`: files, or a query, into a queue. `--help` says how; `pipeline.enqueue` is what it does."""
+"""The command line `ackstream-enqueue`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.errors import PipelineError
 
 PROGRAM: Final = "ackstream-enqueue"
 REJECTED: Final = 3
-"""The exit status of a batch that is in, but for rows that the server refused."""
+"""The exit status of a batch that is in the queue except for rows that the server refused."""
 SLICES_SHOWN: Final = 20
 FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".orc": "orc"}
 
@@ -38,22 +38,24 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 @click.command()
 @where_options
 @table_option
-@click.option("--batch", help="a name for this data: the same again adds nothing twice")
-@click.option("--source", multiple=True, help="files or folders that Spark can read; several of one format")
-@click.option("--format", "format_", help="the format of --source, where its name does not end in it")
+@click.option("--batch", help="a name for this data; run again, it adds nothing twice")
+@click.option("--source", multiple=True, help="files or folders that Spark reads; several must have one format")
+@click.option("--format", "format_", help="the format of --source, if its name does not end in it")
 @click.option("--option", "options", multiple=True, type=Assignment(), help="an option of Spark's reader")
-@click.option("--query", help="Spark SQL in place of the data, over --source as `source` or the catalog's tables")
+@click.option("--query", help="Spark SQL for the data, over --source as `source` or the catalog's tables")
 @click.option("--mapping", multiple=True, type=Assignment(), help="column=expression; without any, columns go by name")
-@click.option("--spread", type=Duration(), help="due evenly over so long from now, such as 1h, instead of at once")
+@click.option("--spread", type=Duration(), help="due evenly over this time from now, such as 1h, not at once")
 @click.option("--mode", type=click.Choice(["streaming", "atomic"]), default="streaming", show_default=True)
 @click.option("--max-connections", type=int, default=Settings().max_connections, show_default=True)
 @click.option("--slice-rows", type=click.IntRange(1), default=Settings().slice_rows, show_default=True)
-@click.option("--rejects", metavar="fail|DIR", default="fail", help="rows that the server refuses: as Parquet into DIR")
+@click.option(
+    "--rejects", metavar="fail|DIR", default="fail", help="write rows that the server refuses to DIR as Parquet"
+)
 @click.option("--rejects-max", type=click.IntRange(1), default=Settings().rejects_max, show_default=True)
-@click.option("--missing", metavar="DIR", help="only write what of the batch is not in the queue to DIR, as Parquet")
-@click.option("--list", "list_", is_flag=True, help="show what there is of the queue's batches, and do nothing else")
+@click.option("--missing", metavar="DIR", help="only write rows of the batch that are not in the queue to DIR")
+@click.option("--list", "list_", is_flag=True, help="only list the queue's batches and queries")
 @click.option("--abandon", "batch_to_abandon", help="a batch to give up: what is not published never will be")
-@click.option("--abandon-query", "query_to_abandon", help="a streaming query to forget, whose checkpoint is gone")
+@click.option("--abandon-query", "query_to_abandon", help="a streaming query to forget, whose checkpoint was deleted")
 @jar_option
 @spark_options
 @click.pass_obj
@@ -72,9 +74,9 @@ def cli(
     streaming: messages go out as they come in; a rerun adds what is missing
     atomic:    all rows at once or none
 
-    Run the same command again after whatever happened; --list and --abandon are for a batch that never will be. Exit
-    status 3: the batch is in, but for rows that the server refused and that were set aside; 2: the data or a setting
-    is wrong, and nothing was written; 1: it failed on the way.
+        After a failure, run the same command again. --list and --abandon are for a batch that will never be run again.
+        Exit status 3: the batch is in the queue except for rows that the server refused and that were set aside; 2: the
+        data or an option is wrong, and nothing was written; 1: it failed on the way.
     """  # noqa: D301 (click's own mark)
     with ending(PROGRAM):
         if list_ or batch_to_abandon or query_to_abandon:
@@ -95,12 +97,12 @@ def cli(
 
 
 def main() -> None:
-    """The console script, and what spark-submit calls."""
+    """Run the console script, or by spark-submit."""
     cli(prog_name=PROGRAM)
 
 
 def said(outcome: Outcome) -> str:
-    """An outcome in a line."""
+    """An outcome as a line of text."""
     messages = f"{outcome.messages - outcome.rejected:,} messages"
     refused = f"; {outcome.rejected:,} that the server refused are set aside" if outcome.rejected else ""
     if outcome.beside:
@@ -114,7 +116,7 @@ def said(outcome: Outcome) -> str:
 
 
 def said_missing(found: Missing, to: str) -> str:
-    """The same of what is missing."""
+    """The result of `--missing` as a line of text."""
     if not found.rows:
         return f"batch {found.batch}: nothing of its {found.messages:,} messages is missing"
     slices = ", ".join(map(str, found.slices[:SLICES_SHOWN])) + (", …" if len(found.slices) > SLICES_SHOWN else "")
@@ -147,7 +149,7 @@ def _run(
     master: str | None,
     conf: Sequence[tuple[str, str]],
 ) -> tuple[str, int]:
-    """What to say, and the exit status."""
+    """Returns the text to print, and the exit status."""
     endpoint = Endpoint.from_url(url, password_file=password_file)
     if len(dict(mapping)) < len(mapping):
         raise PipelineError("--mapping names a column twice")

@@ -1,16 +1,19 @@
-"""How a batch is cut into slices, each written in one transaction: by the files its rows come from, or by their hashes.
+"""Cuts a batch into slices, each written in one transaction: by the files its rows come from, or by
+their hashes.
 
-A slice must be the same messages in each run of a batch, whatever the cluster, its load and the settings are then.
-There are two ways to that:
+A slice must have the same messages in each run of a batch, whatever the cluster, its load and the
+settings are then. There are two ways:
 
-- *By files*, where nothing stands between the files and us but projections and filters: a slice is a partition of the
-  scan, a row's place in it the number of the row. Nothing is moved and nothing sorted. How Spark cuts files depends on
-  their lengths, on the order in which the file system lists them and on four settings. The settings are ours, and the
-  one that matters is kept in the ledger. Partition and place are part of what the batch is known by again.
-- *By hash*, for all else: a slice is the rows whose hash falls into one range, and their order is that of the hashes.
-  It takes a shuffle and a sort, and does not care where the rows come from and in which order.
+- *By files*, if only projections and filters come after the scan of the files: a slice is a
+  partition of the scan, and a row's number is its place in it. Nothing is shuffled or sorted. How
+  Spark cuts files depends on their lengths, on the order in which the file system lists them, and
+  on four settings. The settings are set here, and the one that varies is kept in the ledger.
+  Partition and place are part of the batch's fingerprint.
+- *By hash*, for all else: a slice is the rows whose hashes fall into one range, in the order of the
+  hashes. It takes a shuffle and a sort, and does not depend on where the rows come from and in
+  which order.
 
-Which way a batch goes is settled when it is begun. What the two have in common is `Cut`.
+The way is decided when a batch is begun. `Cut` is the common protocol.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from pipeline.enqueue.fingerprint import ORDER, Checksum, Version
 from pipeline.enqueue.mapping import Mapped
 
 PIECES_MAX: Final = 4096
-"""As many as a batch has slices at most. All of their aggregates are a few hundred kilobytes on the driver."""
+"""Pieces of a batch, and so its slices, at most. Their aggregates take a few hundred kilobytes on
+the driver."""
 
 PIECE: Final = "ackstream_piece"
 SLICE: Final = "ackstream_slice"
@@ -41,50 +45,52 @@ ROWS_OF_A_PARTITION: Final = 2**33
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is known of some rows: of a slice, or of a part of one."""
+    """The aggregates of some rows: of a slice, or of a part of one."""
 
     rows: int
     checksum: Checksum
-    """What tells them from any other rows (`fingerprint`)."""
+    """Differs from that of any other rows (`fingerprint`)."""
     octets: int
     first_id: Any = None
-    """Of the first row, if the data has ids."""
+    """The id of the first row, if the data has ids."""
     first_time: int | None = None
     """The same row's time_next, if the data has it."""
 
 
 class Cut(Protocol):
-    """How the rows of a batch are cut: first into pieces, which the check tells apart, and these make the slices."""
+    """How the rows of a batch are cut: first into pieces, which are checked one by one, and these
+    into slices."""
 
     @property
     def file_octets(self) -> int | None:
-        """The size that files are cut into, as the ledger keeps it; None by hash."""
+        """The size of the pieces that files are cut into, as the ledger keeps it; None if cut by
+        hash."""
 
     @property
     def version(self) -> Version:
-        """How its rows are known again."""
+        """The version of its fingerprint."""
 
     @property
     def frame(self) -> DataFrame:
-        """The mapped columns, and of each row the words of its checksum and its PIECE."""
+        """The mapped columns, and for each row the words of its checksum and its PIECE."""
 
     @property
     def pieces(self) -> int:
-        """How many there are, those without rows included."""
+        """The number of pieces, those without rows included."""
 
     def first(self, value: Expression) -> Expression:
-        """An aggregate over a piece: the value of its first row."""
+        """An aggregate over a piece: the value in its first row."""
 
     def count(self, slices: int) -> int:
-        """How many slices there will be, if so many would be of the right size."""
+        """The number of slices, if `slices` of them would have the right size."""
 
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
-        """The slices, of which there are `count`."""
+        """The `count` slices."""
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
         """The rows of the wanted slices, with SLICE, PLACE (from 0 on in each slice) and the words.
 
-        A slice is in one partition, and of those there are `tasks` at most.
+        A slice is in one partition. There are at most `tasks` partitions.
         """
 
 
@@ -92,7 +98,7 @@ class Cut(Protocol):
 
 
 class ByHash:
-    """The cut that does not ask where rows come from."""
+    """The cut by hash, which does not depend on where rows come from."""
 
     file_octets = None
     pieces = PIECES_MAX
@@ -104,15 +110,16 @@ class ByHash:
         self.frame: DataFrame = version.words(bucketed, mapped.names, None)
 
     def first(self, value: Expression) -> Expression:
-        """The row with the least hash. Of fixed length, as all aggregates here: so Spark hashes and does not sort."""
+        """The row with the least hash. Its buffer has a fixed length, so Spark aggregates by hash
+        and does not sort."""
         return f.min_by(value, ORDER)
 
     def count(self, slices: int) -> int:
-        """A power of two, since slices are made of buckets."""
+        """A power of two, because each slice has the same number of buckets."""
         return int(min(PIECES_MAX, 1 << (slices - 1).bit_length()))
 
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
-        """Neighbouring buckets put together."""
+        """Neighbouring buckets joined."""
         size = PIECES_MAX // count
         return tuple(self._together(pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
 
@@ -139,12 +146,13 @@ class ByHash:
 
 
 def _bucket(value: Expression) -> Expression:
-    """The bucket of a hash: its highest bits, so that the order of hashes is that of buckets, too."""
+    """The bucket of a hash: its highest bits, so buckets have the order of the hashes."""
     return f.shiftright(value, 64 - PIECES_MAX.bit_length() + 1).cast("int") + f.lit(PIECES_MAX // 2)
 
 
 def _starts(counts: Sequence[int], partitions: int) -> list[int]:
-    """How many rows stand before each slice in its partition, where slice s is in partition s modulo `partitions`."""
+    """How many rows come before each slice in its partition, if slice s is in partition s modulo
+    `partitions`."""
     found: list[int] = []
     totals = [0] * partitions
     for number, count in enumerate(counts):
@@ -156,16 +164,19 @@ def _starts(counts: Sequence[int], partitions: int) -> list[int]:
 # --- by files ---
 
 NARROW: Final = frozenset({"ColumnarToRowExec", "FilterExec", "InputAdapter", "ProjectExec", "WholeStageCodegenExec"})
-"""What keeps rows in their partitions and their order. What is not known is cut by hash."""
+"""Nodes of a plan that keep rows in their partitions and their order. With any other node the data
+is cut by hash."""
 
 ROW_OCTETS: Final = 128
-"""Of a short message in a file. Longer ones are cut by their size, and files that are compressed give longer slices."""
+"""The size of a short message in a file. Longer ones are cut by their size. Compressed files give
+longer slices."""
 
 _cutting = threading.Lock()
 
 
 def file_octets(slice_rows: int, slice_octets: int) -> int:
-    """Into how large pieces files are cut: compressed data is several times as large on the wire."""
+    """The size of the pieces that files are cut into. Compressed data is several times as large on
+    the wire."""
     return max(1, min(slice_octets // 4, slice_rows * ROW_OCTETS))
 
 
@@ -176,7 +187,7 @@ class ByFiles:
         self.version: Version = version
         self.file_octets: int = file_octets
         self.pieces = pieces
-        # Where a row stands is in its words, so that the same rows in another order are other data.
+        # A row's words include its place, so the same rows in another order are other data.
         numbered = rows.withColumn(PIECE, f.spark_partition_id()).withColumn(PLACE, _row())
         self.frame: DataFrame = version.words(numbered, mapped.names, PLACE)
 
@@ -185,27 +196,29 @@ class ByFiles:
         return f.min_by(value, PLACE)
 
     def count(self, slices: int) -> int:
-        """As many as there are."""
+        """The number of pieces."""
         return self.pieces
 
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
         """The pieces themselves."""
-        assert len(pieces) == count  # or else the fingerprint would be another one
+        assert len(pieces) == count  # else the fingerprint would differ
         return tuple(pieces)
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
-        """Numbered before partitions are put together, and all of them read for whichever are wanted."""
+        """Rows are numbered before partitions are joined. All files are read, whichever slices are
+        wanted."""
         frame = _only(self.frame.withColumnRenamed(PIECE, SLICE), slices, wanted)
         return frame if tasks is None or tasks >= self.pieces else frame.coalesce(tasks)
 
 
 def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | None:
-    """The cut into partitions of about so many bytes of the files, if that is possible.
+    """The cut into partitions of about `file_octets` bytes of the files; None if the data cannot be
+    cut so.
 
-    The partitions are settled here, once: what is checked and what is written are the same RDD, whatever becomes of the
-    session's settings meanwhile.
+    The partitions are determined here, once. The same RDD is checked and written, even if the
+    session's settings change meanwhile.
     """
-    frame = mapped.frame.select("*")  # with a plan of its own, which nobody has carried out under other settings
+    frame = mapped.frame.select("*")  # with a plan of its own, which was not executed with other settings
     execution: Any = frame._jdf.queryExecution()  # noqa: SLF001 (there is no other way to ask)
     plan = execution.executedPlan()
     while (kind := plan.getClass().getSimpleName()) in NARROW:
@@ -215,9 +228,10 @@ def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | No
     settings = {
         "spark.sql.files.maxPartitionBytes": file_octets,
         "spark.sql.files.openCostInBytes": file_octets // 4,
-        # Without it, the number of cores decides.
+        # Without it, the number of partitions depends on the cores.
         "spark.sql.files.minPartitionNum": 1,
-        # Where there would be more, Spark fills pieces one after another up to the mean: each two are more than that.
+        # With more, Spark fills pieces one after another up to the mean, and any two are larger
+        # than that.
         "spark.sql.files.maxPartitionNum": PIECES_MAX // 2,
     }
     with _cutting, _set(plan.relation().sparkSession().sessionState().conf(), settings):
@@ -231,7 +245,8 @@ def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | No
 
 @contextmanager
 def _set(conf: Any, settings: Mapping[str, int]) -> Iterator[None]:
-    """Settings of a session for a moment. A plan that another thread makes meanwhile is cut in the same way."""
+    """Sets settings of a session for a moment. A plan that another thread makes meanwhile is cut in
+    the same way."""
     before = {name: conf.getConfString(name) for name in settings if conf.contains(name)}
     try:
         for name, value in settings.items():
@@ -258,5 +273,5 @@ def _only(frame: DataFrame, slices: Sequence[Piece], wanted: Sequence[int]) -> D
 
 
 def looked_up(values: Sequence[int], index: Expression) -> Expression:
-    """The value at an index, of few enough values to travel with the plan."""
+    """The value at an index. The values are part of the plan, so they must be few."""
     return f.get(f.expr(f"array({', '.join(f'{value}L' for value in values)})"), index)

@@ -1,27 +1,31 @@
-"""Streaming mode: tasks write straight into the queue, a slice a transaction, and messages go out as they come in.
+"""Streaming mode: tasks write straight into the queue, one transaction for each slice, and messages
+are delivered at once.
 
-What must not happen is that a slice comes in twice: by a task that was begun again because its executor died after the
-commit, or by a rerun of the whole batch after the driver died. Spark's JDBC writer can put nothing beside the rows
-into its transaction, so one of the rows themselves is the proof. The *mark* of a slice is its first row:
+A slice must not be written twice: neither by a task that is run again because its executor died
+after the commit, nor by a second run of the batch after the driver died. Spark's JDBC writer can
+add nothing else to its transaction, so one of the rows is the proof. The *mark* of a slice is its
+first row:
 
-- Its `id` is settled before the slice is written. Where the data has ids, it is one of them; where the server
-  gives ids, one is drawn from its counter for each slice (an INSERT that is rolled back) and kept in the ledger.
-  `id` is unique, so of several transactions with the same slice one alone can commit.
-- It is withheld: its `time_next` lies in the year 2200. So it is not delivered, acknowledged and purged, and
-  whoever looks for it finds it if the slice was committed, however much later.
-- The driver, or a rerun, that finds it gives it its real time and writes the slice down as published, in one
+- Its `id` is fixed before the slice is written. If the data has ids, it is one of them. If the
+  server generates ids, one is drawn from its counter for each slice (by an INSERT that is rolled
+  back) and kept in the ledger. `id` is unique, so of several transactions with the same slice only
+  one can commit.
+- It is withheld: its `time_next` is in the year 2200. So it is not delivered, acknowledged or
+  purged, and can be found if the slice was committed, however much later.
+- The driver or a rerun that finds it sets its real time and records the slice as published, in one
   transaction. From then on the ledger is the proof, and no run writes that slice again.
 
-**Rows that the server refuses** end a job, unless it was told to set them aside. Then slices that the tasks could not
-write are staged (`staging`), and the driver publishes each of them in one transaction on the server: the rows that are
-accepted, the mark first; a line in the ledger for each one that is not; and the slice's own as published. No other
-proof is needed, but the mark's id is used as ever, so that of this and a task that is not dead after all one alone can
-commit. A slice whose mark's id was taken before the batch was begun has no mark, and goes this way from the beginning.
+**Rows that the server refuses** end a job, unless it sets them aside. Then slices that the tasks
+could not write are staged (`staging`), and the driver publishes each in one transaction on the
+server: the accepted rows, the mark first; a row in the ledger for each refused one; and that the
+slice is published. No other proof is needed. The mark's id is still used, so that of this
+transaction and a task that is still alive only one can commit. If a slice's id was taken before the
+batch was begun, the slice has no mark and is staged from the beginning.
 
-A row with the mark's id and another time is no proof of anything (somebody changed it by hand, or took the id) and
-ends the job with an error. What is left: a task that was given up by Spark but lives, had not sent its first row, and
-wakes after its slice was published by another one, consumed *and* purged (`vt_purge_after` later), would write it
-again.
+A row with the mark's id and another time proves nothing (it was changed by hand, or the id was
+taken) and ends the job with an error. One risk remains: a task that Spark gave up but that still
+runs, has not sent its first row, and goes on after its slice was published by another one, consumed
+*and* purged (`vt_purge_after` later), would write the slice again.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from pipeline.enqueue.staging import REFUSALS, Refuse, Staging, sift
 from pipeline.errors import JobError, PipelineError
 
 MARKS_AT_ONCE: Final = 200
-"""Looked for in one statement."""
+"""Marks in one statement."""
 
 
 def unfit(load_has_ids: bool, id_is_unique: bool, id_is_counted: bool) -> list[str]:  # noqa: FBT001
@@ -56,24 +60,24 @@ def unfit(load_has_ids: bool, id_is_unique: bool, id_is_counted: bool) -> list[s
 
 
 class Direct:
-    """The slices of a batch on their way straight into the queue."""
+    """Writes the slices of a batch straight into the queue."""
 
     phase = "enqueueing"
 
     def __init__(self, load: Load) -> None:
         self._load = load
         self._marks: dict[int, Any] = {}
-        """The ids, as settled at the beginning. Tasks are given them while others of their slices are published."""
+        """The ids as they were fixed at the beginning, by slice."""
         self._missing: set[int] = set()
         """Slices that are not published."""
         self._staging = Staging(load)
         self._to_stage: set[int] = set()
-        """Slices that go by way of the staging table."""
+        """Slices that are written to the staging table first."""
         self._written: set[int] = set()
-        """Slices that tasks were given to write straight into the queue."""
+        """Slices that tasks have tried to write straight into the queue."""
 
     def prepare(self) -> None:
-        """Write down the slices, with ids for their marks where the data has none."""
+        """Record the slices and the ids of their marks. Raises PipelineError."""
         load, ledger = self._load, self._load.ledger
         if load.sets_aside:
             load.endpoint.run(ledger.make_room_for_rejects)
@@ -97,7 +101,8 @@ class Direct:
         connection.begin()
         with connection.cursor() as cursor:
             finished = ledger.lock(cursor, load.batch).finished is not None
-            # Another driver was faster. Slices that it has published and forgotten must not be written down again.
+            # Another driver was faster. Slices that it has published and deleted must not be
+            # recorded again.
             if (known := ledger.slices(connection, load.batch.name)) or finished:
                 connection.rollback()
                 return known
@@ -113,10 +118,10 @@ class Direct:
         return slices
 
     def _draw(self, connection: Any, count: int) -> list[int]:
-        """Numbers of the table's counter, which nobody else gets."""
+        """Values of the table's AUTO_INCREMENT counter, which are then unused."""
         drawn: list[int] = []
         with connection.cursor() as cursor:
-            # The row never comes to be, so that it lacks the application's values is of no matter.
+            # The row is rolled back, so it may lack the application's values.
             cursor.execute("SET SESSION sql_mode = '', foreign_key_checks = 0 /*M!, check_constraint_checks = 0 */")
             try:
                 for _ in range(count):
@@ -134,7 +139,11 @@ class Direct:
         return drawn
 
     def look(self) -> tuple[int, ...]:
-        """Publish the slices whose marks are there, and those that are staged; other runs of the batch may, too."""
+        """Publish the slices whose marks are found and those that are staged. Returns the slices
+        that are missing.
+
+        Other runs of the batch may publish slices at the same time.
+        """
         if self._missing:
             self._missing = self._load.endpoint.run(self._publish)
         if staged := self._to_stage & self._missing:
@@ -155,7 +164,8 @@ class Direct:
         with connection.cursor() as cursor:
             load.ledger.lock(cursor, load.batch)
             for number, time_next in sorted(found.items()):
-                # The ledger's row first: whoever else publishes this slice waits for it, and then finds it done.
+                # The ledger's row first: another run that publishes this slice waits for it, and
+                # then finds it done.
                 if load.ledger.publish(cursor, load.batch.name, number):
                     self._release(cursor, number, time_next)
             missing = load.ledger.unpublished(cursor, load.batch.name)
@@ -163,7 +173,8 @@ class Direct:
         return missing
 
     def _publish_staged(self, number: int, connection: Any) -> None:
-        """A slice that is staged: its rows, those that are refused, and that it is published, in one transaction."""
+        """Publish a staged slice, and record its refused rows and that it is published, in one
+        transaction."""
         load = self._load
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -183,10 +194,11 @@ class Direct:
         connection.commit()
 
     def _publish_mark(self, cursor: Any, number: int, refuse: Refuse) -> int | None:
-        """Publish the row that has the mark's id; how many rows that and those refused before are.
+        """Publish the row with the mark's id. Returns the number of this row and those refused
+        before it.
 
-        None if a task has committed the slice with its mark after all. Where the data has no ids, the first row that
-        the server accepts gets the mark's.
+        None if a task has committed the slice with its mark meanwhile. If the data has no ids, the
+        first row that the server accepts gets the mark's.
         """
         if number not in self._marks:
             return 0
@@ -221,15 +233,15 @@ class Direct:
         )
 
     def _find(self, connection: Any, marks: dict[int, Any]) -> dict[int, int | None]:
-        """The slices whose marks are there, and their times."""
+        """The slices whose marks are in the queue, and their `time_next`."""
         found: dict[int, int | None] = {}
         numbers = sorted(marks)
         with connection.cursor() as cursor:
             for start in range(0, len(numbers), MARKS_AT_ONCE):
                 some = numbers[start : start + MARKS_AT_ONCE]
-                # The server compares, as it does for uniqueness: by the column's type and collation.
-                question = f"SELECT {{}}, time_next FROM {self._load.table.quoted} WHERE id = %s"
-                cursor.execute(" UNION ALL ".join(map(question.format, some)), [marks[number] for number in some])
+                # The server compares as it does for uniqueness: by the column's type and collation.
+                statement = f"SELECT {{}}, time_next FROM {self._load.table.quoted} WHERE id = %s"
+                cursor.execute(" UNION ALL ".join(map(statement.format, some)), [marks[number] for number in some])
                 found.update(cursor.fetchall())
         return found
 
@@ -243,7 +255,8 @@ class Direct:
         return load.batch.begun + int(number / count * load.spread_ns / load.slices[number].rows)
 
     def write(self, wanted: Sequence[int]) -> None:
-        """Run the tasks. What they could not write is staged the next time, where rows are to be set aside."""
+        """Run the tasks. If rows are set aside, slices that they could not write are staged the
+        next time."""
         if self._load.sets_aside:
             self._to_stage |= self._written & {*wanted}
         straight = [number for number in wanted if number not in self._to_stage]
@@ -261,7 +274,8 @@ class Direct:
         columns = {name: f.col(quoted(name)) for name in load.mapped.names}
         columns |= {name: f.lit(value) for name, value in load.fillers.items() if name.casefold() != "time_next"}
         time_name = load.table.by_name["time_next"].name
-        # Looked up, since a constant of this batch would be compiled into the code of its tasks, anew for each batch.
+        # Looked up, because a constant would be compiled into the code of the tasks, again for each
+        # batch.
         begun = looked_up([load.batch.begun] * len(load.slices), f.col(SLICE))
         time = columns.get(time_name, begun)
         if load.spread_ns is not None:
@@ -276,7 +290,7 @@ class Direct:
         load.write(frame.select([value.alias(name) for name, value in columns.items()]), load.table.quoted)
 
     def finish(self, report: Callable[[Progress], None]) -> bool:
-        """Write down that all of it is in."""
+        """Record that the whole batch is in the queue. Returns whether this run did."""
         load = self._load
         tried: set[int] = set()
 

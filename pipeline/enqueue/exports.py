@@ -1,9 +1,10 @@
-"""Rows that did not come into a queue, as Parquet: those that the server refused, and those of slices that are missing.
+"""Writes rows that are not in the queue to Parquet: rows that the server refused, and rows of
+missing slices.
 
-They have the queue's columns, as `ackstream-enqueue` takes them again, so that whoever corrects them gives them as
-another batch; and three more, of which `ackstream_batch` is the name of a folder. Each export of a batch replaces the
-one before, and can be made again at any time from the same data, since slices and places in them are the same in each
-run.
+They have the queue's columns in the form that `ackstream-enqueue` takes, so they can be corrected
+and enqueued as another batch. Three more columns name the batch (`ackstream_batch`, a folder), the
+server's error number and its text. Each export of a batch replaces the one before. It can be
+repeated at any time from the same data, because slices and places are the same in each run.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ REASON, CODE = "ackstream_reason", "ackstream_code"
 def export_rejects(load: Load, rejects: Sequence[Reject], path: str) -> None:
     """Write the rows that were set aside, with the server's reasons."""
     spark = load.mapped.frame.sparkSession
-    told = spark.createDataFrame(
+    reasons = spark.createDataFrame(
         [(reject.slice, reject.place, reject.code, reject.reason) for reject in rejects],
         f"{SLICE} INT, {PLACE} BIGINT, {CODE} INT, {REASON} STRING",
     )
     rows = load.sliced(sorted({reject.slice for reject in rejects}))
-    _export(load, rows.join(f.broadcast(told), [SLICE, PLACE]), [f.col(CODE), f.col(REASON)], path)
+    _export(load, rows.join(f.broadcast(reasons), [SLICE, PLACE]), [f.col(CODE), f.col(REASON)], path)
 
 
 def export_slices(load: Load, numbers: Sequence[int], path: str) -> None:
@@ -46,12 +47,13 @@ def _export(load: Load, rows: DataFrame, more: Sequence[Expression], path: str) 
     kinds = {field.name: field.dataType for field in load.mapped.frame.schema}
     columns = [_given(column, kinds[column.name]).alias(column.name) for column in load.mapped.columns]
     named = rows.select(*columns, *more, f.lit(load.batch.name).alias(BATCH))
-    # Other batches' folders stay.
+    # The folders of other batches stay.
     named.write.partitionBy(BATCH).option("partitionOverwriteMode", "dynamic").mode("overwrite").parquet(path)
 
 
 def _given(column: Column, kind: t.DataType) -> Expression:
-    """A value as it can be given again: times travel as text, and a text does not go into their columns."""
+    """A value that can be enqueued again. Times are transferred as text, which their columns do not
+    take."""
     value = f.col(quoted(column.name))
     if not isinstance(kind, t.StringType):
         return value

@@ -1,11 +1,13 @@
-"""Any DataFrame into a message table, by Spark's JDBC writer through the proxy, each batch once.
+"""Writes any DataFrame into a message table, by Spark's JDBC writer through the proxy, each batch
+once.
 
     enqueue(frame, endpoint, "shop.orders", batch="2026-11-21")
 
-In this order: the columns are matched with the real table; the data is read once, to see whether every value fits and
-to know it again (`checking`); the batch is written down (`ledger`); its slices are written (`load`, and `direct` or
-`staged`), and those that are missing once more; the batch is written down as finished. Until the third step nothing is
-written anywhere, and from there on each step can be repeated, by this driver or by another run of the same batch.
+In this order: the columns are matched with the real table; the data is read once, to check every
+value and compute a fingerprint (`checking`); the batch is recorded (`ledger`); its slices are
+written (`load`, and `direct` or `staged`), and those that are missing again; the batch is recorded
+as finished. Nothing is written before the third step. From there on, this driver or another run of
+the same batch can repeat each step.
 """
 
 from __future__ import annotations
@@ -43,12 +45,13 @@ Mode = Literal["streaming", "atomic"]
 NS_PER_S: Final = 1_000_000_000
 
 ENDING_S: Final = 10.0
-"""For tasks that were told to end: what they have committed by then is known to whoever clears up."""
+"""For tasks that are interrupted to end. What they have committed by then is found when the batch
+is cleared up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch. Of all runs of it exactly one says that it `added` it."""
+    """The result of a batch. Of all its runs exactly one has `added` set."""
 
     batch: str
     queue: str
@@ -56,14 +59,14 @@ class Outcome:
     added: bool
     seconds: float
     beside: bool = False
-    """Another run of it was at work at the same time, and ended it."""
+    """Another run of the batch ended it at the same time."""
     rejected: int = 0
-    """Of the messages: the server refused them, and they were set aside."""
+    """Messages that the server refused and that were set aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What of a batch is not in the queue: so many rows of all, and the slices that they are."""
+    """The `rows` of a batch's `messages` that are not in the queue, and their slices."""
 
     batch: str
     rows: int
@@ -84,13 +87,16 @@ def enqueue(
     settings: Settings | None = None,
     report: Callable[[Progress], None] = unused,
 ) -> Outcome:
-    """Put the rows of a frame into a queue, unless this batch is in it already.
+    """Write the rows of a frame into a queue, unless this batch is in it already.
 
-    `mapping`: column of the queue = expression over the frame; without it columns go by their names. `spread_s`: due
-    evenly over so many seconds from now, instead of at once. `rejects`: a folder where rows that the server refuses are
-    set aside as Parquet, with its reasons; without it the first of them ends the job. `batch` names the data: run again
-    after whatever happened, it adds what is missing and nothing twice. Raises ProblemsError when the data does not fit
-    (nothing was written), JobError when something failed on the way (run it again).
+    `batch` names the data. Run again after any failure, it adds what is missing and nothing twice.
+    `mapping`: column of the queue = expression over the frame; without it columns go by their
+    names. `spread_s`: due evenly over so many seconds from now, not at once. `rejects`: a folder
+    for rows that the server refuses, as Parquet with its reasons; without it the first of them ends
+    the job.
+
+    Raises ProblemsError if the data does not fit (nothing was written), JobError if something
+    failed on the way (run it again).
     """
     began = time.monotonic()
     work = _Work(batch, mode, spread_s, settings or Settings(), report, sets_aside=rejects is not None)
@@ -130,9 +136,10 @@ def missing(
     settings: Settings | None = None,
     report: Callable[[Progress], None] = unused,
 ) -> Missing:
-    """Write the rows of a batch that are not in the queue to a folder as Parquet, and nothing else anywhere.
+    """Write the rows of a batch that are not in the queue to a folder as Parquet, and write nothing
+    else.
 
-    All else as `enqueue` was given it. Raises PipelineError if the batch was never begun.
+    The other arguments are those of `enqueue`. Raises PipelineError if the batch was never begun.
     """
     work = _Work(batch, mode, spread_s, settings or Settings(), report, only_known=True)
     load = work.load(frame, endpoint, table, mapping)
@@ -152,7 +159,7 @@ def missing(
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be done with a batch."""
+    """The arguments of a call."""
 
     batch: str
     mode: Mode
@@ -163,13 +170,13 @@ class _Work:
     only_known: bool = False
 
     def way(self, load: Load) -> Way:
-        """How its slices get into the queue."""
+        """How its slices are written, by the mode."""
         return Direct(load) if self.mode == "streaming" else Staged(load)
 
     def load(
         self, frame: DataFrame, endpoint: Endpoint, table: str, mapping: Mapping[str, str | Expression] | None
     ) -> Load:
-        """Check everything, and write the batch down."""
+        """Check everything, and record the batch. Raises PipelineError."""
         _check_arguments(self.batch, self.mode, self.spread_s, self.settings)
         endpoint, queue = located(endpoint, table)
         fitting = _fitting(frame, endpoint, queue, mapping, self)
@@ -193,7 +200,7 @@ def _fitting(
             queue.by_name["id"].auto_increment,
         )
     if problems:
-        # Of the columns that fit it is said, too, whether their values do.
+        # The values of the columns that fit are checked too.
         if fitting.columns and fitting.is_stable:
             problems += [*examine(fitting, queue), *duplicates(fitting, queue, endpoint)]
         raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
@@ -212,7 +219,7 @@ def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Se
 
 
 def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Load:
-    """Read the data, and write the batch down."""
+    """Read the data, and record the batch."""
     jdbc = endpoint.jdbc(driver_of(frame.sparkSession))
     work.report(Progress("checking", 0, 0))
     ledger = Ledger(queue)
@@ -232,7 +239,7 @@ def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, 
 def _cut(
     fitting: Mapped, queue: Table, known: Batch | None, endpoint: Endpoint, settings: Settings
 ) -> tuple[Cut, Facts]:
-    """The data as it is cut, and what is known of it when it has been read. A known batch is cut as it was."""
+    """Cut and read the data. A batch that is in the ledger is cut as it was."""
     octets = known.file_octets if known else file_octets(settings.slice_rows, settings.slice_octets)
     version = version_of(known.fingerprint if known else None)
     files = None if octets is None else by_files(fitting, octets, version)
@@ -254,7 +261,8 @@ def _cut(
 
 
 def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> bool:
-    """Write what is missing until nothing is; whether it was this run that ended the batch."""
+    """Write missing slices until none is missing. Returns whether this run ended the batch. Raises
+    JobError."""
     way.prepare()
     failure: BaseException | None = None
     for _ in range(load.settings.rounds):
@@ -274,7 +282,8 @@ def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> bool
 
 
 def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Progress], None]) -> BaseException | None:
-    """Run the tasks for these slices, looking at what they have committed meanwhile; what they failed with, if so."""
+    """Run the tasks for these slices, and publish and report what they commit. Returns the error
+    that they failed with."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -292,7 +301,7 @@ def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Pro
         ended = False
         while not ended:
             job.join(load.settings.look_s)
-            ended = not job.is_alive()  # before the look, so that the last one sees and tells all
+            ended = not job.is_alive()  # before `look`, so that the last one finds all
             left = rows_of(load, way.look())
             report(Progress(way.phase, load.batch.messages - left, load.batch.messages))
     except BaseException:

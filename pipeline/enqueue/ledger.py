@@ -1,10 +1,10 @@
-"""What is known of each batch, kept beside the queue: small tables in its database.
+"""The ledger of batches: small tables in the queue's database.
 
-`ackstream_batches` has a row for each batch that was begun, and when it was finished; it stays, so that the same batch
-adds nothing again. `ackstream_slices` has a row for each slice of a batch under way in streaming mode, and goes with
-its end. `ackstream_rejects` has a row for each one that the server refused, where such rows are set aside; they stay
-with their batch. All of this module's changes are transactions that can be done again: each looks first at what is
-there.
+`ackstream_batches` has a row for each batch that was begun, with the time it was finished. The row
+stays, so that the same batch adds nothing again. `ackstream_slices` has a row for each slice of a
+batch under way in streaming mode, until the batch ends. `ackstream_rejects` has a row for each row
+that the server refused and that was set aside; they stay with their batch. All changes are
+transactions that can be repeated: each first reads what is there.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pipeline.endpoint import quoted
 from pipeline.errors import AbandonedError, JobError, PipelineError
 
 BATCH_CHARACTERS: Final = 190
-"""So that the key fits into an index on every server."""
+"""The key fits into an index on every server."""
 
 STAGING: Final = "ackstream_staging_"
 
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
-"""The first of January 2200: when a message is due that proves that its slice is there, and waits to be published."""
+"""The first of January 2200: the `time_next` of a slice's mark until the slice is published."""
 
 _TABLES: Final = (
     """
@@ -59,13 +59,14 @@ _REJECTS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch as the ledger has it. Times are the server's, in nanoseconds."""
+    """A batch in the ledger. Times are the server's, in nanoseconds."""
 
     name: str
     mode: str
     fingerprint: str
     file_octets: int | None
-    """Into how large pieces the files were cut that it came from; None: it was cut by the hashes of its rows."""
+    """The size of the pieces that its files were cut into; None: it was cut by the hashes of its
+    rows."""
     slices: int
     messages: int
     begun: int
@@ -78,15 +79,16 @@ class Slice:
     """A slice of a batch under way in streaming mode."""
 
     mark: Any
-    """The id of the message that it is known by. None: by its row in the ledger alone."""
+    """The id of the message that proves it. None: only its row in the ledger does."""
     due: int
-    """That message's real time."""
+    """That message's real `time_next`."""
     published: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A row that the server refused and that was set aside: where it is in its batch, and why."""
+    """A row that the server refused and that was set aside: its place in the batch, and the
+    server's error."""
 
     slice: int
     place: int
@@ -98,7 +100,7 @@ _COLUMNS: Final = "batch, mode, fingerprint, file_octets, slices, messages, begu
 
 
 class Ledger:
-    """The ledger of one queue. Each method takes the connection that it works on."""
+    """The ledger of one queue. Each method takes the connection or the cursor that it uses."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -107,21 +109,25 @@ class Ledger:
         self._rejects = quoted(table.database, "ackstream_rejects")
 
     def staging(self, batch: Batch) -> str:
-        """The name of the table where a batch waits to be published.
+        """The name of a batch's staging table.
 
-        It is another one each time that the batch is begun: a job whose batch was abandoned under it, and which works
-        on, is not in the way of the next one.
+        It differs each time the batch is begun, so a job that still works on an abandoned batch
+        does not disturb the next one.
         """
         return quoted(self._table.database, staging_name(self._table.name, batch.name, batch.begun))
 
     def find(self, connection: Any, batch: str) -> Batch | None:
-        """The batch, if it was begun."""
+        """The batch; None if it was never begun."""
         with connection.cursor() as cursor, MissingTableIgnored():
             return self._read(cursor, batch)
         return None
 
     def begin(self, connection: Any, new: Batch) -> Batch:
-        """Write down that it begins, unless it is there; the batch as it is there."""
+        """Record a batch, unless it is there. Returns the batch in the ledger.
+
+        Raises PipelineError if that has another mode or other data or was abandoned, JobError if
+        another run began it with other settings.
+        """
         with connection.cursor() as cursor:
             try:
                 self._insert(cursor, new)
@@ -154,9 +160,11 @@ class Ledger:
         )
 
     def lock(self, cursor: Any, batch: Batch) -> Batch:
-        """The batch, which nobody else publishes or abandons until this transaction ends.
+        """Lock a batch: nobody else publishes or abandons it until this transaction ends. Returns
+        it.
 
-        Raises AbandonedError; also if it has been begun anew since, perhaps with other data.
+        Raises AbandonedError, also if the batch has been begun again since, perhaps with other
+        data.
         """
         found = self.seize(cursor, batch.name)
         if found is None or found.abandoned is not None or found.begun != batch.begun:
@@ -164,28 +172,31 @@ class Ledger:
         return found
 
     def seize(self, cursor: Any, batch: str) -> Batch | None:
-        """The batch, whatever it is; it does not change until this transaction ends."""
+        """Lock a batch in any state, until this transaction ends. Returns it, or None if there is
+        none."""
         return self._read(cursor, batch, " FOR UPDATE")
 
     def abandon(self, cursor: Any, batch: str) -> None:
-        """Write down that the rest of it never comes. Its slices stay written down: tasks may yet commit some."""
+        """Record a batch as abandoned. The rows of its slices stay, because tasks may still commit
+        some."""
         cursor.execute(
             f"UPDATE {self._batches} SET abandoned = {NOW} WHERE queue = %s AND batch = %s AND abandoned IS NULL",
             [self._table.name, batch],
         )
 
     def delete(self, cursor: Any, batch: str) -> None:
-        """Know nothing of it any more."""
+        """Delete a batch and its slices from the ledger."""
         for table in (self._batches, self._slices):
             cursor.execute(f"DELETE FROM {table} WHERE queue = %s AND batch = %s", [self._table.name, batch])
 
     def make_room_for_rejects(self, connection: Any) -> None:
-        """Before they come, for it ends a transaction."""
+        """Create the table for refused rows. It has to be there before the transactions, because
+        CREATE ends one."""
         with connection.cursor() as cursor:
             cursor.execute(_REJECTS.format(database=quoted(self._table.database)))
 
     def reject(self, cursor: Any, batch: str, row: Reject) -> None:
-        """Write down, in the transaction that publishes the other rows of its slice, that this one is refused."""
+        """Record a refused row, in the transaction that publishes the other rows of its slice."""
         cursor.execute(
             f"INSERT INTO {self._rejects} (queue, batch, slice, place, code, reason) VALUES (%s, %s, %s, %s, %s, %s)",
             [self._table.name, batch, row.slice, row.place, row.code, row.reason],
@@ -202,12 +213,13 @@ class Ledger:
         return [Reject(*row) for row in found]
 
     def rejected(self, connection: Any) -> dict[str, int]:
-        """How many of each batch."""
+        """How many rows of each batch were set aside."""
         statement = f"SELECT batch, COUNT(*) FROM {self._rejects} WHERE queue = %s GROUP BY batch"
         return dict(rows_if_any(connection, statement, [self._table.name]))
 
     def all(self, connection: Any) -> list[tuple[Batch, int, int]]:
-        """The batches of the queue as they were begun; of each its slices under way, and how many are published."""
+        """The queue's batches in the order they were begun, each with its slices under way and how
+        many are published."""
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT {_COLUMNS}, COUNT(slice), COUNT(published) FROM {self._batches}"
@@ -218,10 +230,12 @@ class Ledger:
             return [(Batch(*row[:-2]), row[-2], row[-1]) for row in cursor.fetchall()]
 
     def finish(self, cursor: Any, batch: Batch, tried: set[int]) -> bool:
-        """Write down that all of it is published, unless that is done; whether it was this run that did it.
+        """Record that the whole batch is published, unless that was done. Returns whether this run
+        did it.
 
-        Of several runs of a batch exactly one gets True, though answers to commits are lost and this is repeated:
-        `tried` keeps the moments that this run has written, each with a random end. Raises AbandonedError.
+        Exactly one of several runs of a batch gets True, even if this is repeated because the
+        answer to a commit was lost: `tried` keeps the times that this run has written, each with
+        random last digits. Raises AbandonedError.
         """
         finished = self.lock(cursor, batch).finished
         if finished is not None:
@@ -231,12 +245,12 @@ class Ledger:
         tried.add(moment)
         this = [self._table.name, batch.name]
         cursor.execute(f"UPDATE {self._batches} SET finished = {moment} WHERE queue = %s AND batch = %s", this)
-        # They are of no more interest.
+        # The slices are not needed any more.
         cursor.execute(f"DELETE FROM {self._slices} WHERE queue = %s AND batch = %s", this)
         return True
 
     def unpublished(self, cursor: Any, batch: str) -> set[int]:
-        """The slices that are written down and not published, by whomever."""
+        """The recorded slices that no run has published."""
         cursor.execute(
             f"SELECT slice FROM {self._slices} WHERE queue = %s AND batch = %s AND published IS NULL",
             [self._table.name, batch],
@@ -244,7 +258,7 @@ class Ledger:
         return {number for (number,) in cursor.fetchall()}
 
     def slices(self, connection: Any, batch: str) -> dict[int, Slice]:
-        """The slices that are written down."""
+        """The recorded slices."""
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT slice, mark, due, published FROM {self._slices} WHERE queue = %s AND batch = %s",
@@ -256,7 +270,7 @@ class Ledger:
             }
 
     def add_slices(self, cursor: Any, batch: str, slices: Mapping[int, Slice]) -> None:
-        """Write down slices, none of which is published."""
+        """Record slices as not published."""
         cursor.executemany(
             f"INSERT INTO {self._slices} (queue, batch, slice, mark, due) VALUES (%s, %s, %s, %s, %s)",
             [
@@ -266,7 +280,7 @@ class Ledger:
         )
 
     def publish(self, cursor: Any, batch: str, number: int) -> bool:
-        """Write down that a slice is published; whether it was not yet."""
+        """Record a slice as published. Returns False if it was already."""
         return bool(
             cursor.execute(
                 f"UPDATE {self._slices} SET published = {NOW}"
@@ -285,19 +299,19 @@ class Ledger:
 
 
 def staging_name(queue: str, batch: str, begun: int) -> str:
-    """Of a staging table, without its database."""
+    """The name of a staging table, without its database."""
     return hashed_name(STAGING, queue, batch, str(begun))
 
 
 def _encoded(key: Any) -> Any:
-    """An id as JSON has it, where that has no such type."""
+    """An id of a type that JSON lacks."""
     if isinstance(key, bytes | bytearray):
         return {"bytes": key.hex()}
     return {"decimal": f"{key:f}"} if isinstance(key, Decimal) else str(key)
 
 
-def _decoded(told: dict[str, str]) -> Any:
-    return bytes.fromhex(told["bytes"]) if "bytes" in told else Decimal(told["decimal"])
+def _decoded(encoded: dict[str, str]) -> Any:
+    return bytes.fromhex(encoded["bytes"]) if "bytes" in encoded else Decimal(encoded["decimal"])
 
 
 def _other(batch: str, said: str, what: str) -> PipelineError:

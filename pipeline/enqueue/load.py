@@ -1,7 +1,7 @@
-"""One batch on its way into a queue: what both modes know of it, and how its slices are sized.
+"""A batch that is being written: what both modes use of it, and the size of its slices.
 
-A *slice* is what is written in one transaction and what is or is not there yet: the same set of messages in each run of
-the batch, whatever the cluster and the settings (`cut`).
+A *slice* is written in one transaction. It has the same messages in each run of the batch, whatever
+the cluster and the settings (`cut`).
 """
 
 from __future__ import annotations
@@ -23,31 +23,36 @@ from pipeline.enqueue.mapping import Mapped, required_fillers
 from pipeline.errors import JobError
 
 BATCH_OCTETS: Final = 4 * 1024 * 1024
-"""Of one INSERT: beyond that it gets no cheaper, and four of them fit into the smallest default packet."""
+"""Of one INSERT: larger ones are not faster, and four of them fit into the smallest default
+packet."""
 BATCH_ROWS_MAX: Final = 5000
 
 ROWS_OVER: Final = 10
-"""How many times the rows that a slice should have a file's piece may have: rows cost a transaction little."""
+"""By which factor a piece of a file may exceed a slice's rows. Rows cost a transaction little."""
 OCTETS_OVER: Final = 1.5
-"""The same of octets: what goes with each row on the wire comes to it, and groups have a limit (`slice_octets`)."""
+"""By which factor it may exceed a slice's octets. Each row adds some on the wire, and replication
+has a limit (`slice_octets`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a batch is carried out."""
+    """Settings for writing a batch."""
 
     max_connections: int = 16
-    """Of the whole job: one of the driver's, the others of tasks that write. Each takes a thread of the server."""
+    """Of the whole job: one of the driver, the others of tasks that write. Each takes a thread of
+    the server."""
     slice_rows: int = 100_000
-    """A transaction that a server commits in a second or two, and a task long enough to be worth starting."""
+    """Rows of a slice: a transaction that a server commits in a second or two, and a task that is
+    worth starting."""
     slice_octets: int = 64 * 1024 * 1024
-    """The same for long messages: well below what replication allows a transaction (150 MB in a group)."""
+    """Octets of a slice: well below replication's limit for a transaction (150 MB in a group)."""
     rounds: int = 4
-    """How often the tasks are begun again for slices that are missing, after each task was tried several times."""
+    """How often missing slices are written again, after Spark has tried each task several times."""
     rejects_max: int = 10_000
-    """Of a batch: each costs the server some twenty statements, and beyond it the data is wrong, not its rows."""
+    """Refused rows of a batch. Each costs the server some twenty statements. With more the data as
+    a whole is wrong."""
     look_s: float = 0.5
-    """Between looks at what has been committed."""
+    """Between two checks of what has been committed."""
 
     @property
     def writers(self) -> int:
@@ -57,7 +62,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Load:
-    """A batch that was checked and written down."""
+    """A batch that was checked and recorded."""
 
     endpoint: Endpoint
     table: Table
@@ -69,20 +74,21 @@ class Load:
     settings: Settings
     jdbc: Mapping[str, str] = field(repr=False)
     sets_aside: bool = False
-    """Rows that the server refuses are set aside, where without it they end the job."""
+    """Whether rows that the server refuses are set aside. Otherwise they end the job."""
 
     @property
     def ledger(self) -> Ledger:
-        """Where it is written down."""
+        """The ledger that it is in."""
         return Ledger(self.table)
 
     @property
     def fillers(self) -> dict[str, int]:
-        """Columns of the queue's own that neither the data nor the table fills."""
+        """Values for the queue's own columns that neither the data nor the table fills."""
         return required_fillers(self.table, self.mapped.names)
 
     def refuse(self, cursor: Any, number: int) -> Callable[[int, int, str], None]:
-        """What sets a row of a slice aside, in the cursor's transaction. It raises JobError when they are too many."""
+        """A function that sets a row of a slice aside, in the cursor's transaction. It raises
+        JobError if there are too many."""
         name, most = self.batch.name, self.settings.rejects_max
         already = len(self.ledger.rejects(cursor.connection, name))
 
@@ -99,13 +105,13 @@ class Load:
         return refuse
 
     def sliced(self, wanted: Sequence[int]) -> DataFrame:
-        """The rows of these slices, as the cut has them; no more partitions than connections may be open at once."""
+        """The rows of these slices, in no more partitions than connections may be open at once."""
         writers = self.settings.writers
         bounded = can_exceed(self.mapped.frame.sparkSession, writers)
         return self.cut.sliced(self.slices, wanted, writers if bounded else None)
 
     def write(self, frame: DataFrame, table: str) -> None:
-        """Append it by JDBC, one transaction a partition."""
+        """Append a frame to a table by JDBC, one transaction for each partition."""
         rows = max(1, self.batch.messages)
         octets = sum(piece.octets for piece in self.slices)
         batch_rows = min(BATCH_ROWS_MAX, max(1, BATCH_OCTETS * rows // max(1, octets)))
@@ -116,30 +122,32 @@ class Load:
 
 
 class Way(Protocol):
-    """How slices get into the queue."""
+    """How slices are written into the queue."""
 
     phase: str
 
     def prepare(self) -> None:
-        """Make ready; safe to repeat, by a rerun too."""
+        """Prepare for `write`. Safe to repeat, by another run too."""
 
     def look(self) -> tuple[int, ...]:
-        """See what the tasks have committed, do what follows from it, and say which slices are missing."""
+        """Find what the tasks have committed, and publish it if the mode does. Returns the slices
+        that are missing."""
 
     def write(self, wanted: Sequence[int]) -> None:
-        """Run the tasks that write these."""
+        """Run the tasks that write these slices."""
 
     def finish(self, report: Callable[[Progress], None]) -> bool:
-        """All are there: end the batch, unless another run has done it; whether it was this one."""
+        """End the batch when no slice is missing. Returns False if another run has ended it."""
 
 
 def slices_wanted(facts: Facts, settings: Settings) -> int:
-    """How many slices are of the right size."""
+    """How many slices have the right size."""
     return max(-(-facts.rows // settings.slice_rows), -(-facts.octets // settings.slice_octets), 1)
 
 
 def serves(facts: Facts, settings: Settings, cores: int) -> bool:
-    """Whether the pieces of files make slices: none too large, and not so few that half of the tasks would idle."""
+    """Whether the pieces of files can be slices: none too large, and not so few that half of the
+    tasks would be idle."""
     rows = max(settings.slice_rows, facts.rows / PIECES_MAX)
     octets = max(settings.slice_octets, facts.octets / PIECES_MAX)
     filled = [piece for piece in facts.pieces if piece.rows]

@@ -1,9 +1,9 @@
-"""Which column of a message table gets what, and in which form it travels.
+"""Maps a frame to the columns of a message table, in the form in which each value is transferred.
 
-A frame is *mapped* when it has exactly the table's columns that are to be written, under the table's names, each in a
-form that JDBC carries without changing it. Times are the reason for the last: a driver formats `java.sql.Timestamp` in
-the zone of its JVM, or of the session, or of neither, depending on its make and version. So instants travel as text in
-UTC, which is the session's zone too, and `time_next` as the number of nanoseconds that it is.
+A *mapped* frame has exactly the table's columns that are written, under the table's names, each in
+a form that JDBC does not change. JDBC drivers format `java.sql.Timestamp` in the zone of their JVM,
+or of the session, or of neither, depending on the driver and its version. So times are transferred
+as text in UTC, which is the session's zone too, and `time_next` as a number of nanoseconds.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ REFUSED: Final = {
 
 @dataclass(frozen=True)
 class Mapped:
-    """A frame that fits the table by its types, and the columns it has, in their order."""
+    """A frame that fits the table by its types, and its columns in their order."""
 
     frame: DataFrame
     columns: tuple[Column, ...]
     is_stable: bool = True
-    """Whether it can be read at all, and is the same at each reading."""
+    """Whether it can be read, and has the same rows at each reading."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns."""
+        """The names of the columns."""
         return tuple(column.name for column in self.columns)
 
     def has(self, name: str) -> bool:
-        """Whether the data says what goes there."""
+        """Whether the data has this column."""
         return name.casefold() in {other.casefold() for other in self.names}
 
 
 def mapped(
     frame: DataFrame, table: Table, mapping: Mapping[str, str | Expression] | None, *, spread: bool = False
 ) -> tuple[Mapped, list[str]]:
-    """The mapped frame and everything that is wrong with it.
+    """The mapped frame, and texts for everything that is wrong with it.
 
-    Without a mapping, columns go by their names and each must have its place. With one, what it names is written and
-    nothing else: a column of the table on the left, an expression of Spark SQL over the frame on the right.
+    Without a mapping, columns go by their names, and the table must have each of them. A mapping
+    has columns of the table as keys and expressions of Spark SQL over the frame as values; only its
+    columns are written.
     """
     wanted = dict(mapping) if mapping else {name: f.col(quoted(name)) for name in frame.columns}
     problems = _unknown(wanted, table)
@@ -144,14 +145,14 @@ def _as_utc(value: Expression) -> Expression:
 
 
 def _as_nanoseconds(value: Expression) -> Expression:
-    """Those of years that no BIGINT has become ones that are refused."""
+    """Years that exceed a BIGINT become times that a rule refuses."""
     micros = f.unix_micros(value)
     bounded = f.least(f.greatest(micros, f.lit(-1)), f.lit(WITHHELD_NS // 1000))
     return f.when(micros.isNotNull(), bounded * f.lit(1000))
 
 
 def _travelling(column: Column, found: t.DataType) -> Travelling | str:
-    """What makes it travel, or why it does not fit."""
+    """The conversion for a column, or a text why there is none."""
     fitting = _fitting(column, found)
     if fitting is not None:
         return fitting
@@ -203,7 +204,7 @@ def _decimal(column: Column, found: t.DataType) -> Travelling | None:
 
 
 def required_fillers(table: Table, given: Sequence[str]) -> dict[str, int]:
-    """What `priority` and `epoch` are where neither the data nor the table says so."""
+    """Values for `priority` and `epoch` if neither the data nor a default of the table has any."""
     there = {name.casefold() for name in given}
     return {
         column.name: 0

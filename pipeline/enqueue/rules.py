@@ -1,9 +1,10 @@
-"""What a column takes, as conditions on the values that would be written to it: known before anything is written.
+"""Rules for the values of a column, as conditions that are checked before anything is written.
 
-A value breaks a rule if the server would refuse it, or would store another one without a word: MySQL rounds
-`23:59:59.7` to the next day in a `DATETIME`, makes 16777216 of 16777217 in a `FLOAT`, and takes the text `1` for the
-first member of an `ENUM`. What is left to the server: foreign keys, triggers, what a CHECK says in other words than
-numbers, the characters of East Asian character sets but Unicode's, values of spatial types, vectors and addresses.
+A value breaks a rule if the server would refuse it or silently store another one: MySQL rounds
+`23:59:59.7` to the next day in a `DATETIME`, stores 16777216 for 16777217 in a `FLOAT`, and takes
+the text `1` for the first member of an `ENUM`. The server alone checks foreign keys, triggers,
+CHECKs with more than comparisons of numbers, the characters of East Asian character sets other than
+Unicode's, and values of spatial types, vectors and addresses.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ BY_CHARACTERS: Final = frozenset({"char", "varchar"})
 FLOAT_MAX: Final = 3.4028234663852886e38
 
 AS_GOOD_AS_NOW_NS: Final = 10**8
-"""A `time_next` up to here is a way to say "at once", and beyond it, up to 1973, a time in another unit."""
+"""A `time_next` up to here means "at once". Above it, up to 1973, it is a time in another unit."""
 
 UNITS: Final = (("seconds", 10**11, 10**9), ("milliseconds", 10**14, 10**6), ("microseconds", 10**17, 10**3))
-"""What a number below this is in, if it is a time of our days, and by what it must be multiplied."""
+"""Units of a present time: a number below the first value has this unit and must be multiplied by
+the second."""
 
 JSON_OCTETS_MAX: Final = 8 * 1024 * 1024
-"""Longer texts are left to the server: Spark's parser takes 16 MiB."""
+"""The server alone checks longer texts: Spark's parser takes 16 MiB."""
 
 _UTF8_OF_3_BYTES: Final = frozenset({"utf8mb3", "utf8", "ucs2"})
 _CODECS: Final = {
@@ -50,7 +52,7 @@ _CODECS: Final = {
     "macce": "mac_latin2",
     **{name: name for name in ("ascii", "cp1250", "cp1251", "cp1256", "cp1257", "cp850", "cp852", "cp866")},
 }
-"""Character sets of a byte for each character, by the names that Python has for them."""
+"""Character sets of one byte for each character, with Python's names."""
 
 _CHECK_WORDS: Final = frozenset({"and", "or", "not", "between", "in", "is", "null", "true", "false"})
 _CHECK_TOKEN: Final = re.compile(
@@ -61,17 +63,18 @@ _CHECK_TOKEN: Final = re.compile(
 
 @dataclass(frozen=True)
 class Rule:
-    """What a row must not be. `says`: what is wrong with those that are, to be read after their number."""
+    """A condition that no row may fulfil. `says`: what is wrong with such rows, as a text after
+    their number."""
 
     name: str
     broken: Expression
     says: str
     shown: bool = True
-    """Whether the value tells something."""
+    """Whether examples show the value."""
 
 
 def rules(mapped: Mapped, table: Table) -> list[Rule]:
-    """All that the columns and the table's own checks say."""
+    """The rules of the columns and of the table's CHECKs."""
     kinds = {field.name: field.dataType for field in mapped.frame.schema}
     found = [rule for column in mapped.columns for rule in _of_column(column, kinds[column.name])]
     return found + [rule for check in table.checks if (rule := _of_check(check, mapped)) is not None]
@@ -104,7 +107,7 @@ def _number(column: Column, value: Expression, kind: t.DataType) -> Iterator[Rul
     elif (bounds := _bounds(column)) is not None:
         beyond = [_literal(bound) for bound in bounds]
         if isinstance(kind, t.IntegralType) and bounds[1] >= 2**63:
-            broken = value < beyond[0]  # a BIGINT has no greater ones
+            broken = value < beyond[0]  # a BIGINT has no greater values
         else:
             broken = (value < beyond[0]) | (value > beyond[1])
         between = f"{bounds[0]:,} to {bounds[1]:,}"
@@ -147,7 +150,7 @@ CHANGED: Final = "would be changed without a word, since it holds fewer digits"
 
 
 def _loses(value: Expression, kind: t.DataType, to: str) -> Expression:
-    """Whether a number is another one when it is written with as many digits as before."""
+    """Whether a number changes when it is converted to a type and back."""
     if isinstance(kind, t.DoubleType):
         return value.cast(to).cast("string") != value.cast("string")
     exact = kind.simpleString() if isinstance(kind, t.DecimalType) else "decimal(20,0)"
@@ -165,7 +168,7 @@ def _bounds(column: Column) -> tuple[int, int] | None:
 
 
 def _literal(number: int) -> Expression:
-    """Of a type that is compared with a BIGINT as it is, if it is one."""
+    """A literal that is compared with a BIGINT without a cast, if it fits one."""
     return f.lit(number) if -(2**63) <= number < 2**63 else f.expr(f"CAST('{number}' AS DECIMAL(38,0))")
 
 
@@ -211,7 +214,8 @@ def _letters(column: Column, value: Expression) -> Iterator[Rule]:
     room = column.characters if column.data_type in BY_CHARACTERS else column.octets
     if room is not None and column.charset is not None:
         by_characters = column.data_type in BY_CHARACTERS or column.charset in _CODECS
-        # Counted only where there are more bytes than characters may be, since each value is looked through for it.
+        # Characters are counted only in values with more bytes than that, because counting reads
+        # the whole value.
         counted = f.char_length(value) > room if by_characters else f.lit(True)
         unit = "characters" if by_characters else "bytes"
         says = f"are longer than the {room:,} {unit} that {column.column_type.upper()} takes"
@@ -222,7 +226,8 @@ def _letters(column: Column, value: Expression) -> Iterator[Rule]:
 
 
 def _outside(charset: str | None) -> str | None:
-    """A pattern for a character that a set has not; None of sets that have all, and of those that are not known."""
+    """A pattern for a character that a set lacks; None for a set with all characters, and for an
+    unknown one."""
     if charset in _UTF8_OF_3_BYTES:
         return "[^\\x{0}-\\x{FFFF}]"
     if charset not in _CODECS:
@@ -264,7 +269,7 @@ def _time(column: Column, value: Expression) -> Iterator[Rule]:
 
 
 def _is_json(value: Expression) -> Expression:
-    """In brackets, since Spark's parser passes over what comes after the first value."""
+    """In brackets, because Spark's parser ignores what follows the first value."""
     inside = f.try_parse_json(f.concat(f.lit("["), value, f.lit("]")))
     return f.coalesce(f.size(inside.try_cast("array<variant>")) == 1, f.lit(False))
 
@@ -273,7 +278,10 @@ def _is_json(value: Expression) -> Expression:
 
 
 def _of_check(check: Check, mapped: Mapped) -> Rule | None:
-    """A CHECK that means to Spark what it means to the server: numbers compared, of columns that the data has."""
+    """The rule of a CHECK that only compares numbers of columns in the data; None for any other.
+
+    Only such a CHECK has the same meaning in Spark as on the server.
+    """
     kinds = {field.name.casefold(): field.dataType for field in mapped.frame.schema}
     at, clause = 0, check.clause.strip()
     while at < len(clause):
@@ -289,12 +297,12 @@ def _of_check(check: Check, mapped: Mapped) -> Rule | None:
     broken = ~f.expr(clause)
     try:
         mapped.frame.select(broken)
-    except AnalysisException:  # a number for a truth, and the like
+    except AnalysisException:  # a number as a condition, and the like
         return None
     return Rule(check.name, broken, f"do not meet the CHECK {clause}", shown=False)
 
 
 def shown(value: Any) -> str:
-    """A value in a message."""
+    """A value in an error's text."""
     text = bytes(value).hex() if isinstance(value, bytes | bytearray) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

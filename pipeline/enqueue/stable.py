@@ -1,12 +1,12 @@
-"""Whether reading a frame twice gives the same rows: what its analyzed plan says, expression by expression.
+"""Finds expressions with which a frame has other rows at each reading, in its analyzed plan.
 
-Spark knows of each expression whether it is deterministic within a query. Two kinds are that and still differ from
-query to query: those that are replaced by the time at which a query is planned (`current_timestamp()`), and texts that
-are (`CAST('now' AS TIMESTAMP)`). A tree knows which kinds of nodes are in it, subqueries included, so it is walked only
-where such a node is.
+For each expression Spark reports whether it is deterministic within a query. Two kinds are, and
+still differ from query to query: those that are replaced by the time at which a query is planned
+(`current_timestamp()`), and texts that are (`CAST('now' AS TIMESTAMP)`). A tree lists the kinds of
+its nodes, subqueries included, so it is walked only if it has such a node.
 
-What no plan tells is left to the fingerprint: a source whose data changes, a LIMIT without an order, a Python function
-that is not what it claims to be.
+The fingerprint finds what no plan shows: a source whose data changes, a LIMIT without an order, a
+Python function that is declared deterministic and is not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 SAME_IN_A_SESSION: Final = frozenset(
     {"CurrentCatalog", "CurrentDatabase", "CurrentPath", "CurrentTimeZone", "CurrentUser"}
 )
-"""What is replaced when a query is planned, and not by the time."""
+"""Expressions that are replaced when a query is planned, but not by the time."""
 
 _CURRENT: Final = "CURRENT_LIKE"
 _CASTING: Final = ("CAST", "RUNTIME_REPLACEABLE")
@@ -29,14 +29,15 @@ _TIMES: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE
 
 
 def unstable(frame: DataFrame) -> tuple[str, ...]:
-    """The expressions that may be other ones at the next reading, as SQL has them; none if there is none."""
+    """The expressions, in SQL, whose values may differ at the next reading."""
     walk = _Walk(frame)
     plan: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 (there is no other way to ask)
     return tuple(dict.fromkeys(walk.plan(plan)))
 
 
 class _Walk:
-    """Through the JVM, each step a round trip to it: only where there is something to be found."""
+    """Walks a plan in the JVM. Each step is a round trip, so it skips trees without such
+    expressions."""
 
     def __init__(self, frame: DataFrame) -> None:
         context: Any = frame.sparkSession.sparkContext
@@ -45,12 +46,12 @@ class _Walk:
         self._patterns = {name: getattr(patterns, name)() for name in (_CURRENT, *_CASTING)}
 
     def plan(self, plan: Any) -> Iterator[str]:
-        """What is in a plan, its children and its subqueries."""
+        """The unstable expressions of a plan, its children and its subqueries."""
         if not self._suspicious(plan):
             return
         culprits = (
-            *(culprit for expression in _each(plan.expressions()) for culprit in self._expression(expression)),
-            *(culprit for child in _each(plan.children()) for culprit in self.plan(child)),
+            *(culprit for expression in _items(plan.expressions()) for culprit in self._expression(expression)),
+            *(culprit for child in _items(plan.children()) for culprit in self.plan(child)),
         )
         yield from culprits
         if not culprits and not plan.deterministic():
@@ -59,7 +60,7 @@ class _Walk:
     def _expression(self, expression: Any) -> Iterator[str]:
         if not self._suspicious(expression):
             return
-        children = _each(expression.children())
+        children = _items(expression.children())
         if self._is_subquery(expression):
             yield from self.plan(expression.plan())
         elif self._is_culprit(expression, children):
@@ -68,7 +69,7 @@ class _Walk:
             yield from self._expression(child)
 
     def _is_culprit(self, expression: Any, children: Sequence[Any]) -> bool:
-        """Whether it is by itself what makes a tree unstable, and not by what is below it."""
+        """Whether the expression itself is unstable, not only one below it."""
         kind = expression.getClass().getSimpleName()
         if kind in _CASTS and expression.dataType().typeName().startswith(("date", "timestamp")):
             return self._is_time(children[0])
@@ -81,7 +82,7 @@ class _Walk:
         return not node.deterministic() or any(map(node.containsPattern, self._patterns.values()))
 
     def _is_time(self, child: Any) -> bool:
-        """Whether it is a constant text that stands for a time."""
+        """Whether it is a constant text that means a present time."""
         if not child.foldable() or child.dataType().typeName() != "string":
             return False
         text = child.eval(None)
@@ -92,5 +93,5 @@ class _Walk:
         return bool(self._jvm.org.apache.spark.util.Utils.classForName(kind, True, False).isInstance(expression))
 
 
-def _each(seq: Any) -> list[Any]:
+def _items(seq: Any) -> list[Any]:
     return [seq.apply(number) for number in range(seq.size())]

@@ -1,15 +1,16 @@
-"""Atomic mode: all of the batch or nothing, however many partitions it has and however the job dies.
+"""Atomic mode: the whole batch or nothing, however many partitions it has and however the job dies.
 
-Tasks write into a staging table of the batch's own; when every slice is there, the driver publishes them in one
-transaction on the server, by INSERT … SELECT, with the ledger's word that it is done. Nothing large crosses the wire in
-one transaction, and a rerun finds what is staged already, or that all is done.
+Tasks write into the batch's own staging table. When every slice is there, the driver publishes them
+in one transaction on the server, by INSERT … SELECT, and records the batch as finished in it. The
+transaction sends no rows over the wire. A rerun finds what is staged already, or that the batch is
+finished.
 
-Spark may carry out a task more than once, and each time may commit; `staging` says why a slice is staged once all the
-same. Before it is published, the server counts its rows and adds up the words of their digests: they must be the data
-that was checked.
+Spark may run a task more than once, and each run may commit. `staging` describes why a slice is
+staged once nevertheless. Before a slice is published, the server counts its rows and adds up the
+words of their digests. They must be those of the data that was checked.
 
-The statements are one a slice, because a server with `innodb_autoinc_lock_mode = 1` (MariaDB's default) lets nobody
-else insert while one runs.
+Each slice has its own statement, because a server with `innodb_autoinc_lock_mode = 1` (MariaDB's
+default) blocks other INSERTs while one runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pipeline.errors import JobError
 
 
 class Staged:
-    """The slices of a batch on their way into its staging table."""
+    """Writes the slices of a batch to its staging table, and publishes them together."""
 
     phase = "staging"
 
@@ -44,7 +45,8 @@ class Staged:
         self._load.endpoint.run(self._staging.make)
 
     def look(self) -> tuple[int, ...]:
-        """See which slices are staged: all, each time, since a failover may take back what was there."""
+        """Find which slices are not staged. All are checked each time, because a failover may undo
+        some."""
         return self._load.endpoint.run(self._missing)
 
     def _missing(self, connection: Any) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ class Staged:
         self._staging.write(wanted)
 
     def finish(self, report: Callable[[Progress], None]) -> bool:
-        """Publish it all."""
+        """Publish the whole batch. Returns whether this run did. Raises JobError."""
         load = self._load
         tried: set[int] = set()
         try:
@@ -81,14 +83,15 @@ class Staged:
         return by_us
 
     def _is_finished(self, connection: Any) -> bool:
-        """Raises AbandonedError if so: whoever abandons a batch locks it first, and then drops its table."""
+        """Whether the batch is finished. Raises AbandonedError: abandoning locks a batch, then
+        drops its table."""
         with connection.cursor() as cursor:
             return self._load.ledger.lock(cursor, self._load.batch).finished is not None
 
     def _publish(self, connection: Any, report: Callable[[Progress], None], tried: set[int]) -> bool:
         load = self._load
         with connection.cursor() as cursor:
-            # Else the server locks each row that is staged while it copies it.
+            # At a higher level the server locks each staged row while it copies it.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.begin()
             if load.ledger.lock(cursor, load.batch).finished is not None:
@@ -109,7 +112,7 @@ class Staged:
         return by_us
 
     def _publish_slice(self, cursor: Any, number: int, now: int) -> int:
-        """How many rows are accounted for: in the queue, or set aside."""
+        """Publish a slice. Returns how many rows are in the queue or set aside."""
         load, staging = self._load, self._staging
         if not load.sets_aside:
             return staging.publish(cursor, number, now)

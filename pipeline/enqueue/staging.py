@@ -1,10 +1,13 @@
-"""A staging table: where rows of a batch wait on the server until a transaction makes messages of them.
+"""A staging table: it keeps rows of a batch on the server until a transaction makes messages of
+them.
 
-Its columns take whatever Spark has, not what the queue's columns take: so a row that the queue refuses is refused when
-it is published, by a statement that knows which row it is, and not by a task that writes a hundred thousand.
+Its columns take all values that Spark has, not only those that the queue's columns take. So the
+server refuses a row when it is published, by a statement for which the row is known, and not in a
+task that writes a hundred thousand.
 
-A row's key is a number made of its slice and its place there, and a transaction of a task holds whole slices. So of
-several transactions with the same slice one alone can commit, and the first row of a slice is the proof of the others.
+A row's key is a number made of its slice and its place there, and a task's transaction has whole
+slices. So of several transactions with the same slice only one can commit, and the first row of a
+slice proves that the others are there.
 """
 
 from __future__ import annotations
@@ -40,10 +43,10 @@ REFUSALS: Final = frozenset(
         *(3854, 4078),  # not in the column's character set; a cast that MariaDB does not do
     }
 )
-"""Errors that say: this row does not fit, others may."""
+"""Errors of a single row; other rows may be accepted."""
 
 Refuse = Callable[[int, int, str], None]
-"""What is to be done with a row that the server refuses: its place, the error's number and its text."""
+"""Takes a row that the server refuses: its place, the error's number and its text."""
 
 
 class Staging:
@@ -54,7 +57,7 @@ class Staging:
         self.name = load.ledger.staging(load.batch)
 
     def make(self, connection: Any) -> None:
-        """Unless it is there."""
+        """Create the table, unless it exists."""
         load = self._load
         kinds = {field.name: _kind(field.dataType) for field in load.mapped.frame.schema}
         columns = [f"{ROW} BIGINT NOT NULL PRIMARY KEY"]
@@ -63,7 +66,7 @@ class Staging:
         _execute(connection, f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(columns)}) ENGINE=InnoDB")
 
     def drop(self, connection: Any) -> None:
-        """If it is there."""
+        """Drop the table, if it exists."""
         _execute(connection, f"DROP TABLE IF EXISTS {self.name}")
 
     def write(self, wanted: Iterable[int]) -> None:
@@ -74,13 +77,15 @@ class Staging:
         self._load.write(self._load.sliced(tuple(wanted)).select(columns), self.name)
 
     def staged(self, connection: Any, numbers: Iterable[int]) -> set[int]:
-        """Which of these slices are there. Raises pymysql.ProgrammingError if the table is not."""
+        """Which of these slices are staged. Raises pymysql.ProgrammingError if the table does not
+        exist."""
         return slices_staged(connection, self.name, numbers)
 
     def verify(self, cursor: Any, number: int) -> None:
-        """Before a slice is published: what is staged must be the data that was checked. Raises JobError."""
+        """Check that the staged rows of a slice are the data that was checked. Raises JobError, and
+        drops the table."""
         version, expected = self._load.cut.version, self._load.slices[number]
-        cursor.execute(f"SELECT COUNT(*), {version.asked()} FROM {self.name} WHERE {_within(number)}")
+        cursor.execute(f"SELECT COUNT(*), {version.aggregates_sql()} FROM {self.name} WHERE {_within(number)}")
         count, *answer = cursor.fetchone()
         if count != expected.rows or not version.agrees(expected.checksum, answer):
             cursor.connection.rollback()
@@ -93,9 +98,10 @@ class Staging:
     def publish(
         self, cursor: Any, number: int, begin: int, places: range | None = None, own: Mapping[str, str] | None = None
     ) -> int:
-        """Make messages of these rows of a slice, or of all, in one statement; how many they are.
+        """Make messages of rows of a slice, by default all, in one statement. Returns how many.
 
-        They are due from `begin` on, in ns, where the data does not say when. `own`: columns and what they are in SQL.
+        They are due from `begin` on, in ns, unless the data has `time_next`. `own`: columns with
+        other values, in SQL.
         """
         load = self._load
         values = {name: quoted(name) for name in load.mapped.names}
@@ -116,9 +122,10 @@ class Staging:
 
 
 def sift(places: range, publish: Callable[[range], int], refuse: Refuse) -> int:
-    """Publish rows, all but those that the server refuses; how many are published.
+    """Publish rows, except those that the server refuses. Returns how many were published.
 
-    What is refused is halved until it is one row: a server undoes a statement that fails, and its transaction goes on.
+    A range that is refused is halved until it is one row. The server undoes a statement that fails,
+    and the transaction goes on.
     """
     published = 0
     waiting = [places] if places else []
@@ -138,9 +145,9 @@ def sift(places: range, publish: Callable[[range], int], refuse: Refuse) -> int:
 
 
 def slices_staged(connection: Any, staging: str, numbers: Iterable[int]) -> set[int]:
-    """Which of these slices are there: one look at a key for each, however many rows there are, committed or not.
+    """Which of these slices are staged. It reads one key for each, however many rows there are.
 
-    Raises pymysql.ProgrammingError if the table is not there.
+    Raises pymysql.ProgrammingError if the table does not exist.
     """
     found: set[int] = set()
     wanted = list(numbers)
@@ -164,11 +171,11 @@ def _within(number: int, places: range | None = None) -> str:
 
 
 def _kind(kind: t.DataType) -> str:
-    """What takes all that Spark has of a type, as JDBC writes it."""
+    """A column type that takes all values of Spark's type, as JDBC writes them."""
     if isinstance(kind, t.DecimalType):
         return f"DECIMAL({kind.precision},{kind.scale})"
     if isinstance(kind, t.FloatType | t.DoubleType):
-        return "DOUBLE"  # a FLOAT travels as text, which a DOUBLE column of the queue takes as it is
+        return "DOUBLE"  # a FLOAT is transferred as text, which a DOUBLE column of the queue takes unchanged
     if isinstance(kind, t.BinaryType):
         return "LONGBLOB"
     return "BIGINT" if isinstance(kind, t.IntegralType) else "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"

@@ -1,8 +1,9 @@
-"""Rows that `ackstream-archive` has taken from a queue, in the form of pipeline.report.history.
+"""Rows that `ackstream-archive` has taken from a queue, with the columns of `history`.
 
-Only an archive with no run under way is read: there, what is in place is no longer in the queue, so no message is
-counted twice, but for one that was redriven after it was archived and so ended twice. What is in place is settled
-before the queue is read, and what is archived while it is read may be in neither; such a reading says so.
+An archive is read only while no run is under way. Then a chunk in its place is no longer in the
+queue, and no message is counted twice, except one that was redriven after it was archived and so
+ended twice. The list of chunks is read before the queue. Messages that are archived while the queue
+is read may be in neither, so the report then notes that it is incomplete.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from pipeline.endpoint import quoted
 from pipeline.errors import PipelineError
 
 WRITTEN_DIFFERENTLY: Final = frozenset({"float", "double", "datetime", "timestamp"})
-"""Types of which server and Spark do not write a value as the same text."""
+"""Types whose values the server and Spark write as different texts."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """What was in place when this was made."""
+    """The chunks of an archive at one moment."""
 
     files: Files
     runs: frozenset[str]
@@ -37,7 +38,7 @@ class Archive:
 
     @classmethod
     def at(cls, spark: SparkSession, place: str, table: Table) -> Archive:
-        """Look at an archive's folder. Raises PipelineError."""
+        """List an archive's folder. Raises PipelineError."""
         files = Files(spark, place)
         runs = frozenset(files.names(RUNS))
         begun = sorted(name.removesuffix(".json") for name in runs if name.endswith(".json"))
@@ -54,11 +55,12 @@ class Archive:
 
     @property
     def has_changed(self) -> bool:
-        """Whether more was archived since."""
+        """Whether more has been archived since."""
         return frozenset(self.files.names(RUNS)) != self.runs
 
     def rows(self, spark: SparkSession, table: Table) -> DataFrame:
-        """As they were archived, if there is a chunk at all. Columns that were added later are NULL in older ones."""
+        """The archived rows; needs at least one chunk. Columns that were added later are NULL in
+        older chunks."""
         places = [self.files.path(f"{MESSAGES}/{chunk}") for chunk in self.chunks]
         options = {"basePath": self.files.path(MESSAGES), "mergeSchema": "true"}
         found = spark.read.options(**options).parquet(*places)
@@ -68,7 +70,7 @@ class Archive:
 
 
 def problems(table: Table, by: Sequence[str]) -> list[str]:
-    """Columns whose archived values would not be told to be the same as the queue's."""
+    """Columns to group by whose values would have another text in the archive than in the queue."""
     columns = (table.by_name.get(name.casefold()) for name in by)
     return [
         f"{column.name} is {column.column_type}, whose values are not written alike in the queue and in its archive"
@@ -78,25 +80,25 @@ def problems(table: Table, by: Sequence[str]) -> list[str]:
 
 
 def nanoseconds(column: Column) -> Expression:
-    """A time of the application's; without a zone it is UTC."""
+    """A time of the application as nanoseconds since 1970; without a zone it is in UTC."""
     value = f.col(quoted(column.name))
     if column.data_type == "bigint":
         return value.cast("bigint")
     if column.data_type == "datetime":
-        # A cast would take it for a time in the session's zone.
+        # A cast alone would read it in the session's time zone.
         value = f.concat(value.cast("string"), f.lit("Z")).cast("timestamp")
     return f.unix_micros(value) * 1_000
 
 
 def text(column: Column, length: int) -> Expression:
-    """A value to group by, as the server writes it."""
+    """A value to group by, as the server's text."""
     value = f.col(quoted(column.name))
     value = f.hex(value) if column.spark_type == t.BinaryType() else value.cast("string")
     return f.substring(value, 1, length)
 
 
 def forms(table: Table, by: Sequence[str], created: str | None, due: str | None, length: int) -> dict[str, Expression]:
-    """The columns of pipeline.report.history over archived rows."""
+    """The columns of `history` as expressions over archived rows."""
     nothing = f.lit(None).cast("bigint")
 
     def form(name: str | None, make: Callable[[Column], Expression]) -> Expression:

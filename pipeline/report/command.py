@@ -1,4 +1,4 @@
-"""`ackstream-report`: what became of the messages of some queues. `--help` says how; `pipeline.report` does it."""
+"""The command line `ackstream-report`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ PROGRAM: Final = "ackstream-report"
 
 @click.command()
 @where_options
-@click.option("--table", "tables", multiple=True, required=True, help="a queue: database.table; several, if you like")
+@click.option("--table", "tables", multiple=True, required=True, help="a queue: database.table; may be repeated")
 @click.option("--out", required=True, help="a folder for report.html and Parquet; an earlier report there is replaced")
-@click.option("--by", multiple=True, help="a column, such as a tenant's: its values each by themselves; several too")
-@click.option("--created-column", help="in which the application keeps when a message was made: DATETIME or ns")
-@click.option("--due-column", help="in which it keeps when a message was due, if not when it was made")
-@click.option("--archive", multiple=True, type=Assignment(), help="table=folder: what ackstream-archive took, as well")
-@click.option("--window", type=Duration(), default=f"{WINDOW_S:.0f}s", help="how far back rates are taken from; 1h")
+@click.option("--by", multiple=True, help="a column to group by, such as the tenant; may be repeated")
+@click.option("--created-column", help="the column with the time a message was created: DATETIME, TIMESTAMP or ns")
+@click.option("--due-column", help="the column with the time a message was due, if not when it was created")
+@click.option(
+    "--archive", multiple=True, type=Assignment(), help="table=folder: also count what ackstream-archive took"
+)
+@click.option("--window", type=Duration(), default=f"{WINDOW_S:.0f}s", help="the time that rates are computed over; 1h")
 @click.option("--top", type=click.IntRange(1, TOP_LIMIT), default=TOP, show_default=True, help="values on the page")
 @click.option("--max-connections", type=click.IntRange(1), default=Reading().max_connections, show_default=True)
 @click.option("--range-rows", type=click.IntRange(1), default=Reading().range_rows, show_default=True)
@@ -43,16 +45,16 @@ PROGRAM: Final = "ackstream-report"
 def cli(session: SparkSession | None, /, **given: Any) -> None:
     """Report on queues: volumes, waits, time to acknowledgement, deliveries, dead letters, backlog.
 
-    Writes a page, report.html, and all aggregates as Parquet. Only looks: nothing is claimed or changed.
+    Writes a page, report.html, and all aggregates as Parquet. Claims and changes no messages.
 
-    Exit status 2: it cannot be done as it was asked for; 1: it failed on the way, run it again.
+    Exit status 2: an option is unsuitable; 1: it failed on the way, run it again.
     """
     with ending(PROGRAM):
         click.echo(_run(session, **given))
 
 
 def main() -> None:
-    """The console script, and what spark-submit calls."""
+    """Run the console script, or by spark-submit."""
     cli(prog_name=PROGRAM)
 
 

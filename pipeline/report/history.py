@@ -1,11 +1,14 @@
-"""Rows of queues as a report sees them: a few columns of each, read once, in parallel, and kept while it is made.
+"""The rows of queues for a report: a few columns of each, read once, in parallel, and kept until
+the report is made.
 
-A row is what became of a message: `epoch` (its deliveries), `time_next`, `time_acked`, when it was made and due where
-the application keeps that, and the columns to group by, as text. All times are nanoseconds since 1970. The server
-computes these forms while it reads along the key; no other column travels.
+A row has `epoch` (the number of its deliveries), `time_next`, `time_acked`, the times when it was
+created and due if the application keeps them, and the columns to group by, as text. All times are
+nanoseconds since 1970. The server computes these columns while it reads along the key, and sends no
+others.
 
-Connections: each task has one, the driver one while no task runs. Where Spark could run more tasks at once than that,
-ranges are put together so that it cannot. What a failed reading has read stays, and the next round reads the rest.
+Each task has one connection, and the driver has one while no task runs. If Spark could run more
+tasks at once than connections are allowed, ranges are joined so that it cannot. If reading fails,
+the rows that were read are kept, and the next round reads the rest.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.common.connection import Link
+from pipeline.common.connection import LazyConnection
 from pipeline.common.progress import Progress, unused
 from pipeline.common.ranges import condition, cut
-from pipeline.common.statements import NOW, Statements, asking
+from pipeline.common.statements import NOW, Statements, fetching
 from pipeline.common.table import Column, Table
 from pipeline.common.tasks import can_exceed
 from pipeline.endpoint import Driver, Endpoint, driver_of, quoted
@@ -37,20 +40,22 @@ from pipeline.report import archived
 from pipeline.report.archived import Archive
 
 LOOK_S: Final = 0.5
-"""Between looks at how far the reading is."""
+"""Between two reports of progress."""
 
 VALUE_LENGTH: Final = 200
-"""Characters of a value to group by: more than a name has, and bounded if somebody groups by payloads."""
+"""Characters of a value to group by, at most: more than a name has, for the case that somebody
+groups by payloads."""
 
 FETCH_ROWS: Final = {Driver.MARIADB: 10_000, Driver.MYSQL: -(2**31)}
-"""What makes each driver hand over rows as they come, instead of a whole range at its end."""
+"""The values with which the drivers return rows as they arrive, instead of a whole range at its
+end."""
 
 _DIRECTIVE: Final = re.compile(r"(?:^|,)\s*([a-z_]+)\s*=\s*([^,]+?)\s*(?=,|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The application's columns that a report is about."""
+    """The application's columns that a report uses."""
 
     by: tuple[str, ...] = ()
     created: str | None = None
@@ -59,19 +64,19 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How it is read."""
+    """Settings for reading."""
 
     max_connections: int = 16
     """Of the whole job. Each takes a thread of the server."""
     range_rows: int = 100_000
-    """About so many rows make a task: a second's work, and what is read again when a connection breaks."""
+    """Rows of a task, about: a second's work, and what is read again if a connection breaks."""
     rounds: int = 4
-    """How often it is begun again for ranges that could not be read, after Spark has tried each several times."""
+    """How often ranges that failed are read again, after Spark has tried each several times."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue to report on, what its comment says, and the folder of its archive."""
+    """A queue to report on, the directives of its comment, and the folder of its archive."""
 
     table: Table
     dead: Table | None = None
@@ -80,11 +85,11 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """`database.table`, without quotes."""
         return f"{self.table.database}.{self.table.name}"
 
     def seconds(self, directive: str) -> float | None:
-        """A directive that is a number of seconds."""
+        """The value of a directive in seconds; None if it is missing or no number."""
         try:
             return float(self.directives[directive])
         except (KeyError, ValueError):
@@ -92,7 +97,8 @@ class Queue:
 
     @property
     def first_wait_ns(self) -> int | None:
-        """How long a first delivery waits for its acknowledgement: exactly, for only later ones vary."""
+        """How long a first delivery waits for its acknowledgement. It is exact; only later waits
+        vary."""
         wait = self.seconds("vt_ack_wait")
         if wait is None:
             return None
@@ -102,7 +108,7 @@ class Queue:
 
 
 def directives(comment: str) -> dict[str, str]:
-    """What a message table's comment says."""
+    """The directives in a message table's comment, and their values."""
     found: dict[str, str] = {}
     for name, value in _DIRECTIVE.findall(comment):
         found.setdefault(name, value)
@@ -110,7 +116,7 @@ def directives(comment: str) -> dict[str, str]:
 
 
 def check(queues: Sequence[Queue], named: Named) -> None:
-    """All that keeps these from being reported on, in one ProblemsError."""
+    """Raise ProblemsError with every reason why these queues cannot be reported on."""
     problems: list[str] = []
     for queue in queues:
         if not queue.table.is_queue:
@@ -141,10 +147,11 @@ class History:
     now_ns: int
     """The server's time when the reading began."""
     incomplete: frozenset[str] = frozenset()
-    """Queues of which more was archived while they were read: such messages may be missing."""
+    """Queues from which messages were archived while they were read. Such messages may be
+    missing."""
 
     def drop(self) -> None:
-        """Let them go."""
+        """Free the rows."""
         self.rows.unpersist()
 
 
@@ -156,21 +163,24 @@ def read(
     reading: Reading,
     tell: Callable[[Progress], None] = unused,
 ) -> History:
-    """Read them once. Raises ProblemsError, JobError (the same again may succeed)."""
+    """Read the queues once. Raises ProblemsError, and JobError, after which the same call may
+    succeed."""
     check(queues, named)
     archives = {queue.name: Archive.at(spark, queue.archive, queue.table) for queue in queues if queue.archive}
-    link = Link(endpoint)
+    connection = LazyConnection(endpoint)
     try:
-        ((now,),) = link.run(asking(f"SELECT {NOW}"))
+        ((now,),) = connection.run(fetching(f"SELECT {NOW}"))
         plans = [
-            _Plan(queue.name, table, dead=table is queue.dead, named=named, link=link, rows=reading.range_rows)
+            _Plan(
+                queue.name, table, dead=table is queue.dead, named=named, connection=connection, rows=reading.range_rows
+            )
             for queue in queues
             for table in (queue.table, queue.dead)
             if table is not None
         ]
     finally:
-        link.close()
-    # Spark asks for their columns on a connection of its own.
+        connection.close()
+    # Spark reads their schema on a connection of its own, so the driver's is closed by now.
     parts = [part for plan in plans if (part := plan.frame(spark, endpoint)) is not None]
     rows = reduce(DataFrame.union, parts) if parts else spark.createDataFrame([], _schema(named))
     rows = _bounded(rows, max(1, reading.max_connections - 1))
@@ -196,14 +206,16 @@ def _archived(rows: DataFrame, queue: str, table: Table, named: Named) -> DataFr
 class _Plan:
     """How one table is read."""
 
-    def __init__(self, queue: str, table: Table, *, dead: bool, named: Named, link: Link, rows: int) -> None:
+    def __init__(
+        self, queue: str, table: Table, *, dead: bool, named: Named, connection: LazyConnection, rows: int
+    ) -> None:
         statements = Statements(table)
         self._queue = queue
         self._table = table
         self._dead = dead
         self._named = named
         self._along_key = statements.along_key
-        self._ranges = cut(statements, lambda statement: link.run(asking(statement)), rows)
+        self._ranges = cut(statements, lambda statement: connection.run(fetching(statement)), rows)
         self._predicates = [condition(statements, bounds) for bounds in self._ranges]
 
     def frame(self, spark: SparkSession, endpoint: Endpoint) -> DataFrame | None:
@@ -229,7 +241,7 @@ class _Plan:
             **{f"by_{number}": self._value(name) for number, name in enumerate(self._named.by)},
         }
         columns = ", ".join(f"{form} AS {name}" for name, form in forms.items())
-        # A merged derived table: the ranges' conditions reach the key.
+        # The server merges this derived table, so the ranges' conditions use the key.
         return f"(SELECT id, {columns} FROM {self._along_key}) AS seen"
 
     def _time(self, name: str | None) -> str:
@@ -237,7 +249,7 @@ class _Plan:
         return (None if column is None else _nanoseconds(column)) or "CAST(NULL AS SIGNED)"
 
     def _value(self, name: str) -> str:
-        """A dead-letter table may lack it: then it is NULL."""
+        """A value to group by, in SQL: NULL if a dead-letter table lacks the column."""
         column = self._table.by_name.get(name.casefold())
         if column is None:
             return "CAST(NULL AS CHAR(1))"
@@ -247,7 +259,8 @@ class _Plan:
 
 
 def _nanoseconds(column: Column) -> str | None:
-    """A time as nanoseconds since 1970, in a session whose zone is UTC; None if it is no time."""
+    """A time as nanoseconds since 1970, in SQL for a session in UTC; None if the column is no
+    time."""
     if column.integer_range is not None and column.data_type == "bigint":
         return f"CAST({quoted(column.name)} AS SIGNED)"
     if column.data_type in {"datetime", "timestamp"}:
@@ -265,13 +278,13 @@ def _schema(named: Named) -> t.StructType:
 
 
 def _bounded(rows: DataFrame, tasks: int) -> DataFrame:
-    """Never more tasks at once than that."""
+    """The rows in so many partitions that no more than `tasks` tasks run at once."""
     return rows.coalesce(tasks) if can_exceed(rows.sparkSession, tasks) else rows
 
 
 @contextlib.contextmanager
 def _watched(rows: DataFrame, tell: Callable[[Progress], None]) -> Iterator[None]:
-    """Tells how many ranges have been read, every now and then."""
+    """Report from time to time how many ranges have been read."""
     total, ended = rows.rdd.getNumPartitions(), threading.Event()
     tracker = rows.sparkSession.sparkContext.statusTracker()
 
@@ -308,12 +321,13 @@ def _fill(rows: DataFrame, endpoint: Endpoint, rounds: int) -> None:
 
 
 def columns_of(named: Named) -> Iterable[tuple[str, str]]:
-    """The columns to group by, and what they are called in the rows."""
+    """The columns to group by, and their names in the rows."""
     return ((name, f"by_{number}") for number, name in enumerate(named.by))
 
 
 def grouped(history: History) -> DataFrame:
-    """Each row once for its queue (`by` is NULL), and once for each column to group by, with its value there."""
+    """Each row once for its queue (`by` is NULL), and once for each column to group by, with its
+    value."""
     pairs: list[Expression] = [_pair(None, f.lit(None).cast("string"))]
     pairs += [_pair(name, f.col(column)) for name, column in columns_of(history.named)]
     kept = ("queue", "dead", "epoch", "time_next", "time_acked", "created", "due")

@@ -1,10 +1,11 @@
-"""What became of a queue's messages: volumes, waits, attempts, dead letters, backlog.
+"""A report on the messages of queues: volumes, waits, deliveries, dead letters, backlog.
 
     report(spark, endpoint, ["shop.orders"], by=["tenant"], created="created_at").write("hdfs:///reports/orders")
 
 The rows are read once (`history`), aggregated on the executors (`measures`) and written as Parquet,
 every group of them. The page (`page`) is made of what was written: the queues as a whole, and of
-each column the values with most messages. The driver gets no more than that, whatever the queues hold.
+each column the values with most messages. The driver gets no more than that, whatever the queues
+hold.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from pipeline.report.page import Page, Part, page
 WINDOW_S: Final = 3600.0
 TOP: Final = 20
 TOP_LIMIT: Final = 1_000
-"""Of values on a page: beyond that it is no page any more, and Parquet has them all."""
+"""Values on a page at most. Parquet has all."""
 
 ATTEMPTS_MAX: Final = 1_000
-"""Different numbers of attempts that a page counts, the lowest ones."""
+"""Different numbers of deliveries that a page counts, from the lowest on."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Aggregates of some queues, each a DataFrame with `queue`, `by` (NULL: the whole queue) and `value`."""
+    """Aggregates of some queues, each a DataFrame with `queue`, `by` (NULL: the whole queue) and
+    `value`."""
 
     spark: SparkSession
     queues: tuple[Queue, ...]
@@ -46,7 +48,8 @@ class Report:
     frames: dict[str, DataFrame]
 
     def write(self, target: str, *, top: int = TOP, tell: Callable[[Progress], None] = unused) -> str:
-        """Parquet in a folder for each frame, and `report.html`; what an earlier report left there is replaced."""
+        """Write a folder of Parquet for each frame, and `report.html`, whose path is returned. An
+        earlier report there is replaced."""
         written: dict[str, DataFrame] = {}
         for done, (name, frame) in enumerate(self.frames.items()):
             tell(Progress("writing", done, len(self.frames) + 1))
@@ -60,13 +63,14 @@ class Report:
         return place
 
     def close(self) -> None:
-        """Let the rows go."""
+        """Free the rows that Spark keeps."""
         self.history.drop()
         self.frames["volumes"].unpersist()
 
     @property
     def _files(self) -> int:
-        """Groups are few where rows are many: no file for each of two hundred shuffle partitions."""
+        """Files of a folder: there are few groups, so not one for each of two hundred shuffle
+        partitions."""
         return max(1, self.spark.sparkContext.defaultParallelism)
 
     def _page(self, written: Report, top: int) -> Page:
@@ -78,19 +82,20 @@ class Report:
         return Page(self.history.now_ns, self.window_s, self.width_s, self.named, top, tuple(parts), incomplete)
 
     def totals(self, queue: Queue) -> dict[str, list[dict[str, Any]]]:
-        """A queue as a whole: a handful of rows of each frame."""
+        """The few rows of each frame for a queue as a whole."""
         found = {
             name: frame.where((f.col("queue") == queue.name) & f.col("by").isNull())
             for name, frame in self.frames.items()
         }
         found["attempts"] = found["attempts"].orderBy("attempts").limit(ATTEMPTS_MAX)
-        # As a number: Python would get an instant in its own zone, which has an hour twice in autumn.
+        # As a number, because Python would get a time in its own zone, which has one hour twice in
+        # autumn.
         started = found["over_time"].withColumn("start", f.unix_micros("start"))
         found["over_time"] = started.orderBy("start").limit(measures.BUCKETS_MAX + 2)
         return {name: _rows(frame) for name, frame in found.items()}
 
     def greatest(self, queue: Queue, by: str, top: int) -> list[dict[str, Any]]:
-        """The values with most messages, each with how long they took."""
+        """The values with most messages, each with its times."""
         here = (f.col("queue") == queue.name) & (f.col("by") == by)
         messages = f.col("acknowledged") + f.col("unacknowledged") + f.col("dead")
         volumes = self.frames["volumes"].where(here).withColumn("messages", messages)
@@ -117,10 +122,11 @@ def report(
     reading: Reading | None = None,
     tell: Callable[[Progress], None] = unused,
 ) -> Report:
-    """Read queues and make the aggregates. `created`, `due`: columns in which the application keeps these times;
-    `archives`: the folders of ackstream-archive, by table.
+    """Read queues and compute the aggregates.
 
-    Raises PipelineError when it cannot be done, JobError when it failed on the way.
+    `created`, `due`: columns in which the application keeps these times. `archives`: the folders of
+    ackstream-archive, by table. `tell` gets the progress. Raises PipelineError if an argument is
+    unsuitable, JobError if it failed on the way.
     """
     if not tables:
         raise PipelineError("name a queue: database.table")
@@ -134,7 +140,8 @@ def report(
     named = Named(tuple(dict.fromkeys(by)), created, due)
     tell(Progress("reading", 0, 0))
     history = read(spark, endpoint, queues, named, reading or Reading(), tell)
-    # What was acknowledged longer ago is gone, and a rate over a time of which a part is gone is none.
+    # Messages that were acknowledged longer ago are purged, so the rates must not include that
+    # time.
     window_s = min([window_s, *(kept for queue in queues if (kept := queue.seconds("vt_purge_after")))])
     volumes = measures.volumes(history, window_s).persist()
     first = volumes.where(f.col("by").isNull()).agg(f.min("first_acknowledged")).collect()[0][0]
@@ -152,14 +159,14 @@ def report(
 
 def _queue(connection: Any, database: str, name: str, archive: str | None) -> Queue:
     table = describe(connection, database, name)
-    told = directives(table.comment)
+    found = directives(table.comment)
     dead: Table | None = None
-    if "dead_letter" in told:
+    if "dead_letter" in found:
         try:
-            dead = describe(connection, *split_name(told["dead_letter"], database))
+            dead = describe(connection, *split_name(found["dead_letter"], database))
         except PipelineError:
-            dead = None  # The page says that it could not be looked at.
-    return Queue(table, dead if dead is not None and dead.is_queue else None, told, archive)
+            dead = None  # The page reports that it could not be read.
+    return Queue(table, dead if dead is not None and dead.is_queue else None, found, archive)
 
 
 def _rows(frame: DataFrame) -> list[dict[str, Any]]:
@@ -167,9 +174,9 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 def _write_text(spark: SparkSession, place: str, text: str) -> None:
-    """A file on whatever file system Spark writes to."""
+    """Write a file on any of Spark's file systems."""
     context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(place)  # noqa: SLF001 (there is no other way to ask)
+    path = context._jvm.org.apache.hadoop.fs.Path(place)  # noqa: SLF001 (there is no other way to fetch)
     stream = path.getFileSystem(context._jsc.hadoopConfiguration()).create(path, True)  # noqa: SLF001
     try:
         stream.write(bytearray(text.encode()))

@@ -1,15 +1,20 @@
-"""What a report says, as aggregates over the rows of queues: each a DataFrame, one row a group, none on the driver.
+"""The aggregates of a report over the rows of queues: DataFrames, of which no row comes to the
+driver.
 
-A group is a queue (`by` is NULL) or a value of a column (`by` is the column). What can be known is bounded by what a
-row keeps: `time_next` of an acknowledged row is NULL, so when it was due and first delivered is gone. What is left:
+A group is a queue (`by` is NULL) or a value of a column (`by` is the column). A row keeps only part
+of its history: `time_next` of an acknowledged row is NULL, so when it was due and first delivered
+is lost. These times can be computed:
 
-- `created to acknowledged`, `due to acknowledged`: acknowledged rows, where the application keeps those times;
-- `due to first delivery`: rows of a first delivery that is under way. It waits exactly the queue's ACK_WAIT, so it was
-  delivered at `time_next` less that; it was due when the application's column says, or, without one, when it was made.
-  Not so where that would be before it was due or after now: such a row was extended, delayed or made for later;
-- `due, not yet delivered`: rows that are due and have never been delivered, until now.
+- `created to acknowledged`, `due to acknowledged`: of acknowledged rows, if the application keeps
+  those times;
+- `due to first delivery`: of rows whose first delivery is under way. Its wait is exactly the
+  queue's ACK_WAIT, so the row was delivered at `time_next` less that. It was due at the
+  application's due time or, without one, when it was created. A row whose delivery would be before
+  its due time or after now is left out: it was extended, delayed or scheduled;
+- `due, not yet delivered`: of rows that are due and were never delivered, up to now.
 
-Percentiles are values of the data at ranks that are off by 1/20,000 of the count at most: exact up to 10,000 values.
+Percentiles are values of the data. Their ranks are off by 1/20,000 of the count at most, so they
+are exact up to 10,000 values.
 """
 
 from __future__ import annotations
@@ -25,14 +30,14 @@ from pipeline.report.history import History, Queue, grouped
 
 PERCENTILES: Final = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 ACCURACY: Final = 20_000
-"""The inverse of how far off a rank may be, as a share of the count."""
+"""The inverse of the error of a rank, as a share of the count."""
 
 STATES: Final = ("acknowledged", "ready", "ready_again", "scheduled", "in_flight", "never_due")
 MEASURES: Final = ("created to acknowledged", "due to acknowledged", "due to first delivery", "due, not yet delivered")
 CREATED, DUE, FIRST, WAITING = MEASURES
 
 BUCKETS_MAX: Final = 120
-"""Points of a plot over time."""
+"""Points of a plot over time, at most."""
 WIDTHS_S: Final = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800)
 
 _GROUP: Final = ("queue", "by", "value")
@@ -40,12 +45,13 @@ _S: Final = 10**9
 
 
 def percentile_name(percentile: float) -> str:
-    """As a column."""
+    """The name of a percentile's column."""
     return f"p{percentile:g}".replace(".", "_")
 
 
 def volumes(history: History, window_s: float) -> DataFrame:
-    """How many messages are in which state, and how many came and went in the window before now."""
+    """How many messages are in each state, and how many were created and ended in the window before
+    now."""
     now = history.now_ns
     since = now - round(window_s * _S)
     live = ~f.col("dead")
@@ -74,7 +80,8 @@ def volumes(history: History, window_s: float) -> DataFrame:
 
 
 def state_at(now: int) -> Expression:
-    """The state of a row, by the queue's own columns. What NACK … DELAY put off looks as if it were in flight."""
+    """The state of a row, by the queue's own columns. A row that NACK … DELAY delayed counts as in
+    flight."""
     delivered = f.col("epoch") > 0
     return (
         f.when(f.col("time_acked").isNotNull(), "acknowledged")
@@ -85,7 +92,8 @@ def state_at(now: int) -> Expression:
 
 
 def times(history: History, queues: Sequence[Queue]) -> DataFrame:
-    """Seconds by measure: count, mean, least, greatest, percentiles. Less than none: a time that was set by hand."""
+    """Seconds by measure: count, mean, least, greatest, percentiles. Negative: a time that was set
+    by hand."""
     acked, now = f.col("time_acked"), history.now_ns
     waiting = f.when(state_at(now) == "ready", now - f.col("time_next"))
     durations = {
@@ -97,7 +105,7 @@ def times(history: History, queues: Sequence[Queue]) -> DataFrame:
     pairs = [f.struct(f.lit(name).alias("measure"), (value / _S).alias("s")) for name, value in durations.items()]
     kept = grouped(history).where(~f.col("dead"))
     exploded = kept.select(*_GROUP, f.explode(f.array(*pairs)).alias("m")).select(*_GROUP, "m.measure", "m.s")
-    told = (
+    counted = (
         exploded.where(f.col("s").isNotNull())
         .groupBy(*_GROUP, "measure")
         .agg(
@@ -109,17 +117,17 @@ def times(history: History, queues: Sequence[Queue]) -> DataFrame:
         )
     )
     points = [f.col("at")[number].alias(percentile_name(percentile)) for number, percentile in enumerate(PERCENTILES)]
-    return told.select(*_GROUP, "measure", "messages", "mean", "least", *points, "greatest")
+    return counted.select(*_GROUP, "measure", "messages", "mean", "least", *points, "greatest")
 
 
 def percentiles(column: str) -> Expression:
-    """The array of them."""
+    """The array of the PERCENTILES of a column."""
     shares = [round(percentile / 100, 6) for percentile in PERCENTILES]  # 99.9 / 100 is a little more than 0.999
     return f.percentile_approx(column, shares, ACCURACY)
 
 
 def _first_wait(queues: Sequence[Queue], now: int) -> Expression:
-    """From due to first delivery, of rows whose first delivery is under way."""
+    """Nanoseconds from due to first delivery, of rows whose first delivery is under way."""
     wait = f.lit(None).cast("bigint")
     for queue in queues:
         if queue.first_wait_ns is not None:
@@ -131,15 +139,16 @@ def _first_wait(queues: Sequence[Queue], now: int) -> Expression:
 
 
 def attempts(history: History) -> DataFrame:
-    """Messages by the number of their deliveries: the acknowledged ones, and the dead."""
+    """Acknowledged and dead messages by the number of their deliveries."""
     outcome = f.when(f.col("dead"), "dead").when(f.col("time_acked").isNotNull(), "acknowledged")
-    told = grouped(history).withColumn("outcome", outcome).where(f.col("outcome").isNotNull())
-    told = told.where(~(f.col("dead") & f.col("time_acked").isNotNull()))
-    return told.groupBy(*_GROUP, "outcome", f.col("epoch").alias("attempts")).agg(f.count("*").alias("messages"))
+    counted = grouped(history).withColumn("outcome", outcome).where(f.col("outcome").isNotNull())
+    counted = counted.where(~(f.col("dead") & f.col("time_acked").isNotNull()))
+    return counted.groupBy(*_GROUP, "outcome", f.col("epoch").alias("attempts")).agg(f.count("*").alias("messages"))
 
 
 def over_time(history: History, since_ns: int, width_s: int) -> DataFrame:
-    """What came and went, by stretches of time from `since_ns` to now: acknowledged, created, died."""
+    """Messages that were acknowledged, created and dead-lettered in each interval from `since_ns`
+    to now."""
     width = width_s * _S
     live, unsettled = ~f.col("dead"), f.col("time_acked").isNull()
     moments = {
@@ -158,7 +167,7 @@ def over_time(history: History, since_ns: int, width_s: int) -> DataFrame:
 
 
 def width_for(span_s: float) -> int:
-    """A stretch of time of which not too many make the span."""
+    """The seconds of an interval, of which at most BUCKETS_MAX make the span."""
     for width in WIDTHS_S:
         if span_s / width <= BUCKETS_MAX:
             return width
@@ -166,7 +175,8 @@ def width_for(span_s: float) -> int:
 
 
 def forecast(volumes: DataFrame, window_s: float, *, created: bool) -> DataFrame:
-    """How the backlog goes on if messages come and go as they did in the window; unknown is NULL."""
+    """The backlog in the future, if messages come and end as they did in the window. Unknown values
+    are NULL."""
     unknown = f.lit(None).cast("double")
     came = f.col("created_recently") / window_s if created else unknown
     went = (f.col("acknowledged_recently") + f.col("died_recently")) / window_s

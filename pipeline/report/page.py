@@ -1,7 +1,7 @@
-"""A report as one HTML page: no script, nothing from elsewhere, readable in light and dark.
+"""A report as one HTML page without scripts and external files, in a light and a dark theme.
 
-What stands on it is decided here, how it looks in page.html.jinja. Values are data, whatever they look like: the
-template escapes them, and the page forbids itself scripts and requests (Content-Security-Policy).
+This module selects the contents, and page.html.jinja has the layout. The template escapes all
+values, and the page's Content-Security-Policy forbids scripts and requests.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pipeline.report.history import Named, Queue
 Rows = list[dict[str, Any]]
 
 BARS_MAX: Final = 12
-"""Values in a plot: as many as can be told apart."""
+"""Values in a plot, at most: more cannot be told apart."""
 
 ATTEMPTS_SHOWN: Final = 10
-"""Bars for numbers of deliveries; what took more is one bar."""
+"""Bars for numbers of deliveries. Higher numbers have one bar together."""
 
 SHOWN: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 """Percentiles in a table; the plot and Parquet have more."""
@@ -36,7 +36,8 @@ HOURS_AHEAD: Final = 24
 
 @dataclass(frozen=True)
 class Part:
-    """One queue: `whole` has the rows of each aggregate, `greatest` those of each column's most frequent values."""
+    """One queue: `whole` has the rows of each aggregate, `greatest` those of each column's most
+    frequent values."""
 
     queue: Queue
     whole: Mapping[str, Rows]
@@ -44,33 +45,33 @@ class Part:
 
     @property
     def volume(self) -> dict[str, Any]:
-        """Its states; nothing if there is no row."""
+        """Its row of `volumes`; empty if there is none."""
         return self.whole["volumes"][0] if self.whole["volumes"] else {}
 
     @property
     def rates(self) -> dict[str, Any]:
-        """Its forecast."""
+        """Its row of `forecast`; empty if there is none."""
         return self.whole["forecast"][0] if self.whole["forecast"] else {}
 
     @property
     def purge_after_s(self) -> float | None:
-        """How long acknowledged messages are kept."""
+        """For how many seconds acknowledged messages are kept."""
         return self.queue.seconds("vt_purge_after")
 
     @property
     def dead_letter(self) -> str | None:
-        """Where dead messages go."""
+        """The name of the dead-letter table, as the comment has it."""
         return self.queue.directives.get("dead_letter")
 
     @property
     def times(self) -> Rows:
-        """By measure, in a settled order."""
+        """The rows of `times`, in the order of MEASURES."""
         order = {name: number for number, name in enumerate(measures.MEASURES)}
         return sorted(self.whole["times"], key=lambda row: order[row["measure"]])
 
     @cached_property
     def attempts(self) -> list[tuple[str, int, int]]:
-        """Number of deliveries, acknowledged, dead."""
+        """Number of deliveries, acknowledged messages, dead messages."""
         counted: dict[int, list[int]] = {}
         for row in self.whole["attempts"]:
             number = min(row["attempts"], ATTEMPTS_SHOWN + 1)
@@ -90,7 +91,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Page:
-    """All that is on the page."""
+    """The contents of the page."""
 
     now_ns: int
     window_s: float
@@ -109,7 +110,7 @@ class Page:
     # --- plots ---
 
     def plot_over_time(self, part: Part) -> Markup | None:
-        """None if nothing came or went."""
+        """The plot of messages over time; None if none were created or ended."""
         found = {moment(row["start"] * 1_000): row for row in part.whole["over_time"]}
         if not found:
             return None
@@ -121,27 +122,27 @@ class Page:
         return plots.over_time(starts, self.width_s, series)
 
     def plot_times(self, part: Part) -> Markup | None:
-        """None if no time is known."""
+        """The plot of times by percentile; None if no time is known."""
         names = [measures.percentile_name(percentile) for percentile in measures.PERCENTILES]
         series = {row["measure"]: [row[name] for name in names] for row in part.times}
         return plots.quantiles(measures.PERCENTILES, series, duration) if series else None
 
     def plot_attempts(self, part: Part) -> Markup | None:
-        """None if nothing has ended."""
+        """The plot of deliveries; None if no message has ended."""
         if not part.attempts:
             return None
         labels, acknowledged, dead = zip(*part.attempts, strict=True)
         return plots.bars(labels, {"acknowledged": acknowledged, **({"dead": dead} if any(dead) else {})})
 
     def plot_values(self, rows: Rows) -> Markup | None:
-        """None if there are none."""
+        """The plot of a column's values; None if there are none."""
         shown = rows[:BARS_MAX]
         series = {name: [row[name] for row in shown] for name in ("acknowledged", "unacknowledged", "dead")}
         series = {name: values for name, values in series.items() if any(values)}
         return plots.lying_bars([value(row["value"]) for row in shown], series) if series else None
 
     def plot_ahead(self, part: Part) -> Markup | None:
-        """None if nobody can know."""
+        """The plot of the backlog's forecast; None if it is unknown."""
         growth = part.rates.get("growth_per_s")
         if growth is None or not (growth or part.rates["unacknowledged"]):
             return None
@@ -164,11 +165,11 @@ def page(content: Page) -> str:
     return environment.get_template("page.html.jinja").render(page=content, shown=shown, measures=measures)
 
 
-# --- how values are said ---
+# --- values as text ---
 
 
 def count(number: float | None) -> str:
-    """With commas."""
+    """A count with thousands separators."""
     return "–" if number is None else f"{number:,.0f}"
 
 
@@ -194,7 +195,7 @@ def duration(seconds: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """In the unit in which it is a number to read."""
+    """A rate in the first unit (s, min, h) in which it is at least 1."""
     if per_second is None:
         return "–"
     for factor, name in ((1, "s"), (60, "min"), (3_600, "h")):
@@ -211,15 +212,15 @@ def _digits(number: float) -> str:
 
 
 def value(text: str | None) -> str:
-    """A value to group by."""
+    """A value to group by, for people."""
     return "NULL" if text is None else text or "(empty)"
 
 
 def moment(ns: int) -> dt.datetime:
-    """An instant of the queue."""
+    """A time of the queue, in nanoseconds, as a datetime."""
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=ns // 1_000)
 
 
 def said(ns: int | None) -> str:
-    """An instant in words."""
+    """A time of the queue as text."""
     return "–" if ns is None else f"{moment(ns):%Y-%m-%d %H:%M:%S}"

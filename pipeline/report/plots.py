@@ -1,7 +1,7 @@
-"""Plots as SVG that stands inside a page: drawn by matplotlib, coloured by the page.
+"""Plots as SVG elements of a page, drawn by matplotlib, coloured by the page's CSS.
 
-Text stays text, in the page's font and never read as a formula. Colours are markers that become the page's own CSS
-variables, so that one drawing suits light and dark.
+Text stays text, in the page's font, and is never read as a formula. Colours are drawn as markers,
+which are replaced by the page's CSS variables, so one drawing suits the light and the dark theme.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ _STYLE: Final[Any] = {
 
 WIDE: Final = 11.5
 NARROW: Final = 7.0
-"""Inches, as wide as the page has room for: then text in a plot is as large as beside it."""
+"""Inches, the width that the page has for a plot. So text in a plot is as large as the page's
+text."""
 
 MARKS_S: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 21_600, 86_400, 864_000, 8_640_000)
-"""Times that people think in, for a logarithmic scale."""
+"""Round times for a logarithmic scale."""
 
 LABEL_LENGTH: Final = 28
-"""Characters of a value beside its bar; the table has all of it."""
+"""Characters of a value beside its bar. The table has the whole value."""
 
 
 def over_time(starts: Sequence[dt.datetime], width_s: int, series: Mapping[str, Sequence[int]]) -> Markup:
-    """Messages in each stretch of time: the first series as bars, others as lines."""
+    """Messages in each interval: the first series as bars, the others as lines."""
     width = dt.timedelta(seconds=width_s)
 
     def draw(axes: Axes) -> None:
@@ -87,13 +88,13 @@ def quantiles(
     def draw(axes: Axes) -> None:
         least = min((value for values in series.values() for value in values if value > 0), default=0.001)
         for (name, values), colour in zip(series.items(), SERIES, strict=False):
-            shown = [max(value, least / 2) for value in values]  # a logarithm takes no zero
+            shown = [max(value, least / 2) for value in values]  # zero has no logarithm
             axes.plot(range(len(percentiles)), shown, color=colour, marker="o", markersize=4, label=name)
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(FixedLocator(MARKS_S))
         axes.yaxis.set_minor_locator(NullLocator())
-        # To the next marks outside, so that there are always two.
+        # Up to the next marks outside, so that there are always two.
         axes.set_ylim(
             max((mark for mark in MARKS_S if mark <= low), default=low),
             min((mark for mark in MARKS_S if mark >= high), default=high),
@@ -105,7 +106,7 @@ def quantiles(
 
 
 def bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Markup:
-    """Upright bars, one stacked upon the other."""
+    """Vertical bars, stacked."""
 
     def draw(axes: Axes) -> None:
         below = [0] * len(labels)
@@ -119,7 +120,7 @@ def bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Markup:
 
 
 def lying_bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Markup:
-    """Bars beside their labels, the first on top."""
+    """Horizontal bars, the first on top."""
 
     def draw(axes: Axes) -> None:
         left = [0] * len(labels)
@@ -137,7 +138,7 @@ def lying_bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Ma
 
 
 def ahead(now: dt.datetime, hours: Sequence[float], backlog: Sequence[float]) -> Markup:
-    """The backlog from now on."""
+    """The forecast of the backlog."""
 
     def draw(axes: Axes) -> None:
         times = [now + dt.timedelta(hours=hour) for hour in hours]
@@ -162,14 +163,15 @@ def _svg(
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with warnings.catch_warnings():
-            # Where it only measures text, and the browser has more fonts.
+            # matplotlib only measures the text here, and browsers have more fonts.
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             figure.savefig(text, format="svg", transparent=True, metadata=nothing)
     return _inline(text.getvalue(), title)
 
 
 def _inline(text: str, title: str) -> Markup:
-    """Without what a document of its own has: its head, its size in points, names that other plots have too."""
+    """The SVG element without the head of a document, its size in points, and ids that other plots
+    use too."""
     text = text[text.index("<svg") :]
     view = re.search(r'viewBox="[^"]*"', text)
     assert view is not None
@@ -178,7 +180,7 @@ def _inline(text: str, title: str) -> Markup:
     for marker, variable in _VARIABLES.items():
         body = body.replace(marker, variable)
     head = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {view[0]} role="img" aria-label="{escape(title)}">'
-    # Not from anybody's data but matplotlib's own text, in which data stands escaped.
+    # matplotlib's output, in which data is escaped.
     return Markup(head + body)  # noqa: S704
 
 

@@ -1,12 +1,14 @@
-"""What a micro-batch consists of: the claims (id and epoch) of its messages, and their form in Spark's checkpoint.
+"""The claims (id and epoch) of a micro-batch's messages, and their form in Spark's checkpoint.
 
-A claim is all that it takes to read a message again, to acknowledge it, or to find that it is somebody else's by now,
-for its epoch grows with every delivery. So a batch's offset *is* its claims: what Spark has logged before the batch
-runs is enough to run the same batch again after any crash, in another process, with nothing kept anywhere else.
+A claim suffices to read a message again, to acknowledge it, or to find that it was delivered to
+another consumer, because each delivery raises the epoch. So the offset of a batch *is* its claims.
+Spark logs it before the batch runs, and any process can run the same batch again from it after a
+crash.
 
-Numbers are written as runs, each epoch by itself: `1:1000+499,3,2+9` is epoch 1 with 1000 to 1499, then the third
-number behind that (1502), then the second behind that and nine more (1504 to 1513). A queue's ids mostly come in runs,
-so a batch of 100,000 is often a line of a few characters. What is long all the same is compressed.
+Numbers are written as runs, for each epoch: `1:1000+499,3,2+9` is epoch 1 with 1000 to 1499, then
+the third number after that (1502), then the second after that and nine more (1504 to 1513). Most
+ids of a queue come in runs, so a batch of 100,000 is often a line of a few characters. A long text
+is compressed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pipeline.common.statements import Id
 Offset: TypeAlias = dict[str, Any]
 
 PLAIN_MAX: Final = 1_000
-"""Characters of an offset that a person may still want to read in a log; what is longer is compressed."""
+"""Characters of an offset that a person can read in a log. A longer one is compressed."""
 
 _RUNS: Final = re.compile(r"(-?\d+)(?:\+(\d+))?")
 
@@ -38,7 +40,7 @@ class Claims:
 
     @classmethod
     def of(cls, claims: Iterable[tuple[Id, int]]) -> Claims:
-        """Claims as they come from a stream."""
+        """Claims in any order, as a STREAM returns them."""
         by_epoch: dict[int, list[Any]] = {}
         for key, epoch in claims:
             by_epoch.setdefault(epoch, []).append(key)
@@ -51,13 +53,14 @@ class Claims:
         return ((key, epoch) for epoch, ids in self.by_epoch.items() for key in ids)
 
     def chunks(self, size: int) -> Iterator[tuple[int, tuple[Id, ...]]]:
-        """Up to `size` ids of one epoch at a time: what one statement names."""
+        """Epochs with up to `size` ids, for one statement each."""
         for epoch, ids in self.by_epoch.items():
             for start in range(0, len(ids), size):
                 yield epoch, ids[start : start + size]
 
     def split(self, pieces: int) -> list[Claims]:
-        """As many parts of about the same size, neighbouring ids together; fewer where there are fewer messages."""
+        """Parts of about the same size, with neighbouring ids in one part. Fewer than `pieces` if
+        there are fewer messages."""
         claims = iter(self)
         least, more = divmod(len(self), pieces)
         sizes = [least + (number < more) for number in range(pieces)]
@@ -72,7 +75,7 @@ class Claims:
 
     @classmethod
     def from_offset(cls, offset: Offset) -> Claims:
-        """What `offset` wrote."""
+        """The claims of an offset."""
         packed = offset.get("packed")
         text = zlib.decompress(base64.b64decode(packed)).decode() if packed else str(offset["claims"])
         if text.startswith("{"):
@@ -94,7 +97,7 @@ NOTHING: Final = Claims({})
 
 
 def _read_id(written: str | list[str]) -> Id:
-    """A list holds text, to tell it from bytes in hexadecimal."""
+    """A text is in a list; otherwise it is bytes in hexadecimal."""
     return bytes.fromhex(written) if isinstance(written, str) else written[0]
 
 

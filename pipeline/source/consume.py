@@ -1,25 +1,27 @@
-"""A queue as a Structured Streaming source: which messages are in which batch, and when they are acknowledged.
+"""A queue as a source of Spark: which messages are in which batch, and when they are acknowledged.
 
-How Spark's Python sources are called (4.2 and 4.3, seen by logging every call):
+How Spark calls a Python source (4.2 and 4.3, observed by logging every call):
 
-- One process beside the driver has the reader for the whole life of a query: `latestOffset`, `partitions`, `commit`.
-  When the query ends, well or badly, it is killed a moment after `stop`. So nothing may depend on `stop`: what is held
-  is given back because the process's connections close (`holding`).
-- Executors get a copy of the reader and `read` a partition, anew for each attempt of a task.
-- `latestOffset(start, …)` is called for a new batch when the one that ended at `start` is in Spark's commit log, and is
-  called again and again while nothing comes. `commit(start)` comes only after the next batch has been found and logged,
-  so the last messages of a queue that falls silent would stay unacknowledged until more arrive. So being asked for what
-  follows `start` *is* the commit of `start`, and the first thing done is to acknowledge it; `commit` does so too,
-  and finds it done.
-- After a crash Spark asks for the logged, unfinished batch again by `partitions` alone, then goes on with
-  `latestOffset` behind it. A batch that had been finished but not acknowledged is `start` of the first `latestOffset`.
+- One process beside the driver has the reader for the whole life of a query: `latestOffset`,
+  `partitions`, `commit`. When the query ends, in any way, this process is killed a moment after
+  `stop`. So nothing depends on `stop`: messages are released because the process's connections
+  close (`holding`).
+- Executors get a copy of the reader, and `read` a partition for each attempt of a task.
+- Spark calls `latestOffset(start, …)` for a new batch when the batch that ended at `start` is in
+  its commit log, and again and again while nothing comes. It calls `commit(start)` only after the
+  next batch was found and logged, so the last messages of a queue that falls silent would stay
+  unacknowledged until more arrive. So `latestOffset(start)` *is* the commit of `start` and first
+  acknowledges it. `commit` does the same and finds it done.
+- After a crash Spark calls `partitions` for the logged, unfinished batch, then continues with
+  `latestOffset` behind it. A batch that was finished but not acknowledged is `start` of the first
+  `latestOffset`.
 
-So the offset of a batch is its claims (`claims`). A batch that runs again has the same messages, less those
-that have been delivered to somebody else since, and never new ones: a sink that has a batch of this number already
-passes over it, and what it passes over is then acknowledged.
+The offset of a batch is its claims (`claims`). A batch that runs again has the same messages, less
+those that have been delivered to another consumer since, and never new ones. A sink that has a
+batch of this number already skips it, and its messages are then acknowledged.
 
-What is held while a batch runs is at most `maxMessagesPerBatch`, and no batch begins before the one before it is
-acknowledged: a slow query has few messages in flight, and leaves the rest to others.
+At most `maxMessagesPerBatch` messages are in flight, and no batch begins before the previous one is
+acknowledged. So a slow query has few messages in flight and leaves the others to other consumers.
 """
 
 from __future__ import annotations
@@ -34,30 +36,31 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pipeline.common.connection import Link
+from pipeline.common.connection import LazyConnection
 from pipeline.common.ranges import even
 from pipeline.common.rows import FIRST_READ, next_size, record_batch, selection
-from pipeline.common.statements import NOW, Row, Statements, asking
+from pipeline.common.statements import NOW, Row, Statements, fetching
 from pipeline.common.table import Table
 from pipeline.source.claims import NOTHING, Claims, Offset
 from pipeline.source.holding import Holder
 from pipeline.source.options import SourceOptions
 
 IDLE_WAIT_S = 0.5
-"""How long a look at an empty queue waits for its first message: a long poll instead of a hundred looks a second.
-A query over several sources waits for each in turn."""
+"""How long `latestOffset` waits for the first message of an empty queue: a long poll instead of a
+hundred calls a second. A query over several sources waits for each in turn."""
 
 PIECE_MIN = 1_000
-"""Messages that make a task worth its while."""
+"""Messages for which a task is worth its cost."""
 
 PACE_S = 0.02
-"""How often a used up rate is looked at."""
+"""Between two checks of a rate that is used up."""
 
 _log = logging.getLogger(__name__)
 
 
 class Pace:
-    """A rate limit: each look may take what has accrued since the last one, or in one second if that is more."""
+    """A rate limit: each call may take what has accrued since the last one, or in one second if
+    that is more."""
 
     def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
@@ -66,7 +69,7 @@ class Pace:
         self._saved = rate or 0.0
 
     def allowance(self, most: int) -> int:
-        """How many messages may be taken now, and no more than `most`."""
+        """How many messages may be taken now, at most `most`."""
         if self._rate is None:
             return most
         now_s = self._clock()
@@ -75,7 +78,7 @@ class Pace:
         return min(most, int(self._saved))
 
     def spend(self, count: int) -> None:
-        """So many were taken."""
+        """Note that `count` messages were taken."""
         self._saved -= count
 
 
@@ -87,19 +90,19 @@ class Batches:
         self._options = options
         self._pace = Pace(options.rate)
         self._latest: Offset | None = None
-        """The last batch that this process has begun or seen finished."""
+        """The last batch that this process began or found finished."""
         self._acknowledged: Offset | None = None
         self._left: int | None = None
-        """With `availableNow`: how many messages the query is still to take."""
+        """With `availableNow`: how many messages the query may still take."""
 
     def take_what_is_there(self) -> None:
-        """Come to an end: take as many messages as are due now, however many come meanwhile."""
+        """Take as many messages as are due now, however many come meanwhile, and then end."""
         self._left = self._holder.count_ready()
 
     def next(self, start: Offset, limit: ReadLimit) -> Offset:
         """The batch after `start`, which is finished; `start` itself if there is nothing."""
         if self._latest is not None and start != self._latest:
-            return self._latest  # asked again before that batch has run
+            return self._latest  # called again before that batch has run
         self.finished(start)
         most = self._options.batch_max
         bounded = isinstance(limit, ReadMaxRows)
@@ -108,7 +111,7 @@ class Batches:
         if self._left is not None:
             most = min(most, self._left)
         count = self._pace.allowance(most)
-        while not count and self._left:  # The rate is used up, and an empty answer would be the end.
+        while not count and self._left:  # The rate is used up, and an empty batch would end the query.
             time.sleep(PACE_S)
             count = self._pace.allowance(most)
         claims = NOTHING
@@ -121,18 +124,18 @@ class Batches:
         return self._latest
 
     def finished(self, batch: Offset) -> None:
-        """Spark has committed it: acknowledge."""
+        """Acknowledge a batch that Spark has committed."""
         if batch == self._acknowledged:
             return
         claims = Claims.from_offset(batch)
         count = self._holder.acknowledge(claims)
         if count < len(claims):
-            # Of a batch that ran, all others were acknowledged already, deleted, or delivered to somebody else.
+            # All others were acknowledged already, deleted, or delivered to another consumer.
             _log.info("%d of %d messages of a finished batch were still to be acknowledged", count, len(claims))
         self._acknowledged = batch
 
     def pieces(self, batch: Offset) -> list[Claims]:
-        """What its tasks read."""
+        """The claims for each of a batch's tasks."""
         claims = Claims.from_offset(batch)
         if batch != self._latest:
             held = self._holder.take_again(claims)
@@ -141,12 +144,12 @@ class Batches:
         return claims.split(min(self._options.partitions, -(-len(claims) // PIECE_MIN)))
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release what is held."""
         self._holder.close()
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark calls. See the module."""
+    """What Spark calls for `readStream`."""
 
     def __init__(self, options: SourceOptions, table: Table, schema: StructType) -> None:
         self._options = options
@@ -156,7 +159,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batches: Batches | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Executors hold nothing but what they read."""
+        """Executors get no claims, and read those of their partition."""
         return {**self.__dict__, "_batches": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
@@ -164,11 +167,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return NOTHING.offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """As `maxMessagesPerBatch` says."""
+        """The option `maxMessagesPerBatch`."""
         return ReadMaxRows(self._options.batch_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Find out how much there is."""
+        """Count the messages that are due."""
         self._driver.take_what_is_there()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
@@ -180,27 +183,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [] if start == end else [InputPartition(piece) for piece in self._driver.pieces(end)]
 
     def commit(self, end: Offset) -> None:
-        """Acknowledge, where that has not been done."""
+        """Acknowledge a batch, unless that was done."""
         self._driver.finished(end)
 
     def stop(self) -> None:
-        """Give back what is held."""
+        """Release what is held."""
         if self._batches is not None:
             self._batches.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor: the messages of a task that are still of the claimed delivery."""
-        link = Link(self._options.endpoint)
+        """On an executor: the messages of a task, less those that have been delivered again
+        since."""
+        connection = LazyConnection(self._options.endpoint)
         size = FIRST_READ
         for epoch, ids in partition.value.by_epoch.items():
             at = 0
             while at < len(ids):
-                rows = link.run(asking(self._statements.read(self._what, epoch, ids[at : at + size])))
+                rows = connection.run(fetching(self._statements.read(self._what, epoch, ids[at : at + size])))
                 at += size
                 if rows:
                     yield record_batch(rows, self._schema)
                     size = next_size(size, rows)
-        link.close()
+        connection.close()
 
     @property
     def _driver(self) -> Batches:
@@ -212,11 +216,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class BatchReader(DataSourceReader):
-    """`spark.read`: a look at the messages, which claims nothing and changes nothing.
+    """What Spark calls for `read`: it returns messages, claims none and changes nothing.
 
-    It cannot take messages: a batch read has no moment at which Spark says that its result has been made safe,
-    and what is acknowledged before that is lost when the job fails. Taking what is there and stopping is
-    `spark.readStream` with `trigger(availableNow=True)`.
+    It cannot acknowledge messages, because Spark does not report when the result of a batch read is
+    safe. Messages that are acknowledged before that are lost if the job fails. To take what is
+    there and stop, use `spark.readStream` with `trigger(availableNow=True)`.
     """
 
     def __init__(self, options: SourceOptions, table: Table, schema: StructType) -> None:
@@ -226,12 +230,13 @@ class BatchReader(DataSourceReader):
         self._what = selection(table, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Even ranges of ids, where those are numbers; what is due is settled once, for all of them."""
-        link = Link(self._options.endpoint)
-        ((now_ns,),) = link.run(asking(f"SELECT {NOW}"))
-        ((least, greatest),) = link.run(asking(self._statements.ends()))
-        link.close()
-        condition = self._statements.looks_at(self._options.messages, int(now_ns))
+        """Even ranges of ids if they are integers. The time up to which messages are due is the
+        same for all."""
+        connection = LazyConnection(self._options.endpoint)
+        ((now_ns,),) = connection.run(fetching(f"SELECT {NOW}"))
+        ((least, greatest),) = connection.run(fetching(self._statements.ends()))
+        connection.close()
+        condition = self._statements.read_condition(self._options.messages, int(now_ns))
         if least is None or not self._statements.whole_ids:
             return [InputPartition((condition, None, None))]
         first, last = int(least), int(greatest)
@@ -239,15 +244,15 @@ class BatchReader(DataSourceReader):
         return [InputPartition((condition, *ends)) for ends in even(first - 1, last, pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor: page after page, so that a lost connection costs a page."""
+        """On an executor: page after page, so that a lost connection costs one page."""
         condition, after, until = partition.value
-        link = Link(self._options.endpoint)
+        connection = LazyConnection(self._options.endpoint)
         size = FIRST_READ
         rows: tuple[Row, ...] = ((),)
         while rows:
-            rows = link.run(asking(self._statements.page(self._what, condition, after, until, size)))
+            rows = connection.run(fetching(self._statements.page(self._what, condition, after, until, size)))
             if rows:
                 after = self._statements.id_of(rows[-1][-1])
                 yield record_batch([row[:-1] for row in rows], self._schema)
                 size = next_size(size, rows)
-        link.close()
+        connection.close()

@@ -1,15 +1,17 @@
-"""The driver's hold on the messages of a streaming query: claimed, kept while their batch runs, acknowledged.
+"""The messages of a streaming query in the driver: claimed, extended while their batch runs,
+acknowledged.
 
-Claims are made by STREAMs on connections of their own, several at a time, and these connections then stay open and
-silent: when this process dies, however it dies, the proxy sees them close and gives the messages back at once. That is
-why nothing else is said on them: a failed statement may cost its connection, and these must not be lost for an ACK.
-Whatever a STREAM had delivered when it failed is given up with its connection.
+STREAMs claim on connections of their own, several at a time. These connections then stay open and
+idle. When this process dies, in any way, the proxy sees them close and releases the messages at
+once. No other statement runs on them, because a statement that fails may cost its connection, and
+with it the messages. If a STREAM fails, what it had delivered is released with its connection.
 
-A batch may take longer than its messages' wait. A thread, on the connection for all else, asks for more time whenever
-half of what is left has passed, and so again and again, until the batch is acknowledged. As with the ACK, only what is
-still of the same delivery is touched.
+A batch may take longer than its messages' wait. A thread extends them on the control connection:
+first when half of what is left has passed, then every third of `hold_s`, until the batch is
+acknowledged. Like the ACK, EXTEND leaves messages alone that have been delivered again since.
 
-Threads are daemons, one a call: nothing of this may keep a process alive whose Spark is gone.
+Threads are daemons, one for each call, so that they keep no process alive after its Spark has
+ended.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import TypeVar
 
 import pymysql
 
-from pipeline.common.connection import Link
-from pipeline.common.statements import IDS_MAX, NOW, Id, Row, Statements, ask, do
+from pipeline.common.connection import LazyConnection
+from pipeline.common.statements import IDS_MAX, NOW, Id, Row, Statements, do, fetch
 from pipeline.endpoint import Endpoint, Patience
 from pipeline.source.claims import NOTHING, Claims
 
@@ -34,14 +36,14 @@ T = TypeVar("T")
 
 
 class Holder:
-    """What one query holds of a queue."""
+    """The messages that one query has in flight."""
 
     def __init__(self, endpoint: Endpoint, statements: Statements, connections: int, hold_s: int) -> None:
         self._endpoint = endpoint
         self._statements = statements
         self._hold_s = hold_s
-        self._claiming = [Link(endpoint) for _ in range(connections)]
-        self._control = Link(endpoint)
+        self._claiming = [LazyConnection(endpoint) for _ in range(connections)]
+        self._control = LazyConnection(endpoint)
         self._changed = threading.Condition()
         self._kept = NOTHING
         self._extend_at_s = 0.0
@@ -49,30 +51,39 @@ class Holder:
         self._closed = False
 
     def claim(self, count: int, wait_s: float) -> Claims:
-        """Up to so many messages, and, if none is due, the first ones that are within `wait_s`."""
+        """Claim up to `count` messages. If none is due, wait up to `wait_s` for the first ones."""
         share, more = divmod(count, len(self._claiming))
         counts = [share + (number < more) for number in range(len(self._claiming))]
         parts = _at_once(
-            [partial(self._stream, link, wanted) for link, wanted in zip(self._claiming, counts, strict=True) if wanted]
+            [
+                partial(self._stream, connection, wanted)
+                for connection, wanted in zip(self._claiming, counts, strict=True)
+                if wanted
+            ]
         )
         rows = [row for part in parts for row in part]
         if not rows and wait_s:
             rows = self._stream(self._claiming[0], count, wait_s)
         claims = Claims.of((key, epoch) for key, epoch, _ in rows)
         if rows:
-            ((now_ns,),) = self._control.run(partial(ask, f"SELECT {NOW}"))
+            ((now_ns,),) = self._control.run(partial(fetch, f"SELECT {NOW}"))
             left_s = (min(until_ns for _, _, until_ns in rows) - int(now_ns)) / 1e9
             self._keep(claims, left_s / 2)
         return claims
 
     def take_again(self, claims: Claims) -> int:
-        """Hold what an earlier process of the query had claimed, but for what has gone elsewhere; how many it got."""
+        """Hold messages that an earlier process of the query had claimed, unless they were
+        delivered again since.
+
+        Returns how many it holds.
+        """
         held = self._extend(claims)
         self._keep(claims, self._hold_s / 3)
         return held
 
     def acknowledge(self, claims: Claims) -> int:
-        """Acknowledge a finished batch; how many this did. Safe to repeat."""
+        """Acknowledge a finished batch. Returns how many messages this call acknowledged. Safe to
+        repeat."""
         self._keep(NOTHING, 0)
         return sum(
             self._control.run(partial(do, self._statements.acknowledge(*chunk))) for chunk in claims.chunks(IDS_MAX)
@@ -80,20 +91,20 @@ class Holder:
 
     def count_ready(self) -> int:
         """How many messages are due."""
-        # Of a billion it takes minutes, which is no reason to believe that the connection is dead.
-        ((count,),) = self._endpoint.run(partial(ask, self._statements.count_ready()))
+        # Counting a billion takes minutes, so this has a connection without a read timeout.
+        ((count,),) = self._endpoint.run(partial(fetch, self._statements.count_ready()))
         return int(count)
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release everything."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        for link in (*self._claiming, self._control):
-            link.close()
+        for connection in (*self._claiming, self._control):
+            connection.close()
 
-    def _stream(self, link: Link, count: int, wait_s: float = 0) -> list[tuple[Id, int, int]]:
-        rows: Sequence[Row] = link.run(partial(ask, self._statements.stream(count, wait_s)))
+    def _stream(self, connection: LazyConnection, count: int, wait_s: float = 0) -> list[tuple[Id, int, int]]:
+        rows: Sequence[Row] = connection.run(partial(fetch, self._statements.stream(count, wait_s)))
         return [(self._statements.id_of(key), int(epoch), int(until_ns)) for key, epoch, until_ns in rows]
 
     def _extend(self, claims: Claims, patience: Patience | None = None) -> int:
@@ -120,7 +131,7 @@ class Holder:
                     self._extend_at_s = time.monotonic() + every_s
 
     def _next_to_extend(self) -> Claims | None:
-        """Waits until a batch's messages need more time; None at the end."""
+        """Wait until a batch's messages have to be extended; None after `close`."""
         with self._changed:
             while not self._closed:
                 left_s = self._extend_at_s - time.monotonic()
@@ -131,7 +142,8 @@ class Holder:
 
 
 def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Call them all at the same time; their results, or the first error once all have ended."""
+    """Call all at the same time. Returns their results, or raises the first error when all have
+    ended."""
     if len(calls) == 1:
         return [calls[0]()]
     results: list[T] = []

@@ -1,7 +1,7 @@
-"""What `.option(…)` says to the source and the sink: read and checked at once, every mistake in one error.
+"""The options of the source and the sink, checked together: one error reports every mistake.
 
-Spark hands options over as text, with names in lower case. An unknown name is a mistake too, since a misspelt limit
-would otherwise be no limit; only what Spark's own calls add is passed over.
+Spark passes options as text, with names in lower case. An unknown name is an error too, because a
+misspelt limit would otherwise not apply. Only the options that Spark's own calls add are ignored.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ from pipeline.errors import PipelineError, ProblemsError
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 
 CONNECTIONS: Final = 4
-"""Streams that claim at the same time: a claim is a commit, and commits of several streams share one flush to disk."""
+"""STREAMs that claim at the same time: a claim is a commit, and commits of several share one flush
+to disk."""
 
 PARTITIONS: Final = 8
 """Tasks of a batch, each with a connection of its own while it reads."""
 
 BATCH_MAX: Final = 100_000
-"""Messages of a micro-batch: enough that Spark's work for each batch (a third of a second) is small beside it. Their
-claims go into the checkpoint, at worst (no two ids adjacent) some 300 kB a batch, of which Spark keeps a hundred."""
+"""Messages of a micro-batch: enough that Spark's work for each batch (a third of a second) matters
+little. Their claims go into the checkpoint, at most (no two ids adjacent) some 300 kB a batch, of
+which Spark keeps a hundred."""
 
 BATCH_LIMIT: Final = 1_000_000
-"""And no more, whatever is asked for: the driver has their ids in memory, and the proxy has them in flight."""
+"""The limit of that option: the driver has the ids in memory, and the proxy has the messages in
+flight."""
 
 HOLD_S: Final = 60
-"""How long a slow batch's messages are kept from others at a time, renewed at a third. When the driver vanishes in a
-way that its connections do not show, such as a machine that is switched off, they come back after so long."""
+"""By how much a slow batch's messages are extended, every third of it. If the driver vanishes
+without closing its connections, as when its machine is switched off, they are due again after so
+long."""
 
 CONNECTIONS_LIMIT: Final = 1_000
-"""More than that is a slip of the finger: servers rarely allow as many."""
+"""More is a typing error: servers rarely allow as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
 
 
 def schema_options(given: Mapping[str, str]) -> SourceOptions:
-    """For either, where Spark does not say which. Raises ProblemsError."""
+    """For either, where Spark does not tell which. Raises ProblemsError."""
     return _source(_Reader(given, (*_STREAM, "messages")))
 
 
@@ -121,13 +125,13 @@ def _place(reader: _Reader) -> tuple[Endpoint | None, str, str]:
         if table:
             database, name = split_name(table, "" if endpoint is None else endpoint.database)
     except PipelineError as error:
-        if endpoint is not None or not url:  # Else the URL's mistake may be all there is.
+        if endpoint is not None or not url:  # Otherwise the URL's mistake may be the only one.
             reader.complain("table", str(error))
     return endpoint, database, name
 
 
 class _Reader:
-    """Takes options out of the text, and gathers what is wrong."""
+    """Reads options from text, and gathers what is wrong."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -141,12 +145,12 @@ class _Reader:
         self._problems.append(f"{name}: {text}")
 
     def text(self, name: str) -> str | None:
-        """An option that may be left out; blank is the same as left out."""
+        """An optional text; None if it is missing or blank."""
         value = self._given.get(name.lower())
         return value if value is not None and value.strip() else None
 
     def required(self, name: str) -> str:
-        """An option that must be there."""
+        """A required text."""
         value = self.text(name)
         if value is None:
             self.complain(name, "is missing")

@@ -1,17 +1,20 @@
-"""Rows into a queue: `df.writeStream` and `df.write` to `format("ackstream")`, each batch wholly and once.
+"""Rows into a queue: `df.writeStream` and `df.write` to `format("ackstream")`, each batch wholly
+and once.
 
-A batch that Spark runs again may have its rows in other partitions, and a task may run more than once, so no task can
-write into the queue by itself. Tasks write into a staging table, each attempt under a random number of its own, and the
-driver publishes the attempts that Spark names as the successful ones: one transaction on the server, by INSERT …
-SELECT, which also raises the number of the query's last batch in `ackstream_sinks`. A batch that is there already is
-passed over. Streaming queries count their batches, and run again only the last, so a row for each query is enough;
-its name is Spark's own, which a checkpoint keeps.
+If Spark runs a batch again, its rows may be in other partitions, and a task may run more than once.
+So no task can write into the queue by itself. Tasks write into a staging table, each attempt under
+a random number. The driver publishes the attempts that Spark reports as successful, in one
+transaction on the server: INSERT … SELECT, and an UPDATE of the query's last batch in
+`ackstream_sinks`. A batch that is there already is skipped. Streaming queries number their batches
+and run only the last one again, so one row for each query is enough. It has Spark's id of the
+query, which a checkpoint keeps.
 
-Everything staged is of one batch, so the staging table is emptied at once after it is published, whatever dead attempts
-have left there. The rows become messages in the order of their partitions.
+All staged rows are of one batch. So the staging table is emptied after each publication, with the
+rows of failed attempts. The rows become messages in the order of their partitions.
 
-A batch `write` has its name from the writer, so that a lost answer to its COMMIT can be asked again; the name dies
-with the job. To write a batch of data once, however often the job is run, there is `ackstream-enqueue`.
+A batch `write` gets its name from the writer, so that a COMMIT whose answer was lost can be
+repeated. The name ends with the job. To write a batch of data once, however often the job is run,
+use `ackstream-enqueue`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, MapType, StructType
 
-from pipeline.common.connection import Link
+from pipeline.common.connection import LazyConnection
 from pipeline.common.statements import NOW, do
 from pipeline.common.table import Table, hashed_name
 from pipeline.endpoint import quoted, quoted_list
@@ -37,20 +40,21 @@ from pipeline.errors import JobError, ProblemsError
 from pipeline.source.options import Common
 
 INSERT_ROWS: Final = 1_000
-"""Rows of one INSERT at most: more gain nothing."""
+"""Of one INSERT at most. More are not faster."""
 
 INSERT_BYTES: Final = 1 << 20
-"""And text of about so many bytes: `max_allowed_packet` is 16 MB or more on all servers that we know."""
+"""Of one INSERT, about: `max_allowed_packet` is 16 MB or more by default."""
 
 EMPTYING_S: Final = 5
-"""How long emptying the staging table may wait for a dead attempt's transaction. Else the next batch does it."""
+"""How long emptying the staging table may wait for the transaction of a failed attempt. Later the
+next batch empties it."""
 
 SINK: Final = "ackstream_sink_"
 SINKS: Final = "ackstream_sinks"
 
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
-"""What Spark tells each task of a streaming query."""
+"""The local properties that Spark sets in each task of a streaming query."""
 
 _LEDGER: Final = """
 CREATE TABLE IF NOT EXISTS {} (
@@ -61,7 +65,7 @@ CREATE TABLE IF NOT EXISTS {} (
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What an attempt of a task has staged."""
+    """The rows that one attempt of a task has staged."""
 
     query: str
     batch: int
@@ -71,7 +75,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Sink:
-    """Where rows go: what a task and the driver both do, each with its copy of this."""
+    """The target of the rows. Tasks and the driver each have a copy."""
 
     where: Common
     table: Table
@@ -79,56 +83,58 @@ class Sink:
 
     @classmethod
     def of(cls, where: Common, table: Table, schema: StructType) -> Sink:
-        """Raises ProblemsError with all that does not fit."""
+        """A sink for rows of this schema. Raises ProblemsError with everything that does not
+        fit."""
         problems = list(_problems(table, schema))
         if problems:
             raise ProblemsError(f"these rows cannot be messages of {table.quoted}", problems)
         return cls(where, table, tuple(table.by_name[name.casefold()].name for name in schema.fieldNames()))
 
     def staging(self, query: str) -> str:
-        """The staging table of a query. Other columns are another table."""
+        """The staging table of a query. With other columns it is another table."""
         return quoted(self.table.database, staging_of(self.table.name, query, self.columns))
 
     @property
     def ledger(self) -> str:
-        """Each query's last batch."""
+        """The table with each query's last batch."""
         return quoted(self.table.database, SINKS)
 
     def stage(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
         """On an executor: write a partition."""
         attempt = int.from_bytes(os.urandom(7))
-        link = Link(self.where.endpoint, as_text=False)
+        connection = LazyConnection(self.where.endpoint, as_text=False)
         rows = 0
         insert = (
             f"INSERT INTO {self.staging(query)} (`#batch`, `#attempt`, `#row`, {quoted_list(self.columns)}) VALUES"
             f" ({', '.join(['%s'] * (3 + len(self.columns)))})"
-            # An INSERT whose answer was lost is repeated, and finds its own rows.
+            # An INSERT whose answer was lost is repeated and finds its own rows.
             " ON DUPLICATE KEY UPDATE `#row` = `#row`"
         )
         for some in _pieces(batches):
             numbered = [(batch, attempt, rows + number, *values) for number, values in enumerate(some)]
-            link.run(partial(self._insert, query, insert, numbered))
+            connection.run(partial(self._insert, query, insert, numbered))
             rows += len(numbered)
-        link.close()
+        connection.close()
         return Written(query, batch, attempt, rows)
 
     def publish(self, written: Sequence[Written], *, forget: bool = False) -> None:
-        """On the driver: make the attempts' rows messages, unless they are. `forget`: no batch will follow."""
+        """On the driver: make messages of the attempts' rows, unless that was done. `forget`: no
+        batch will follow."""
         filled = [attempt for attempt in written if attempt.rows]
         if not filled:
             return
         query = filled[0].query
-        link = Link(self.where.endpoint, as_text=False)
-        link.run(partial(self._publish, filled))
+        connection = LazyConnection(self.where.endpoint, as_text=False)
+        connection.run(partial(self._publish, filled))
         if forget:
-            link.run(lambda connection: do(f"DROP TABLE IF EXISTS {self.staging(query)}", connection))
-            link.run(lambda connection: self._forget(connection, query))
+            connection.run(partial(do, f"DROP TABLE IF EXISTS {self.staging(query)}"))
+            connection.run(partial(self._forget, query))
         else:
-            link.run(lambda connection: self._empty(connection, query))
-        link.close()
+            connection.run(partial(self._empty, query))
+        connection.close()
 
     def drop(self, query: str) -> None:
-        """Nothing of it will be published."""
+        """Drop the staging table of a query that failed."""
         self.where.endpoint.run(partial(do, f"DROP TABLE IF EXISTS {self.staging(query)}"))
 
     def _insert(self, query: str, insert: str, rows: list[tuple[Any, ...]], connection: Any) -> None:
@@ -172,7 +178,7 @@ class Sink:
 
     def _publish_attempt(self, cursor: Any, written: Written) -> None:
         values = {name: quoted(name) for name in self.columns}
-        # Due now, by the server's clock: before what comes later, behind what was there before.
+        # Due now, by the server's clock.
         values.setdefault(self.table.by_name["time_next"].name, NOW)
         count = cursor.execute(
             f"INSERT INTO {self.table.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
@@ -185,7 +191,7 @@ class Sink:
                 f" {self.staging(written.query)}; do two queries run from one checkpoint?"
             )
 
-    def _empty(self, connection: Any, query: str) -> None:
+    def _empty(self, query: str, connection: Any) -> None:
         do(f"SET SESSION lock_wait_timeout = {EMPTYING_S}", connection)
         try:
             do(f"TRUNCATE TABLE {self.staging(query)}", connection)
@@ -193,7 +199,7 @@ class Sink:
             if error.args[0] not in {ER.LOCK_WAIT_TIMEOUT, ER.NO_SUCH_TABLE}:
                 raise
 
-    def _forget(self, connection: Any, query: str) -> None:
+    def _forget(self, query: str, connection: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {self.ledger} WHERE queue = %s AND query = %s", [self.table.name, query])
 
@@ -218,7 +224,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._sink.publish([message for message in messages if isinstance(message, Written)])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """What is staged is in nobody's way, and goes with the next batch."""
+        """Nothing to do: what is staged is deleted with the next batch."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -237,12 +243,12 @@ class BatchWriter(DataSourceArrowWriter):
         self._sink.publish([message for message in messages if isinstance(message, Written)], forget=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing of it was published."""
+        """On the driver: drop what the tasks have staged."""
         self._sink.drop(self._job)
 
 
 def staging_of(queue: str, query: str, columns: Sequence[str]) -> str:
-    """Of a query's staging table, without its database."""
+    """The name of a query's staging table, without its database."""
     return hashed_name(SINK, queue, query, *columns)
 
 
@@ -267,7 +273,7 @@ def _problems(table: Table, schema: StructType) -> Iterator[str]:
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[list[tuple[Any, ...]]]:
-    """Rows in portions for one statement each."""
+    """The rows for each INSERT."""
     for batch in batches:
         size = max(1, min(INSERT_ROWS, INSERT_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, size):
@@ -276,7 +282,7 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[list[tuple[Any, ...]]
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Values as PyMySQL writes them: instants in UTC, as the session is."""
+    """Values for PyMySQL: times in UTC, the time zone of the session."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")) if column.type.tz else column
     return column.to_pylist()  # type: ignore[no-any-return]  # a list

@@ -22,10 +22,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from pipeline.archive import archive
-from pipeline.common.connection import Link
+from pipeline.common.connection import LazyConnection as Link
 from pipeline.common.progress import Progress
 from pipeline.common.ranges import condition, cut
-from pipeline.common.statements import NOW, Statements, asking
+from pipeline.common.statements import NOW, Statements
+from pipeline.common.statements import fetching as asking
 from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.errors import JobError, PipelineError, ProblemsError
