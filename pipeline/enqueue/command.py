@@ -74,9 +74,10 @@ def cli(
     streaming: messages go out as they come in; a rerun adds what is missing
     atomic:    all rows at once or none
 
-        After a failure, run the same command again. --list and --abandon are for a batch that will never be run again.
-        Exit status 3: the batch is in the queue except for rows that the server refused and that were set aside; 2: the
-        data or an option is wrong, and nothing was written; 1: it failed on the way.
+    After a failure, run the same command again. --list and --abandon are for a batch that will
+    never be run again. Exit status 3: the batch is in the queue except for rows that the server
+    refused and that were set aside; 2: the data or an option is wrong, and nothing was written; 1:
+    it failed on the way.
     """  # noqa: D301 (click's own mark)
     with ending(PROGRAM):
         if list_ or batch_to_abandon or query_to_abandon:
