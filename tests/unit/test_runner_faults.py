@@ -124,18 +124,18 @@ def test_faults_in_a_row_are_answered_by_longer_and_longer_pauses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = 4
-    scanned = Dispatcher.scan_done
+    scan_done = Dispatcher.scan_done
 
     def failing(self: Dispatcher, *arguments: Any) -> Effects:
         nonlocal faults
         if faults:
             faults -= 1
             raise RuntimeError("a fault that comes back with each scan")
-        return scanned(self, *arguments)
+        return scan_done(self, *arguments)
 
     async def play() -> None:
         async with running() as (engine, store):
-            monkeypatch.setattr(Dispatcher, "scanned", failing)
+            monkeypatch.setattr(Dispatcher, "scan_done", failing)
             client = Client()
             store.put(TABLE, Row(7, payload=b"7"))
             await streaming(engine, TABLE, client, holder=1)
