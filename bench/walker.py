@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from mysql_mimic.types import ColumnType
 
+from engine.packets import frame
 from proxy.wire.columns import ColumnDef, make_column
-from proxy.wire.framing import Command, CommandFramer, frame, frame_rows
+from proxy.wire.framing import Command, CommandFramer, frame_rows
 from proxy.wire.packets import AUTOCOMMIT, DEPRECATE_EOF, make_end, make_ok
 from proxy.wire.params import make_query
 from proxy.wire.walker import ResponseWalker

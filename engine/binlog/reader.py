@@ -42,13 +42,13 @@ from engine.binlog.replication_adapter import (
 )
 from engine.binlog.row_image import ColumnType, field_of
 from engine.model import TableId
+from engine.packets import text_values
 from engine.quoting import text_literal
 from engine.store.connection import ConnectionLimits, StoreConnection, connect
 from engine.store.information_schema import now_ns
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER, Connection, Cursor, IncompatibleVersionError, InterfaceError, MySQLError
 from engine.store.queries import statement
-from engine.store.text_rows import text_values
 
 SERVER_IDS = range(3_000_000_000, 4_294_967_295)
 """A reader needs a number that no replica of the server has; one is drawn for each attempt, from

@@ -16,12 +16,12 @@ import ipaddress
 import select
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from engine.packets import EOF, EOF_MAX, ERR, OK, PAYLOAD_MAX, error_fields, frame, lenenc_at, ok_head_at, prepare_ok_at
 from engine.quoting import text_literal
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import (
@@ -35,7 +35,6 @@ from engine.store.pymysql_adapter import (
     channel,
 )
 from engine.store.queries import statement
-from engine.store.text_rows import length_encoded
 
 READ_BYTES = 64 * 1024
 """A reply is read in pieces of this size: a thousand keys, or the rows of a small fetch, at
@@ -62,11 +61,6 @@ _WRITING = ("INSERT", "UPDATE", "DELETE")
 
 COM_RESET_CONNECTION = 0x1F
 """PyMySQL has no name for it."""
-
-_PACKET_MOST = 0xFFFFFF
-_OK, _ERR, _EOF = 0x00, 0xFF, 0xFE
-_EOF_SIZE_MOST = 8
-_MORE_RESULTS = 0x0008
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +228,10 @@ class StoreConnection:
     def result(self, keep: Callable[[bytes], None] | None = None) -> Result:
         """The next result, its rows handed to `keep` one by one, if there is one, and not held."""
         first = self._reply()
-        if first[0] == _OK:
-            affected, at = length_encoded(first, 1)
-            _, at = length_encoded(first, at)
-            _, warnings = struct.unpack_from("<HH", first, at)
-            return Result([], affected, warnings)
-        columns, _ = length_encoded(first, 0)
+        if first[0] == OK:
+            head = ok_head_at(first, 0, len(first))
+            return Result([], head.affected_rows, head.warnings)
+        columns, _ = lenenc_at(first, 0, len(first))
         self._skip(columns + 1)
         rows: list[bytes] = []
         self._read_rows(keep or rows.append)
@@ -247,11 +239,12 @@ class StoreConnection:
 
     def prepared(self) -> int:
         """The statement id in the reply to a COM_STMT_PREPARE."""
-        _, statement_id, columns, parameters = struct.unpack_from("<BIHH", self._reply())
-        for definitions in (parameters, columns):
+        reply = self._reply()
+        prepared = prepare_ok_at(reply, 0, len(reply))
+        for definitions in (prepared.param_count, prepared.column_count):
             if definitions:
                 self._skip(definitions + 1)
-        return int(statement_id)
+        return prepared.statement_id
 
     def stale(self) -> bool:
         """Whether something has arrived while nothing was owed: the server's farewell, or the end
@@ -278,17 +271,17 @@ class StoreConnection:
 
     def _reply(self) -> bytes:
         packet = self._packet()
-        if packet[0] == _ERR:
+        if packet[0] == ERR:
             raise _server_error(packet)
         return packet
 
     def _read_rows(self, keep: Callable[[bytes], None]) -> None:
         while True:
             packet = self._packet()
-            if packet[0] >= _EOF:
-                if packet[0] == _ERR:
+            if packet[0] >= EOF:
+                if packet[0] == ERR:
                     raise _server_error(packet)
-                if len(packet) <= _EOF_SIZE_MOST:
+                if len(packet) < EOF_MAX:
                     return
             keep(packet)
             del packet  # It may be large, and so may the next.
@@ -300,10 +293,10 @@ class StoreConnection:
     def _packet(self) -> bytes:
         """The next packet's payload, put together when it was too large for one."""
         payload = self._part()
-        if len(payload) < _PACKET_MOST:
+        if len(payload) < PAYLOAD_MAX:
             return payload
         parts = [payload]
-        while len(parts[-1]) == _PACKET_MOST:
+        while len(parts[-1]) == PAYLOAD_MAX:
             parts.append(self._part())
         return b"".join(parts)
 
@@ -368,13 +361,7 @@ def connect(address: BackendAddress, limits: ConnectionLimits, kind: type[_Kind]
 
 
 def _framed(command: int, payload: bytes) -> bytes:
-    framed = bytearray()
-    body = bytes([command]) + payload
-    for number, start in enumerate(range(0, len(body) + 1, _PACKET_MOST)):
-        part = body[start : start + _PACKET_MOST]
-        framed += struct.pack("<I", len(part) | (number & 0xFF) << 24)
-        framed += part
-    return bytes(framed)
+    return frame(bytes([command]) + payload, 0)
 
 
 def _tls(address: BackendAddress) -> ssl.SSLContext:
@@ -406,6 +393,5 @@ def _context_statement(context: SessionContext) -> str:
 
 
 def _server_error(packet: bytes) -> StoreError:
-    code = int.from_bytes(packet[1:3], "little")
-    text = packet[9:] if packet[3:4] == b"#" else packet[3:]
-    return StoreError(f"{text.decode('utf-8', 'replace')} ({code})", code=code, lasting=code in LASTING)
+    code, _, message = error_fields(packet)
+    return StoreError(f"{message} ({code})", code=code, lasting=code in LASTING)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.catalog.verdict import judge
 from engine.model import Key, MoveResult, QueueTable, TableId, Wanted
+from engine.packets import text_values
 from engine.quoting import qualified, quoted
 from engine.store.connection import MOVING, StoreConnection
 from engine.store.dead_letter_plan import Chain, columns_to_move, obstacles
@@ -20,7 +21,6 @@ from engine.store.port import StoreError, Timed
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import END_OF_TIME_NS, TableStatements, statement
 from engine.store.scan import entries_of, keys_of
-from engine.store.text_rows import text_values
 
 TOLD_MOST = 3
 """Messages named for each reason: one log line has to hold them."""

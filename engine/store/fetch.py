@@ -17,7 +17,7 @@ from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.pymysql_adapter import COMMAND
 from engine.store.queries import TableStatements, statement
-from engine.store.text_rows import split_binary_row, split_text_row
+from engine.store.row_packets import split_binary_row, split_text_row
 
 
 class Fetch:

@@ -14,12 +14,12 @@ from itertools import groupby
 from engine.catalog.directives import is_marked
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
+from engine.packets import text_values
 from engine.quoting import text_literal
 from engine.store.connection import Result, StoreConnection
 from engine.store.partition_plan import Partition, is_by_time
 from engine.store.port import Listing, Timed
 from engine.store.queries import statement
-from engine.store.text_rows import text_values
 
 Row = tuple[str, ...]
 

@@ -38,6 +38,7 @@ from engine.model import (
     TableId,
     Wanted,
 )
+from engine.packets import text_values
 from engine.store.connection import OWN_CONTEXT, BackendAddress, ConnectionLimits, SessionContext, StoreConnection
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
@@ -51,7 +52,6 @@ from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.store.reach import Reach
 from engine.store.recent import Recent
 from engine.store.scan import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
-from engine.store.text_rows import text_values
 
 T = TypeVar("T")
 

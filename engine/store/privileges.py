@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, Grants
 from engine.model import BrokenTable, QueueTable, TableId
+from engine.packets import text_values
 from engine.quoting import qualified, quoted
 from engine.store.connection import DENIED, StoreConnection
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import statement
-from engine.store.text_rows import text_values
 
 
 def read_grants(connection: StoreConnection) -> Grants:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.model import Entry, Key, QueueTable, Range, ScanResult, Selection
+from engine.packets import text_values
 from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.queries import TableStatements, statement
 from engine.store.scan_result import ScanAssembly
-from engine.store.text_rows import text_values
 
 
 def context_of(selection: Selection) -> SessionContext:

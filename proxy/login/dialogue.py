@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
-from proxy.wire.fields import WireError
+from engine.packets import WireError
 from proxy.wire.handshake import parse_plugin_request
 from proxy.wire.packets import ServerError
 

@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.packets import ERR, HEADER, OK, WireError, frame
 from proxy.login.dialogue import AuthDialogue, LoggedEffect, LoginRefused, RsaKey, ToClient, ToServer
-from proxy.wire.fields import BadHandshake, PacketTooLarge, WireError
-from proxy.wire.framing import HEADER, Packet, frame
+from proxy.wire.fields import BadHandshake, PacketTooLarge
+from proxy.wire.framing import Packet
 from proxy.wire.handshake import (
     PASSABLE,
     SSL,
@@ -36,7 +37,7 @@ from proxy.wire.handshake import (
     ssl_request,
     with_auth_response,
 )
-from proxy.wire.packets import ERR, OK, UNREACHABLE, ServerError, make_err, parse_ok
+from proxy.wire.packets import UNREACHABLE, ServerError, make_err, parse_ok
 
 LOGIN_PACKET_MAX = 64 * 1024
 """No honest login packet comes near it; before a login succeeds a client may hold no more of our

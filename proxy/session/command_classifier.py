@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from engine.model import TableId
+from engine.packets import HEADER, WireError
 from proxy.session.commit_notices import (
     Killed,
     PendingCommand,
@@ -27,8 +28,8 @@ from proxy.session.commit_notices import (
     Touched,
 )
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
-from proxy.wire.fields import Reader, WireError
-from proxy.wire.framing import HEADER, Command
+from proxy.wire.fields import Reader
+from proxy.wire.framing import Command
 from proxy.wire.mimic_adapter import Capabilities, ColumnType, Commands
 from proxy.wire.params import ParamType, execute_id, parse_execute, query_text
 from proxy.wire.walker import Outcome

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from engine.catalog.directives import is_marked
 from engine.model import RowFormat
+from engine.packets import WireError, text_values
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from proxy.session.charsets import codec_of
-from proxy.wire.fields import NULL_MARK, Reader, WireError
+from proxy.wire.fields import Reader
 from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err
 from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
@@ -124,7 +125,7 @@ async def definition_seen(session: ClientSession, table: TableName) -> bytes | N
     if answer.outcome.error_code in NOT_SHOWN:
         return None  # With rights on single columns only: on a temporary table one has all rights.
     not_refused(answer)
-    text = (_text_row(answer.packets[-2].payload)[1] or b"").replace(b"\0", b"")
+    text = (text_values(answer.packets[-2].payload)[1] or b"").replace(b"\0", b"")
     if text.startswith(b"CREATE TEMPORARY"):
         refusal = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
         raise ServerError(1105, "HY000", refusal)
@@ -211,7 +212,7 @@ async def read_context(session: ClientSession) -> Context:
     """The session's settings as they are now."""
     answer = await checked_query(session, CONTEXT)
     row = answer.packets[-2].payload
-    db, client, results, time_zone, sql_mode, like_escapes, server = (_text(each) for each in _text_row(row))
+    db, client, results, time_zone, sql_mode, like_escapes, server = (_text(each) for each in text_values(row))
     context = Context(
         None if db is None else bytes.fromhex(db).decode(),
         codec_of(client or "utf8mb4"),
@@ -231,7 +232,7 @@ def raw_rows(session: ClientSession, answer: Answer) -> list[list[bytes | None]]
     """The rows of an answer, the values as the server sent them."""
     count = Reader(answer.packets[0].payload).lenenc()
     first = 1 + count + (0 if session.capabilities & DEPRECATE_EOF else 1)
-    return [_text_row(packet.payload) for packet in answer.packets[first:-1]]
+    return [text_values(packet.payload) for packet in answer.packets[first:-1]]
 
 
 def text_rows(session: ClientSession, answer: Answer) -> list[list[str | None]]:
@@ -252,19 +253,6 @@ async def rows_of(session: ClientSession, text: str) -> list[list[str | None]]:
 def from_hex(value: str | None) -> str:
     """The text that a column's HEX(CONVERT(… USING utf8mb4)) stands for."""
     return bytes.fromhex(value or "").decode()
-
-
-def _text_row(row: bytes) -> list[bytes | None]:
-    """The values of a row in the text protocol."""
-    reader = Reader(row)
-    values: list[bytes | None] = []
-    while reader.left:
-        if reader.data[reader.at] == NULL_MARK:
-            reader.take(1)
-            values.append(None)
-        else:
-            values.append(reader.lenenc_bytes())
-    return values
 
 
 def _text(value: bytes | None) -> str | None:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from engine.packets import HEADER, WireError, frame
 from engine.store.port import Origin
 from proxy.login.dialogue import LoginRefused, ToClient, ToServer
 from proxy.login.relay import ChangeUserRelay, LoggedIn, LoginRelay, SecureClient, SecureServer, Step
@@ -38,8 +39,8 @@ from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
 from proxy.transport.tls import TlsLayer
 from proxy.wire.commands import COM_CHANGE_USER, SILENT
-from proxy.wire.fields import PacketTooLarge, WireError
-from proxy.wire.framing import HEADER, Command, CommandFramer, Dropped, Event, frame
+from proxy.wire.fields import PacketTooLarge
+from proxy.wire.framing import Command, CommandFramer, Dropped, Event
 from proxy.wire.mimic_adapter import ServerStatus
 from proxy.wire.packets import UNREACHABLE, ServerError, make_err
 from proxy.wire.params import make_query

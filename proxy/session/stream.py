@@ -14,8 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from engine.dispatch.effects import Cause
+from engine.packets import frame
 from engine.service import Standing, StreamHandle
-from proxy.wire.framing import frame, frame_rows
+from proxy.wire.framing import frame_rows
 from proxy.wire.packets import ServerError, make_end, make_err
 
 INTERRUPTED = ServerError(1317, "70100", "Query execution was interrupted")

@@ -24,6 +24,7 @@ from engine.catalog.directives import (
     text_problem,
 )
 from engine.model import QueueTable, TableId
+from engine.packets import frame
 from engine.service import Engine
 from proxy.session.commit_notices import PreparedQueueStatement, Preparing
 from proxy.session.internal_queries import (
@@ -49,7 +50,6 @@ from proxy.statements.tables import (
     table_id,
 )
 from proxy.wire.commands import COM_STMT_PREPARE
-from proxy.wire.framing import frame
 from proxy.wire.packets import ServerError
 from proxy.wire.params import parse_execute, python_value, query_text
 from sqlrewrite.names import TableName

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.packets import frame, prepare_ok_at
 from engine.quoting import quoted, text_literal
 from proxy.session.internal_queries import end_own_transaction, not_refused
 from proxy.wire.commands import COM_STMT_PREPARE
-from proxy.wire.framing import frame
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import make_end, prepare_ok_at
+from proxy.wire.packets import make_end
 
 if TYPE_CHECKING:
     from proxy.session.answers import Answer

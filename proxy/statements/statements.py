@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.model import ANYTHING, NS_PER_S, QueueTable, RowFormat, Selection, TableId
+from engine.packets import WireError, frame
 from engine.quoting import quoted
 from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
@@ -44,8 +45,6 @@ from proxy.statements.administration import Administration
 from proxy.statements.long_statements import Reading, in_steps
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
-from proxy.wire.fields import WireError
-from proxy.wire.framing import frame
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, make_query, parse_execute, python_value, query_text, rearranged

@@ -18,13 +18,13 @@ import struct
 from contextlib import suppress
 from typing import Final
 
+from engine.packets import ERR, WireError
 from engine.store.connection import BackendAddress, ConnectionLimits, connect
 from engine.store.pymysql_adapter import Connection, MySQLError
 from proxy.settings import BadSetting
 from proxy.transport.addresses import is_loopback, shown
-from proxy.wire.fields import WireError
 from proxy.wire.framing import Packets
-from proxy.wire.packets import ERR, parse_err
+from proxy.wire.packets import parse_err
 
 _SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _LOCAL, _PROXY = 0x20, 0x21

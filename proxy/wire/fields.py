@@ -10,24 +10,9 @@ Writing needs no checks; mysql-mimic's makers do it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
+from engine.packets import WireError, lenenc_at
 from proxy.wire.mimic_adapter import ErrorCode
-
-NULL_MARK: Final = 0xFB
-"""First byte of a NULL where a length-encoded string would stand (text rows)."""
-
-_WIDTHS: Final = {0xFC: 2, 0xFD: 3, 0xFE: 8}
-
-
-class WireError(Exception):
-    """A peer sent something that is not the protocol. The connection cannot be trusted further.
-
-    `code` and `sqlstate` are what an ERR packet about it should carry.
-    """
-
-    code: int = int(ErrorCode.MALFORMED_PACKET)
-    sqlstate: str = "HY000"
 
 
 class BadHandshake(WireError):
@@ -42,22 +27,6 @@ class PacketTooLarge(WireError):
 
     code = 1153
     sqlstate = "08S01"
-
-
-def lenenc_at(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The length-encoded integer at `at`, and where it ends; nothing is read from `end` on."""
-    if at >= end:
-        raise WireError(f"a field was expected at byte {at}, where the packet ends")
-    first = data[at]
-    if first < NULL_MARK:
-        return first, at + 1
-    width = _WIDTHS.get(first)
-    if width is None:
-        raise WireError(f"byte 0x{first:02X} does not begin a length-encoded integer")
-    stop = at + 1 + width
-    if stop > end:
-        raise WireError(f"a length-encoded integer is cut off at byte {end}")
-    return int.from_bytes(data[at + 1 : stop], "little"), stop
 
 
 class Reader:

@@ -8,7 +8,7 @@ bytes or more goes on in the next packet, up to one that is shorter. Three thing
 * `CommandFramer` is for the hot path from client to server. It finds where commands begin and shows
   their first bytes, and everything else it hands back unread, to be forwarded as it came. The usual
   case, one chunk that is exactly one packet, is settled by three comparisons and copies nothing.
-* `frame` and `frame_rows` write.
+* `engine.packets.frame` and `frame_rows` write.
 
 Sequence numbers tell commands from other client packets: each command restarts at 0, answers within
 a login dialogue do not. Only the data of LOAD DATA LOCAL wraps around, and there the session says
@@ -18,16 +18,13 @@ so (`enter_infile`) because the server asked for it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from engine.packets import HEADER, PAYLOAD_MAX, large_frame
 from proxy.wire.commands import COM_CLONE, COM_SLEEP
 from proxy.wire.fields import PacketTooLarge
 
-PAYLOAD_MAX: Final = 0xFFFFFF
-"""Length of a packet that is continued by the next one."""
-
-HEADER: Final = 4
 HEAD_MAX: Final = 4096
 """The head by which a command is judged. A verb behind longer comments is not seen."""
 
@@ -97,36 +94,18 @@ def _check_size(size: int, limit: int) -> None:
         raise PacketTooLarge(f"a packet of {size} bytes exceeds the limit of {limit} bytes")
 
 
-def frame(payload: bytes, seq: int) -> bytes:
-    """`payload` in as many packets as it needs, numbered from `seq`."""
-    length = len(payload)
-    if length < PAYLOAD_MAX:
-        return _pack_word(length | (seq & 0xFF) << 24) + payload
-    return b"".join(_large(payload, seq))
-
-
 def frame_rows(rows: Iterable[bytes], seq: int) -> tuple[bytes, int]:
     """Many payloads as packets in one buffer, and the sequence number that comes next."""
     parts: list[bytes | memoryview] = []
     for row in rows:
         length = len(row)
         if length >= PAYLOAD_MAX:
-            parts += _large(row, seq)
+            parts += large_frame(row, seq)
             seq += length // PAYLOAD_MAX + 1
             continue
         parts += (_pack_word(length | (seq & 0xFF) << 24), row)
         seq += 1
     return b"".join(parts), seq & 0xFF
-
-
-def _large(payload: bytes, seq: int) -> Iterator[bytes | memoryview]:
-    """The packets of a payload that needs more than one, in pieces that are no copies of it."""
-    whole = memoryview(payload)
-    for start in range(0, len(whole) + 1, PAYLOAD_MAX):
-        part = whole[start : start + PAYLOAD_MAX]
-        yield _pack_word(len(part) | (seq & 0xFF) << 24)
-        yield part
-        seq += 1
 
 
 def join_payload(data: bytes) -> bytes:

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.wire.fields import BadHandshake, Reader, WireError, lenenc_pairs
+from engine.packets import WireError
+from proxy.wire.fields import BadHandshake, Reader, lenenc_pairs
 from proxy.wire.mimic_adapter import Capabilities, str_len
 
 LONG_PASSWORD: Final = int(Capabilities.CLIENT_LONG_PASSWORD)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from proxy.wire.fields import Reader, WireError, lenenc_at
+from engine.packets import EOF, EOF_MAX, ERR, OK, OkHead, PrepareOk, WireError, error_fields, ok_head_at
+from proxy.wire.fields import Reader
 from proxy.wire.mimic_adapter import Capabilities, ServerStatus, str_len, uint_len
 
-OK: Final = 0x00
 LOCAL_INFILE: Final = 0xFB
-EOF: Final = 0xFE
-ERR: Final = 0xFF
 
 DEPRECATE_EOF: Final = int(Capabilities.CLIENT_DEPRECATE_EOF)
 IN_TRANS: Final = int(ServerStatus.SERVER_STATUS_IN_TRANS)
@@ -27,8 +25,6 @@ CURSOR_EXISTS: Final = int(ServerStatus.SERVER_STATUS_CURSOR_EXISTS)
 PS_OUT_PARAMS: Final = int(ServerStatus.SERVER_PS_OUT_PARAMS)
 STATE_CHANGED: Final = int(ServerStatus.SERVER_SESSION_STATE_CHANGED)
 
-EOF_MAX: Final = 9
-"""A packet beginning with 0xFE is an EOF only if it is shorter than this; else it is a row."""
 
 OK_HEAD_MAX: Final = 1 + 9 + 9 + 2 + 2
 """The fields of an OK packet before its texts are never longer than this."""
@@ -37,17 +33,6 @@ UNREACHABLE: Final = 1105
 """The number under which a client is told that its server cannot be reached. The clients have numbers of their own for
 that (2003, 2013, 2026), but show them only for what they found themselves: MariaDB's take an ERR packet with one of
 2000 to 2999 for a malformed packet (2027), and its text is lost."""
-
-_SQLSTATE_LEN: Final = 5
-
-
-class OkHead(NamedTuple):
-    """The numbers of an OK packet. `status` is the bit set of `ServerStatus`."""
-
-    affected_rows: int
-    insert_id: int
-    status: int
-    warnings: int
 
 
 class Ok(NamedTuple):
@@ -63,14 +48,6 @@ class Eof(NamedTuple):
 
     status: int
     warnings: int
-
-
-class PrepareOk(NamedTuple):
-    """The first packet of the answer to COM_STMT_PREPARE."""
-
-    statement_id: int
-    column_count: int
-    param_count: int
 
 
 class ServerError(Exception):
@@ -93,38 +70,11 @@ class ServerError(Exception):
         return ServerError(self.code, self.sqlstate, self.message)
 
 
-def ok_head_at(data: bytes, at: int, end: int) -> OkHead:
-    """The numbers of the OK packet whose first byte stands at `at`; it ends before `end`."""
-    affected_rows, at = lenenc_at(data, at + 1, end)
-    insert_id, at = lenenc_at(data, at, end)
-    if at + 2 > end:
-        raise WireError("an OK packet ends before its status")
-    warnings = data[at + 2] | data[at + 3] << 8 if at + 4 <= end else 0
-    return OkHead(affected_rows, insert_id, data[at] | data[at + 1] << 8, warnings)
-
-
 def eof_status_at(data: bytes, at: int, end: int) -> int:
     """The status flags of the EOF packet whose first byte stands at `at`."""
     if end - at < 5:
         raise WireError("an EOF packet ends before its status")
     return data[at + 3] | data[at + 4] << 8
-
-
-def err_code_at(data: bytes, at: int, end: int) -> int:
-    """The error number of the ERR packet whose first byte stands at `at`."""
-    if end - at < 3:
-        raise WireError("an ERR packet ends before its number")
-    return data[at + 1] | data[at + 2] << 8
-
-
-def prepare_ok_at(data: bytes, at: int, end: int) -> PrepareOk:
-    """The numbers of the PREPARE answer whose first byte stands at `at`."""
-    if end - at < 9:
-        raise WireError("the answer to PREPARE ends before its counts")
-    return PrepareOk(*_PREPARE_COUNTS.unpack_from(data, at + 1))
-
-
-_PREPARE_COUNTS: Final = struct.Struct("<IHH")
 
 
 def parse_ok(payload: bytes) -> Ok:
@@ -147,13 +97,7 @@ def parse_eof(payload: bytes) -> Eof:
 
 def parse_err(payload: bytes) -> ServerError:
     """An ERR packet, with or without an SQLSTATE (before the handshake there is none)."""
-    code = err_code_at(payload, 0, len(payload))
-    text = payload[3:]
-    sqlstate = "HY000"
-    if text[:1] == b"#" and len(text) > _SQLSTATE_LEN:
-        sqlstate = text[1 : 1 + _SQLSTATE_LEN].decode("ascii", "replace")
-        text = text[1 + _SQLSTATE_LEN :]
-    return ServerError(code, sqlstate, text.decode("utf-8", "replace"))
+    return ServerError(*error_fields(payload))
 
 
 def is_end_of_rows(payload: bytes, capabilities: int) -> bool:

@@ -17,7 +17,8 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
-from proxy.wire.fields import Reader, WireError
+from engine.packets import WireError
+from proxy.wire.fields import Reader
 from proxy.wire.mimic_adapter import ColumnType, ComStmtExecuteFlags
 
 UNSIGNED: Final = 0x80

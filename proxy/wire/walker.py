@@ -23,6 +23,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
+from engine.packets import (
+    EOF,
+    EOF_MAX,
+    ERR,
+    HEADER,
+    OK,
+    PAYLOAD_MAX,
+    OkHead,
+    PrepareOk,
+    WireError,
+    err_code_at,
+    lenenc_at,
+    ok_head_at,
+    prepare_ok_at,
+)
 from proxy.wire.commands import (
     COM_CHANGE_USER,
     COM_CLONE,
@@ -32,28 +47,17 @@ from proxy.wire.commands import (
     MULTI_RESULT,
     SILENT,
 )
-from proxy.wire.fields import WireError, lenenc_at
-from proxy.wire.framing import HEADER, PAYLOAD_MAX
 from proxy.wire.handshake import MARIADB_CACHE_METADATA
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import (
     CURSOR_EXISTS,
     DEPRECATE_EOF,
-    EOF,
-    EOF_MAX,
-    ERR,
     IN_TRANS,
     LOCAL_INFILE,
     MORE_RESULTS,
-    OK,
     OK_HEAD_MAX,
     PS_OUT_PARAMS,
-    OkHead,
-    PrepareOk,
     eof_status_at,
-    err_code_at,
-    ok_head_at,
-    prepare_ok_at,
 )
 
 PendingT = TypeVar("PendingT")

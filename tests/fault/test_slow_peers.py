@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.wire.framing import frame
+from engine.packets import frame
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.raw import RawClient

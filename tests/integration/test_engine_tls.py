@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from engine.packets import text_values
 from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
 from engine.store.port import StoreError
-from engine.store.text_rows import text_values
 from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.waiting import eventually

@@ -14,8 +14,9 @@ from typing import Final
 import pytest
 from mysql_mimic.types import Capabilities, Commands, str_len
 
+from engine.packets import PAYLOAD_MAX, frame
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE
-from proxy.wire.framing import PAYLOAD_MAX, Packet, frame
+from proxy.wire.framing import Packet
 from proxy.wire.handshake import PASSABLE, SSL, ZSTD
 from proxy.wire.packets import parse_err, parse_ok
 from tests.support.conversations import SCRIPTS, Script

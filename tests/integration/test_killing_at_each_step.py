@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from mysql_mimic.types import Commands
 
+from engine.packets import OK
 from proxy.embedded.server import EmbeddedServer
 from proxy.wire.framing import Packet
-from proxy.wire.packets import OK, parse_err
+from proxy.wire.packets import parse_err
 from tests.support.gate import Gate
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pymysql
 import pytest
 
-from proxy.wire.framing import frame
+from engine.packets import frame
 from proxy.wire.packets import parse_err
 from sqlrewrite.ack import KEYS_MAX
 from tests.support.proxies import running_proxy

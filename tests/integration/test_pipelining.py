@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.wire.framing import frame
+from engine.packets import frame
 from tests.support import insides
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run

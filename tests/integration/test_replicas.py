@@ -9,7 +9,8 @@ from mysql_mimic.types import Commands
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import WriteRowsEvent
 
-from proxy.wire.packets import EOF, parse_err
+from engine.packets import EOF
+from proxy.wire.packets import parse_err
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.raw import BASE, RawClient
 from tests.support.servers import connect

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from engine.model import NS_PER_S, Delivery, Position, QueueTable, Range, Return, RowFormat, Selection, Wanted
+from engine.packets import text_values
 from engine.quoting import qualified
 from engine.store.connection import (
     OWN_CONTEXT,
@@ -32,7 +33,6 @@ from engine.store.connection import (
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
 from engine.store.queries import partition_clause, statement, templates
-from engine.store.text_rows import text_values
 from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import ServerPool, server_or_skip
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject, partitioned_queue

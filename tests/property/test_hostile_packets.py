@@ -14,12 +14,12 @@ from typing import Any, cast
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.packets import frame
 from proxy.server.listener import Proxy
 from proxy.session.ports import ClientSession
 from proxy.session.session import Session
 from proxy.settings import Settings
 from proxy.transport.tls import Tls
-from proxy.wire.framing import frame
 from proxy.wire.packets import IN_TRANS
 from sqlrewrite.classify import Verb
 from tests.support import wire

@@ -18,12 +18,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from mysql_mimic.types import Commands
 
+from engine import packets as engine_packets
+from engine.packets import EOF, WireError, frame
 from proxy.wire import framing, handshake, packets, params
 from proxy.wire import walker as walker_module
 from proxy.wire.columns import parse_column
 from proxy.wire.commands import COM_SLEEP
-from proxy.wire.fields import WireError
-from proxy.wire.framing import Command, CommandFramer, Dropped, Packets, frame, frame_rows
+from proxy.wire.framing import Command, CommandFramer, Dropped, Packets, frame_rows
 from proxy.wire.packets import AUTOCOMMIT, DEPRECATE_EOF, IN_TRANS, MORE_RESULTS, make_err, make_ok
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 from tests.support import wire
@@ -36,7 +37,7 @@ statuses = st.sampled_from([AUTOCOMMIT, IN_TRANS, 0])
 # Where a long row or name is continued, the next packet begins like an error and must not be one.
 rows = st.lists(
     st.one_of(
-        st.binary(min_size=1, max_size=20).filter(lambda row: row[0] < packets.EOF),
+        st.binary(min_size=1, max_size=20).filter(lambda row: row[0] < EOF),
         st.integers(0, 200).map(lambda size: b"\x01" + b"\xff" * size),
     ),
     max_size=8,
@@ -54,6 +55,7 @@ def row_at(chunk: bytes, at: int) -> tuple[int, int, int]:
 def small_packets() -> Iterator[None]:
     """Payloads are continued after `CONTINUED_AT` bytes, and heads are short."""
     with (
+        mock.patch.object(engine_packets, "PAYLOAD_MAX", CONTINUED_AT),
         mock.patch.object(framing, "PAYLOAD_MAX", CONTINUED_AT),
         mock.patch.object(framing, "HEAD_MAX", HEAD),
         mock.patch.object(walker_module, "PAYLOAD_MAX", CONTINUED_AT),

@@ -12,9 +12,8 @@ from itertools import pairwise
 
 from mysql_mimic.types import Commands
 
-from engine.store.text_rows import text_values
+from engine.packets import ERR, text_values
 from proxy.wire.framing import Packet
-from proxy.wire.packets import ERR
 from tests.support.raw import DEPRECATE_EOF, RawClient
 
 CURSOR = 1

@@ -25,8 +25,8 @@ from pathlib import Path
 import uvloop
 from mysql_mimic.types import Capabilities
 
+from engine.packets import frame
 from proxy.embedded.server import EmbeddedServer
-from proxy.wire.framing import frame
 from proxy.wire.handshake import parse_greeting
 from tests.support.conversations import SCRIPTS
 from tests.support.proxies import RunningProxy, running_proxy

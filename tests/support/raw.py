@@ -14,10 +14,11 @@ from typing import Protocol, Self
 
 from mysql_mimic.types import Capabilities, Commands
 
+from engine.packets import ERR, OK, frame
 from proxy.wire import handshake
-from proxy.wire.framing import Packet, Packets, frame
+from proxy.wire.framing import Packet, Packets
 from proxy.wire.handshake import Greeting
-from proxy.wire.packets import ERR, OK, parse_err, parse_ok
+from proxy.wire.packets import parse_err, parse_ok
 from proxy.wire.params import make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
 

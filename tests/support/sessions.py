@@ -8,13 +8,14 @@ from typing import Any, cast
 
 from mysql_mimic.types import Capabilities
 
+from engine.packets import frame
 from engine.store.port import Origin
 from proxy.login.relay import TlsPolicy
 from proxy.server.listener import Proxy
 from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
 from proxy.settings import Settings
-from proxy.wire.framing import Packet, Packets, frame
+from proxy.wire.framing import Packet, Packets
 from proxy.wire.handshake import PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION
 from proxy.wire.packets import make_ok
 from sqlrewrite.classify import Verb

@@ -10,18 +10,10 @@ from itertools import pairwise
 
 from mysql_mimic.types import ColumnType
 
+from engine.packets import PrepareOk, frame
 from proxy.wire.columns import ColumnDef, make_column
-from proxy.wire.framing import frame, frame_rows
-from proxy.wire.packets import (
-    AUTOCOMMIT,
-    DEPRECATE_EOF,
-    PrepareOk,
-    make_end,
-    make_eof,
-    make_err,
-    make_ok,
-    make_prepare_ok,
-)
+from proxy.wire.framing import frame_rows
+from proxy.wire.packets import AUTOCOMMIT, DEPRECATE_EOF, make_end, make_eof, make_err, make_ok, make_prepare_ok
 
 QUERY = 0x03
 PREPARE = 0x16

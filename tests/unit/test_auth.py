@@ -8,6 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from engine.packets import WireError
 from proxy.login.dialogue import (
     CACHING_SHA2,
     SHA256,
@@ -18,7 +19,6 @@ from proxy.login.dialogue import (
     ToServer,
     encrypt_password,
 )
-from proxy.wire.fields import WireError
 
 SCRAMBLE = b"an\x14\x0b-&8ne\x06N\x1fHe\x05\x14!QR\x19"
 OTHER_SCRAMBLE = bytes(range(1, 21))

@@ -8,6 +8,7 @@ import pytest
 from mysql_mimic.types import Capabilities, Commands
 
 from engine.model import TableId
+from engine.packets import PrepareOk, frame
 from proxy.session.command_classifier import LAST_PREPARED, NOT_FAST, CommandClassifier
 from proxy.session.commit_notices import (
     Killed,
@@ -19,8 +20,7 @@ from proxy.session.commit_notices import (
     Settled,
     Touched,
 )
-from proxy.wire.framing import Command, frame
-from proxy.wire.packets import PrepareOk
+from proxy.wire.framing import Command
 from proxy.wire.params import make_query
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, parse_settle

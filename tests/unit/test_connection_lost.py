@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import pytest
 
 from engine.model import Delivery, RowFormat
+from engine.packets import PrepareOk
 from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection
 from engine.store.fetch import Fetch
 from engine.store.pool import Pool
 from engine.store.port import StoreError
-from proxy.wire.packets import PrepareOk, make_err, make_prepare_ok
+from proxy.wire.packets import make_err, make_prepare_ok
 from tests.support.play import queue_table
 from tests.support.scripted import GONE, OK, Say, Script, ScriptedServer, ordinary, rows, scripted_server
 

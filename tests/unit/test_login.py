@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mysql_mimic.types import Capabilities
 
+from engine.packets import WireError, frame
 from proxy.login.dialogue import LoginRefused, RsaKey, ToClient, ToServer, encrypt_password
 from proxy.login.relay import (
     LOGIN_PACKET_MAX,
@@ -22,8 +23,7 @@ from proxy.login.relay import (
     Step,
     TlsPolicy,
 )
-from proxy.wire.fields import BadHandshake, PacketTooLarge, WireError
-from proxy.wire.framing import frame
+from proxy.wire.fields import BadHandshake, PacketTooLarge
 from proxy.wire.handshake import (
     PLUGIN_AUTH,
     PROTOCOL_41,

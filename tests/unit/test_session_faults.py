@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from engine.packets import frame
 from engine.service import Engine
 from proxy.session.answers import ANSWER_MAX
 from proxy.session.session import Session
@@ -16,7 +17,6 @@ from proxy.settings import Settings
 from proxy.statements.administration import Administration
 from proxy.statements.long_statements import Reading
 from proxy.statements.statements import Statements
-from proxy.wire.framing import frame
 from proxy.wire.packets import IN_TRANS, ServerError, make_err, make_ok, parse_err
 from sqlrewrite.classify import Verb
 from tests.support.sessions import PlayedSession

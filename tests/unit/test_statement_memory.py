@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from engine.packets import frame
 from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
-from proxy.wire.framing import frame
 from proxy.wire.packets import make_ok, parse_err
 from sqlrewrite.classify import Verb
 from tests.support.sessions import FakeProxy, PlayedSession

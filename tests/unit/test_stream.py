@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 
 from engine.dispatch.effects import Cause
+from engine.packets import ERR
 from engine.service import StreamHandle
 from proxy.session.stream import INTERRUPTED, SERVER_LOST, Stream
 from proxy.wire.framing import Packets
-from proxy.wire.packets import ERR, ServerError, parse_err
+from proxy.wire.packets import ServerError, parse_err
 
 MAX_AGE_S = 4.0
 DENIED = ServerError(1142, "42000", "denied")

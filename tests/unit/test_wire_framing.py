@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine.packets import PAYLOAD_MAX, frame
 from proxy.wire import framing
 from proxy.wire.commands import COM_CLONE, COM_SLEEP
 from proxy.wire.fields import PacketTooLarge
-from proxy.wire.framing import (
-    HEAD_MAX,
-    OURS_MAX,
-    PAYLOAD_MAX,
-    Command,
-    CommandFramer,
-    Packet,
-    Packets,
-    frame,
-    frame_rows,
-)
+from proxy.wire.framing import HEAD_MAX, OURS_MAX, Command, CommandFramer, Packet, Packets, frame_rows
 from tests.support import wire
 
 

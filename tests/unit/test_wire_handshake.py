@@ -7,7 +7,8 @@ import struct
 import pytest
 from mysql_mimic.types import Capabilities, str_len, uint_len
 
-from proxy.wire.fields import BadHandshake, WireError
+from engine.packets import WireError
+from proxy.wire.fields import BadHandshake
 from proxy.wire.handshake import (
     CONNECT_ATTRS,
     CONNECT_WITH_DB,

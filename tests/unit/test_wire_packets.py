@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from mysql_mimic.types import ColumnType
 
+from engine.packets import OkHead, PrepareOk, WireError, prepare_ok_at
 from proxy.wire.columns import ColumnDef, make_column, parse_column, text_column
-from proxy.wire.fields import Reader, WireError, lenenc_pairs
+from proxy.wire.fields import Reader, lenenc_pairs
 from proxy.wire.packets import (
     AUTOCOMMIT,
     DEPRECATE_EOF,
     STATE_CHANGED,
     Eof,
-    OkHead,
-    PrepareOk,
     ServerError,
     is_end_of_rows,
     make_end,
@@ -24,7 +23,6 @@ from proxy.wire.packets import (
     parse_eof,
     parse_err,
     parse_ok,
-    prepare_ok_at,
 )
 
 

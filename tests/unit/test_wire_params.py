@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 from mysql_mimic.types import ColumnType, str_len, uint_len
 
-from proxy.wire.fields import WireError
+from engine.packets import WireError
 from proxy.wire.params import (
     Execute,
     LongData,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from mysql_mimic.types import Commands
 
+from engine.packets import PAYLOAD_MAX, PrepareOk, WireError, frame
 from proxy.wire.commands import COM_CLONE, COM_SEMI_SYNC_ACK
-from proxy.wire.fields import WireError
-from proxy.wire.framing import PAYLOAD_MAX, frame, frame_rows
+from proxy.wire.framing import frame_rows
 from proxy.wire.handshake import MARIADB_CACHE_METADATA
 from proxy.wire.packets import (
     AUTOCOMMIT,
@@ -16,7 +16,6 @@ from proxy.wire.packets import (
     IN_TRANS,
     MORE_RESULTS,
     PS_OUT_PARAMS,
-    PrepareOk,
     make_end,
     make_eof,
     make_err,

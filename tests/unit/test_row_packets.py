@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.store.text_rows import length_encoded, split_binary_row, split_text_row, text_values
+from engine.packets import WireError, lenenc_at, text_values
+from engine.store.row_packets import split_binary_row, split_text_row
 
 VALUES = st.lists(st.none() | st.binary(max_size=300), max_size=40)
 
@@ -42,12 +43,19 @@ def binary_row(values: Sequence[bytes | None]) -> bytes:
 @pytest.mark.parametrize("number", [0, 250, 251, 65_535, 65_536, 2**24 - 1, 2**24, 2**40])
 def test_a_length_has_one_to_nine_bytes(number: int) -> None:
     payload = b"?" + encoded_length(number) + b"!"
-    assert length_encoded(payload, 1) == (number, len(payload) - 1)
+    assert lenenc_at(payload, 1, len(payload)) == (number, len(payload) - 1)
 
 
 @given(VALUES)
 def test_the_values_of_a_text_row_come_apart(values: list[bytes | None]) -> None:
     assert text_values(text_row(values)) == values
+
+
+@given(st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=5), st.binary(min_size=1, max_size=300))
+def test_a_text_row_that_is_cut_off_inside_a_value_is_refused(values: list[bytes | None], last: bytes) -> None:
+    row = text_row([*values, last])
+    with pytest.raises(WireError):
+        text_values(row[:-1])
 
 
 @given(st.binary(max_size=70_000), VALUES)
