@@ -46,21 +46,21 @@ class AckstreamDataSource(DataSource):
         return schema_of(table, options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """The reader for `spark.read`."""
         options = read_options(self.options)
         return BatchReader(options, _describe(options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """For `spark.readStream`."""
+        """The reader for `spark.readStream`."""
         options = stream_options(self.options)
         return StreamReader(options, _describe(options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802  # Spark's
-        """For `df.writeStream`."""
+        """The writer for `df.writeStream`."""
         return StreamWriter(self._sink(schema, overwrite))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's
-        """For `df.write`."""
+        """The writer for `df.write`."""
         return BatchWriter(self._sink(schema, overwrite))
 
     def _sink(self, schema: StructType, overwrite: bool) -> Sink:  # noqa: FBT001  # as it came

@@ -209,7 +209,7 @@ class Endpoint:
         return again(attempt, patience)
 
     def in_database(self, database: str) -> Endpoint:
-        """The same in another database."""
+        """This endpoint in another database."""
         return replace(self, database=database)
 
     def _context(self) -> ssl.SSLContext:
@@ -225,7 +225,8 @@ class Endpoint:
     # --- JDBC ---
 
     def jdbc(self, driver: Driver) -> dict[str, str]:
-        """Options for Spark's `format("jdbc")`: all but `dbtable` and how to write or read."""
+        """Options for Spark's `format("jdbc")`, without `dbtable` and those for reading or
+        writing."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         url = f"jdbc:mysql://{host}:{self.port}/{self.database or ''}"
         tls = _mysql_tls(self) if driver is Driver.MYSQL else _mariadb_tls(self)
@@ -347,12 +348,12 @@ def _code(error: pymysql.MySQLError) -> int:
 
 
 def quoted(*names: str) -> str:
-    """Names as SQL has them: `db`.`t`."""
+    """Names in backquotes, with dots: `db`.`t`."""
     return ".".join(f"`{name.replace('`', '``')}`" for name in names)
 
 
 def quoted_list(names: Sequence[str]) -> str:
-    """Names of columns, with commas."""
+    """Names of columns in backquotes, with commas."""
     return ", ".join(map(quoted, names))
 
 

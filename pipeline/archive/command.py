@@ -48,7 +48,7 @@ def cli(session: SparkSession | None, /, **given: Any) -> None:
 
 
 def main() -> None:
-    """Run the console script, or by spark-submit."""
+    """The entry point of the console script and of spark-submit."""
     cli(prog_name=PROGRAM)
 
 

@@ -76,7 +76,7 @@ _PURGE_AFTER: Final = re.compile(r"(?<![0-9A-Za-z_])vt_purge_after\s*=\s*(\d+(?:
 _log = logging.getLogger(__name__)
 
 Key = tuple[Id, int, int]
-"""Of an acknowledged row: `id`, `epoch`, `time_acked`."""
+"""`id`, `epoch` and `time_acked` of an acknowledged row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class _Run:
     planned: int
     bounds: list[Id | None]
     slices: int
-    """Of a chunk."""
+    """Ranges of a chunk."""
 
     @property
     def chunks(self) -> list[list[Range]]:
@@ -134,7 +134,7 @@ class _Run:
 
     @classmethod
     def read(cls, text: str) -> _Run:
-        """The run of a text by `to_json`."""
+        """The run that `to_json` wrote."""
         values = json.loads(text)
         values["bounds"] = [
             bytes.fromhex(bound["hex"]) if isinstance(bound, dict) else bound for bound in values["bounds"]

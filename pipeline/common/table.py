@@ -46,7 +46,7 @@ _OTHERS: Final[dict[str, t.DataType]] = {
     "time": t.StringType(),  # up to 838 hours, and negative: no time of day
     **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), t.BinaryType()),
 }
-"""All else (spatial, vectors) is bytes."""
+"""All other types (spatial, vectors) are bytes."""
 
 _NAME: Final = r"(`(?>(?:[^`]|``)+)`|[^`.\s]+)"
 _QUALIFIED: Final = re.compile(rf"\s*(?:{_NAME}\.)?{_NAME}\s*")
@@ -73,7 +73,7 @@ class Column:
     time_digits: int | None = None
     """Digits of a fraction of a second."""
     members: tuple[str, ...] = ()
-    """Of an ENUM or SET."""
+    """The members of an ENUM or SET."""
     is_json: bool = False
     """A text that a CHECK (json_valid) makes JSON, as in MariaDB."""
 
@@ -147,7 +147,7 @@ class Table:
 
     @property
     def primary_key(self) -> tuple[str, ...]:
-        """Its columns; none if there is none."""
+        """The columns of the primary key; none if there is none."""
         return next((key.columns for key in self.unique_keys if key.name == "PRIMARY"), ())
 
     @property
@@ -309,7 +309,7 @@ def _column(
 
 
 def _members(column_type: str) -> tuple[str, ...]:
-    """Of ENUM('a','b')."""
+    """The members of a type such as ENUM('a','b')."""
 
     def plain(match: re.Match[str]) -> str:
         return "'" if match[1] is None else _ESCAPES.get(match[1], match[1])

@@ -91,14 +91,14 @@ def cli(
         elif not given["batch"]:
             raise click.MissingParameter(param_hint="'--batch'", param_type="option")
         else:
-            told, status = _run(session, **given)
-            click.echo(told)
+            text, status = _run(session, **given)
+            click.echo(text)
             if status:
                 sys.exit(status)
 
 
 def main() -> None:
-    """Run the console script, or by spark-submit."""
+    """The entry point of the console script and of spark-submit."""
     cli(prog_name=PROGRAM)
 
 

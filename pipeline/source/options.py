@@ -44,7 +44,7 @@ CONNECTIONS_LIMIT: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Where the queue is."""
+    """The options that source and sink share: where the queue is."""
 
     endpoint: Endpoint
     database: str
@@ -53,7 +53,7 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions(Common):
-    """What to read, and how."""
+    """The options of the source."""
 
     where: str | None = None
     columns: tuple[str, ...] | None = None
@@ -72,22 +72,22 @@ _STREAM: Final = (*_READ, "connections", "maxMessagesPerBatch", "maxMessagesPerS
 
 
 def stream_options(given: Mapping[str, str]) -> SourceOptions:
-    """For `spark.readStream`. Raises ProblemsError."""
+    """The options of `spark.readStream`. Raises ProblemsError."""
     return _source(_Reader(given, _STREAM))
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
-    """For `spark.read`. Raises ProblemsError."""
+    """The options of `spark.read`. Raises ProblemsError."""
     return _source(_Reader(given, (*_READ, "messages")))
 
 
 def schema_options(given: Mapping[str, str]) -> SourceOptions:
-    """For either, where Spark does not tell which. Raises ProblemsError."""
+    """The options of either, where Spark does not report which. Raises ProblemsError."""
     return _source(_Reader(given, (*_STREAM, "messages")))
 
 
 def sink_options(given: Mapping[str, str]) -> Common:
-    """For `df.writeStream` and `df.write`. Raises ProblemsError."""
+    """The options of `df.writeStream` and `df.write`. Raises ProblemsError."""
     reader = _Reader(given, _COMMON)
     endpoint, database, table = _place(reader)
     reader.finish()

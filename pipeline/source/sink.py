@@ -215,8 +215,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         query, batch = map(context.getLocalProperty, (QUERY, BATCH))
-        assert query is not None, "Spark says which query a task is of"
-        assert batch is not None, "Spark says which batch a task is of"
+        assert query is not None, "Spark sets the query of a task"
+        assert batch is not None, "Spark sets the batch of a task"
         return self._sink.stage(iterator, query, int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
