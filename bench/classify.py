@@ -17,7 +17,7 @@ WITH = b"WITH late AS (SELECT id FROM jobs WHERE due < NOW() AND kind IN (1, 2))
 INSERT = b"INSERT INTO jobs (id, message) VALUES " + b", ".join(
     b"(%d, '%0100d; once &amp; again')" % (number, number) for number in range(10_000)
 )
-STREAM = "STREAM id, message FROM app.jobs LIMIT 10 WAIT 20"
+STREAM = b"STREAM id, message FROM app.jobs LIMIT 10 WAIT 20"
 
 
 def ack(count: int) -> bytes:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sqlrewrite import literals
-from sqlrewrite.cursor import Cursor
 from sqlrewrite.errors import wrong_argument
 from sqlrewrite.names import Param, TableName, quote
+from sqlrewrite.tokens import TokenStream
 
 SQL_MAX: Final = 64 * 1024
 """Characters of a condition in its canonical form: it is sent with each look for messages."""
@@ -87,9 +87,9 @@ class Condition:
         return "".join(each if isinstance(each, str) else each.template for each in self.parts)
 
 
-def read_condition(cursor: Cursor, table: TableName) -> Condition:
+def read_condition(tokens: TokenStream, table: TableName) -> Condition:
     """Reads what follows WHERE, up to what cannot go on with it. Raises SqlError (1064)."""
-    return _Reader(cursor, table).condition()
+    return _ConditionParser(tokens, table).condition()
 
 
 def _bound(place: Place, values: Sequence[object]) -> str:
@@ -180,11 +180,11 @@ def _leaf(*parts: str | Place) -> _Node:
     return _Node("", (("(", *parts, ")"),))
 
 
-class _Reader:
+class _ConditionParser:
     """Reads one condition, by descent: the depth of the recursion is that of the nesting."""
 
-    def __init__(self, cursor: Cursor, table: TableName) -> None:
-        self._cursor = cursor
+    def __init__(self, tokens: TokenStream, table: TableName) -> None:
+        self._tokens = tokens
         self._table = table
         self._columns: set[str] = set()
         self._constants = 0
@@ -193,7 +193,7 @@ class _Reader:
     def condition(self) -> Condition:
         parts = _joined(self._chain(0).parts)
         if _size(parts) > SQL_MAX:
-            self._cursor.fail(f"the condition is too long: {_too_long(parts)}")
+            self._tokens.fail(f"the condition is too long: {_too_long(parts)}")
         return Condition(frozenset(self._columns), parts)
 
     def _chain(self, level: int) -> _Node:
@@ -202,10 +202,10 @@ class _Reader:
             return self._negation()
         operator, spellings = _LEVELS[level]
         nodes = [self._chain(level + 1)]
-        while self._cursor.take(*spellings):
+        while self._tokens.take(*spellings):
             nodes.append(self._chain(level + 1))
-        if self._cursor.text == "||":
-            self._cursor.fail(_PIPES)
+        if self._tokens.text == "||":
+            self._tokens.fail(_PIPES)
         if len(nodes) == 1:
             return nodes[0]
         operands: list[tuple[str | Place, ...]] = []
@@ -214,81 +214,81 @@ class _Reader:
         return _Node(operator, tuple(operands))
 
     def _negation(self) -> _Node:
-        word = self._cursor.take("NOT", "!")
+        word = self._tokens.take("NOT", "!")
         if not word:
             return self._predicate()
-        tight = {"!", "NOT"} if self._cursor.mode.high_not_precedence else {"!"}
-        if word in tight and self._cursor.word not in {"(", *tight}:
-            self._cursor.fail(_TIGHT_NOT)
+        tight = {"!", "NOT"} if self._tokens.mode.high_not_precedence else {"!"}
+        if word in tight and self._tokens.word not in {"(", *tight}:
+            self._tokens.fail(_TIGHT_NOT)
         self._deeper()
         node = self._negation()
         self._depth -= 1
         return _leaf("NOT ", *node.parts)
 
     def _predicate(self) -> _Node:
-        cursor = self._cursor
-        if cursor.text == "(":
+        tokens = self._tokens
+        if tokens.text == "(":
             self._deeper()
-            cursor.step()
+            tokens.step()
             node = self._chain(0)
             self._depth -= 1
-            if not cursor.take(")"):
-                cursor.fail(f"AND, OR, XOR or a closing parenthesis was expected; {GRAMMAR}")
+            if not tokens.take(")"):
+                tokens.fail(f"AND, OR, XOR or a closing parenthesis was expected; {GRAMMAR}")
             return node
         constant = self._constant()
         if constant is not None:
-            operator = cursor.take(*_TURNED)
+            operator = tokens.take(*_TURNED)
             if not operator:
-                cursor.fail(f"a comparison was expected; {GRAMMAR}")
+                tokens.fail(f"a comparison was expected; {GRAMMAR}")
             return _leaf(self._column(), f" {_TURNED[operator]} ", constant)
         column = self._column()
         return self._comparison(column)
 
     def _comparison(self, column: str) -> _Node:
-        cursor = self._cursor
-        if operator := cursor.take(*_TURNED):
+        tokens = self._tokens
+        if operator := tokens.take(*_TURNED):
             return _leaf(column, f" {_SPELLED.get(operator, operator)} ", self._expected_constant())
-        if cursor.take("IS"):
-            negated = "NOT " if cursor.take("NOT") else ""
-            what = cursor.take("NULL", "TRUE", "FALSE")
+        if tokens.take("IS"):
+            negated = "NOT " if tokens.take("NOT") else ""
+            what = tokens.take("NULL", "TRUE", "FALSE")
             if not what:
-                cursor.fail(f"NULL, TRUE or FALSE was expected; {GRAMMAR}")
+                tokens.fail(f"NULL, TRUE or FALSE was expected; {GRAMMAR}")
             return _leaf(column, f" IS {negated}{what}")
-        negated = "NOT " if cursor.take("NOT") else ""
-        if cursor.take("IN"):
+        negated = "NOT " if tokens.take("NOT") else ""
+        if tokens.take("IN"):
             return _leaf(column, f" {negated}IN (", *self._list(), ")")
-        if cursor.take("LIKE"):
+        if tokens.take("LIKE"):
             return _leaf(column, f" {negated}LIKE ", self._pattern())
-        if not cursor.take("BETWEEN"):
-            cursor.fail(f"a comparison was expected; {GRAMMAR}")
+        if not tokens.take("BETWEEN"):
+            tokens.fail(f"a comparison was expected; {GRAMMAR}")
         low = self._expected_constant()
-        if not cursor.take("AND"):
-            cursor.fail(f"AND and the upper end were expected; {GRAMMAR}")
+        if not tokens.take("AND"):
+            tokens.fail(f"AND and the upper end were expected; {GRAMMAR}")
         return _leaf(column, f" {negated}BETWEEN ", low, " AND ", self._expected_constant())
 
     def _list(self) -> list[str | Place]:
-        if not self._cursor.take("("):
-            self._cursor.fail(f"a list in parentheses was expected; {GRAMMAR}")
+        if not self._tokens.take("("):
+            self._tokens.fail(f"a list in parentheses was expected; {GRAMMAR}")
         parts: list[str | Place] = [self._expected_constant()]
-        while self._cursor.take(","):
+        while self._tokens.take(","):
             parts += (", ", self._expected_constant())
-        if not self._cursor.take(")"):
-            self._cursor.fail(f"a comma or a closing parenthesis was expected; {GRAMMAR}")
+        if not self._tokens.take(")"):
+            self._tokens.fail(f"a comma or a closing parenthesis was expected; {GRAMMAR}")
         return parts
 
     def _pattern(self) -> str | Place:
-        cursor = self._cursor
+        tokens = self._tokens
         self._count()
-        param = cursor.param()
+        param = tokens.param()
         pattern = self._string() if param is None else ""
         if pattern is None:
-            cursor.fail("LIKE takes a string")
-        escape = literals.LIKE_ESCAPE if cursor.mode.like_escapes else ""
-        if cursor.take("ESCAPE"):
-            given = cursor.position
+            tokens.fail("LIKE takes a string")
+        escape = literals.LIKE_ESCAPE if tokens.mode.like_escapes else ""
+        if tokens.take("ESCAPE"):
+            given = tokens.position
             written = self._string()
             if not isinstance(written, str) or len(written) != 1 or written in "%_":
-                cursor.fail_at(given, "ESCAPE takes one character in quotes, other than % and _")
+                tokens.fail_at(given, "ESCAPE takes one character in quotes, other than % and _")
             escape = written
         return literals.pattern(pattern, escape) if param is None else Place(param, escape)
 
@@ -296,108 +296,108 @@ class _Reader:
 
     def _column(self) -> str:
         """A column, quoted; one that is qualified is of this table."""
-        cursor = self._cursor
-        begin = cursor.position
+        tokens = self._tokens
+        begin = tokens.position
         path = [self._name()]
-        while cursor.take("."):
+        while tokens.take("."):
             path.append(self._name())
-        if cursor.text == "(":
-            cursor.fail(f"functions are not possible; {GRAMMAR}")
+        if tokens.text == "(":
+            tokens.fail(f"functions are not possible; {GRAMMAR}")
         *qualifier, column = path
         table = self._table
         if qualifier not in ([], [table.name], [table.db, table.name]):
-            cursor.fail_at(begin, f"only columns of {table.quoted()} can be compared, by the name it has here")
+            tokens.fail_at(begin, f"only columns of {table.quoted()} can be compared, by the name it has here")
         self._columns.add(column)
         return quote(column)
 
     def _name(self) -> str:
-        name = self._cursor.name(_RESERVED)
+        name = self._tokens.name(_RESERVED)
         if name is None:
-            self._cursor.fail(f"a column was expected; {GRAMMAR}")
+            self._tokens.fail(f"a column was expected; {GRAMMAR}")
         return name
 
     def _expected_constant(self) -> str | Place:
         constant = self._constant()
         if constant is None:
-            self._cursor.fail(_CONSTANT)
+            self._tokens.fail(_CONSTANT)
         return constant
 
     def _constant(self) -> str | Place | None:
         """A constant, if one stands here."""
-        cursor = self._cursor
-        param = cursor.param()
+        tokens = self._tokens
+        param = tokens.param()
         constant = Place(param) if param is not None else self._literal()
         if constant is not None:
             self._count()
         return constant
 
     def _literal(self) -> str | None:
-        cursor = self._cursor
-        word, following = cursor.word, cursor.ahead(1)
+        tokens = self._tokens
+        word, following = tokens.word, tokens.ahead(1)
         if (string := self._string()) is not None:
             return literals.constant(string)
-        if word in {"DATE", "TIME", "TIMESTAMP"} and cursor.is_string(following):
+        if word in {"DATE", "TIME", "TIMESTAMP"} and tokens.is_string(following):
             return self._temporal()
         if word.startswith("N'"):
-            cursor.fail("write the string without N: it may hold any character")
+            tokens.fail("write the string without N: it may hold any character")
         if word in {"NULL", "TRUE", "FALSE"}:
-            return cursor.take(word)
-        if literal := literals.bits_or_hex(cursor.text):
-            cursor.step()
+            return tokens.take(word)
+        if literal := literals.bits_or_hex(tokens.text):
+            tokens.step()
             return literal
         return self._number()
 
     def _number(self) -> str | None:
-        cursor = self._cursor
-        sign = cursor.take("-", "+")
-        numeral = cursor.numeral()
+        tokens = self._tokens
+        sign = tokens.take("-", "+")
+        numeral = tokens.numeral()
         if not literals.NUMBER.fullmatch(numeral):
             if sign:
-                cursor.fail(f"a number was expected; {GRAMMAR}")
+                tokens.fail(f"a number was expected; {GRAMMAR}")
             return None
         literal = literals.number(numeral)
         if literal is None:
-            cursor.fail(f"a number has at most {literals.DIGITS_MAX} digits, or is a double")
-        cursor.step_numeral()
+            tokens.fail(f"a number has at most {literals.DIGITS_MAX} digits, or is a double")
+        tokens.step_numeral()
         return f"-{literal}" if sign == "-" else literal
 
     def _string(self) -> str | bytes | None:
         """A string, or several one after the other, which are one; or one in its canonical form."""
-        cursor = self._cursor
-        if cursor.text.startswith("_"):
+        tokens = self._tokens
+        if tokens.text.startswith("_"):
             return self._introduced()
         texts: list[str] = []
-        while cursor.at_string:
-            quoted = cursor.step()
-            texts.append(literals.unescape(quoted, no_backslash_escapes=cursor.mode.no_backslash_escapes))
+        while tokens.at_string:
+            quoted = tokens.step()
+            texts.append(literals.unescape(quoted, no_backslash_escapes=tokens.mode.no_backslash_escapes))
         return "".join(texts) if texts else None
 
     def _introduced(self) -> str | bytes | None:
         """`_utf8mb4 x'…'` or `_binary x'…'`, if one stands here."""
-        cursor = self._cursor
-        charset, following = cursor.text.lower(), cursor.ahead(1)
-        if not cursor.is_string(following) and following[:2].lower() not in {"x'", "b'", "0x", "0b"}:
+        tokens = self._tokens
+        charset, following = tokens.text.lower(), tokens.ahead(1)
+        if not tokens.is_string(following) and following[:2].lower() not in {"x'", "b'", "0x", "0b"}:
             return None  # A name.
         content = literals.hexadecimal(following)
         if content is None or charset not in {"_utf8mb4", "_binary"}:
-            cursor.fail("a constant stands without a character set: write the string plainly, or bytes as x'…'")
+            tokens.fail("a constant stands without a character set: write the string plainly, or bytes as x'…'")
         try:
             string = content if charset == "_binary" else content.decode()
         except UnicodeDecodeError:
-            cursor.fail("these bytes are no text in UTF-8")
-        cursor.step()
-        cursor.step()
+            tokens.fail("these bytes are no text in UTF-8")
+        tokens.step()
+        tokens.step()
         return string
 
     def _temporal(self) -> str:
-        cursor = self._cursor
-        begin = cursor.position
-        kind = cursor.step().upper()
+        tokens = self._tokens
+        begin = tokens.position
+        kind = tokens.step().upper()
         written = self._string()
         literal = literals.temporal(kind, written) if isinstance(written, str) else None
         if literal is None:
             examples = "DATE '2026-12-31', TIME '23:59:59.5' or TIMESTAMP '2026-12-31 23:59:59.5'"
-            cursor.fail_at(begin, f"{examples} was expected, with what there is in the calendar")
+            tokens.fail_at(begin, f"{examples} was expected, with what there is in the calendar")
         return literal
 
     # Bounds.
@@ -405,9 +405,9 @@ class _Reader:
     def _deeper(self) -> None:
         self._depth += 1
         if self._depth > NESTING_MAX:
-            self._cursor.fail(f"parentheses and NOT can stand {NESTING_MAX} deep")
+            self._tokens.fail(f"parentheses and NOT can stand {NESTING_MAX} deep")
 
     def _count(self) -> None:
         self._constants += 1
         if self._constants > CONSTANTS_MAX:
-            self._cursor.fail(f"a condition has at most {CONSTANTS_MAX} constants")
+            self._tokens.fail(f"a condition has at most {CONSTANTS_MAX} constants")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlrewrite.tokens import Token, Tokens
+from sqlrewrite.tokens import Token, TokenStream
 
 NOW_NS: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 """The server's clock in nanoseconds since 1970."""
@@ -70,7 +70,7 @@ _KEY_WORDS: Final = {"KEY": Kind.KEY, "INDEX": Kind.KEY, "PRIMARY": Kind.PRIMARY
 _AFTER_CONSTRAINT: Final = frozenset({"PRIMARY", "UNIQUE", "FOREIGN", "CHECK"})
 
 
-def read_definitions(tokens: Tokens, inner: Sequence[Token], start: int, end: int) -> tuple[Definition, ...]:
+def read_definitions(tokens: TokenStream, inner: Sequence[Token], start: int, end: int) -> tuple[Definition, ...]:
     """The definitions in a list: `inner` are the tokens between its parentheses, which stand from `start` to `end`."""
     definitions: list[Definition] = []
     for part, comma in tokens.split(inner):
@@ -106,16 +106,16 @@ def not_by_time(definitions: Sequence[Definition]) -> Definition | None:
     return None
 
 
-def nullable_id(tokens: Tokens, definitions: Sequence[Definition]) -> Definition | None:
+def nullable_id(tokens: TokenStream, definitions: Sequence[Definition]) -> Definition | None:
     """The column id if it is declared without a word on NULL, so that only a primary key makes it NOT NULL."""
     for each in definitions:
-        words = [tokens.word(token) for token in each.tokens if token.depth == each.tokens[0].depth]
+        words = [tokens.word_of(token) for token in each.tokens if token.depth == each.tokens[0].depth]
         if each.name == "id" and "NULL" not in words:
             return each
     return None
 
 
-def of_dead_letters(tokens: Tokens, definitions: Sequence[Definition]) -> list[bytes]:
+def of_dead_letters(tokens: TokenStream, definitions: Sequence[Definition]) -> list[bytes]:
     """The same definitions for the table where dead messages go.
 
     Constraints lose their names, of which a database can have each but once; foreign keys, and keys that are unique by
@@ -128,11 +128,11 @@ def of_dead_letters(tokens: Tokens, definitions: Sequence[Definition]) -> list[b
     ]
 
 
-def _without_constraint_names(tokens: Tokens, definition: Definition) -> bytes:
+def _without_constraint_names(tokens: TokenStream, definition: Definition) -> bytes:
     """The definition's text without names of constraints, and without UNIQUE in a column of the application's."""
     text = bytearray(tokens.sql[definition.start : definition.end])
     application_column = definition.kind is Kind.COLUMN and definition.name != "id"
-    words = [*map(tokens.word, definition.tokens), ""]
+    words = [*map(tokens.word_of, definition.tokens), ""]
     for at, each in enumerate(definition.tokens):
         count = 0
         if words[at] == "CONSTRAINT":
@@ -153,16 +153,16 @@ def _id_is_unique(definitions: Sequence[Definition]) -> bool:
     )
 
 
-def _definition(tokens: Tokens, part: tuple[Token, ...], start: int, end: int) -> Definition:
+def _definition(tokens: TokenStream, part: tuple[Token, ...], start: int, end: int) -> Definition:
     rest = part
-    if tokens.word(rest[0]) == "CONSTRAINT" and len(rest) > 1:
-        rest = rest[1:] if tokens.word(rest[1]) in _AFTER_CONSTRAINT else rest[2:]
-    first, second = [*map(tokens.word, rest[:2]), "", ""][:2]
+    if tokens.word_of(rest[0]) == "CONSTRAINT" and len(rest) > 1:
+        rest = rest[1:] if tokens.word_of(rest[1]) in _AFTER_CONSTRAINT else rest[2:]
+    first, second = [*map(tokens.word_of, rest[:2]), "", ""][:2]
     if first == "PERIOD" and second == "FOR":
         return Definition(Kind.OTHER, part, start, end)
     if first in _KEY_WORDS and not (first == "VECTOR" and second not in {"KEY", "INDEX"}):
         return Definition(_KEY_WORDS[first], part, start, end, columns=_key_columns(tokens, rest))
-    words = [tokens.word(each) for each in part[1:] if each.depth == part[0].depth]
+    words = [tokens.word_of(each) for each in part[1:] if each.depth == part[0].depth]
     alone = any(
         word == "KEY" and before not in {"UNIQUE", "PRIMARY"} for before, word in zip(["", *words], words, strict=False)
     )
@@ -171,19 +171,19 @@ def _definition(tokens: Tokens, part: tuple[Token, ...], start: int, end: int) -
         part,
         start,
         end,
-        name=tokens.name(part[0]).casefold(),
+        name=tokens.name_of(part[0]).casefold(),
         primary="PRIMARY" in words or alone,
         unique="UNIQUE" in words or words[:1] == ["SERIAL"],
     )
 
 
-def _key_columns(tokens: Tokens, part: Sequence[Token]) -> tuple[str, ...]:
-    opened = next((at for at, each in enumerate(part) if tokens.text(each) == "("), None)
+def _key_columns(tokens: TokenStream, part: Sequence[Token]) -> tuple[str, ...]:
+    opened = next((at for at, each in enumerate(part) if tokens.text_of(each) == "("), None)
     if opened is None:
         return ()
     return tuple(_key_column(tokens, each) for each, _ in tokens.split(tokens.inside(part, opened)))
 
 
-def _key_column(tokens: Tokens, part: Sequence[Token]) -> str:
-    whole = len(part) == 1 or (len(part) == 2 and tokens.word(part[1]) in {"ASC", "DESC"})
-    return tokens.name(part[0]).casefold() if whole else ""
+def _key_column(tokens: TokenStream, part: Sequence[Token]) -> str:
+    whole = len(part) == 1 or (len(part) == 2 and tokens.word_of(part[1]) in {"ASC", "DESC"})
+    return tokens.name_of(part[0]).casefold() if whole else ""

@@ -1,10 +1,12 @@
 """All that ackstream has of sqlglot: a statement's text cut into tokens, as the server would cut it.
 
-A dialect of ours customizes sqlglot's MySQL dialect, as its documentation shows. Two of the settings used here are not
-shown there (`VAR_SINGLE_TOKENS`, `IDENTIFIERS_CAN_START_WITH_DIGIT`), and where a token begins and ends is what any
-release may change. So `check` has samples cut and says which of them an installed release cuts in another way.
+A dialect of ours customizes sqlglot's MySQL dialect, as its documentation shows. Some settings used
+here are not shown there (`VAR_SINGLE_TOKENS`, `IDENTIFIERS_CAN_START_WITH_DIGIT`), and any release
+may change where a token begins and ends. So `check` cuts samples, and names those that an installed
+release cuts in another way.
 
-No other module of proxy, sqlrewrite or engine imports sqlglot (an import contract in pyproject.toml).
+No other module of proxy, sqlrewrite or engine imports sqlglot (an import contract in
+pyproject.toml).
 """
 
 from __future__ import annotations
@@ -16,11 +18,16 @@ from typing import Final
 from sqlglot.dialects.mysql import MySQL
 from sqlglot.errors import TokenError
 
+OPERATORS: Final = ("<=>", "<=", ">=", "<>", "!=", "&&", "||")
+"""The operators of several characters that conditions have, or that an error explains."""
+
 SAMPLES: Final = (
     # sql, ansi_quotes, no_backslash_escapes, tokens
     ("a.b , c", False, False, ("a", ".", "b", ",", "c")),
     ("f(1)>=-2", False, False, ("f", "(", "1", ")", ">=", "-", "2")),
     ("a<=>? OR b<>?", False, False, ("a", "<=>", "?", "OR", "b", "<>", "?")),
+    ("5--1;", False, False, ("5", "-", "-", "1", ";")),
+    ("SHOW PARTITION BY PRIMARY KEY", False, False, ("SHOW", "PARTITION", "BY", "PRIMARY", "KEY")),
     ("1.5e3 .5 0x1F", False, False, ("1.5e3", ".", "5", "0x1F")),
     ("2fast $x x$y äö", False, False, ("2fast", "$x", "x$y", "äö")),
     ("`a``b` 'it''s'", False, False, ("`a``b`", "'it''s'")),
@@ -30,19 +37,19 @@ SAMPLES: Final = (
     ('"a""b" x', False, False, ('"a""b"', "x")),
     ('"a""b".c', True, False, ('"a""b"', ".", "c")),
 )
-"""Each sort of token that the statements of ours have."""
+"""Each sort of token that queue statements have."""
 
 
 class UncuttableError(Exception):
-    """The text has no tokens: a quote is not closed."""
+    """The text has no tokens: a quote is not closed, or a literal such as x'zz' has no value."""
 
 
 class IncompatibleVersionError(Exception):
-    """The installed release of sqlglot cuts text in another way. The text names both."""
+    """The installed release of sqlglot cuts text in another way. The message names both."""
 
 
 def cut(sql: str, *, ansi_quotes: bool, no_backslash_escapes: bool) -> list[tuple[int, int]]:
-    """Where each token begins and ends. There must be no comments. Raises UncuttableError."""
+    """Where each token begins and ends. The text must have no comments. Raises UncuttableError."""
     try:
         tokens = _dialect(ansi_quotes=ansi_quotes, no_backslash_escapes=no_backslash_escapes).tokenize(sql)
     except TokenError as error:
@@ -71,6 +78,9 @@ class _SessionMySQL(MySQL):
     IDENTIFIERS_CAN_START_WITH_DIGIT = True
 
     class Tokenizer(MySQL.Tokenizer):
+        # Words are words: sqlglot would join some (PARTITION BY) and take what follows others (SHOW) for one string.
+        KEYWORDS = {operator: MySQL.Tokenizer.KEYWORDS[operator] for operator in OPERATORS}  # noqa: RUF012
+        COMMENTS = []  # noqa: RUF012
         VAR_SINGLE_TOKENS = {*MySQL.Tokenizer.VAR_SINGLE_TOKENS, "$"}  # noqa: RUF012
 
 

@@ -4,7 +4,7 @@ The statement looks like a SELECT, so people will write all that a SELECT can ho
 grammar lacks is therefore met by name: an error says not only where reading stopped, but which
 clause it was and what to do instead.
 
-The grammar is small enough to be walked by hand, over the words that sqlrewrite.cursor cuts, and
+The grammar is small enough to be walked by hand, over the words that sqlrewrite.tokens cuts, and
 strict where sqlglot's parser is lenient (it reads `a, FROM t`).
 """
 
@@ -17,9 +17,10 @@ from enum import Enum
 from typing import Final, Generic, NoReturn, TypeVar
 
 from sqlrewrite.condition import GRAMMAR, Condition, read_condition
-from sqlrewrite.cursor import PLAIN, Cursor, SqlMode
 from sqlrewrite.errors import wrong_argument
+from sqlrewrite.lexicon import PLAIN, SqlMode
 from sqlrewrite.names import Param, TableName
+from sqlrewrite.tokens import TokenStream
 from sqlrewrite.values import number
 
 WHOLE_NUMBER_MAX: Final = 2**63 - 1
@@ -89,12 +90,12 @@ def shortened(condition: str) -> str:
     return condition if len(condition) <= WRITTEN_MAX else condition[: WRITTEN_MAX - 1] + "…"
 
 
-def parse_stream(sql: str, mode: SqlMode = PLAIN) -> StreamStatement:
+def parse_stream(sql: bytes, codec: str = "utf-8", mode: SqlMode = PLAIN) -> StreamStatement:
     """Reads a statement that `classify` found to be STREAM.
 
-    Raises SqlError (1064 with the offset in characters).
+    `codec` is Python's name for the client's character set. Raises SqlError (1064 with the byte offset).
     """
-    return _Reader(Cursor(sql, mode, "STREAM")).statement()
+    return _StreamParser(TokenStream(sql, codec, mode, "STREAM")).statement()
 
 
 # Values
@@ -174,76 +175,76 @@ _OPTIONS_OR_END: Final = "LIMIT, PREFETCH, WAIT, NOWAIT or the end was expected"
 _OUT_OF_ORDER: Final = "the order is FROM t PARTITION (…) WHERE …, and then the options"
 
 
-class _Reader:
+class _StreamParser:
     """Reads one statement from left to right."""
 
-    def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
+    def __init__(self, tokens: TokenStream) -> None:
+        self._tokens = tokens
 
     def statement(self) -> StreamStatement:
-        cursor = self._cursor
-        if not cursor.take("STREAM"):
-            cursor.fail("STREAM was expected")
+        tokens = self._tokens
+        if not tokens.take("STREAM"):
+            tokens.fail("STREAM was expected")
         columns = self._columns()
-        if not cursor.take("FROM"):
+        if not tokens.take("FROM"):
             self._refuse(f"a comma or FROM was expected; {_NO_ALIAS}")
         table = self._table()
-        partitions = self._partitions() if cursor.take("PARTITION") else ()
+        partitions = self._partitions() if tokens.take("PARTITION") else ()
         condition = written = None
-        if cursor.take("WHERE"):
-            begin = cursor.position
-            condition = read_condition(cursor, table)
-            written = shortened(cursor.since(begin))
+        if tokens.take("WHERE"):
+            begin = tokens.position
+            condition = read_condition(tokens, table)
+            written = shortened(tokens.since(begin))
         statement = self._options(StreamStatement(table, columns, partitions, condition, written=written))
-        if cursor.take(";") and cursor.text:
-            cursor.fail(_ALONE)
-        if cursor.word in {"WHERE", "PARTITION"}:
-            cursor.fail(_OUT_OF_ORDER)
-        if cursor.text:
+        if tokens.take(";") and tokens.text:
+            tokens.fail(_ALONE)
+        if tokens.word in {"WHERE", "PARTITION"}:
+            tokens.fail(_OUT_OF_ORDER)
+        if tokens.text:
             self._refuse(f"{_OPTIONS_OR_END}; {GRAMMAR if condition else _NO_ALIAS}")
-        return replace(statement, param_count=cursor.param_count)
+        return replace(statement, param_count=tokens.param_count)
 
     def _columns(self) -> tuple[str | Star, ...]:
-        cursor = self._cursor
+        tokens = self._tokens
         expected = f"a column or * was expected; {_ONLY_COLUMNS}"
-        columns: list[str | Star] = [STAR if cursor.take("*") else self._name(expected)]
-        while cursor.take(","):
-            if cursor.text == "*":
-                cursor.fail("* can only stand first among the columns")
+        columns: list[str | Star] = [STAR if tokens.take("*") else self._name(expected)]
+        while tokens.take(","):
+            if tokens.text == "*":
+                tokens.fail("* can only stand first among the columns")
             columns.append(self._name(expected))
-        if cursor.text == ".":
-            cursor.fail("columns are named without their table")
-        if cursor.text and not cursor.at_word:
-            cursor.fail(_ONLY_COLUMNS)
+        if tokens.text == ".":
+            tokens.fail("columns are named without their table")
+        if tokens.text and not tokens.at_word:
+            tokens.fail(_ONLY_COLUMNS)
         return tuple(columns)
 
     def _table(self) -> TableName:
         expected = f"a table was expected; {_ONE_TABLE}"
         first = self._name(expected)
-        return TableName(self._name(expected), first) if self._cursor.take(".") else TableName(first)
+        return TableName(self._name(expected), first) if self._tokens.take(".") else TableName(first)
 
     def _partitions(self) -> tuple[str, ...]:
-        cursor = self._cursor
-        if not cursor.take("("):
-            cursor.fail("names of partitions in parentheses were expected")
+        tokens = self._tokens
+        if not tokens.take("("):
+            tokens.fail("names of partitions in parentheses were expected")
         expected = "the name of a partition was expected"
         names = [self._name(expected)]
-        while cursor.take(","):
+        while tokens.take(","):
             names.append(self._name(expected))
-        if not cursor.take(")"):
-            cursor.fail("a comma or a closing parenthesis was expected")
+        if not tokens.take(")"):
+            tokens.fail("a comma or a closing parenthesis was expected")
         return tuple(names)
 
     def _options(self, statement: StreamStatement) -> StreamStatement:
-        cursor = self._cursor
+        tokens = self._tokens
         seen: set[str] = set()
-        while (word := cursor.word) in _OPTION_WORDS:
+        while (word := tokens.word) in _OPTION_WORDS:
             if word in seen:
-                cursor.fail(f"{word} is given twice")
+                tokens.fail(f"{word} is given twice")
             seen.add(word)
             if seen >= {"WAIT", "NOWAIT"}:
-                cursor.fail("WAIT and NOWAIT exclude each other")
-            cursor.step()
+                tokens.fail("WAIT and NOWAIT exclude each other")
+            tokens.step()
             statement = self._option(word, statement)
         return statement
 
@@ -251,8 +252,8 @@ class _Reader:
         match word:
             case "LIMIT":
                 statement = replace(statement, limit=self._value(_LIMIT))
-                if self._cursor.text == ",":
-                    self._cursor.fail(_NO_SKIPPING)
+                if self._tokens.text == ",":
+                    self._tokens.fail(_NO_SKIPPING)
                 return statement
             case "PREFETCH":
                 return replace(statement, prefetch=self._value(_PREFETCH))
@@ -262,25 +263,24 @@ class _Reader:
                 return replace(statement, nowait=True)
 
     def _value(self, option: _Option[T]) -> T | Param:
-        cursor = self._cursor
-        param = cursor.param()
+        tokens = self._tokens
+        param = tokens.param()
         if param is not None:
             return param
-        value = option.read(cursor.numeral())
+        value = option.read(tokens.numeral())
         if value is None:
-            cursor.fail(f"{option.name} takes {option.takes}")
-        cursor.step_numeral()
+            tokens.fail(f"{option.name} takes {option.takes}")
+        tokens.step_numeral()
         return value
 
     def _name(self, expected: str) -> str:
-        if self._cursor.at_string:
-            self._cursor.fail("this is a string; names stand in backquotes")
-        name = self._cursor.name(_RESERVED)
+        if self._tokens.at_string:
+            self._tokens.fail("this is a string; names stand in backquotes")
+        name = self._tokens.name(_RESERVED)
         if name is None:
             self._refuse(expected)
         return name
 
     def _refuse(self, expected: str) -> NoReturn:
         """Fails by the name of the clause that stands here, if it is one that people may try."""
-        clause = self._cursor.word.partition(" ")[0]
-        self._cursor.fail(_REFUSED.get(clause, expected))
+        self._tokens.fail(_REFUSED.get(self._tokens.word, expected))

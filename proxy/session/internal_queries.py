@@ -20,8 +20,8 @@ from engine.store.pymysql_adapter import ER
 from proxy.session.charsets import codec_of
 from proxy.wire.fields import Reader
 from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err
-from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
+from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:

@@ -66,14 +66,14 @@ def _columns(statement: CreateQueue, *, id_is_added_as_key: bool) -> Iterator[Co
         not_null = ("NOT", "NULL") in pairwise(words) or written == "SERIAL"
         nullable = not (not_null or each.primary or each.name in primary)
         computed = "VIRTUAL GENERATED" if {"AS", "GENERATED"} & set(words) else ""
-        name = statement.tokens.name(each.tokens[0])
+        name = statement.tokens.name_of(each.tokens[0])
         yield Column(name, _INTEGERS.get(written, written.lower()), nullable, 0, computed)
 
 
 def _words(statement: CreateQueue, column: Definition) -> list[str]:
     """What follows a column's name, without what stands in parentheses."""
     name, *rest = column.tokens
-    return [statement.tokens.word(token) for token in rest if token.depth == name.depth]
+    return [statement.tokens.word_of(token) for token in rest if token.depth == name.depth]
 
 
 def _indexes(statement: CreateQueue) -> Iterator[Index]:

@@ -418,10 +418,10 @@ def _columns(statement: StreamStatement, queue: QueueTable) -> tuple[str, ...]:
 
 def _parse_stream(context: Context, text: bytes) -> StreamStatement:
     try:
-        sql = text.decode(context.codec)
+        text.decode(context.codec)
     except UnicodeDecodeError as error:
         raise ServerError(1300, "HY000", f"Invalid {context.codec} character string in STREAM: {error}") from None
-    return parse_stream(sql, context.mode)
+    return parse_stream(text, context.codec, context.mode)
 
 
 def _refuse_endless(statement: StreamStatement, *, in_transaction: bool) -> None:

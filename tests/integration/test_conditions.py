@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from proxy.session.internal_queries import CONTEXT
-from sqlrewrite.cursor import SqlMode
+from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.stream import parse_stream
 from tests.support.conditions import CHARACTERS, conditions
 from tests.support.queues import create_queue, enqueue, rows, run, user
@@ -71,7 +71,7 @@ def test_the_canonical_form_finds_the_rows_that_the_clients_text_finds(table, se
     def same_rows(written: str) -> None:
         # What the client's character set cannot write is a question mark, for the server and for us.
         where = written.encode(codec, "replace").decode(codec)
-        condition = parse_stream(f"STREAM * FROM t WHERE {where}", mode).condition
+        condition = parse_stream(f"STREAM * FROM t WHERE {where}".encode(), mode=mode).condition
         assert condition is not None
         expected = rows(session, f"SELECT id FROM t WHERE {where} ORDER BY id")
         assert rows(session, f"SELECT id FROM t WHERE {condition.sql()} ORDER BY id") == expected
@@ -107,7 +107,7 @@ def test_the_canonical_form_finds_the_rows_that_the_clients_text_finds(table, se
 def test_a_bound_condition_finds_the_rows_that_the_prepared_statement_finds(
     table, server, database, where, value
 ) -> None:
-    condition = parse_stream(f"STREAM * FROM t WHERE {where}").condition
+    condition = parse_stream(f"STREAM * FROM t WHERE {where}".encode()).condition
     assert condition is not None
     connection = mysql.connector.connect(
         host=server.host, port=server.port, user="root", use_pure=True, ssl_disabled=True, database=database

@@ -19,8 +19,8 @@ from sqlglot import TokenType, tokenize
 from sqlrewrite import ack
 from sqlrewrite.ack import ACKNOWLEDGED, NOW, parse_settle
 from sqlrewrite.classify import Head, Verb, classify, parse_kill
-from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
+from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.stream import parse_stream
 from tests.support.conditions import modes
 
@@ -57,11 +57,11 @@ def test_no_bytes_make_classification_fail(text: bytes) -> None:
 )
 def test_a_stream_is_read_or_refused(head: str, rest: str, mode: SqlMode) -> None:
     sql = head + rest
-    statement = read_or_refused(lambda: parse_stream(sql, mode))
+    statement = read_or_refused(lambda: parse_stream(sql.encode(), mode=mode))
     if isinstance(statement, SqlError):
         assert statement.code == 1064
         assert statement.position is not None
-        assert 0 <= statement.position <= len(sql)
+        assert 0 <= statement.position <= len(sql.encode())
     else:
         assert statement.columns
         assert statement.param_count <= sql.count("?")
@@ -81,7 +81,7 @@ def test_gaps_case_and_order_of_options_do_not_change_what_a_stream_says(
     )
     plain = f"STREAM id, note FROM app.t {' '.join(options)}"
     assert classify((written + end).encode()).verb is Verb.STREAM
-    assert parse_stream(written + end) == parse_stream(plain)
+    assert parse_stream((written + end).encode()) == parse_stream(plain.encode())
 
 
 @given(gaps, gaps.filter(bool), st.sampled_from(["ACK", "ack", "Ack"]), st.sampled_from([b"", b";"]))

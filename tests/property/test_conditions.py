@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlrewrite.condition import Condition
-from sqlrewrite.cursor import SqlMode
+from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.stream import parse_stream
 from tests.support.conditions import conditions, modes
 
@@ -14,7 +14,7 @@ written = modes.flatmap(lambda mode: st.tuples(st.just(mode), conditions(mode)))
 
 
 def read(where: str, mode: SqlMode) -> Condition:
-    condition = parse_stream(f"STREAM * FROM t WHERE {where} NOWAIT", mode).condition
+    condition = parse_stream(f"STREAM * FROM t WHERE {where} NOWAIT".encode(), mode=mode).condition
     assert condition is not None
     return condition
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from sqlrewrite.cursor import SqlMode
+from sqlrewrite.lexicon import SqlMode
 
 CHARACTERS = "aBß中'\"\\%_|"
 """Of which strings consist: letters of one, two and three bytes, and all that quotes and LIKE care about."""

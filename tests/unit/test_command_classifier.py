@@ -49,7 +49,7 @@ STATEMENTS = [
 PREPARED: list[Prepared] = [
     Touched("orders", inserts=True),
     Killed(Kill(7, query_only=False)),
-    PreparedStream(TABLE, parse_stream("STREAM * FROM orders"), ("id",)),
+    PreparedStream(TABLE, parse_stream(b"STREAM * FROM orders"), ("id",)),
     PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")),
 ]
 

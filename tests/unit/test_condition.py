@@ -8,11 +8,12 @@ from decimal import Decimal
 import pytest
 
 from sqlrewrite.condition import CONSTANTS_MAX, NESTING_MAX, SQL_MAX, Condition
-from sqlrewrite.cursor import PLAIN, TEXT_MAX, SqlMode
 from sqlrewrite.errors import SqlError
+from sqlrewrite.lexicon import PLAIN, SqlMode
 from sqlrewrite.literals import ESCAPE_CLAUSE
 from sqlrewrite.names import Param
-from sqlrewrite.stream import parse_stream
+from sqlrewrite.stream import StreamStatement, parse_stream
+from sqlrewrite.tokens import STATEMENT_BYTES_MAX
 
 ANSI = SqlMode(ansi_quotes=True)
 NO_ESCAPES = SqlMode(no_backslash_escapes=True, like_escapes=False)
@@ -21,15 +22,19 @@ HI = 'say "hi"'
 HIGH_NOT = SqlMode(high_not_precedence=True)
 
 
+def stream(sql: str, mode: SqlMode = PLAIN) -> StreamStatement:
+    return parse_stream(sql.encode(), mode=mode)
+
+
 def condition(where: str, mode: SqlMode = PLAIN, table: str = "t") -> Condition:
-    read = parse_stream(f"STREAM * FROM {table} WHERE {where}", mode).condition
+    read = stream(f"STREAM * FROM {table} WHERE {where}", mode).condition
     assert read is not None
     return read
 
 
 def refusal(where: str, mode: SqlMode = PLAIN) -> SqlError:
     with pytest.raises(SqlError) as caught:
-        parse_stream(f"STREAM * FROM t WHERE {where}", mode)
+        stream(f"STREAM * FROM t WHERE {where}", mode)
     return caught.value
 
 
@@ -244,7 +249,7 @@ def test_not_before_a_comparison_is_refused_where_it_would_negate_the_column() -
 
 
 def test_parameters_are_counted_in_the_order_of_the_text_across_all_clauses() -> None:
-    statement = parse_stream("STREAM * FROM t WHERE ? < a AND b IN (?, 5, ?) AND c LIKE ? LIMIT ? WAIT ?")
+    statement = stream("STREAM * FROM t WHERE ? < a AND b IN (?, 5, ?) AND c LIKE ? LIMIT ? WAIT ?")
     assert statement.condition is not None
     assert statement.condition.param_count == 4
     assert (statement.limit, statement.wait, statement.param_count) == (Param(4), Param(5), 6)
@@ -252,9 +257,9 @@ def test_parameters_are_counted_in_the_order_of_the_text_across_all_clauses() ->
 
 
 def test_a_bound_condition_is_the_one_that_was_written_with_constants() -> None:
-    statement = parse_stream("STREAM * FROM t WHERE ? < a AND b LIKE ? LIMIT ?").bind([5, "x%", 10])
-    assert statement == parse_stream("STREAM * FROM t WHERE 5 < a AND b LIKE 'x%' LIMIT 10")
-    assert hash(statement) == hash(parse_stream("STREAM * FROM t WHERE a > 5 AND b LIKE 'x%' LIMIT 10"))
+    statement = stream("STREAM * FROM t WHERE ? < a AND b LIKE ? LIMIT ?").bind([5, "x%", 10])
+    assert statement == stream("STREAM * FROM t WHERE 5 < a AND b LIKE 'x%' LIMIT 10")
+    assert hash(statement) == hash(stream("STREAM * FROM t WHERE a > 5 AND b LIKE 'x%' LIMIT 10"))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +324,8 @@ def test_a_condition_has_room_for_its_bounds_and_not_for_more() -> None:
     with pytest.raises(SqlError, match=f"{SQL_MAX} are possible") as caught:
         condition("a = ?").bind([half + "x" * 100])
     assert caught.value.code == 1210
-    assert f"more than {TEXT_MAX} characters" in refusal("a = 1" + " " * TEXT_MAX).message
+    too_long = refusal("a = 1" + " " * STATEMENT_BYTES_MAX)
+    assert f"more than {STATEMENT_BYTES_MAX} bytes" in too_long.message
 
 
 @pytest.mark.parametrize("opening", ["(", "NOT ", "NOT (", "!(", "(a = 1 OR b = 2 XOR c = 3 AND "])
@@ -334,8 +340,8 @@ def test_nesting_is_bounded_before_the_stack_is(opening: str) -> None:
 
 
 def test_partitions_are_names() -> None:
-    assert parse_stream("STREAM * FROM t PARTITION (p0, `p 1`) WHERE a = 1").partitions == ("p0", "p 1")
-    assert parse_stream("STREAM * FROM t").partitions == ()
+    assert stream("STREAM * FROM t PARTITION (p0, `p 1`) WHERE a = 1").partitions == ("p0", "p 1")
+    assert stream("STREAM * FROM t").partitions == ()
 
 
 @pytest.mark.parametrize(
@@ -350,6 +356,6 @@ def test_partitions_are_names() -> None:
 )
 def test_what_is_wrong_with_partitions_is_said(clause: str, near: str, reason: str) -> None:
     with pytest.raises(SqlError) as caught:
-        parse_stream(f"STREAM * FROM t {clause}")
+        stream(f"STREAM * FROM t {clause}")
     assert f"near '{near}' at line 1: " in caught.value.message
     assert reason in caught.value.message

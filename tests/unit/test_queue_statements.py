@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.catalog.directives import OPTIONS
-from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
+from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import (
     AlterQueue,
@@ -261,7 +261,7 @@ def test_an_error_names_the_place_and_what_was_expected(sql: str, near: str, hin
 
 
 def test_a_very_long_statement_is_refused_before_it_is_cut() -> None:
-    with pytest.raises(SqlError, match="longer than"):
+    with pytest.raises(SqlError, match="more than"):
         parse(b"CREATE QUEUE t (" + b"a INT," * (STATEMENT_BYTES_MAX // 6) + b"b INT)")
 
 
@@ -272,4 +272,4 @@ def test_a_very_long_statement_is_refused_before_it_is_cut() -> None:
 )
 def test_hostile_text_comes_to_an_end(piece: bytes) -> None:
     with pytest.raises(SqlError):
-        parse(b"CREATE QUEUE t (" + piece * 200_001)
+        parse(b"CREATE QUEUE t (" + piece * 50_001)

@@ -6,18 +6,22 @@ from decimal import Decimal
 
 import pytest
 
-from sqlrewrite.cursor import PLAIN as PLAIN_MODE
-from sqlrewrite.cursor import SqlMode
 from sqlrewrite.errors import SqlError
+from sqlrewrite.lexicon import PLAIN as PLAIN_MODE
+from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.names import Param, TableName
 from sqlrewrite.stream import STAR, WAIT_MAX_S, WHOLE_NUMBER_MAX, StreamStatement, parse_stream
 
 PLAIN = StreamStatement(TableName("t"), (STAR,))
 
 
+def parse(sql: str, mode: SqlMode = PLAIN_MODE) -> StreamStatement:
+    return parse_stream(sql.encode(), mode=mode)
+
+
 def refusal(sql: str, mode: SqlMode = PLAIN_MODE) -> SqlError:
     with pytest.raises(SqlError) as caught:
-        parse_stream(sql, mode)
+        parse(sql, mode)
     return caught.value
 
 
@@ -36,7 +40,7 @@ def refusal(sql: str, mode: SqlMode = PLAIN_MODE) -> SqlError:
     ],
 )
 def test_blanks_comments_case_quotes_and_one_semicolon_change_nothing(sql: str) -> None:
-    assert parse_stream(sql) == PLAIN
+    assert parse(sql) == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,7 @@ def test_blanks_comments_case_quotes_and_one_semicolon_change_nothing(sql: str) 
     ],
 )
 def test_columns_are_names_as_written(columns: str, names: tuple[str, ...]) -> None:
-    assert parse_stream(f"STREAM {columns} FROM t").columns == names
+    assert parse(f"STREAM {columns} FROM t").columns == names
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_columns_are_names_as_written(columns: str, names: tuple[str, ...]) -> N
     ],
 )
 def test_a_table_has_a_name_and_may_have_a_database(table: str, name: TableName) -> None:
-    assert parse_stream(f"STREAM * FROM {table}").table == name
+    assert parse(f"STREAM * FROM {table}").table == name
 
 
 def test_a_name_is_quoted_for_any_sql_mode() -> None:
@@ -85,31 +89,29 @@ def test_a_name_is_quoted_for_any_sql_mode() -> None:
 
 def test_double_quotes_are_names_under_ansi_quotes_alone() -> None:
     sql = 'STREAM "id", `x` FROM "app"."t""u"'
-    assert parse_stream(sql, SqlMode(ansi_quotes=True)) == StreamStatement(TableName('t"u', "app"), ("id", "x"))
+    assert parse(sql, SqlMode(ansi_quotes=True)) == StreamStatement(TableName('t"u', "app"), ("id", "x"))
     assert "this is a string; names stand in backquotes" in refusal(sql).message
 
 
 def test_options_stand_in_any_order() -> None:
     asked = StreamStatement(TableName("t"), (STAR,), limit=10, prefetch=3, wait=Decimal(20))
-    assert parse_stream("STREAM * FROM t LIMIT 10 PREFETCH 3 WAIT 20") == asked
-    assert parse_stream("STREAM * FROM t wait 20 prefetch 3 limit 10;") == asked
+    assert parse("STREAM * FROM t LIMIT 10 PREFETCH 3 WAIT 20") == asked
+    assert parse("STREAM * FROM t wait 20 prefetch 3 limit 10;") == asked
 
 
 def test_nowait_is_an_option_without_a_value() -> None:
-    assert parse_stream("STREAM * FROM t NOWAIT LIMIT 5") == StreamStatement(
-        TableName("t"), (STAR,), limit=5, nowait=True
-    )
+    assert parse("STREAM * FROM t NOWAIT LIMIT 5") == StreamStatement(TableName("t"), (STAR,), limit=5, nowait=True)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("0", "0"), ("0.5", "0.5"), (".5", "0.5"), ("1e-3", "0.001"), ("2.", "2")]
 )
 def test_wait_takes_a_fraction(text: str, seconds: str) -> None:
-    assert parse_stream(f"STREAM * FROM t WAIT {text}").wait == Decimal(seconds)
+    assert parse(f"STREAM * FROM t WAIT {text}").wait == Decimal(seconds)
 
 
 def test_the_bounds_of_numbers_are_within_them() -> None:
-    statement = parse_stream(f"STREAM * FROM t LIMIT {WHOLE_NUMBER_MAX} PREFETCH 1 WAIT {WAIT_MAX_S}")
+    statement = parse(f"STREAM * FROM t LIMIT {WHOLE_NUMBER_MAX} PREFETCH 1 WAIT {WAIT_MAX_S}")
     assert (statement.limit, statement.prefetch, statement.wait) == (WHOLE_NUMBER_MAX, 1, Decimal(WAIT_MAX_S))
 
 
@@ -198,7 +200,7 @@ def test_an_error_names_its_line_and_quotes_no_more_than_mysql_does() -> None:
 
 
 def test_parameters_are_numbered_in_the_order_of_the_text() -> None:
-    statement = parse_stream("STREAM * FROM t /* ? */ WAIT ? LIMIT ? PREFETCH 5 -- ?")
+    statement = parse("STREAM * FROM t /* ? */ WAIT ? LIMIT ? PREFETCH 5 -- ?")
     assert (statement.wait, statement.limit, statement.prefetch) == (Param(0), Param(1), 5)
     assert statement.param_count == 2
 
@@ -211,7 +213,7 @@ def test_a_parameter_stands_for_a_constant_only(sql: str) -> None:
 @pytest.mark.parametrize("ten", [10, 10.0, Decimal(10), "10", b"10", "1e1"])
 @pytest.mark.parametrize("half", [0.5, Decimal("0.5"), "0.5", b".5"])
 def test_values_are_bound_as_drivers_send_them(ten: object, half: object) -> None:
-    bound = parse_stream("STREAM * FROM t LIMIT ? WAIT ?").bind([ten, half])
+    bound = parse("STREAM * FROM t LIMIT ? WAIT ?").bind([ten, half])
     assert bound == StreamStatement(TableName("t"), (STAR,), limit=10, wait=Decimal("0.5"))
 
 
@@ -223,7 +225,7 @@ def test_binding_nothing_to_nothing_changes_nothing() -> None:
     "value", [None, True, 0, -1, 1.5, float("nan"), float("inf"), "", "x", "-1", "٣", b"\xff", 2**64]
 )
 def test_a_value_that_cannot_stand_in_its_place_is_refused_by_name(value: object) -> None:
-    statement = parse_stream("STREAM * FROM t WAIT ? LIMIT ?")
+    statement = parse("STREAM * FROM t WAIT ? LIMIT ?")
     with pytest.raises(SqlError, match=r"LIMIT takes a whole number .* parameter 2 is") as caught:
         statement.bind([1, value])
     assert (caught.value.code, caught.value.sqlstate) == (1210, "HY000")
@@ -231,7 +233,7 @@ def test_a_value_that_cannot_stand_in_its_place_is_refused_by_name(value: object
 
 def test_the_count_of_values_is_checked() -> None:
     with pytest.raises(SqlError, match="has 1 parameters, and 2 were given"):
-        parse_stream("STREAM * FROM t LIMIT ?").bind([1, 2])
+        parse("STREAM * FROM t LIMIT ?").bind([1, 2])
 
 
 HOSTILE = [" ", "/*", "/**/", "-- \n", "--", "'", "`", "(", "a", "a,", "a.", "1", "\0", "é", "/*!"]
