@@ -11,7 +11,7 @@ import statistics
 import time
 
 from engine.binlog.changes import ChangeSet
-from engine.binlog.pipe import BinlogLimits, Order
+from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox
 from engine.model import TableId
 from engine.store.connection import BackendAddress
@@ -55,7 +55,7 @@ def fill(server: EmbeddedServer) -> tuple[str, int]:
 
 
 def reader(kind: type[LogReader], server: EmbeddedServer) -> LogReader:
-    order = Order(
+    order = FollowRequest(
         BackendAddress(server.host, server.port, "root"), BinlogLimits(), frozenset({TableId("bench", "queue")})
     )
     return kind(order, Ear(order.limits), lambda _: None)

@@ -21,7 +21,7 @@ from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowForma
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
-from engine.runtime.table_runner import Sink, TableRunner, gone
+from engine.runtime.table_runner import Sink, TableRunner, no_queue_text
 from engine.store.port import Origin, Store
 
 
@@ -78,14 +78,14 @@ class Engine:
         self._executor = StoreExecutor(store, settings)
         self._executor.on_clock_set = self._clock_set
         self._runners: dict[TableId, TableRunner] = {}
-        self._of_name: dict[str, list[TableRunner]] = {}
+        self._by_name: dict[str, list[TableRunner]] = {}
         """The same by their bare names, casefolded: looked into for every statement that writes."""
-        self._of_holder: dict[int, set[TableRunner]] = {}
+        self._by_holder: dict[int, set[TableRunner]] = {}
         """The queues that each connection has streamed from: it may hold messages of theirs."""
         self._indirect_writes = IndirectWrites()
         self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
         self._queues = Queues(
-            self._executor, self._indirect_writes, Listener(self._found, self._lost, self._wake_all.ask)
+            self._executor, self._indirect_writes, Listener(self._queue_found, self._queue_lost, self._wake_all.request)
         )
         self._ids = itertools.count(1)
         self._draining = False
@@ -151,9 +151,9 @@ class Engine:
         since it was looked at."""
         runner = self._runners.get(queue.id)
         if runner is None:
-            raise UnusableQueue(gone(queue.id))
+            raise UnusableQueue(no_queue_text(queue.id))
         subscriber = next(self._ids)
-        self._of_holder.setdefault(holder, set()).add(runner)
+        self._by_holder.setdefault(holder, set()).add(runner)
         spec = Subscription(subscriber, holder, row_format, limit, prefetch, first_wait_ns, selection)
         runner.subscribe(spec, sink)
         return StreamHandle(runner, subscriber, holder)
@@ -170,7 +170,7 @@ class Engine:
 
     def disconnected(self, holder: int) -> None:
         """A client connection is gone."""
-        for runner in self._of_holder.pop(holder, ()):
+        for runner in self._by_holder.pop(holder, ()):
             runner.handle(runner.dispatcher.disconnected, holder)
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
@@ -188,13 +188,13 @@ class Engine:
             if (
                 keys is not None
                 and certain
-                and not self._indirect_writes.may_be(name)
+                and not self._indirect_writes.may_have_trigger(name)
                 and _certain(runner, values or ())
             ):
                 runner.handle(runner.dispatcher.settled, keys)
             else:
                 runner.handle(runner.dispatcher.suspected, keys)
-            self._written_through(name)
+            self._note_indirect_write(name)
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """Messages with these ids (None: unknown ones) may have been given back."""
@@ -205,22 +205,22 @@ class Engine:
         time."""
         if runner := self._runners.get(table):
             runner.handle(partial(runner.dispatcher.suspected, extended=True), _keys(runner, values))
-            self._written_through(table.name.casefold())
+            self._note_indirect_write(table.name.casefold())
 
     def written(self, name: str | None, *, inserted: bool = False) -> None:
         """Something was committed that touched a table of this bare name (None: any table);
         `inserted`: rows that are new, by a transaction that was not open for long, and nothing
         else."""
         if name is None:
-            self._wake_all.ask()
+            self._wake_all.request()
             return
-        for runner in tuple(self._of_name.get(name, ())):
+        for runner in tuple(self._by_name.get(name, ())):
             runner.handle(partial(runner.dispatcher.woken, anywhere=not inserted))
-        self._written_through(name)
+        self._note_indirect_write(name)
 
-    def _written_through(self, name: str) -> None:
-        if self._indirect_writes.carry(name):
-            self._wake_all.ask()
+    def _note_indirect_write(self, name: str) -> None:
+        if self._indirect_writes.written(name):
+            self._wake_all.request()
 
     def _wake_every_table(self) -> int:
         runners = list(self._runners.values())
@@ -260,24 +260,24 @@ class Engine:
 
     # The catalog's news.
 
-    def _found(self, queue: QueueTable) -> None:
+    def _queue_found(self, queue: QueueTable) -> None:
         if runner := self._runners.get(queue.id):
             runner.reconfigure(queue)
             return
-        on_doubt = partial(self._queues.doubt, queue.id)
-        runner = TableRunner(self._executor, queue, self._limits, on_doubt, self._on_dead_letters_moved)
+        on_distrust = partial(self._queues.distrust, queue.id)
+        runner = TableRunner(self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved)
         self._runners[queue.id] = runner
-        self._of_name.setdefault(queue.id.name.casefold(), []).append(runner)
+        self._by_name.setdefault(queue.id.name.casefold(), []).append(runner)
         self.on_queues()
         if self._draining:
             runner.drain()
 
-    def _lost(self, table: TableId, text: str) -> None:
+    def _queue_lost(self, table: TableId, text: str) -> None:
         runner = self._runners.pop(table)
         name = table.name.casefold()
-        self._of_name[name].remove(runner)
-        if not self._of_name[name]:
-            del self._of_name[name]
+        self._by_name[name].remove(runner)
+        if not self._by_name[name]:
+            del self._by_name[name]
         self.on_queues()
         runner.retire(text)
 

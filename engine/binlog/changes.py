@@ -31,7 +31,7 @@ class TableChanges:
     over: tuple[Key, ...] = ()
 
 
-class UnclearRowError(Exception):
+class UnreadableRowError(Exception):
     """The log does not hold enough of a row to tell what became of its message."""
 
 
@@ -49,16 +49,16 @@ class Layout:
     def __init__(self, columns: Sequence[ColumnType], fields: Sequence[Field | None]) -> None:
         """The table's columns in their order, as information_schema and as the log has them.
 
-        Raises UnclearRowError when the two do not fit: the table was changed in between, or has what is not known here.
+        Raises UnreadableRowError if the two differ: the table was changed in between, or has a type unknown here.
         """
         known = [each for each in fields if each is not None]
         positions = {each.name.lower(): at for at, each in enumerate(columns)}
         if len(known) < len(fields) or len(fields) != len(columns) or not positions.keys() >= {*QUEUE_COLUMNS}:
-            raise UnclearRowError(f"{len(columns)} columns, of which the log has {len(known)} that can be read")
+            raise UnreadableRowError(f"{len(columns)} columns, of which the log has {len(known)} that can be read")
         wanted = [positions[name] for name in QUEUE_COLUMNS]
         read_key = key_reader(known[wanted[0]], columns[wanted[0]])
         if read_key is None:
-            raise UnclearRowError(f"an id of type {columns[wanted[0]].declared} is known to the server alone")
+            raise UnreadableRowError(f"an id of type {columns[wanted[0]].declared} is known to the server alone")
         self._key = read_key
         self._signed = [not {"unsigned", "zerofill"} & {*columns[at].declared.split()} for at in wanted]
         self._reader = RowReader(known, wanted)
@@ -66,7 +66,7 @@ class Layout:
     def changes(self, change: Change, present: Sequence[int], data: bytes) -> Iterator[tuple[Key, Entry | None]]:
         """What became of each message in an event's rows; `present` columns are told for each of a row's images.
 
-        Raises UnclearRowError, UnicodeDecodeError, IndexError when that cannot be told.
+        Raises UnreadableRowError, UnicodeDecodeError, IndexError when that cannot be told.
         """
         at = 0
         while at < len(data):
@@ -91,13 +91,13 @@ class Layout:
 
     def _key_of(self, row: list[Raw]) -> Key:
         if not isinstance(row[0], bytes):
-            raise UnclearRowError("no id")
+            raise UnreadableRowError("no id")
         return self._key(row[0])
 
     def _entry(self, row: list[Raw]) -> Entry | None:
         acked = row[-1]
         if acked is ABSENT:
-            raise UnclearRowError("no time_acked")
+            raise UnreadableRowError("no time_acked")
         if acked is not None:
             return None
         _, priority, epoch, due_ns, _ = (
@@ -108,7 +108,7 @@ class Layout:
     @staticmethod
     def _number(raw: Raw, signed: bool) -> int | None:  # noqa: FBT001  # from zip
         if raw is ABSENT:
-            raise UnclearRowError("not the whole row")
+            raise UnreadableRowError("not the whole row")
         return None if raw is None else integer_of(raw, signed=signed)
 
 
@@ -129,27 +129,27 @@ class ChangeSet:
         return bool(self.tables) or self.everything or self.schema_changed
 
     @property
-    def blunt(self) -> bool:
+    def has_unknown(self) -> bool:
         """Whether it says of some table no more than that anything may have changed."""
         return self.everything or None in self.tables.values()
 
-    def knows_no_details(self, table: TableId) -> bool:
+    def is_unknown(self, table: TableId) -> bool:
         """Whether more rows of that table would add nothing."""
         return self.everything or self.tables.get(table, ABSENT) is None
 
-    def row(self, table: TableId, key: Key, entry: Entry | None) -> None:
+    def add_row(self, table: TableId, key: Key, entry: Entry | None) -> None:
         """A message became this; None: it is over."""
-        if self.knows_no_details(table):
+        if self.is_unknown(table):
             return
         if self.rows >= self.rows_max:
-            self.anything(table)
+            self.add_unknown(table)
             return
         rows = self.tables.setdefault(table, {})
         assert rows is not None
         self.rows += key not in rows
         rows[key] = entry
 
-    def anything(self, table: TableId) -> None:
+    def add_unknown(self, table: TableId) -> None:
         """Anything may have changed in that table."""
         self.rows -= len(self.tables.get(table) or ())
         self.tables[table] = None
@@ -160,10 +160,10 @@ class ChangeSet:
         self.schema_changed |= later.schema_changed
         for table, rows in later.tables.items():
             if rows is None:
-                self.anything(table)
+                self.add_unknown(table)
             else:
                 for key, entry in rows.items():
-                    self.row(table, key, entry)
+                    self.add_row(table, key, entry)
 
     def by_table(self) -> list[TableChanges]:
         """As the engine takes it."""
@@ -177,13 +177,13 @@ class ChangeSet:
         ]
 
 
-class LoggedEffect(enum.Flag):
+class StatementEffect(enum.Flag):
     """What a statement in the log amounts to."""
 
     NOTHING = 0
     COMMITTED = enum.auto()
     """What was said before counts now."""
-    UNDONE = enum.auto()
+    ROLLED_BACK = enum.auto()
     """What was said before counts for nothing."""
     SCHEMA = enum.auto()
     """A table may be another one."""
@@ -194,28 +194,32 @@ class LoggedEffect(enum.Flag):
 _WORD = re.compile(r"(?>(?:\s|/\*(?!M?!).*?\*/|(?:--|#)[^\n]*\n)*)([A-Za-z]*)", re.DOTALL)
 _STATEMENTS = {
     **dict.fromkeys(
-        ("BEGIN", "SAVEPOINT", "SET", "GRANT", "REVOKE", "ANALYZE", "OPTIMIZE", "FLUSH"), LoggedEffect.NOTHING
+        ("BEGIN", "SAVEPOINT", "SET", "GRANT", "REVOKE", "ANALYZE", "OPTIMIZE", "FLUSH"), StatementEffect.NOTHING
     ),
-    "COMMIT": LoggedEffect.COMMITTED,
-    **dict.fromkeys(("CREATE", "DROP"), LoggedEffect.SCHEMA | LoggedEffect.COMMITTED),
+    "COMMIT": StatementEffect.COMMITTED,
+    **dict.fromkeys(("CREATE", "DROP"), StatementEffect.SCHEMA | StatementEffect.COMMITTED),
     **dict.fromkeys(
-        ("ALTER", "RENAME", "TRUNCATE"), LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED
+        ("ALTER", "RENAME", "TRUNCATE"), StatementEffect.SCHEMA | StatementEffect.ANYTHING | StatementEffect.COMMITTED
     ),
 }
 
 
-def effect_of(statement: str) -> LoggedEffect:
+def effect_of(statement: str) -> StatementEffect:
     """What a logged statement amounts to. Changes of rows come as statements where somebody asked for that."""
     found = _WORD.match(statement)
     word = found[1].upper() if found else ""
     text = statement.upper()
     if word == "XA":  # The rows were logged when it was prepared.
-        return LoggedEffect.ANYTHING | LoggedEffect.COMMITTED if "COMMIT" in text.split()[:2] else LoggedEffect.NOTHING
+        return (
+            StatementEffect.ANYTHING | StatementEffect.COMMITTED
+            if "COMMIT" in text.split()[:2]
+            else StatementEffect.NOTHING
+        )
     if word == "ROLLBACK":
-        return LoggedEffect.ANYTHING if " TO " in text else LoggedEffect.UNDONE
-    meaning = _STATEMENTS.get(word, LoggedEffect.ANYTHING)
+        return StatementEffect.ANYTHING if " TO " in text else StatementEffect.ROLLED_BACK
+    meaning = _STATEMENTS.get(word, StatementEffect.ANYTHING)
     if word == "CREATE" and text.endswith(" TRANSACTION"):  # CREATE TABLE … SELECT begins one: its rows follow.
-        return meaning & ~LoggedEffect.COMMITTED
+        return meaning & ~StatementEffect.COMMITTED
     return meaning
 
 
@@ -233,11 +237,11 @@ class Transactions:
     def statement(self, text: str) -> None:
         """A statement was logged."""
         meaning = effect_of(text)
-        self.pending.schema_changed |= LoggedEffect.SCHEMA in meaning
-        self.pending.everything |= LoggedEffect.ANYTHING in meaning
-        if LoggedEffect.UNDONE in meaning:
-            self.undone()
-        if LoggedEffect.COMMITTED in meaning:
+        self.pending.schema_changed |= StatementEffect.SCHEMA in meaning
+        self.pending.everything |= StatementEffect.ANYTHING in meaning
+        if StatementEffect.ROLLED_BACK in meaning:
+            self.rolled_back()
+        if StatementEffect.COMMITTED in meaning:
             self.committed()
 
     def committed(self) -> None:
@@ -246,6 +250,6 @@ class Transactions:
         if pending:
             self._sink(pending)
 
-    def undone(self) -> None:
+    def rolled_back(self) -> None:
         """It was rolled back, or only prepared."""
         self.pending = ChangeSet(self._rows_max)

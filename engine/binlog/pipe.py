@@ -25,7 +25,7 @@ class BinlogLimits:
     """Messages told of at a time; with more, a look at the table is the better news."""
     pause_s: float = 0.001
     """Between two batches of news: at ten thousand changes a second, ten share a batch."""
-    blunt_pause_s: float = 0.02
+    unknown_pause_s: float = 0.02
     """After news that cost the parent a look at a table."""
     lag_max_s: float = 2.0
     """Further behind the server than this, rows are not read any more, until the log's end is reached: the tables are
@@ -35,7 +35,7 @@ class BinlogLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class FollowRequest:
     """What the parent says first."""
 
     address: BackendAddress
@@ -44,14 +44,14 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class ReaderStarted:
     """The log is being followed, from here on."""
 
     at: str
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ChangeBatch:
     """A change set, as plain values, because there may be ten thousand a second: for each table its messages as they
     now are, and the ids of those that are over."""
 
@@ -64,7 +64,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ReaderEnded:
     """The reader cannot go on; `refused`: and cannot before somebody changes the server or the account."""
 
     text: str

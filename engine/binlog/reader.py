@@ -25,20 +25,28 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from engine.binlog.changes import ChangeSet, Layout, Transactions, UnclearRowError
+from engine.binlog.changes import ChangeSet, Layout, Transactions, UnreadableRowError
 from engine.binlog.event_filter import EventFilter
-from engine.binlog.pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
+from engine.binlog.pipe import (
+    BinlogLimits,
+    ChangeBatch,
+    FollowRequest,
+    ReaderEnded,
+    ReaderStarted,
+    message,
+    read_message,
+)
 from engine.binlog.replication_adapter import (
     Committed,
     Event,
     FilteredConnection,
     Idle,
     LogStream,
-    Opaque,
     Other,
+    Prepared,
     Rows,
-    SetAside,
     Statement,
+    Unreadable,
 )
 from engine.binlog.row_image import ColumnType, field_of
 from engine.model import TableId
@@ -89,15 +97,15 @@ class Outbox:
     def __init__(self, limits: BinlogLimits) -> None:
         self._limits = limits
         self._changed = threading.Condition()
-        self._news = ChangeSet(limits.rows_max)  # guarded by _changed, as is all below
+        self._changes = ChangeSet(limits.rows_max)  # guarded by _changed, as is all below
         self._rows = 0
         self._lag_s = 0.0
-        self._lag_told_s = 0.0
+        self._lag_reported_s = 0.0
 
-    def add(self, news: ChangeSet) -> None:
-        """A transaction's news."""
+    def add(self, changes: ChangeSet) -> None:
+        """A transaction's changes."""
         with self._changed:
-            self._news.add(news)
+            self._changes.add(changes)
             self._changed.notify()
 
     def count(self, rows: int, lag_s: float) -> None:
@@ -105,28 +113,28 @@ class Outbox:
         with self._changed:
             self._rows += rows
             self._lag_s = lag_s
-            if lag_s != self._lag_told_s:
+            if lag_s != self._lag_reported_s:
                 self._changed.notify()
 
-    def knows_no_details(self, table: TableId) -> bool:
+    def is_unknown(self, table: TableId) -> bool:
         """Whether more rows of that table would add nothing to what is to be told."""
-        return self._news.knows_no_details(table)
+        return self._changes.is_unknown(table)
 
     def write_to(self, pipe: BinaryIO) -> None:
         """Write what there is, whenever there is something; for ever."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._news or self._rows or self._lag_s != self._lag_told_s)
-                news, self._news = self._news, ChangeSet(self._limits.rows_max)
+                self._changed.wait_for(lambda: self._changes or self._rows or self._lag_s != self._lag_reported_s)
+                changes, self._changes = self._changes, ChangeSet(self._limits.rows_max)
                 rows, self._rows = self._rows, 0
-                self._lag_told_s = self._lag_s
-            pipe.write(message(_batch(news, rows, self._lag_told_s)))
+                self._lag_reported_s = self._lag_s
+            pipe.write(message(_batch(changes, rows, self._lag_reported_s)))
             pipe.flush()
-            time.sleep(self._limits.blunt_pause_s if news.blunt else self._limits.pause_s)
+            time.sleep(self._limits.unknown_pause_s if changes.has_unknown else self._limits.pause_s)
 
 
-def _batch(news: ChangeSet, rows: int, lag_s: float) -> Batch:
-    return Batch(
+def _batch(changes: ChangeSet, rows: int, lag_s: float) -> ChangeBatch:
+    return ChangeBatch(
         tuple(
             (
                 each.table.db,
@@ -134,17 +142,17 @@ def _batch(news: ChangeSet, rows: int, lag_s: float) -> Batch:
                 tuple((entry.key, entry.epoch, entry.priority, entry.due_ns) for entry in each.seen),
                 each.over,
             )
-            for each in news.by_table()
+            for each in changes.by_table()
         ),
-        news.everything,
-        news.schema_changed,
+        changes.everything,
+        changes.schema_changed,
         rows,
         lag_s,
     )
 
 
 @dataclass(slots=True)
-class Wanted:
+class FollowedTables:
     """The tables to follow. The library looks into the two sets at each table map, and passes over
     all others."""
 
@@ -153,7 +161,7 @@ class Wanted:
     databases: set[str] = field(default_factory=set)
     generation: int = 0
 
-    def become(self, tables: frozenset[TableId]) -> frozenset[TableId]:
+    def replace(self, tables: frozenset[TableId]) -> frozenset[TableId]:
         """Follow these from now on; those among them that are new."""
         new = tables - self.tables
         self.names |= {each.name for each in tables}
@@ -166,16 +174,16 @@ class Wanted:
 class LogReader:
     """Follows the log from its present end."""
 
-    def __init__(self, order: Order, outbox: Outbox, begun: Callable[[str], None]) -> None:
+    def __init__(self, order: FollowRequest, outbox: Outbox, on_started: Callable[[str], None]) -> None:
         """`begun` is called once, with the place in the log, when the server has accepted the
         request."""
-        self.wanted = Wanted()
-        self.wanted.become(order.tables)
+        self.followed = FollowedTables()
+        self.followed.replace(order.tables)
         self._address, self._limits = order.address, order.limits
         self._connection_limits = ConnectionLimits()
-        self._outbox, self._begun = outbox, begun
+        self._outbox, self._on_started = outbox, on_started
         self._transactions = Transactions(order.limits.rows_max, outbox.add)
-        self._sieve = EventFilter(self._follows, lambda: bool(self._transactions.pending))
+        self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions.pending))
         self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
         self._generation = 0
         self._connections = 0
@@ -195,17 +203,17 @@ class LogReader:
             server_id=random.choice(SERVER_IDS),
             file=file,
             position=position,
-            tables=self.wanted.names,
-            schemas=self.wanted.databases,
+            tables=self.followed.names,
+            schemas=self.followed.databases,
             heartbeat_s=self._limits.heartbeat_s,
         )
         first = True
-        for event in readable(stream.fetchone, self._transactions_unclear):
+        for event in readable_events(stream.fetchone, self._changes_unknown):
             if first:
-                self._begun(f"{file}:{position}")
+                self._on_started(f"{file}:{position}")
                 first = False
                 self._filter_events()
-            self._take(event)
+            self._handle(event)
 
     def _begin(self) -> tuple[str, int]:
         """Where the log ends, if it can be followed at all."""
@@ -246,26 +254,26 @@ class LogReader:
     def _filter_events(self) -> None:
         """Pass over events that are of no interest before the library takes them apart."""
         assert self._stream_connection is not None
-        self._stream_connection.wants = self._sieve.wants
+        self._stream_connection.wants = self._event_filter.wants
 
-    def _transactions_unclear(self) -> None:
+    def _changes_unknown(self) -> None:
         self._transactions.pending.everything = True
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         transactions = self._transactions
         match event:
             case Rows():
-                self._take_rows(event)
+                self._handle_rows(event)
             case Committed():
                 self._committed(event)
             case Statement():
                 transactions.statement(event.text)
-            case SetAside():
-                transactions.undone()
+            case Prepared():
+                transactions.rolled_back()
             case Idle():
                 self._lag_s = 0.0
                 self._outbox.count(0, 0.0)
-            case Opaque():
+            case Unreadable():
                 transactions.pending.everything = transactions.pending.schema_changed = True
                 transactions.committed()
             case Other():
@@ -278,35 +286,35 @@ class LogReader:
         self._rows = 0
         self._transactions.committed()
 
-    def _take_rows(self, event: Rows) -> None:
+    def _handle_rows(self, event: Rows) -> None:
         known = self._layout(event)
         if known is None:
             return
         table, layout = known
         pending = self._transactions.pending
-        if pending.knows_no_details(table) or self._outbox.knows_no_details(table):
-            pending.anything(table)
+        if pending.is_unknown(table) or self._outbox.is_unknown(table):
+            pending.add_unknown(table)
             return
         if layout is None or self._lag_s > self._limits.lag_max_s or event.partial:
-            pending.anything(table)
+            pending.add_unknown(table)
             return
         present, data = event.images()
         try:
             for key, entry in layout.changes(event.change, present, data):
                 self._rows += 1
-                pending.row(table, key, entry)
-        except (UnclearRowError, UnicodeDecodeError, IndexError):
-            pending.anything(table)
+                pending.add_row(table, key, entry)
+        except (UnreadableRowError, UnicodeDecodeError, IndexError):
+            pending.add_unknown(table)
 
     def _follows(self, db: bytes, name: bytes) -> bool:
-        wanted = self.wanted
+        wanted = self.followed
         return name.decode("utf-8", "replace") in wanted.names and db.decode("utf-8", "replace") in wanted.databases
 
     def _layout(self, event: Rows) -> tuple[TableId, Layout | None] | None:
         """The queue whose rows these are, and how to read them if that is known; None when they are
         of no queue."""
-        if self._generation != self.wanted.generation:
-            self._generation = self.wanted.generation
+        if self._generation != self.followed.generation:
+            self._generation = self.followed.generation
             self._layouts.clear()
         number = event.number
         if number not in self._layouts:
@@ -314,11 +322,11 @@ class LogReader:
                 self._layouts.clear()
             table = TableId(event.schema, event.table)
             self._layouts[number] = (
-                (table, self._learn(table, event.columns())) if table in self.wanted.tables else None
+                (table, self._read_layout(table, event.columns())) if table in self.followed.tables else None
             )
         return self._layouts[number]
 
-    def _learn(self, table: TableId, logged: Sequence[Mapping[str, Any]]) -> Layout | None:
+    def _read_layout(self, table: TableId, logged: Sequence[Mapping[str, Any]]) -> Layout | None:
         names = {"db": text_literal(table.db), "name": text_literal(table.name)}
         with closing(StoreConnection(self._address, self._connection_limits)) as connection:
             (found,) = connection.run([statement("binlog_columns", **names)])
@@ -326,11 +334,11 @@ class LogReader:
         columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
         try:
             return Layout(columns, [field_of(told) for told in logged])
-        except UnclearRowError:
+        except UnreadableRowError:
             return None
 
 
-def readable(fetch: Callable[[], Any], unreadable: Callable[[], None]) -> Iterator[Any]:
+def readable_events(fetch: Callable[[], Any], unreadable: Callable[[], None]) -> Iterator[Any]:
     """The events that `fetch` returns, up to its first None. `unreadable` is called for each event
     that it cannot read: what that one meant is unknown.
 
@@ -359,13 +367,13 @@ def _texts(row: bytes) -> list[str]:
     return [(value or b"").decode() for value in text_values(row)]
 
 
-def _listen(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
+def _follow_requests(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
     """Take new orders until there is nobody to give them."""
     while (tables := read_message(orders)) is not None:
-        news = ChangeSet(0)
-        for each in reader.wanted.become(tables):
-            news.anything(each)  # What was changed in it until now was passed over.
-        outbox.add(news)
+        changes = ChangeSet(0)
+        for each in reader.followed.replace(tables):
+            changes.add_unknown(each)  # What was changed in it until now was passed over.
+        outbox.add(changes)
 
 
 def _thread(work: Callable[..., None], *args: object) -> None:
@@ -383,23 +391,23 @@ def _thread(work: Callable[..., None], *args: object) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def why_it_ends(read: Callable[[], None]) -> Ended:
+def read_until_ended(read: Callable[[], None]) -> ReaderEnded:
     """Read the log until that is over; what is to be told the parent, which starts another reader
     after a pause."""
     try:
         read()
     except (UnreadableLogError, IncompatibleVersionError) as error:
-        return Ended(str(error), refused=True)
+        return ReaderEnded(str(error), refused=True)
     except StoreError as error:
-        return Ended(str(error), refused=error.code in DENIED)
+        return ReaderEnded(str(error), refused=error.code in DENIED)
     except (MySQLError, OSError) as error:
         code = error.args[0] if error.args else 0
-        return Ended(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
+        return ReaderEnded(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
     except StuckLogError as error:
-        return Ended(str(error))
+        return ReaderEnded(str(error))
     except Exception as error:  # noqa: BLE001  # of ours or of the library's: the next reader begins anew
-        return Ended(f"its reader failed: {error!r}")
-    return Ended("the server ended it")
+        return ReaderEnded(f"its reader failed: {error!r}")
+    return ReaderEnded("the server ended it")
 
 
 def main() -> None:
@@ -411,14 +419,14 @@ def main() -> None:
         return
     outbox = Outbox(order.limits)
 
-    def begun(where: str) -> None:
-        pipe.write(message(Began(where)))
+    def on_started(where: str) -> None:
+        pipe.write(message(ReaderStarted(where)))
         pipe.flush()
         _thread(outbox.write_to, pipe)
 
-    reader = LogReader(order, outbox, begun)
-    _thread(_listen, reader, outbox, orders)
-    ended = why_it_ends(reader.run)
+    reader = LogReader(order, outbox, on_started)
+    _thread(_follow_requests, reader, outbox, orders)
+    ended = read_until_ended(reader.run)
     pipe.write(message(ended))
     pipe.flush()
     os._exit(0)

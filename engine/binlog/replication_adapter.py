@@ -57,7 +57,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class Prepared:
     """XA PREPARE: what came before is not committed yet, and may never be."""
 
 
@@ -74,7 +74,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Opaque:
+class Unreadable:
     """A transaction, or a part of one, that cannot be opened."""
 
 
@@ -112,7 +112,7 @@ class Other:
     """An event that means nothing here."""
 
 
-Event = Committed | SetAside | Statement | Idle | Opaque | Rows | Other
+Event = Committed | Prepared | Statement | Idle | Unreadable | Rows | Other
 
 _CHANGES: Final = {
     WriteRowsEvent: Change.INSERT,
@@ -191,13 +191,13 @@ def _event(found: Any) -> Event:
             case XidEvent() | XAPrepareEvent(one_phase=True):
                 return Committed(found.timestamp)
             case XAPrepareEvent():
-                return SetAside()
+                return Prepared()
             case QueryEvent():
                 return Statement(found.query)
             case HeartbeatLogEvent():
                 return Idle()
             case NotImplementedEvent() if found.event_type in COMPRESSED:
-                return Opaque()
+                return Unreadable()
             case _:
                 return Other()
 

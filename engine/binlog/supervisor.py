@@ -17,7 +17,17 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.binlog.pipe import HEAD_BYTES, Batch, Began, BinlogLimits, Ended, Order, message, size_of, value_of
+from engine.binlog.pipe import (
+    HEAD_BYTES,
+    BinlogLimits,
+    ChangeBatch,
+    FollowRequest,
+    ReaderEnded,
+    ReaderStarted,
+    message,
+    size_of,
+    value_of,
+)
 from engine.model import Entry, TableId
 from engine.service import Engine
 from engine.store.connection import BackendAddress
@@ -70,13 +80,13 @@ class BinlogFollower:
         self._reader_limits = reader_limits or BinlogLimits()
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self._told: frozenset[TableId] = frozenset()
-        self._telling: asyncio.Handle | None = None
-        self._said = ""
+        self._requested: frozenset[TableId] = frozenset()
+        self._sending: asyncio.Handle | None = None
+        self._last_logged = ""
 
     def start(self) -> None:
         """Begin; returns at once."""
-        self._engine.on_queues = self._tell_tables_soon
+        self._engine.on_queues = self._send_tables_soon
         self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
 
     async def close(self) -> None:
@@ -95,19 +105,21 @@ class BinlogFollower:
             except Exception as error:  # Of ours: without a follower, what bypasses the proxy would wait for polls.
                 self.following.faults += 1
                 log.exception("the news of the binlog could not be taken")
-                ended = Ended(f"its news could not be taken: {error!r}")
+                ended = ReaderEnded(f"its news could not be taken: {error!r}")
             if clock() - began > self._limits.lasting_s:
                 pause_s = self._limits.again_min_s
             if ended.refused:
-                self._say("the binlog is not followed (%s): what bypasses the proxy is noticed by polling", ended.text)
+                self._log_once(
+                    "the binlog is not followed (%s): what bypasses the proxy is noticed by polling", ended.text
+                )
                 await asyncio.sleep(self._limits.refused_s)
                 continue
-            if await self._server_is_there():
-                self._say("the binlog cannot be followed now, polling until it can: %s", ended.text)
+            if await self._server_is_reachable():
+                self._log_once("the binlog cannot be followed now, polling until it can: %s", ended.text)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._limits.again_max_s)
 
-    async def _server_is_there(self) -> bool:
+    async def _server_is_reachable(self) -> bool:
         """Whether something else than the server's absence, which engine.store.reach tells of, must
         have ended the reader."""
         try:
@@ -116,17 +128,17 @@ class BinlogFollower:
             return not error.unreachable
         return True
 
-    def _say(self, text: str, detail: str, level: int = logging.WARNING) -> None:
+    def _log_once(self, text: str, detail: str, level: int = logging.WARNING) -> None:
         """Log a change of state, once."""
-        if text != self._said:
-            self._said = text
+        if text != self._last_logged:
+            self._last_logged = text
             log.log(level, text, detail)
 
     def reader_command(self) -> tuple[str, ...]:
         """The reader's program."""
         return (sys.executable, "-m", "engine.binlog.reader")
 
-    async def _follow(self) -> Ended:
+    async def _follow(self) -> ReaderEnded:
         """Run a reader until it ends; why it did."""
         self.following.starts += 1
         try:
@@ -139,10 +151,10 @@ class BinlogFollower:
                 env={name: value for name, value in os.environ.items() if not name.startswith("ACKSTREAM_")},
             )
         except OSError as error:
-            return Ended(f"no process for it: {error}")
+            return ReaderEnded(f"no process for it: {error}")
         try:
-            self._told = self._tables()
-            self._send(Order(self._address, self._reader_limits, self._told))
+            self._requested = self._tables()
+            self._send(FollowRequest(self._address, self._reader_limits, self._requested))
             return await self._listen(process)
         finally:
             self._process = None
@@ -151,27 +163,27 @@ class BinlogFollower:
                 process.kill()
             await process.wait()
 
-    async def _listen(self, process: Process) -> Ended:
+    async def _listen(self, process: Process) -> ReaderEnded:
         assert process.stdout is not None
         while True:
             try:
                 head = await process.stdout.readexactly(HEAD_BYTES)
                 said = value_of(await process.stdout.readexactly(size_of(head)))
             except asyncio.IncompleteReadError:
-                return Ended(f"its reader ended with status {await process.wait()}")
+                return ReaderEnded(f"its reader ended with status {await process.wait()}")
             match said:
-                case Began(at):
+                case ReaderStarted(at):
                     self.following.now = True
-                    self._say("following the binlog from %s", at, logging.INFO)
+                    self._log_once("following the binlog from %s", at, logging.INFO)
                     self._engine.changes_logged(None)
-                case Batch():
-                    self._take(said)
-                case Ended():
+                case ChangeBatch():
+                    self._handle_batch(said)
+                case ReaderEnded():
                     return said
                 case _:
                     raise AssertionError(said)
 
-    def _take(self, batch: Batch) -> None:
+    def _handle_batch(self, batch: ChangeBatch) -> None:
         following, engine = self.following, self._engine
         following.batches += 1
         following.rows += batch.rows
@@ -190,16 +202,16 @@ class BinlogFollower:
     def _tables(self) -> frozenset[TableId]:
         return frozenset(queue.id for queue, _ in self._engine.runners())
 
-    def _tell_tables_soon(self) -> None:
+    def _send_tables_soon(self) -> None:
         """Once for all queues that a look at the catalog finds, for all are told each time."""
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_soon(self._tell_tables)
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().call_soon(self._send_tables)
 
-    def _tell_tables(self) -> None:
-        self._telling = None
+    def _send_tables(self) -> None:
+        self._sending = None
         tables = self._tables()
-        if self._process is not None and tables != self._told:
-            self._told = tables
+        if self._process is not None and tables != self._requested:
+            self._requested = tables
             self._send(tables)
 
     def _send(self, value: object) -> None:

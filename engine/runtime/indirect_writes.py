@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-UNJUDGED_MAX = 1_000
+UNCLASSIFIED_MAX = 1_000
 """Tables written to since the schema changed and before the catalog was read again; beyond it, all are woken."""
 
 
@@ -22,34 +22,34 @@ class IndirectWrites:
     def __init__(self) -> None:
         self._names: frozenset[str] = frozenset()
         self._outdated = False
-        self._unjudged: set[str] = set()
+        self._unclassified: set[str] = set()
 
     def schema_changed(self) -> None:
         """There may be others now."""
         self._outdated = True
 
-    def told(self, names: frozenset[str], *, outdated: bool) -> bool:
+    def refreshed(self, names: frozenset[str], *, outdated: bool) -> bool:
         """The catalog was read, and may be out of date again; whether something was written to one of them."""
         self._names, self._outdated = names, outdated
-        carried = not self._unjudged.isdisjoint(names)
+        carried = not self._unclassified.isdisjoint(names)
         if not outdated:
-            self._unjudged.clear()
+            self._unclassified.clear()
         return carried
 
-    def may_be(self, name: str) -> bool:
+    def may_have_trigger(self, name: str) -> bool:
         """Whether a table of this bare name may have a trigger, which may undo what a statement did to its rows."""
         return self._outdated or name in self._names
 
-    def carry(self, name: str) -> bool:
+    def written(self, name: str) -> bool:
         """Whether what was written to a table of this bare name may have come elsewhere too."""
         if name in self._names:
             return True
         if not self._outdated:
             return False
-        self._unjudged.add(name)
-        if len(self._unjudged) <= UNJUDGED_MAX:
+        self._unclassified.add(name)
+        if len(self._unclassified) <= UNCLASSIFIED_MAX:
             return False
-        self._unjudged.clear()
+        self._unclassified.clear()
         return True
 
 
@@ -62,15 +62,15 @@ class WakeAll:
         self._not_before_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Something was committed, and it is not known where."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before_s:
-            self._timer = loop.call_at(self._not_before_s, self._now)
+            self._timer = loop.call_at(self._not_before_s, self._wake_now)
         else:
-            self._now()
+            self._wake_now()
 
     def cancel(self) -> None:
         """Forget who asked."""
@@ -78,6 +78,6 @@ class WakeAll:
             self._timer.cancel()
             self._timer = None
 
-    def _now(self) -> None:
+    def _wake_now(self) -> None:
         self._timer = None
         self._not_before_s = asyncio.get_running_loop().time() + self._wake() / self._scans_per_s

@@ -51,7 +51,7 @@ FAULTS_FORGOTTEN_NS = 60 * NS_PER_S
 SAME_REASON_NS = 60 * NS_PER_S
 """Between two log lines with the same reason why dead messages of one queue cannot be moved."""
 
-Asked = Scan | Claim | Fetch | Lookup | Release | Purge | MoveDeadLetters
+StoreEffect = Scan | Claim | Fetch | Lookup | Release | Purge | MoveDeadLetters
 """The effects that the store carries out."""
 
 
@@ -65,7 +65,7 @@ class Sink(Protocol):
         """Nothing comes after this."""
 
 
-def gone(table: TableId) -> str:
+def no_queue_text(table: TableId) -> str:
     """Why the streams of a table end that was dropped, or is a queue no longer: the same whoever
     notices first."""
     return f"Table '{table}' is no message table any more"
@@ -98,16 +98,16 @@ class TableRunner:
         executor: StoreExecutor,
         queue: QueueTable,
         limits: Limits,
-        on_doubt: Callable[[], None],
+        on_distrust: Callable[[], None],
         on_moved: Callable[[TableId], None],
     ) -> None:
-        """`on_doubt` is called when the server says that the table is not what we take it for,
+        """`on_distrust` is called when the server says that the table is not what we take it for,
         `on_moved` when dead messages have come into that table."""
         self.queue = queue
         self.settled_down = asyncio.Event()
         self._executor = executor
         self._limits = limits
-        self._on_doubt = on_doubt
+        self._on_doubt = on_distrust
         self._on_moved = on_moved
         self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -119,8 +119,8 @@ class TableRunner:
         self._retired = False
         self._faults = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._fault_ns = 0
-        self._unmoved = ""
-        self._say_again_ns = 0
+        self._unmoved_text = ""
+        self._log_again_ns = 0
         self._suspended = False
         """A fault has stopped the dispatcher, and its successor has not begun."""
         self.dispatcher = self._new_dispatcher()
@@ -258,7 +258,7 @@ class TableRunner:
                 self._end(subscriber, cause, text)
             case _:
                 name = f"{type(effect).__name__} {self.queue.id}"
-                self._executor.spawn(self._ask(self.dispatcher, effect), name)
+                self._executor.spawn(self._run_in_store(self.dispatcher, effect), name)
 
     def _deliver(self, subscriber: int, rows: tuple[bytes, ...]) -> None:
         if (stream := self._streams.get(subscriber)) is None:
@@ -279,7 +279,7 @@ class TableRunner:
         except Exception:
             log.exception("a stream of %s could not be ended", self.queue.id)
 
-    async def _ask(self, dispatcher: Dispatcher, effect: Asked) -> None:
+    async def _run_in_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> None:
         """Have the store carry out an effect, and tell the dispatcher how it went, unless it has a
         successor."""
         try:
@@ -288,7 +288,7 @@ class TableRunner:
             self._executor.report(f"{type(effect).__name__.lower()} of {self.queue.id}", error)
             if error.lasting:
                 self._on_doubt()
-            text = gone(self.queue.id) if error.code in NO_TABLE else str(error)
+            text = no_queue_text(self.queue.id) if error.code in NO_TABLE else str(error)
             answer = partial(self._failed, dispatcher, effect, text, lasting=error.lasting)
         except Exception as error:  # A fault of ours: it must not leave the dispatcher waiting for ever.
             log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
@@ -296,7 +296,7 @@ class TableRunner:
         if dispatcher is self.dispatcher:
             answer()
 
-    async def _carry_out(self, dispatcher: Dispatcher, effect: Asked) -> Callable[[], None]:
+    async def _carry_out(self, dispatcher: Dispatcher, effect: StoreEffect) -> Callable[[], None]:
         """Ask the store; returns what is to happen then."""
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
         match effect:
@@ -311,7 +311,7 @@ class TableRunner:
                 counters.claimed += len(claims)
                 counters.redelivered += sum(claim.epoch > 1 for claim in claims)
                 if dispatcher is not self.dispatcher and claims:
-                    await self._give_back(claims)
+                    await self._release_claims(claims)
                 return partial(self.handle, dispatcher.claim_done, claim_id, claims)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._executor.settings.fetch_budget_bytes
@@ -331,7 +331,7 @@ class TableRunner:
             case _:
                 assert_never(effect)
 
-    async def _give_back(self, claims: Sequence[Claimed]) -> None:
+    async def _release_claims(self, claims: Sequence[Claimed]) -> None:
         """What was claimed for a dispatcher that is no more."""
         returns = [
             Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False, priority=claim.priority)
@@ -350,17 +350,17 @@ class TableRunner:
             self._on_moved(place)
         if result.problem is not None:
             counters.dead_letter_failures += 1
-            self._say_unmoved(f"dead messages of {self.queue.id} cannot be moved to {place}: {result.problem}")
+            self._log_unmoved(f"dead messages of {self.queue.id} cannot be moved to {place}: {result.problem}")
         return result.moved
 
-    def _say_unmoved(self, text: str) -> None:
+    def _log_unmoved(self, text: str) -> None:
         """Log why dead messages stay: at once when the reason is new, and else once a minute."""
         mono_ns = self._executor.clock.now().mono_ns
-        if text != self._unmoved or mono_ns >= self._say_again_ns:
-            self._unmoved, self._say_again_ns = text, mono_ns + SAME_REASON_NS
+        if text != self._unmoved_text or mono_ns >= self._log_again_ns:
+            self._unmoved_text, self._log_again_ns = text, mono_ns + SAME_REASON_NS
             log.error("%s", text)
 
-    def _failed(self, dispatcher: Dispatcher, effect: Asked, text: str, *, lasting: bool) -> None:
+    def _failed(self, dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting: bool) -> None:
         match effect:
             case Scan(scan_id, _, _, _):
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)

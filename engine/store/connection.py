@@ -149,7 +149,7 @@ class StoreConnection:
         self._wrote = False
         self._reset_due = False
         self._buffer, self._at = b"", 0
-        with self._failing():
+        with self._as_store_errors():
             self._connection: Connection = connect(address, limits, Connection, read_timeout=limits.login_s)
         try:
             self._socket = channel(self._connection)
@@ -202,7 +202,7 @@ class StoreConnection:
         """Send one command, whose reply is then owed."""
         self._send(_framed(command, payload))
 
-    def begin_anew(self) -> None:
+    def reset_before_next_use(self) -> None:
         """Whoever uses it next finds the session as it was in the beginning. A table's triggers run
         in the session that writes to it, and may SET what it likes there, the clock too: that must
         reach no other table, and nothing that the engine believes. Costs no round trip, and nothing
@@ -222,7 +222,7 @@ class StoreConnection:
         self._wrote = self._reset_due = False
 
     def _send(self, framed: bytes) -> None:
-        with self._failing():
+        with self._as_store_errors():
             self._socket.sendall(framed)
 
     def result(self, keep: Callable[[bytes], None] | None = None) -> Result:
@@ -317,7 +317,7 @@ class StoreConnection:
         pieces = [self._buffer[self._at :]]
         self._buffer, self._at = b"", 0
         have = len(pieces[0])
-        with self._failing():
+        with self._as_store_errors():
             while have < size:
                 pieces.append(self._socket.recv(READ_BYTES))
                 if not pieces[-1]:
@@ -326,7 +326,7 @@ class StoreConnection:
         self._buffer = b"".join(pieces)
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _as_store_errors(self) -> Iterator[None]:
         try:
             yield
         except MySQLError as error:

@@ -22,7 +22,7 @@ from engine.store.pymysql_adapter import ER
 from engine.store.queries import END_OF_TIME_NS, TableStatements, statement
 from engine.store.scan import entries_of, keys_of
 
-TOLD_MOST = 3
+NAMED_MAX = 3
 """Messages named for each reason: one log line has to hold them."""
 
 
@@ -145,8 +145,8 @@ class DeadLetterMove:
         told = []
         for reason in dict.fromkeys(self._reasons.values()):
             keys = [key for key, each in self._reasons.items() if each == reason]
-            more = f" and {len(keys) - TOLD_MOST} more" if len(keys) > TOLD_MOST else ""
-            told.append(f"{reason} (id {', '.join(map(str, keys[:TOLD_MOST]))}{more})")
+            more = f" and {len(keys) - NAMED_MAX} more" if len(keys) > NAMED_MAX else ""
+            told.append(f"{reason} (id {', '.join(map(str, keys[:NAMED_MAX]))}{more})")
         return f"dead messages stay in {self._table.id} and are tried again later: {'; '.join(told)}"
 
 

@@ -26,10 +26,10 @@ _FAMILIES = (
 )
 """From any type of the first to any of the second: what does not fit is an error or at least a warning there."""
 
-CHAIN_MOST = 16
+CHAIN_MAX = 16
 """Dead-letter tables followed from one to the next, until it is said that there are too many: nobody has three."""
 
-NAMES_MOST = 10
+NAMES_MAX = 10
 """Columns named in one problem: a table can have 4,096."""
 
 
@@ -104,9 +104,9 @@ class Chain:
             self._judge_length()
 
     def _judge_length(self) -> None:
-        if self.onward is not None and len(self._passed) >= CHAIN_MOST:
+        if self.onward is not None and len(self._passed) >= CHAIN_MAX:
             self.onward = None
-            self.problem = f"{CHAIN_MOST} DEAD_LETTER tables behind each other, and more, are not followed"
+            self.problem = f"{CHAIN_MAX} DEAD_LETTER tables behind each other, and more, are not followed"
 
 
 def _column_obstacles(source: TableFacts, target: TableFacts) -> Iterable[str]:
@@ -131,6 +131,6 @@ def _fits(column: Column, other: Column) -> bool:
 
 
 def _columns(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_MOST
-    listed = ", ".join(names[:NAMES_MOST]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - NAMES_MAX
+    listed = ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
     return f"column {listed}" if len(names) == 1 else f"columns {listed}"

@@ -27,21 +27,21 @@ Row = tuple[str, ...]
 def listing(connection: StoreConnection, rights: str) -> Timed[Listing]:
     """See Store.discover. `rights` stands for the account's privileges: with others, each table has another stamp."""
     now, tables, triggers = connection.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
-    marked: dict[TableId, _Signs] = {}
-    carriers = {name for (name,) in _rows(triggers)}
+    marked: dict[TableId, _TableStamp] = {}
+    views_and_triggers = {name for (name,) in _rows(triggers)}
     for db, name, kind, comment, engine, changed, settled in _rows(tables):
         if kind.upper() == "VIEW":
-            carriers.add(name)
+            views_and_triggers.add(name)
         elif is_marked(comment):
-            marked[TableId(db, name)] = _Signs(comment, engine, changed, settled == "1")
+            marked[TableId(db, name)] = _TableStamp(comment, engine, changed, settled == "1")
     if any(not signs.changed for signs in marked.values()):
-        _ask_for_times(connection, marked)
+        _read_times(connection, marked)
     stamps = {table: signs.stamp(rights) for table, signs in marked.items()}
-    return Timed(Listing(stamps, frozenset(name.casefold() for name in carriers)), now_ns(now))
+    return Timed(Listing(stamps, frozenset(name.casefold() for name in views_and_triggers)), now_ns(now))
 
 
 @dataclass(slots=True)
-class _Signs:
+class _TableStamp:
     """By what it is told that a table is as it was."""
 
     comment: str
@@ -54,8 +54,8 @@ class _Signs:
         return f"{self.changed} {rights} {self.engine} {self.comment}" if self.settled else None
 
 
-def _ask_for_times(connection: StoreConnection, marked: Mapping[TableId, _Signs]) -> None:
-    (times,) = connection.run([statement("catalog_times", whose=_whose(marked))])
+def _read_times(connection: StoreConnection, marked: Mapping[TableId, _TableStamp]) -> None:
+    (times,) = connection.run([statement("catalog_times", tables=_names_condition(marked))])
     for db, name, changed, settled in _rows(times):
         if signs := marked.get(TableId(db, name)):
             signs.changed, signs.settled = changed, settled == "1"
@@ -70,9 +70,9 @@ def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts
 def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Mapping[TableId, TableFacts]]:
     """All about these tables, in one packet, by the names asked for. Those that are not there are left out."""
     names = ("table", "columns", "indexes", "partitioning")
-    whose = _whose(tables)
+    condition = _names_condition(tables)
     now, found, *parts = connection.run(
-        [statement("now"), *(statement(f"catalog_{name}", whose=whose) for name in names)]
+        [statement("now"), *(statement(f"catalog_{name}", tables=condition) for name in names)]
     )
     rows = list(_rows(found))
     columns, indexes, partitioning = map(_by_table, parts)
@@ -94,7 +94,7 @@ def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Ma
     return Timed(facts, now_ns(now))
 
 
-def _whose(tables: Collection[TableId]) -> str:
+def _names_condition(tables: Collection[TableId]) -> str:
     """The condition on information_schema that finds these tables, and perhaps others that have the database of one and
     the name of another. Both servers look up names that are listed, and open nothing else."""
     dbs = ", ".join(text_literal(db) for db in sorted({table.db for table in tables}))

@@ -74,7 +74,7 @@ class MemoryStore:
     """What becomes of the next calls that touch rows; all goes well beyond its end."""
     conditions: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
     """What the conditions of selections mean; partitions are not played here."""
-    carriers: frozenset[str] = frozenset()
+    views_and_triggers: frozenset[str] = frozenset()
     """Views and tables with triggers."""
     closed: bool = False
 
@@ -99,7 +99,9 @@ class MemoryStore:
 
     def discover(self) -> Timed[Listing]:
         """See Store."""
-        return self._timed(Listing({table: repr(self.tables[table]) for table in sorted(self.tables)}, self.carriers))
+        return self._timed(
+            Listing({table: repr(self.tables[table]) for table in sorted(self.tables)}, self.views_and_triggers)
+        )
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""
@@ -123,9 +125,9 @@ class MemoryStore:
             for priority in sorted({each.priority for each in live}):
                 after = part.after.get(priority)
                 of_it = [each for each in entries if each.priority == priority and is_behind(each, after)]
-                odd = [each for each in of_it if each.due_ns < 0][: assembly.asked]
-                zero = [each for each in of_it if each.due_ns == 0][: assembly.asked]
-                timed = [each for each in of_it if 0 < each.due_ns <= part.until_ns][: assembly.asked]
+                odd = [each for each in of_it if each.due_ns < 0][: assembly.row_limit]
+                zero = [each for each in of_it if each.due_ns == 0][: assembly.row_limit]
+                timed = [each for each in of_it if 0 < each.due_ns <= part.until_ns][: assembly.row_limit]
                 assembly.add_part(priority, odd, zero, timed)
             return self._timed(assembly.result())
         due = [each for each in entries if each.due_ns <= self.now_ns]

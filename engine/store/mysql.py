@@ -51,7 +51,7 @@ from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.store.reach import Reach
 from engine.store.recent import Recent
-from engine.store.scan import IndexScan, Look, RangeScan, context_of, entries_of, keys_of, scan_slowly
+from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class StoreLimits:
     holds up the table's statements for a second."""
     partition_refused_pause_s: float = 3600.0
     """Before they are tried again after a refusal: somebody has to change a privilege, or the table."""
-    second_looks: int = 4
+    describe_again_max: int = 4
     """At a table that seems broken, until two looks in a row are the same: each is several questions, and a DROP or an
     ALTER between two of them shows a table that never was."""
     tables_remembered: int = 1_000
@@ -163,14 +163,14 @@ class MySQLStore:
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         """See Store."""
-        found = self._look_at(table)
-        for _ in range(self._limits.second_looks):
+        found = self._describe_once(table)
+        for _ in range(self._limits.describe_again_max):
             before = found.value
-            if not isinstance(before, BrokenTable) or (found := self._look_at(table)).value == before:
+            if not isinstance(before, BrokenTable) or (found := self._describe_once(table)).value == before:
                 break
         return found
 
-    def _look_at(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
+    def _describe_once(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         with self._pool.connection() as connection:
             facts = table_facts(connection, table)
             found = None if facts.value is None else judge(facts.value)
@@ -191,7 +191,7 @@ class MySQLStore:
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
     ) -> Timed[ScanResult]:
         """See Store."""
-        wanted = Look(table, limit, selection, context_of(selection))
+        wanted = ScanRequest(table, limit, selection, context_of(selection))
         known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
         with self._pool.connection(wanted.context) as connection:
             if table.scan_index is None:
@@ -200,7 +200,7 @@ class MySQLStore:
             if part is not None:
                 scan = RangeScan(connection, wanted, known, ahead, part)
             result = scan.run()
-        self._priorities.put(table.id, scan.walked[: self._limits.priorities_known])
+        self._priorities.put(table.id, scan.priorities_read[: self._limits.priorities_known])
         return result
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
@@ -245,7 +245,7 @@ class MySQLStore:
         partitions: Sequence[str] = ()
         if table.kept_by_partition:
             with self._pool.connection() as connection:
-                partitions = self._retention.care(connection, table, age_ns)
+                partitions = self._retention.maintain(connection, table, age_ns)
         return self._winning(partial(self._purge, table, age_ns, limit, partitions))
 
     # One transaction each.

@@ -20,10 +20,10 @@ SHARE = 10
 """A partition's part of the age at which rows go: so much longer they are kept at most, for the sake of those behind
 them in their partition; and so many partitions there are, beside those ahead."""
 
-SHARE_MOST = 1_000
+SHARE_MAX = 1_000
 """With more partitions than this, the next ones are made wider. A server has 8,192 at most, each a file."""
 
-WIDTH_LEAST_NS = 60 * NS_PER_S
+WIDTH_MIN_NS = 60 * NS_PER_S
 """Each partition is an ALTER TABLE to make it and one to drop it: rows that go sooner are better deleted."""
 
 
@@ -36,7 +36,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeRedrive:
+class PartitionPlan:
     """What is to be done to a table's partitions now."""
 
     drop: tuple[str, ...]
@@ -52,7 +52,7 @@ def is_by_time(method: str, expression: str) -> bool:
     return method.upper() in {"RANGE", "RANGE COLUMNS"} and expression.strip("`").lower() == "time_acked"
 
 
-def upkeep(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> PurgeRedrive:
+def plan_partitions(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> PartitionPlan:
     """What to do with partitions (in their order), so that rows go some time after they are `age_ns` old."""
     before_ns = now_ns - age_ns
     bounds_ns = [each.below_ns for each in partitions if each.below_ns is not None]
@@ -70,7 +70,7 @@ def upkeep(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> PurgeRe
             sweep.append(each.name)  # Its first rows would be kept twice as long.
     rest = next((each for each in partitions if each.below_ns is None), None)
     add = () if len(widths_ns) < 2 else tuple(_next_ones(bounds_ns[-1], _next_width_ns(widths_ns[-1], age_ns), now_ns))
-    return PurgeRedrive(tuple(drop), add, rest, tuple(sweep))
+    return PartitionPlan(tuple(drop), add, rest, tuple(sweep))
 
 
 def first_partitions(start_ns: int, width_ns: int, count: int) -> tuple[Partition, ...]:
@@ -83,13 +83,13 @@ def first_partitions(start_ns: int, width_ns: int, count: int) -> tuple[Partitio
 
 def fitting_width_ns(age_ns: int) -> int:
     """How wide the partitions of a table are best, from which rows go when they are so old."""
-    return max(WIDTH_LEAST_NS, age_ns // SHARE)
+    return max(WIDTH_MIN_NS, age_ns // SHARE)
 
 
 def _next_width_ns(last_ns: int, age_ns: int) -> int:
     """As wide as the last one, unless somebody has changed the age meanwhile to what does not fit that at all."""
-    fits = last_ns <= age_ns <= last_ns * SHARE_MOST
-    return last_ns if fits or age_ns < WIDTH_LEAST_NS else fitting_width_ns(age_ns)
+    fits = last_ns <= age_ns <= last_ns * SHARE_MAX
+    return last_ns if fits or age_ns < WIDTH_MIN_NS else fitting_width_ns(age_ns)
 
 
 def _next_ones(last_ns: int, width_ns: int, now_ns: int) -> Iterable[Partition]:

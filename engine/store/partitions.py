@@ -16,7 +16,7 @@ from engine.model import QueueTable, TableId
 from engine.quoting import quoted
 from engine.store.connection import StoreConnection
 from engine.store.information_schema import partitions
-from engine.store.partition_plan import PurgeRedrive, upkeep
+from engine.store.partition_plan import PartitionPlan, plan_partitions
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import TableStatements, partition_definitions
@@ -48,22 +48,22 @@ class Retention:
         self._not_before_s: Recent[TableId, float] = Recent(tables_remembered)
         self._undroppable: Recent[TableId, bool] = Recent(tables_remembered)
         self._busy_rounds: Recent[TableId, int] = Recent(tables_remembered)
-        self._told: Recent[TableId, str] = Recent(tables_remembered)
+        self._logged_problems: Recent[TableId, str] = Recent(tables_remembered)
 
-    def care(self, connection: StoreConnection, table: QueueTable, age_ns: int) -> Sequence[str]:
+    def maintain(self, connection: StoreConnection, table: QueueTable, age_ns: int) -> Sequence[str]:
         """Drop and make what is due; the partitions in which old rows are to be deleted one by one (none: in all)."""
         found = partitions(connection, table.id)
-        plan = upkeep(found.value, found.now_ns, age_ns)
+        plan = plan_partitions(found.value, found.now_ns, age_ns)
         if (plan.drop or plan.add) and time.monotonic() >= self._not_before_s.get(table.id, 0):
             self._attempt(connection, table, plan)
         return () if table.id in self._undroppable else plan.sweep
 
-    def _attempt(self, connection: StoreConnection, table: QueueTable, plan: PurgeRedrive) -> None:
+    def _attempt(self, connection: StoreConnection, table: QueueTable, plan: PartitionPlan) -> None:
         sql = TableStatements(table)
         nowait = "/*M! NOWAIT */" if self._busy_rounds.get(table.id, 0) < NOWAIT_ROUNDS else ""
         for step in (_add, _drop):
             try:
-                self._patiently(connection, partial(step, connection, sql, plan, nowait))
+                self._retry_while_locked(connection, partial(step, connection, sql, plan, nowait))
             except StoreError as error:
                 if connection.broken:
                     raise
@@ -80,7 +80,7 @@ class Retention:
                     log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))
         self._busy_rounds.forget(table.id)
 
-    def _patiently(self, connection: StoreConnection, step: Callable[[], None]) -> None:
+    def _retry_while_locked(self, connection: StoreConnection, step: Callable[[], None]) -> None:
         for pause_s in self._locked_pauses_s:
             began_s = time.monotonic()
             try:
@@ -103,12 +103,12 @@ class Retention:
             return
         if dropping:
             self._undroppable.put(table, True)
-        if table not in self._told:
-            self._told.put(table, str(error))
+        if table not in self._logged_problems:
+            self._logged_problems.put(table, str(error))
             log.warning("queue %s: its partitions cannot be looked after: %s", table, error)
 
 
-def _add(connection: StoreConnection, sql: TableStatements, plan: PurgeRedrive, nowait: str) -> None:
+def _add(connection: StoreConnection, sql: TableStatements, plan: PartitionPlan, nowait: str) -> None:
     if not plan.add:
         return
     if plan.rest is None:
@@ -124,6 +124,6 @@ def _add(connection: StoreConnection, sql: TableStatements, plan: PurgeRedrive, 
     connection.run([sql("retention_split", nowait=nowait, names=quoted(plan.rest.name), definitions=made)])
 
 
-def _drop(connection: StoreConnection, sql: TableStatements, plan: PurgeRedrive, nowait: str) -> None:
+def _drop(connection: StoreConnection, sql: TableStatements, plan: PartitionPlan, nowait: str) -> None:
     if plan.drop:
         connection.run([sql("retention_drop", nowait=nowait, names=", ".join(map(quoted, plan.drop)))])

@@ -3,7 +3,7 @@
 The last one given back is the first one taken, so that a quiet engine keeps one connection warm and the others
 may be ended by the server's timeouts; such a dead one is noticed when it is next wanted, and replaced. Among the idle
 ones, one whose session already is in the wanted context goes first: a subscriber with its own character set then
-costs a SET once and not at each fetch. A session that has written begins anew when it is used again (`begin_anew`).
+costs a SET once and not at each fetch. A session that has written is reset before its next use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Pool:
     each attempt to open one went."""
 
     def __init__(self, open_link: Callable[[], StoreConnection], most: int, reach: Reach | None = None) -> None:
-        self._open_link = open_link
+        self._open_connection = open_link
         self._most = most
         self._reach = reach or Reach()
         self._changed = threading.Condition()
@@ -95,7 +95,7 @@ class Pool:
     def _opened(self) -> StoreConnection:
         connection, closed = None, False
         try:
-            connection = self._open_link()
+            connection = self._open_connection()
             self._reach.reached()
         except StoreError as error:
             self._reach.failed(error)
@@ -129,7 +129,7 @@ class Pool:
             keep = not (self._closed or connection.broken or connection in self._outdated)
             self._outdated.discard(connection)
             if keep:
-                connection.begin_anew()
+                connection.reset_before_next_use()
                 self._idle.append(connection)
             self._changed.notify()
         if not keep:

@@ -68,7 +68,7 @@ class Listing:
     marked: Mapping[TableId, str | None]
     """Every table whose comment holds the word vitess_message, with a stamp: as long as it is the same, so is what
     `describe` would say. None: the table was changed a moment ago, and no stamp tells that state from the next."""
-    carriers: frozenset[str]
+    views_and_triggers: frozenset[str]
     """The bare names, casefolded, of all views and of all tables with triggers, through which a write may reach another
     table."""
     account: str = ""

@@ -304,7 +304,7 @@ WHERE table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_sc
 SELECT /* ackstream catalog */
     table_schema, table_name, COALESCE(UNIX_TIMESTAMP(create_time), 0), create_time < NOW() - INTERVAL 2 SECOND
 FROM information_schema.tables
-WHERE $whose
+WHERE $tables
 
 -- name: catalog_triggers
 -- What is written to a table with a trigger may go to others, too. Those are shown that the account has TRIGGER on.
@@ -317,7 +317,7 @@ WHERE event_object_schema NOT IN ('sys', 'mysql', 'information_schema', 'perform
 SELECT /* ackstream catalog */
     table_schema, table_name, table_comment, COALESCE(engine, ''), @@lower_case_table_names
 FROM information_schema.tables
-WHERE $whose AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
+WHERE $tables AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
 
 -- name: catalog_columns
 -- Their columns, each table's in their order.
@@ -325,7 +325,7 @@ SELECT /* ackstream catalog */
     table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra,
     column_type
 FROM information_schema.columns
-WHERE $whose
+WHERE $tables
 ORDER BY ordinal_position
 
 -- name: catalog_partitioning
@@ -333,7 +333,7 @@ ORDER BY ordinal_position
 SELECT /* ackstream catalog */ DISTINCT
     table_schema, table_name, COALESCE(partition_method, ''), COALESCE(partition_expression, '')
 FROM information_schema.partitions
-WHERE $whose
+WHERE $tables
 
 -- name: catalog_indexes
 -- Their indexes, a column a row. Whether an index is hidden from the optimizer has a name of its own on each server.
@@ -342,7 +342,7 @@ SELECT /* ackstream catalog */
     COALESCE(collation, ''), COALESCE(sub_part, 0)
     /*!80000 , is_visible = 'NO' */ /*M!100600 , ignored = 'YES' */
 FROM information_schema.statistics
-WHERE $whose
+WHERE $tables
 ORDER BY index_name, seq_in_index
 
 -- name: rights_account

@@ -24,7 +24,7 @@ def context_of(selection: Selection) -> SessionContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScanRequest:
     """What a scan is to find: up to `limit` due rows of a selection."""
 
     table: QueueTable
@@ -43,12 +43,12 @@ class IndexScan:
     unranked = "scan_without_priority"
     """The statement that reads the rows whose priority is NULL."""
 
-    def __init__(self, connection: StoreConnection, look: Look, known: Sequence[int], ahead: int) -> None:
-        self.walked: list[int] = []
+    def __init__(self, connection: StoreConnection, request: ScanRequest, known: Sequence[int], ahead: int) -> None:
+        self.priorities_read: list[int] = []
         """The priorities that were looked at, in their order."""
-        self.sql = TableStatements(look.table, look.selection)
-        self.asked = look.limit + 1
-        self._connection, self._look = connection, look
+        self.sql = TableStatements(request.table, request.selection)
+        self.row_limit = request.limit + 1
+        self._connection, self._request = connection, request
         self._known, self._ahead = known, ahead
         self._read: dict[int, list[Result]] = {}
 
@@ -56,11 +56,11 @@ class IndexScan:
         """Read until there are enough due rows, or no more priorities."""
         guess = self._known[: self._ahead]
         opening = self.opening()
-        now, first, unranked, *answers = self.ask(
+        now, first, unranked, *answers = self.query(
             [
                 statement("now"),
                 self.sql("scan_first_priority"),
-                self.sql(self.unranked, limit=self.asked, **self.bounds()),
+                self.sql(self.unranked, limit=self.row_limit, **self.bounds()),
                 *opening,
                 *self._statements(guess),
             ]
@@ -71,14 +71,14 @@ class IndexScan:
         priority = _integer(first)
         while priority is not None and not assembly.full:
             *rows, following = self._at(priority)
-            self.gather(assembly, priority, rows)
-            self.walked.append(priority)
+            self.add_rows(assembly, priority, rows)
+            self.priorities_read.append(priority)
             priority = _integer(following)
         return Timed(assembly.result(), assembly.now_ns)
 
-    def ask(self, statements: Sequence[str]) -> list[Result]:
+    def query(self, statements: Sequence[str]) -> list[Result]:
         """Run statements in the session that this look needs."""
-        return self._connection.run(statements, self._look.context)
+        return self._connection.run(statements, self._request.context)
 
     # What kinds of scans do in their own ways.
 
@@ -93,16 +93,16 @@ class IndexScan:
     def assembly(self, now: int, opening: Sequence[Result]) -> ScanAssembly:
         """Where the rows go, given the answers to `opening`."""
         assert not opening
-        return ScanAssembly(self._look.limit, now)
+        return ScanAssembly(self._request.limit, now)
 
     def reading(self, priority: int) -> list[str]:
         """The statements that read one priority."""
-        return [self.sql("scan_priority", priority=priority, limit=self.asked)]
+        return [self.sql("scan_priority", priority=priority, limit=self.row_limit)]
 
-    def gather(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
+    def add_rows(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
         """Take their answers."""
         entries = entries_of(self.sql, *rows)
-        if self._look.table.scan_descending and self._look.table.scan_ties_by_id:
+        if self._request.table.scan_descending and self._request.table.scan_ties_by_id:
             entries = self._by_id(priority, entries, assembly.now_ns)
         assembly.add(entries)
 
@@ -113,15 +113,15 @@ class IndexScan:
         if priority not in self._read:
             after = [each for each in self._known if each > priority]
             wanted = [priority, *after[: self._ahead - 1]]
-            self._take(wanted, self.ask(self._statements(wanted)))
+            self._take(wanted, self.query(self._statements(wanted)))
         return self._read[priority]
 
     def _by_id(self, priority: int, entries: Sequence[Entry], now: int) -> list[Entry]:
         """The entries with those of one time by ascending id, also when the limit cut through due ones of one time."""
-        if len(entries) >= self.asked and (last_ns := entries[-1].due_ns) <= now:
-            ties = self.ask([self.sql("scan_ties", priority=priority, time_next=last_ns, limit=self.asked)])
+        if len(entries) >= self.row_limit and (last_ns := entries[-1].due_ns) <= now:
+            ties = self.query([self.sql("scan_ties", priority=priority, time_next=last_ns, limit=self.row_limit)])
             entries = list({each.key: each for each in (*entries, *entries_of(self.sql, *ties))}.values())
-        return sorted(entries, key=lambda each: (each.due_ns, each.key))[: self.asked]
+        return sorted(entries, key=lambda each: (each.due_ns, each.key))[: self.row_limit]
 
     def _statements(self, priorities: Sequence[int]) -> list[str]:
         return [
@@ -141,10 +141,12 @@ class RangeScan(IndexScan):
 
     unranked = "scan_part_without_priority"
 
-    def __init__(self, connection: StoreConnection, look: Look, known: Sequence[int], ahead: int, part: Range) -> None:
-        super().__init__(connection, look, known, ahead)
+    def __init__(
+        self, connection: StoreConnection, request: ScanRequest, known: Sequence[int], ahead: int, part: Range
+    ) -> None:
+        super().__init__(connection, request, known, ahead)
         self._part = part
-        self._ids_tell = look.table.id_grows and look.table.scan_ties_by_id
+        self._ids_ascend = request.table.id_grows and request.table.scan_ties_by_id
 
     def bounds(self) -> dict[str, object]:
         """See IndexScan."""
@@ -152,43 +154,43 @@ class RangeScan(IndexScan):
 
     def opening(self) -> list[str]:
         """See IndexScan."""
-        return [self.sql("scan_greatest_id")] if self._ids_tell else []
+        return [self.sql("scan_greatest_id")] if self._ids_ascend else []
 
     def assembly(self, now: int, opening: Sequence[Result]) -> ScanAssembly:
         """See IndexScan."""
         greatest_id = _integer(opening[0]) if opening else None
-        return ScanAssembly(self._look.limit, now, self._part.until_ns, greatest_id)
+        return ScanAssembly(self._request.limit, now, self._part.until_ns, greatest_id)
 
     def reading(self, priority: int) -> list[str]:
         """See IndexScan."""
         place = self._part.after.get(priority)
         behind = "TRUE" if place is None or place.zero_id is None else f"id > {place.zero_id}"
         after_ns = 0 if place is None else max(0, place.time_ns)
-        words = {"priority": priority, "limit": self.asked}
+        words = {"priority": priority, "limit": self.row_limit}
         return [
             self.sql("scan_part_odd", **words),
             self.sql("scan_part_zero", behind=behind, **words),
             self.sql("scan_part_timed", after_ns=after_ns, until_ns=self._part.until_ns, **words),
         ]
 
-    def gather(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
+    def add_rows(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
         """See IndexScan."""
         odd, zero, timed = (entries_of(self.sql, each) for each in rows)
         assembly.add_part(priority, odd, zero, sorted(timed, key=lambda each: (each.due_ns, each.key)))
 
 
-def scan_slowly(connection: StoreConnection, look: Look) -> Timed[ScanResult]:
+def scan_slowly(connection: StoreConnection, request: ScanRequest) -> Timed[ScanResult]:
     """A scan of a table without the index."""
-    sql, asked = TableStatements(look.table, look.selection), look.limit + 1
+    sql, asked = TableStatements(request.table, request.selection), request.limit + 1
     now, later, due = connection.run(
         [
             statement("now"),
             sql("scan_later_slowly", limit=asked),
             sql("scan_due_slowly", limit=asked),
         ],
-        look.context,
+        request.context,
     )
-    assembly = ScanAssembly(look.limit, now_ns(now))
+    assembly = ScanAssembly(request.limit, now_ns(now))
     assembly.add(due_entries := entries_of(sql, due))
     # What came due between the two queries is in both answers.
     known = {each.key for each in due_entries}

@@ -41,7 +41,7 @@ class ScanAssembly:
     _reached: dict[int, Position] = field(default_factory=dict)
 
     @property
-    def asked(self) -> int:
+    def row_limit(self) -> int:
         """How many rows to ask for: one more than the limit tells whether there are more."""
         return self.limit + 1
 
@@ -54,7 +54,7 @@ class ScanAssembly:
         """Take the rows of one priority, in the order of time."""
         self._due += [each for each in reading if each.due_ns <= self.now_ns]
         self._later += [each for each in reading if each.due_ns > self.now_ns]
-        if len(reading) >= self.asked and reading[-1].due_ns > self.now_ns:
+        if len(reading) >= self.row_limit and reading[-1].due_ns > self.now_ns:
             self._horizons_ns.append(reading[-1].due_ns)
 
     def add_part(self, priority: int, odd: Sequence[Entry], zero: Sequence[Entry], timed: Sequence[Entry]) -> None:
@@ -62,9 +62,9 @@ class ScanAssembly:
         of later times, by time."""
         assert self.until_ns is not None
         zero_id, time_ns = self.greatest_id, self.until_ns
-        if zero_id is not None and len(zero) >= self.asked:
+        if zero_id is not None and len(zero) >= self.row_limit:
             zero_id = min(zero_id, *(each.key for each in zero[-1:] if isinstance(each.key, int)))
-        if len(timed) >= self.asked:
+        if len(timed) >= self.row_limit:
             time_ns = timed[-1].due_ns - 1
         self._reached[priority] = Position(zero_id, time_ns)
         self.add([*odd, *zero, *timed])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.catalog.directives import is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.model import NS_PER_S, BrokenTable, Policy, TableId
 from engine.service import Engine
-from engine.store.partition_plan import WIDTH_LEAST_NS
+from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
 from proxy.session.internal_queries import Refused, rows
 from proxy.statements.declared import problems_of
@@ -193,8 +193,8 @@ async def _partitions(session: ClientSession, statement: CreateQueue, values: Ma
     policy = parse_comment(make_comment(values))
     assert isinstance(policy, Policy)
     age_ns = policy.purge_after_ns
-    if age_ns < WIDTH_LEAST_NS:
-        least = WIDTH_LEAST_NS // NS_PER_S
+    if age_ns < WIDTH_MIN_NS:
+        least = WIDTH_MIN_NS // NS_PER_S
         problem = f"a partition is {least} s wide at least: take that or more, or leave out RETENTION"
         raise ServerError(
             1105, "HY000", f"RETENTION BY PARTITION with PURGE_AFTER = {values['vt_purge_after']}: {problem}"

@@ -665,13 +665,13 @@ class TestCatalog:
         names = {"plain", "Süß", "seen"}
         for name in ("plain", "Süß"):
             subject.execute(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)")
-        assert not names & subject.store.discover().value.carriers
+        assert not names & subject.store.discover().value.views_and_triggers
         subject.execute("CREATE VIEW seen AS SELECT * FROM messages")
         subject.execute("CREATE TRIGGER t AFTER DELETE ON `Süß` FOR EACH ROW DELETE FROM messages WHERE id = OLD.id")
-        carriers = subject.store.discover().value.carriers
-        assert {"seen", "süss"} <= carriers
-        assert "plain" not in carriers
-        assert "processlist" not in carriers
+        views_and_triggers = subject.store.discover().value.views_and_triggers
+        assert {"seen", "süss"} <= views_and_triggers
+        assert "plain" not in views_and_triggers
+        assert "processlist" not in views_and_triggers
 
 
 def test_what_is_forgotten_of_a_table_changes_no_answer(server: EmbeddedServer, subject: ServerSubject) -> None:

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from engine.binlog.changes import ChangeSet
-from engine.binlog.pipe import Batch, Began, BinlogLimits, Ended, Order, message, read_message
+from engine.binlog.pipe import (
+    BinlogLimits,
+    ChangeBatch,
+    FollowRequest,
+    ReaderEnded,
+    ReaderStarted,
+    message,
+    read_message,
+)
 from engine.binlog.reader import LogReader, Outbox
 from engine.model import Entry, Key, QueueTable, TableId
 from engine.store.connection import BackendAddress
@@ -77,22 +85,22 @@ class Reader:
             [sys.executable, "-m", "engine.binlog.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         address = BackendAddress(server.host, server.port, "root")
-        self.send(Order(address, limits or BinlogLimits(), tables))
-        assert isinstance(self.next(), Began)
+        self.send(FollowRequest(address, limits or BinlogLimits(), tables))
+        assert isinstance(self.next(), ReaderStarted)
 
     def send(self, value: object) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(message(value))
         self.process.stdin.flush()
 
-    def next(self) -> Began | Batch | Ended:
+    def next(self) -> ReaderStarted | ChangeBatch | ReaderEnded:
         assert self.process.stdout is not None
         said = read_message(self.process.stdout)
-        assert isinstance(said, Began | Batch | Ended), said
+        assert isinstance(said, ReaderStarted | ChangeBatch | ReaderEnded), said
         return said
 
-    def batches(self) -> Iterator[Batch]:
-        while isinstance(said := self.next(), Batch):
+    def batches(self) -> Iterator[ChangeBatch]:
+        while isinstance(said := self.next(), ChangeBatch):
             yield said
 
     def news(self, count: int) -> dict[TableId, dict[Key, Entry | None] | None]:
@@ -282,13 +290,13 @@ class _Told(Outbox):
 class _CountingReader(LogReader):
     taken = 0
 
-    def _take(self, event: Any) -> None:
+    def _handle(self, event: Any) -> None:
         self.taken += 1
-        super()._take(event)
+        super()._handle(event)
 
 
 def test_transactions_on_other_tables_are_not_taken_apart(server, database, table) -> None:
-    order = Order(BackendAddress(server.host, server.port, "root"), BinlogLimits(), frozenset({table}))
+    order = FollowRequest(BackendAddress(server.host, server.port, "root"), BinlogLimits(), frozenset({table}))
     told = _Told(last=2)
     reader = _CountingReader(order, told, lambda _: None)
     with connect(server, database=database) as root:

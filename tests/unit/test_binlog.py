@@ -8,10 +8,10 @@ from engine.binlog.changes import (
     Change,
     ChangeSet,
     Layout,
-    LoggedEffect,
+    StatementEffect,
     TableChanges,
     Transactions,
-    UnclearRowError,
+    UnreadableRowError,
     effect_of,
 )
 from engine.binlog.row_image import ColumnType, Field, field_of
@@ -102,7 +102,7 @@ def test_what_an_image_leaves_out_was_not_changed(layout: Layout) -> None:
     assert list(layout.changes(Change.UPDATE, [0b10, 0b110000], only_id + acked)) == [(1, None)]
     assert list(layout.changes(Change.UPDATE, [ALL, 0b010000], whole + rescheduled)) == [(1, Entry(1, 3, 2, 7))]
     assert list(layout.changes(Change.DELETE, [0b10], only_id)) == [(1, None)]
-    with pytest.raises(UnclearRowError):
+    with pytest.raises(UnreadableRowError):
         list(layout.changes(Change.UPDATE, [0b10, 0b010000], only_id + rescheduled))
 
 
@@ -123,7 +123,7 @@ def test_a_row_that_is_cut_off_is_not_guessed_at(layout: Layout) -> None:
 def test_a_table_that_cannot_be_read_for_certain_has_no_layout(
     columns: list[ColumnType], fields: list[Field | None]
 ) -> None:
-    with pytest.raises(UnclearRowError):
+    with pytest.raises(UnreadableRowError):
         Layout(columns, fields)
 
 
@@ -133,50 +133,50 @@ def test_an_unknown_type_has_no_field() -> None:
 
 def test_only_the_last_word_on_a_message_counts() -> None:
     first, second = ChangeSet(10), ChangeSet(10)
-    first.row(TABLE, 1, entry(1))
-    first.row(TABLE, 2, entry(2))
-    second.row(TABLE, 1, None)
-    second.row(TABLE, 3, entry(3))
+    first.add_row(TABLE, 1, entry(1))
+    first.add_row(TABLE, 2, entry(2))
+    second.add_row(TABLE, 1, None)
+    second.add_row(TABLE, 3, entry(3))
     first.add(second)
     assert first.by_table() == [TableChanges(TABLE, (entry(2), entry(3)), (1,))]
 
 
 def test_too_many_rows_shrink_to_one_word_for_their_table_alone() -> None:
     news = ChangeSet(3)
-    news.row(OTHER, 1, entry(1))
+    news.add_row(OTHER, 1, entry(1))
     for key in range(3):
-        news.row(TABLE, key, entry(key))
+        news.add_row(TABLE, key, entry(key))
     assert news.by_table() == [TableChanges(OTHER, (entry(1),)), TableChanges(TABLE)]
-    assert news.blunt
-    assert news.knows_no_details(TABLE)
-    assert not news.knows_no_details(OTHER)
-    news.row(OTHER, 2, None)  # There is room again.
+    assert news.has_unknown
+    assert news.is_unknown(TABLE)
+    assert not news.is_unknown(OTHER)
+    news.add_row(OTHER, 2, None)  # There is room again.
     assert news.by_table()[0] == TableChanges(OTHER, (entry(1),), (2,))
 
 
 @pytest.mark.parametrize(
     ("statement", "meaning"),
     [
-        ("BEGIN", LoggedEffect.NOTHING),
-        ("COMMIT", LoggedEffect.COMMITTED),
-        ("ROLLBACK", LoggedEffect.UNDONE),
-        ("ROLLBACK TO `s`", LoggedEffect.ANYTHING),
-        ("SAVEPOINT `s`", LoggedEffect.NOTHING),
-        ("create table t (a int)", LoggedEffect.SCHEMA | LoggedEffect.COMMITTED),
-        ("CREATE TABLE `t` (`a` int) START TRANSACTION", LoggedEffect.SCHEMA),
-        ("/* ours */ -- x\n DROP TABLE t", LoggedEffect.SCHEMA | LoggedEffect.COMMITTED),
-        ("ALTER TABLE t COMMENT 'x'", LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
-        ("TRUNCATE t", LoggedEffect.SCHEMA | LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
-        ("INSERT INTO t VALUES (1)", LoggedEffect.ANYTHING),
-        ("/*!40000 INSERT */ INTO t VALUES (1)", LoggedEffect.ANYTHING),
-        ("XA START X'78',X'',1", LoggedEffect.NOTHING),
-        ("XA COMMIT X'78',X'',1", LoggedEffect.ANYTHING | LoggedEffect.COMMITTED),
-        ("XA ROLLBACK X'636f6d6d6974',X'',1", LoggedEffect.NOTHING),
-        ("GRANT SELECT ON t TO u", LoggedEffect.NOTHING),
-        ("", LoggedEffect.ANYTHING),
+        ("BEGIN", StatementEffect.NOTHING),
+        ("COMMIT", StatementEffect.COMMITTED),
+        ("ROLLBACK", StatementEffect.ROLLED_BACK),
+        ("ROLLBACK TO `s`", StatementEffect.ANYTHING),
+        ("SAVEPOINT `s`", StatementEffect.NOTHING),
+        ("create table t (a int)", StatementEffect.SCHEMA | StatementEffect.COMMITTED),
+        ("CREATE TABLE `t` (`a` int) START TRANSACTION", StatementEffect.SCHEMA),
+        ("/* ours */ -- x\n DROP TABLE t", StatementEffect.SCHEMA | StatementEffect.COMMITTED),
+        ("ALTER TABLE t COMMENT 'x'", StatementEffect.SCHEMA | StatementEffect.ANYTHING | StatementEffect.COMMITTED),
+        ("TRUNCATE t", StatementEffect.SCHEMA | StatementEffect.ANYTHING | StatementEffect.COMMITTED),
+        ("INSERT INTO t VALUES (1)", StatementEffect.ANYTHING),
+        ("/*!40000 INSERT */ INTO t VALUES (1)", StatementEffect.ANYTHING),
+        ("XA START X'78',X'',1", StatementEffect.NOTHING),
+        ("XA COMMIT X'78',X'',1", StatementEffect.ANYTHING | StatementEffect.COMMITTED),
+        ("XA ROLLBACK X'636f6d6d6974',X'',1", StatementEffect.NOTHING),
+        ("GRANT SELECT ON t TO u", StatementEffect.NOTHING),
+        ("", StatementEffect.ANYTHING),
     ],
 )
-def test_what_a_statement_amounts_to(statement: str, meaning: LoggedEffect) -> None:
+def test_what_a_statement_amounts_to(statement: str, meaning: StatementEffect) -> None:
     assert effect_of(statement) == meaning
 
 
@@ -184,11 +184,11 @@ def test_news_come_when_a_transaction_is_complete_and_not_at_all_when_it_is_undo
     told: list[ChangeSet] = []
     transactions = Transactions(10, told.append)
     transactions.statement("BEGIN")
-    transactions.pending.row(TABLE, 1, entry(1))
+    transactions.pending.add_row(TABLE, 1, entry(1))
     transactions.statement("ROLLBACK")
     transactions.committed()
     assert told == []
-    transactions.pending.row(TABLE, 2, entry(2))
+    transactions.pending.add_row(TABLE, 2, entry(2))
     transactions.statement("ROLLBACK TO s")
     assert told == []
     transactions.statement("COMMIT")

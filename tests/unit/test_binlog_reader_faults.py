@@ -10,8 +10,14 @@ from typing import Any, cast
 import pymysql
 import pytest
 
-from engine.binlog.pipe import Began, Ended, message
-from engine.binlog.reader import UNREADABLE_IN_A_ROW_MAX, StuckLogError, UnreadableLogError, readable, why_it_ends
+from engine.binlog.pipe import ReaderEnded, ReaderStarted, message
+from engine.binlog.reader import (
+    UNREADABLE_IN_A_ROW_MAX,
+    StuckLogError,
+    UnreadableLogError,
+    read_until_ended,
+    readable_events,
+)
 from engine.binlog.supervisor import BinlogFollower, FollowerLimits
 from engine.service import Engine
 from engine.store.connection import BackendAddress
@@ -39,13 +45,13 @@ class Library:
 
 def test_an_event_that_cannot_be_read_is_passed_over_and_told_of() -> None:
     library = Library("a", KeyError(255), "b", KeyError(255), None)
-    assert list(readable(library.fetchone, library.skip)) == ["a", "b"]
+    assert list(readable_events(library.fetchone, library.skip)) == ["a", "b"]
     assert (library.calls, library.unreadable) == (5, 2)
 
 
 def test_a_library_that_fails_without_reading_anything_is_given_up() -> None:
     library = Library("a")
-    events = readable(library.fetchone, library.skip)
+    events = readable_events(library.fetchone, library.skip)
     assert next(events) == "a"
     with pytest.raises(StuckLogError, match="no attribute 'read'"):
         next(events)
@@ -55,31 +61,34 @@ def test_a_library_that_fails_without_reading_anything_is_given_up() -> None:
 def test_single_events_that_cannot_be_read_never_add_up_to_a_stuck_library() -> None:
     answers = ["event", KeyError(255)] * 2 * UNREADABLE_IN_A_ROW_MAX
     library = Library(*answers, None)
-    assert list(readable(library.fetchone, library.skip)) == ["event"] * 2 * UNREADABLE_IN_A_ROW_MAX
+    assert list(readable_events(library.fetchone, library.skip)) == ["event"] * 2 * UNREADABLE_IN_A_ROW_MAX
 
 
 def test_a_lost_connection_is_no_unreadable_event() -> None:
     library = Library(pymysql.OperationalError(2013, "lost"))
     with pytest.raises(pymysql.OperationalError):
-        list(readable(library.fetchone, library.skip))
+        list(readable_events(library.fetchone, library.skip))
     assert library.unreadable == 0
 
 
 @pytest.mark.parametrize(
     ("error", "ended"),
     [
-        (UnreadableLogError("the server keeps no binary log"), Ended("the server keeps no binary log", refused=True)),
-        (StuckLogError("100 events"), Ended("100 events")),
-        (pymysql.OperationalError(2013, "lost"), Ended("lost (2013)")),
-        (pymysql.OperationalError(1227, "denied"), Ended("denied (1227)", refused=True)),
-        (KeyError("table"), Ended("its reader failed: KeyError('table')")),
+        (
+            UnreadableLogError("the server keeps no binary log"),
+            ReaderEnded("the server keeps no binary log", refused=True),
+        ),
+        (StuckLogError("100 events"), ReaderEnded("100 events")),
+        (pymysql.OperationalError(2013, "lost"), ReaderEnded("lost (2013)")),
+        (pymysql.OperationalError(1227, "denied"), ReaderEnded("denied (1227)", refused=True)),
+        (KeyError("table"), ReaderEnded("its reader failed: KeyError('table')")),
     ],
 )
-def test_whatever_ends_the_reader_is_told_its_parent(error: Exception, ended: Ended) -> None:
+def test_whatever_ends_the_reader_is_told_its_parent(error: Exception, ended: ReaderEnded) -> None:
     def read() -> None:
         raise error
 
-    assert why_it_ends(read) == ended
+    assert read_until_ended(read) == ended
 
 
 def test_a_fault_while_news_are_taken_starts_another_reader_after_a_pause() -> None:
@@ -95,7 +104,7 @@ def test_a_fault_while_news_are_taken_starts_another_reader_after_a_pause() -> N
 
 RUBBISH = {
     "no message": b"Traceback (most recent call last):",
-    "a message that is cut off": message(Began("binlog.1:4"))[:-3],
+    "a message that is cut off": message(ReaderStarted("binlog.1:4"))[:-3],
     "no value": b"\x04\0\0\0rubb",
     "a value of another kind": message(["rubbish"]),
     "nothing": b"",
@@ -106,7 +115,7 @@ RUBBISH = {
 def test_a_reader_that_says_rubbish_or_dies_is_replaced_by_one_that_is_listened_to(rubbish: str) -> None:
     async def play() -> None:
         engine = Nobody()
-        watch = Scripted(engine, [RUBBISH[rubbish], message(Began("binlog.1:4"))])
+        watch = Scripted(engine, [RUBBISH[rubbish], message(ReaderStarted("binlog.1:4"))])
         watch.start()
         await asyncio.wait_for(engine.told.wait(), 30)
         assert watch.following.now
@@ -120,7 +129,7 @@ def test_a_reader_that_says_rubbish_or_dies_is_replaced_by_one_that_is_listened_
 def test_a_reader_is_told_of_many_new_queues_at_once() -> None:
     async def play() -> None:
         engine = Nobody()
-        watch = Scripted(engine, [message(Began("binlog.1:4"))])
+        watch = Scripted(engine, [message(ReaderStarted("binlog.1:4"))])
         watch.start()
         await asyncio.wait_for(engine.told.wait(), 30)
         asked = engine.asked
@@ -182,7 +191,7 @@ class Faulty(BinlogFollower):
         self.follows = 0
         self.again = asyncio.Event()
 
-    async def _follow(self) -> Ended:
+    async def _follow(self) -> ReaderEnded:
         self.follows += 1
         if self.follows == 1:
             raise RuntimeError("a dispatcher failed")
@@ -200,10 +209,10 @@ class CutOff(BinlogFollower):
         self.follows = 0
         self.again = asyncio.Event()
 
-    async def _follow(self) -> Ended:
+    async def _follow(self) -> ReaderEnded:
         self.follows += 1
         if self.follows <= 2:
-            return Ended("the connection was lost")
+            return ReaderEnded("the connection was lost")
         self.again.set()
         await asyncio.Event().wait()
         raise AssertionError

@@ -164,7 +164,7 @@ def test_a_connection_that_ends_costs_the_same_however_many_queues_there_are(str
             queue = await engine.queue(TableId("test", "queue_0"))
             engine.subscribe(queue, Silent(), holder=7, row_format=FORMAT)
         cost, _ = spent(engine.disconnected, 7)
-        assert engine._of_holder == {}
+        assert engine._by_holder == {}
         await engine.close()
         return cost
 

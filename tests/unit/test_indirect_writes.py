@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.runtime.indirect_writes import UNJUDGED_MAX, IndirectWrites, WakeAll
+from engine.runtime.indirect_writes import UNCLASSIFIED_MAX, IndirectWrites, WakeAll
 
 
-def carriers(*names: str) -> IndirectWrites:
+def known_names(*names: str) -> IndirectWrites:
     known = IndirectWrites()
-    known.told(frozenset(names), outdated=False)
+    known.refreshed(frozenset(names), outdated=False)
     return known
 
 
 def test_what_is_written_to_a_carrier_may_be_anywhere_and_to_another_table_is_not() -> None:
-    known = carriers("orders")
-    assert known.carry("orders")
-    assert not known.carry("plain")
+    known = known_names("orders")
+    assert known.written("orders")
+    assert not known.written("plain")
 
 
 def test_a_write_before_the_catalog_was_read_again_is_judged_then() -> None:
-    known = carriers()
+    known = known_names()
     known.schema_changed()
-    assert not known.carry("orders")
-    assert known.told(frozenset({"orders"}), outdated=False)
-    assert not known.told(frozenset({"orders"}), outdated=False), "it was judged before"
+    assert not known.written("orders")
+    assert known.refreshed(frozenset({"orders"}), outdated=False)
+    assert not known.refreshed(frozenset({"orders"}), outdated=False), "it was judged before"
 
 
 def test_a_catalog_that_is_out_of_date_when_it_arrives_judges_nobody_free() -> None:
-    known = carriers()
+    known = known_names()
     known.schema_changed()
-    known.carry("orders")
-    assert not known.told(frozenset(), outdated=True)
-    assert known.told(frozenset({"orders"}), outdated=False)
+    known.written("orders")
+    assert not known.refreshed(frozenset(), outdated=True)
+    assert known.refreshed(frozenset({"orders"}), outdated=False)
 
 
 def test_more_writes_than_can_be_kept_for_judgement_may_be_anywhere() -> None:
-    known = carriers()
+    known = known_names()
     known.schema_changed()
-    answers = [known.carry(str(number)) for number in range(UNJUDGED_MAX + 1)]
+    answers = [known.written(str(number)) for number in range(UNCLASSIFIED_MAX + 1)]
     assert (answers.count(True), answers[-1]) == (1, True)
 
 
@@ -60,11 +60,11 @@ def test_the_first_wake_comes_at_once_and_the_next_for_all_who_asked_meanwhile()
     async def play() -> None:
         waker = Waker(waiting=5)
         wake_all = WakeAll(waker, scans_per_s=100)
-        wake_all.ask()
+        wake_all.request()
         assert len(waker.times_s) == 1
         waker.woken.clear()
         for _ in range(1000):
-            wake_all.ask()
+            wake_all.request()
         assert len(waker.times_s) == 1
         await asyncio.wait_for(waker.woken.wait(), 10)
         assert len(waker.times_s) == 2
@@ -78,7 +78,7 @@ def test_where_nobody_waits_nothing_is_put_off() -> None:
         waker = Waker(waiting=0)
         wake_all = WakeAll(waker, scans_per_s=100)
         for _ in range(3):
-            wake_all.ask()
+            wake_all.request()
         assert len(waker.times_s) == 3
 
     asyncio.run(play())
@@ -88,8 +88,8 @@ def test_nobody_is_woken_after_the_end() -> None:
     async def play() -> None:
         waker = Waker(waiting=1)
         wake_all = WakeAll(waker, scans_per_s=1000)
-        wake_all.ask()
-        wake_all.ask()
+        wake_all.request()
+        wake_all.request()
         wake_all.cancel()
         later = asyncio.Event()
         asyncio.get_running_loop().call_later(0.01, later.set)

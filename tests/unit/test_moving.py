@@ -9,7 +9,7 @@ import pytest
 
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
 from engine.model import BrokenTable, QueueTable, TableId
-from engine.store.dead_letter_plan import CHAIN_MOST, NAMES_MOST, Chain, closed_to, columns_to_move, obstacles
+from engine.store.dead_letter_plan import CHAIN_MAX, NAMES_MAX, Chain, closed_to, columns_to_move, obstacles
 from tests.support.stores import COMMENT
 
 SHOP, DEAD = TableId("shop", "mail"), TableId("shop", "dead")
@@ -73,7 +73,7 @@ def test_all_that_is_wrong_with_its_columns_is_told_at_once() -> None:
 
 
 def test_of_many_columns_some_are_named() -> None:
-    assert f"c{NAMES_MOST - 1} and 2 more" in told([column(f"c{number}") for number in range(NAMES_MOST + 2)], [])
+    assert f"c{NAMES_MAX - 1} and 2 more" in told([column(f"c{number}") for number in range(NAMES_MAX + 2)], [])
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,6 @@ def test_a_chain_that_ends_or_goes_in_a_circle_of_its_own_is_no_obstacle() -> No
 
 
 def test_a_chain_without_end_is_not_followed_for_ever() -> None:
-    names = [f"d{at}" for at in range(CHAIN_MOST + 5)]
+    names = [f"d{at}" for at in range(CHAIN_MAX + 5)]
     tables = [onward(name, to, "mail" if at == 0 else names[at - 1]) for at, (name, to) in enumerate(pairwise(names))]
     assert "not followed" in str(followed(*tables).problem)

@@ -258,7 +258,7 @@ def test_what_the_log_tells_has_the_catalog_read_and_does_not_hold_up_acknowledg
 
 def test_a_table_that_the_server_doubts_is_described_again_although_its_stamp_is_the_same() -> None:
     async def scene(catalog: Catalog) -> None:
-        catalog.queues.doubt(table(1))
+        catalog.queues.distrust(table(1))
         await catalog.queues.refresh()
         assert catalog.store.described == [table(1)]
 

@@ -13,19 +13,19 @@ import pytest
 
 from engine.binlog import replication_adapter
 from engine.binlog.changes import Change
-from engine.binlog.pipe import Ended
-from engine.binlog.reader import readable, why_it_ends
+from engine.binlog.pipe import ReaderEnded
+from engine.binlog.reader import read_until_ended, readable_events
 from engine.binlog.replication_adapter import (
     Committed,
     Event,
     FilteredConnection,
     Idle,
     LogStream,
-    Opaque,
     Other,
+    Prepared,
     Rows,
-    SetAside,
     Statement,
+    Unreadable,
 )
 from engine.binlog.row_image import Field, field_of
 from engine.store.connection import BackendAddress, ConnectionLimits, connect
@@ -99,7 +99,7 @@ def stream(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> Iterato
 def read(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> list[Event]:
     """All events of a log that mean something."""
     with stream(rotate(), *log, wants=wants) as log_stream:
-        events = list(readable(log_stream.fetchone, lambda: pytest.fail("an event could not be read")))
+        events = list(readable_events(log_stream.fetchone, lambda: pytest.fail("an event could not be read")))
     assert events[0] == Other()
     return events[1:]
 
@@ -141,11 +141,11 @@ def test_rows_of_tables_that_are_not_followed_are_none() -> None:
     [
         (event(XID, bytes(8)), Committed(SECOND)),
         (event(XA_PREPARE, b"\1" + bytes(12)), Committed(SECOND)),
-        (event(XA_PREPARE, b"\0" + bytes(12)), SetAside()),
+        (event(XA_PREPARE, b"\0" + bytes(12)), Prepared()),
         (query(b"DROP TABLE t"), Statement("DROP TABLE t")),
         (event(HEARTBEAT, b"log.000001"), Idle()),
-        (event(COMPRESSED, b"whatever"), Opaque()),
-        (event(166, b"whatever"), Opaque()),
+        (event(COMPRESSED, b"whatever"), Unreadable()),
+        (event(166, b"whatever"), Unreadable()),
         (event(200, b"from the future"), Other()),
     ],
 )
@@ -191,6 +191,6 @@ def test_an_incompatible_release_ends_the_reader_for_good_with_its_name() -> Non
         raise IncompatibleVersionError("mysql-replication 9.9 does not fit")
 
     def read_on() -> None:
-        list(readable(fetch, lambda: None))
+        list(readable_events(fetch, lambda: None))
 
-    assert why_it_ends(read_on) == Ended("mysql-replication 9.9 does not fit", refused=True)
+    assert read_until_ended(read_on) == ReaderEnded("mysql-replication 9.9 does not fit", refused=True)
