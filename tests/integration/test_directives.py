@@ -69,7 +69,7 @@ def test_without_its_dead_letter_table_a_dead_message_stays_and_the_others_go_on
         create_queue(connection, "m", vt_ack_wait="0.05", max_attempts="1", dead_letter="graves")
         enqueue(connection, "m", ["poison"])
         assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 5") == [(1,)]
-        eventually(lambda: private_proxy.metric("unburied_total") >= 1)
+        eventually(lambda: private_proxy.metric("dead_letter_failures_total") >= 1)
         enqueue(connection, "m", ["fine"])
         assert rows(connection, "STREAM payload FROM m LIMIT 1 WAIT 5") == [("fine",)]
         assert rows(connection, "SELECT epoch, time_acked FROM m WHERE id = 1") == [(1, None)]

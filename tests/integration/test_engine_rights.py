@@ -172,5 +172,5 @@ def test_what_the_account_may_not_do_anywhere_is_said_once_at_the_start(
     root: Connection[Any], proxy: RunningProxy, account: str
 ) -> None:
     assert "may not end what vanished clients leave running: GRANT CONNECTION" in proxy.output
-    eventually(lambda: proxy.metric("catalog_looks_total") >= 3)
+    eventually(lambda: proxy.metric("catalog_refreshes_total") >= 3)
     assert proxy.output.count("what vanished clients leave running") == 1

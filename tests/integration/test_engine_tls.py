@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture
-def link(server: EmbeddedServer) -> StoreConnection:
+def connection(server: EmbeddedServer) -> StoreConnection:
     return StoreConnection(BackendAddress(server.host, server.port, "root", tls=True), ConnectionLimits())
 
 
