@@ -38,7 +38,7 @@ class OnDisconnect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The directives of a table's comment, checked, durations in nanoseconds (docs/sql.md lists them)."""
+    """The directives of a table's comment, checked, durations in nanoseconds (docs/tables.md lists them)."""
 
     ack_wait_ns: int
     purge_after_ns: int

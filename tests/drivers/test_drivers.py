@@ -167,8 +167,8 @@ def test_the_example_enqueues_streams_acknowledges_and_long_polls(driver, clerk,
     assert (prepared_so_far(proxy) > prepared_before) == driver.prepares
 
 
-def test_every_program_is_run_and_stands_in_the_readme() -> None:
+def test_every_program_is_run_and_stands_in_the_page_on_drivers() -> None:
     programs = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*/[Oo]rders*")}
     assert programs == {driver.source for driver in DRIVERS.values()}
-    readme = (EXAMPLES.parent / "README.md").read_text()
-    assert programs == set(re.findall(r"\(examples/(\w+/[\w.]+)\)", readme))
+    page = (EXAMPLES.parent / "docs" / "drivers.md").read_text()
+    assert programs == set(re.findall(r"\(\.\./examples/(\w+/[\w.]+)\)", page))

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import termios
@@ -19,7 +20,11 @@ from proxy.embedded.server import Flavour
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import client_program
+from tests.support.transcripts import play, steps
 from tests.support.waiting import eventually
+
+README = Path(__file__).parents[2] / "README.md"
+CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Terminal:
@@ -147,3 +152,47 @@ def test_the_connection_id_is_the_servers_and_kill_query_from_elsewhere_ends_the
         assert consumer.error.args[0] == 1317
         assert rows(other, "SELECT 1") == [(1,)]
         assert run(other, "ACK FROM m WHERE id = 1") == 1
+
+
+def test_the_session_that_opens_the_readme_works_as_typed(proxy, database, flavour) -> None:
+    def adapted(text: str) -> str:
+        return text.replace("shop", database).replace("127.0.0.1", proxy.host).replace("3307", str(proxy.port))
+
+    def client(line: str) -> list[str]:
+        dollar, program, *arguments = shlex.split(line)
+        assert (dollar, program) == ("$", "mysql")
+        return [*client_program(flavour), *arguments]
+
+    def expect(terminal: Terminal, line: str) -> None:
+        words = re.escape(line).replace("\\\t", r"\s+")
+        terminal.shows(re.sub(r"\d\\\.\d+\\ sec", r"[\\d.]+ sec", words))
+
+    with proxy.connect() as connection:
+        run(connection, f"DROP DATABASE {database}")
+    _, first, second, interrupted = (adapted(block).splitlines() for block in CONSOLE.findall(README.read_text()))
+    made, opened, statement, *received = first
+    subprocess.run(client(made), check=True, timeout=30)
+    worker, application = Terminal(client(opened)), Terminal(client(second[0]))
+    try:
+        worker.type(f"{statement}\n")
+        worker.shows(re.escape(statement))
+        for line in filter(None, second[1:]):
+            if line.startswith("> "):
+                application.shows("> ")
+                application.type(f"{line[2:]}\n")
+                continue
+            expect(application, line)
+            while received:  # They come before the next statement, an ACK, is typed.
+                expect(worker, received.pop(0))
+        worker.waits()
+        worker.press_ctrl_c()
+        if flavour == "mysql":  # Its client has its own words for the first line.
+            interrupted.pop(0)
+        for line in interrupted:
+            expect(worker, line)
+    finally:
+        worker.close()
+        application.close()
+    with proxy.connect(database=database) as connection:
+        for step in steps(README):
+            assert play(connection, step) == step.answer

@@ -282,7 +282,7 @@ def test_make_targets_in_the_documents_exist_and_each_target_is_explained() -> N
     targets = set(re.findall(r"^\.PHONY: ([a-z-]+)$", makefile, re.MULTILINE))
     explained = set(re.findall(r"^([a-z-]+):.* ## \S", makefile, re.MULTILINE))
     assert targets == explained
-    documents = [path.read_text() for path in REPOSITORY.glob("*.md")]
+    documents = [path.read_text() for path in (*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"))]
     named = {name for text in documents for name in re.findall(r"(?m)(?:`|^)make ([a-z-]+)", text)}
     assert {"demo", "test"} <= named
     assert named <= targets

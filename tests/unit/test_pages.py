@@ -1,0 +1,87 @@
+"""The documents for users: links lead somewhere, prose is wrapped, names of settings and metrics exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from proxy.settings import Settings
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+NOT_WRAPPED = {"ARCHITECTURE.md", "spark.md", "sql.md", "recipes.md", "vitess.md", "CHANGELOG.md"}
+COLUMNS_MAX = 100
+
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    broken: list[str] = []
+    for link in LINK.findall(FENCED.sub("", page.read_text())):
+        if link.startswith("https://"):
+            continue
+        place, _, anchor = link.partition("#")
+        target = page.parent / place if place else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    """Tables and code may be wider."""
+    if page.name in NOT_WRAPPED:
+        return
+    prose = FENCED.sub("", page.read_text()).splitlines()
+    assert [line for line in prose if len(line) > COLUMNS_MAX and not line.startswith("|")] == []
+
+
+def test_a_stranger_can_read_the_readme_at_one_sitting() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_setting_stands_in_its_page_with_its_default() -> None:
+    page = (REPOSITORY / "docs" / "settings.md").read_text()
+    options = {
+        name.replace("-", "_"): default
+        for name, default in re.findall(r"^\| `--([\w-]+)[^|]*(?:\\\|[^|]*)*\| ([^|]+) \|", page, re.MULTILINE)
+    }
+    others = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    assert options.pop("config") == "none"
+    assert not options.keys() & others.keys()
+    stated = {**options, **others}
+    assert stated.keys() == Settings.model_fields.keys()
+    defaults = {name: Settings.model_fields[name].default for name in stated}
+    wrong = {name: (text, defaults[name]) for name, text in stated.items() if not is_written(defaults[name], text)}
+    assert wrong == {}
+
+
+def is_written(default: object, text: str) -> bool:
+    """Whether the text of a table's cell stands for the default of a setting."""
+    if default is None:
+        return not text[0].isdigit()
+    if isinstance(default, bool):
+        return text == ("on" if default else "off")
+    if size := re.fullmatch(r"(\d+) ([kM])B", text):
+        return default == int(size[1]) << {"k": 10, "M": 20}[size[2]]
+    if isinstance(default, int | float):
+        return default == (int(text, 8) if re.fullmatch("0[0-7]+", text) else float(text))
+    return str(default) == text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_metric_that_a_page_names_exists(page: Path) -> None:
+    code = (REPOSITORY / "proxy" / "server" / "admin.py").read_text()
+    named = re.findall(r"\backstream_((?:binlog|catalog|dispatcher|server|store)_\w+)", page.read_text())
+    assert [name for name in named if f'{name.removesuffix("_total")}"' not in code] == []
