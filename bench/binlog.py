@@ -1,10 +1,10 @@
-"""How soon a message is in a consumer's hand that was inserted on the server itself, with the binary log and without.
+"""Latency of messages inserted on the server itself, with and without the binary log; its cost.
 
-From the moment before the INSERT to the row. Without the log the poller must find it, here every second; the INSERT
-alone stands beside it. Then what the log costs: workers drain a backlog through the proxy, with the log followed and
-not.
+The latency is from the moment before the INSERT to the row in the consumer's hand. Without the binary
+log the poller finds the message, here every second. The time of the INSERT alone is printed beside it.
+Then workers drain a backlog through the proxy, with the binary log followed and not followed.
 
-`make bench` runs it; trust the ratios.
+`make bench` runs it. Trust the ratios rather than the absolute figures.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ POLLER_S = 1
 
 
 def latencies(running: Running, samples: int) -> tuple[list[float], list[float]]:
+    """Return seconds from before each INSERT to its row, and seconds of each INSERT alone."""
     received: list[float] = []
     arrived = threading.Semaphore(0)
     consumer = connect(running.port)
@@ -52,7 +53,7 @@ def latencies(running: Running, samples: int) -> tuple[list[float], list[float]]
 
 
 def await_log(running: Running) -> None:
-    """Until the log is followed."""
+    """Wait until the binary log is followed."""
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{running.admin_port}/metrics") as answer:
             if b"ackstream_binlog_following 1.0" in answer.read():

@@ -1,6 +1,6 @@
-"""What it costs to look at a statement: microseconds a call, the best of five rounds.
+"""What classifying and parsing a statement costs: microseconds per call, the best of five rounds.
 
-Run it as `python -m bench.classify`. The first two lines are paid by every statement that passes through.
+Run it as `python -m bench.classify`. Every statement that passes through costs one of the first lines.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What an event of the engine, and a look at the catalog, cost with many subscribers and many queues.
+"""What an engine event and a catalog refresh cost with many subscribers and many queues.
 
     .venv/bin/python bench/costs.py [--before REVISION]
 
-No server is involved: the engine runs over the store in memory, so what is measured is the dispatcher and what stands
-around it. With `--before`, the same program also runs on an earlier revision (checked out into a temporary folder), and
-both columns stand side by side.
+No server is involved: the engine runs over the store in memory, so only the dispatcher and the code
+around it are measured. With `--before`, the same program also runs on an earlier revision (unpacked
+into a temporary folder), and both columns are printed side by side.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ HERE = Path(__file__).resolve()
 SUBSCRIBERS = (10, 100, 1_000, 5_000)
 QUEUES = (1, 301, 1_000)
 ROUNDS = 7
-LOOKS = 5
+REFRESHES = 5
 EVENTS = 40
 
 
 class Silent:
-    """A client that takes whatever it is given."""
+    """A client that accepts everything and does nothing."""
 
     def deliver(self, rows: tuple[bytes, ...]) -> None:
-        """Nothing is done with them."""
+        """Ignore the rows."""
 
     def end(self, cause: object, text: str) -> None:
-        """Nothing follows."""
+        """Ignore the end."""
 
 
 class Counted(MemoryStore):
-    """It counts the calls by which the catalog is read, from one look at all of it to the next."""
+    """Counts the calls that read the catalog, from one refresh to the next."""
 
     def __init__(self, now_ns: int, enough: Callable[[], object]) -> None:
-        """`enough` is called after LOOKS of them, on a thread of the engine's."""
+        """`enough` is called after REFRESHES refreshes, on a thread of the engine."""
         super().__init__(now_ns=now_ns)
         self._enough = enough
-        self.looks: list[int] = []
+        self.refreshes: list[int] = []
         self._calls = 0
 
     def discover(self) -> Any:
         if self._calls:
-            self.looks.append(self._calls)
-        if len(self.looks) == LOOKS:
+            self.refreshes.append(self._calls)
+        if len(self.refreshes) == REFRESHES:
             self._enough()
         self._calls = 1
         return super().discover()
@@ -80,7 +80,7 @@ class Counted(MemoryStore):
 
 
 def per_event_us(event: Callable[[], object]) -> float:
-    """The median time of one event, in µs of this process's CPU."""
+    """Return the median cost of one event, in µs of this process's CPU."""
     rounds = []
     for _ in range(ROUNDS):
         began = time.process_time_ns()
@@ -91,7 +91,7 @@ def per_event_us(event: Callable[[], object]) -> float:
 
 
 def measure() -> Iterator[tuple[str, float]]:
-    """Each line of the table."""
+    """Yield the lines of the table: what was measured, and its cost."""
     second = 10**9
     policy = Policy(30 * second, 3_600 * second, 100, 100_000, 3_600 * second, 30 * second)
     name = TableId("bench", "queue_0")
@@ -124,14 +124,14 @@ def measure() -> Iterator[tuple[str, float]]:
         await asyncio.sleep(0.2)
         events: dict[str, Callable[[], object]] = {
             "a client that never streamed disconnects": lambda: engine.disconnected(7),
-            "the log reports a change of one queue": lambda: engine.changes_logged(name, (), [1]),
+            "the binary log reports a change of one queue": lambda: engine.changes_logged(name, (), [1]),
         }
         cost = per_event_us(events[event])
         await engine.close()
         return cost
 
     async def catalog_refreshes(count: int) -> float:
-        """Calls of the store from one look at the catalog to the next."""
+        """Return the calls of the store from one refresh of the catalog to the next."""
         loop, enough = asyncio.get_running_loop(), asyncio.Event()
         store = Counted(10**18, lambda: loop.call_soon_threadsafe(enough.set))
         for number in range(count):
@@ -140,20 +140,20 @@ def measure() -> Iterator[tuple[str, float]]:
         await engine.start()
         await enough.wait()
         await engine.close()
-        return median(store.looks[1:])  # The first one describes all queues.
+        return median(store.refreshes[1:])  # The first one describes all queues.
 
     for count in QUEUES:
-        yield f"a look at the catalog, {count:,} queues: calls of the store", asyncio.run(catalog_refreshes(count))
+        yield f"a refresh of the catalog, {count:,} queues: calls of the store", asyncio.run(catalog_refreshes(count))
     for event in ("a commit wakes the queue", "an ACK"):
         for count in SUBSCRIBERS:
             yield f"{event}, {count:,} subscribers", asyncio.run(with_subscribers(count, event))
-    for event in ("a client that never streamed disconnects", "the log reports a change of one queue"):
+    for event in ("a client that never streamed disconnects", "the binary log reports a change of one queue"):
         for count in QUEUES:
             yield f"{event}, {count:,} queues", asyncio.run(with_queues(count, event))
 
 
 def measured_in(folder: Path) -> dict[str, float]:
-    """The table of the code in a folder, in a process of its own."""
+    """Measure the code in a folder, in a separate process; return its table."""
     command = [sys.executable, str(HERE), "--here"]
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, cwd=folder, env={"PYTHONPATH": str(folder)}
@@ -163,7 +163,7 @@ def measured_in(folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description="What an event of the engine costs")
     parser.add_argument("--before", metavar="REVISION", help="an earlier revision to measure beside this one")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
@@ -180,7 +180,7 @@ def main() -> None:
             with tarfile.open(fileobj=io.BytesIO(files.stdout)) as archived:
                 archived.extractall(folder, filter="data")
             before = measured_in(Path(folder))
-    print(f"{'µs of CPU for one event, or what the line says':60} {'before':>10} {'now':>10}")
+    print(f"{'µs of CPU per event, or as the line states':60} {'before':>10} {'now':>10}")
     for line, cost in now.items():
         old = f"{before[line]:10.1f}" if line in before else " " * 10
         print(f"{line:60} {old} {cost:10.1f}")

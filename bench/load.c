@@ -1,13 +1,15 @@
-/* The client of bench/wire.py, the same before every relay: connections that are kept, and work for them by order.
+/* The client of bench/wire.py: it keeps connections and carries out orders.
  *
  *   load HOST PORT USER CONNECTIONS
  *
- * When all are logged in it says so. Each line of its input is an order, answered by a line:
- *   points N SECONDS   the first N connections, a thread each, look rows up by primary key, as fast as they are answered:
- *                      statements, seconds, and the median and 99th percentile of one statement in µs
- *   inserts N SECONDS  the same with a row inserted and committed
- *   rows TABLE         one of them reads a table: rows, and seconds from the statement to the last row
- * It ends with its input. In C, because a client in Python would be what is measured. */
+ * When all are logged in, it writes a line. Each line of its input is an order, answered by a line:
+ *   points N SECONDS   The first N connections, a thread each, read rows by primary key, one after
+ *                      another. Answer: statements, seconds, and the median and 99th percentile of
+ *                      one statement in µs.
+ *   inserts N SECONDS  The same; each statement inserts a row and commits it.
+ *   rows TABLE         One connection reads a table. Answer: rows, and seconds from the statement to
+ *                      the last row.
+ * It ends with its input. It is in C, because a client in Python would dominate the measurement. */
 #include <mysql.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -39,7 +41,7 @@ static double now_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Rows of a statement's result, each read as it comes and none kept, or those it has changed. */
+/* Runs a statement, reads its rows and keeps none; returns how many it returned or changed. */
 static size_t run(MYSQL *db, const char *statement) {
     if (mysql_query(db, statement))
         fail(mysql_error(db));

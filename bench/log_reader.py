@@ -1,8 +1,9 @@
-"""What it costs the reader of the binary log to pass over transactions of tables that are no queues.
+"""What the reader of the binary log spends on transactions of tables that are no queues.
 
-Ten thousand INSERTs, each a transaction, into a table that is none; then their log is read again and again in this
-process, as engine.binlog.reader reads it: by turns behind the event filter, and with every event parsed by the library.
-CPU time of this process, on each kind of server that is here. `make bench` runs it; trust the ratios.
+Ten thousand INSERTs, each a transaction, go into a table that is no queue. Then this process reads
+their binary log several times, as engine.binlog.reader does: alternately with the event filter and with
+every event parsed by the library. It prints CPU time of this process, for each kind of server that is
+installed. `make bench` runs it. Trust the ratios rather than the absolute figures.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ LOGGED = ["--log-bin=log", "--server-id=1", "--binlog-format=ROW"]
 
 
 class EndError(Exception):
-    """The log has been read up to where the table is dropped."""
+    """The reader has reached the event that drops the table."""
 
 
 class Ear(Outbox):
-    """Hears when that is."""
+    """Raises EndError at that event."""
 
     def add(self, news: ChangeSet) -> None:
         if news.schema_changed:
@@ -36,18 +37,18 @@ class Ear(Outbox):
 
 
 class Unsifted(LogReader):
-    """Takes every event apart."""
+    """Parses every event."""
 
     def _filter_events(self) -> None:
         pass
 
 
 def fill(server: EmbeddedServer) -> tuple[str, int]:
-    """Where the log of the transactions begins."""
+    """Run the transactions; return the position in the binary log where they begin."""
     with connect(server) as connection, connection.cursor() as cursor:
         for statement in ("CREATE DATABASE bench", "USE bench", "CREATE TABLE t (id INT PRIMARY KEY, n INT)"):
             cursor.execute(statement)
-        begin = reader(LogReader, server)._begin()  # noqa: SLF001  # where it would begin now
+        begin = reader(LogReader, server)._begin()  # noqa: SLF001  # the present position
         for number in range(TRANSACTIONS):
             cursor.execute(f"INSERT INTO t VALUES ({number}, 0)")
         cursor.execute("DROP TABLE t")
@@ -62,7 +63,7 @@ def reader(kind: type[LogReader], server: EmbeddedServer) -> LogReader:
 
 
 def cost_us(kind: type[LogReader], server: EmbeddedServer, begin: tuple[str, int]) -> float:
-    """Of a transaction."""
+    """Read the binary log from `begin`; return the µs of CPU per transaction."""
     reading = reader(kind, server)
     reading._begin = lambda: begin  # type: ignore[method-assign]  # noqa: SLF001  # the same log again
     before_s = time.process_time()
@@ -70,7 +71,7 @@ def cost_us(kind: type[LogReader], server: EmbeddedServer, begin: tuple[str, int
         reading.run()
     except EndError:
         return 1e6 * (time.process_time() - before_s) / TRANSACTIONS
-    raise SystemExit("the log has ended early")
+    raise SystemExit("the binary log ended early")
 
 
 def main() -> None:
@@ -82,9 +83,9 @@ def main() -> None:
         except ServerMissingError as missing:
             print(missing)
             continue
-        sifted, whole = (statistics.median(each) for each in zip(*pairs, strict=True))
+        sifted, whole = (statistics.median(costs) for costs in zip(*pairs, strict=True))
         ratio = statistics.median(a / b for a, b in pairs)
-        print(f"{flavour}: {sifted:.1f} µs a transaction behind the event_filter, {whole:.1f} without: {ratio:.2f}")
+        print(f"{flavour}: {sifted:.1f} µs per transaction with the event filter, {whole:.1f} without: {ratio:.2f}")
 
 
 if __name__ == "__main__":

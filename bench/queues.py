@@ -1,13 +1,13 @@
-"""The queue as a whole, beside the way people do it without: one run, one machine, one server.
+"""Queues through the proxy, compared with plain SQL: one run, one machine, one server.
 
-*Drain*: workers take messages and acknowledge them, until a backlog is gone: 4 that long-poll the proxy, against 4
-that each take one message a transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server (a commit to
-take, a commit to finish, as a worker must that can die in between).
+*Drain*: workers take and acknowledge messages until a backlog is gone. Four long-poll the proxy. Four
+others take one message per transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server
+(a commit to take, a commit to finish, as a worker needs that can die in between).
 
-*Latency*: from the moment before an INSERT to its message in a waiting consumer's hand, with the time of the INSERT
-alone beside it: what is above it is the queue's.
+*Latency*: from the moment before an INSERT to its message in a waiting consumer's hand. The time of the
+INSERT alone is printed beside it; the difference is the queue's.
 
-`make bench` runs it; trust the ratios.
+`make bench` runs it. Trust the ratios rather than the absolute figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMENT 'vitess_message,{DIRECTIVES}'
 
 
 def connect(port: int) -> Any:
-    # Without TLS on either way: the private server may offer none, and the two ways are compared.
+    # Both without TLS, since they are compared and the private server may offer none.
     return pymysql.connect(
         host="127.0.0.1", port=port, user="root", autocommit=True, database="bench", ssl_disabled=True
     )
@@ -53,7 +53,7 @@ def fill(connection: Any, count: int) -> None:
 
 
 def poll(port: int) -> None:
-    """A worker of ours."""
+    """A worker that uses the proxy."""
     connection = connect(port)
     with connection.cursor() as cursor:
         while cursor.execute(f"STREAM id, payload FROM m LIMIT {BATCH} WAIT 0.2"):
@@ -62,7 +62,7 @@ def poll(port: int) -> None:
 
 
 def take_one_by_one(port: int) -> None:
-    """A worker without us."""
+    """A worker that uses plain SQL."""
     connection = connect(port)
     connection.autocommit(False)
     with connection.cursor() as cursor:
@@ -81,7 +81,7 @@ def take_one_by_one(port: int) -> None:
 
 
 def rate(worker: Callable[[int], None], port: int, messages: int) -> float:
-    """Messages a second, over all workers."""
+    """Run WORKERS workers until none finds a message; return messages per second in total."""
     threads = [threading.Thread(target=worker, args=(port,)) for _ in range(WORKERS)]
     began = time.monotonic()
     for thread in threads:
@@ -92,7 +92,7 @@ def rate(worker: Callable[[int], None], port: int, messages: int) -> float:
 
 
 def latencies(port: int) -> tuple[list[float], list[float]]:
-    """Seconds from before the INSERT to the row in hand, and of the INSERT alone."""
+    """Return seconds from before each INSERT to its row, and seconds of each INSERT alone."""
     received: list[float] = []
     arrived = threading.Semaphore(0)
     consumer = connect(port)

@@ -1,7 +1,7 @@
-"""What bench/wire.py compares: ackstream and two relays that people run today, as processes before one server.
+"""The relays that bench/wire.py compares: ackstream, MySQL Router and HAProxy, as processes.
 
-Each with its own defaults and without TLS. MySQL Router and HAProxy are Debian's, of the unstable suite, unpacked into
-the cache by `scripts/prepare relays`.
+Each runs with its own defaults and without TLS. MySQL Router and HAProxy come from Debian's unstable
+suite; `scripts/prepare relays` unpacks them into the cache.
 """
 
 from __future__ import annotations
@@ -58,18 +58,19 @@ server_ssl_mode = DISABLED
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to the server: where clients connect, and the process between, if there is one."""
+    """A way to the server: the port for clients, and the relay's process, if there is one."""
 
     name: str
     port: int
     pid: int | None = None
 
     def cpu_s(self) -> float:
-        """User and system time that its processes have taken so far."""
+        """Return the user and system time of its processes so far, in seconds."""
         return sum(_cpu_s(pid) for pid in self._processes())
 
     def resident_bytes(self) -> tuple[int, int]:
-        """Memory of the process that has the connections, all of it, shared libraries too; and of those beside it."""
+        """Return the resident memory, shared libraries included, of the process with the connections,
+        and of its children."""
         first, *others = map(_resident_bytes, self._processes())
         return first, sum(others)
 
@@ -86,7 +87,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    # The name, in parentheses, may hold blanks.
+    # The name, in parentheses, may contain blanks.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 

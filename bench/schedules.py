@@ -1,9 +1,10 @@
-"""How late scheduled messages come: from their time, by the server's clock, to the row in a waiting consumer's hand.
+"""How late scheduled messages are delivered.
 
-One message every 10 ms, once with nothing else going on, and once while the same queue takes in and works off others of
-less priority as fast as two workers can.
+The delay is from a message's time, by the server's clock, to the row in a waiting consumer's hand. One
+message is due every 10 ms: first on an idle queue, then while two workers enqueue and acknowledge other
+messages of lower priority on the same queue as fast as they can.
 
-`make bench` runs it; trust the ratio.
+`make bench` runs it. Trust the ratio rather than the absolute figures.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ BATCH = 10
 
 
 def lateness(port: int) -> list[float]:
-    """Seconds from each message's time to its arrival; the server runs on this machine, with the same clock."""
+    """Return the seconds from each message's time to its arrival; the server shares this clock."""
     consumer = connect(port)
     begin_ns = time.time_ns() + AHEAD_NS
     due_ns = [begin_ns + number * APART_NS for number in range(SAMPLES)]
     with connect(port) as producer, producer.cursor() as cursor:
         cursor.execute("DELETE FROM m")
-        cursor.executemany("INSERT INTO m (time_next, payload) VALUES (%s, %s)", [(each, each) for each in due_ns])
+        cursor.executemany(
+            "INSERT INTO m (time_next, payload) VALUES (%s, %s)", [(time_ns, time_ns) for time_ns in due_ns]
+        )
     late: list[float] = []
     cursor = SSCursor(consumer)
     cursor.execute(f"STREAM payload FROM m WHERE payload <> 'other' LIMIT {SAMPLES}")
@@ -41,7 +44,7 @@ def lateness(port: int) -> list[float]:
 
 
 def work(port: int, over: threading.Event) -> None:
-    """Put messages in and take them out."""
+    """Enqueue, stream and acknowledge messages until `over` is set."""
     with connect(port) as connection, connection.cursor() as cursor:
         while not over.is_set():
             cursor.executemany("INSERT INTO m (priority, payload) VALUES (1, %s)", ["other"] * BATCH)
@@ -60,12 +63,12 @@ def main() -> None:
         print(f"a scheduled message, idle   {percentiles(lateness(running.port))} late")
         over = threading.Event()
         workers = [threading.Thread(target=work, args=(running.port, over)) for _ in range(2)]
-        for each in workers:
-            each.start()
+        for worker in workers:
+            worker.start()
         busy = lateness(running.port)
         over.set()
-        for each in workers:
-            each.join()
+        for worker in workers:
+            worker.join()
         print(f"a scheduled message, busy   {percentiles(busy)} late")
 
 

@@ -1,14 +1,15 @@
-"""How long SHOW QUEUES takes on a queue of ten million messages, which nobody could count in that time.
+"""How long SHOW QUEUES takes on a queue of ten million messages, too many to be counted.
 
-A mixture of ready ones, scheduled ones, those in flight and acknowledged ones that are kept, of three priorities; with
-`--kinds`, one queue of each of these as well, one after the other. Loading takes most of the time, some minutes a queue
-on two cores; the figures are those of SHOW QUEUES alone, through the proxy, with what it says of the queue: the first
-one, which finds the index not yet in memory, and the best, median and worst of the others. A SELECT 1 through the proxy
-stands beside them: on a machine that does other things as well, both wait for those.
+The queue has ready, scheduled, in-flight and acknowledged messages of three priorities. `--kinds`
+chooses the kinds of queues, measured one after another. Loading takes most of the time: some minutes a
+queue on two cores. The figures are those of SHOW QUEUES alone, through the proxy, with its result: the
+first one, for which the index is not in memory yet, and the best, median and worst of the others. A
+SELECT 1 through the proxy is measured beside them: other work on the machine delays both.
 
     bench/show_queues.py [--rows N] [--kinds mixed,ready,"in flight",acknowledged] [--port PORT]
 
-`--port` is a running proxy's, for another server than the embedded one: root logs in there without a password.
+`--port` is the port of a running proxy, for another server than the private one. root must log in there without a
+password.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from demo.ackstream import ackstream
 
 ROWS = 10_000_000
 ROWS_AT_ONCE = 500_000
-"""In one INSERT: its transaction fits the memory of a small server."""
-LOOKS = 100
+"""Rows per INSERT: its transaction fits the memory of a small server."""
+SAMPLES = 100
 WITHIN_MS = 50
 
 NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
@@ -43,11 +44,11 @@ KINDS = {
         f"IF(n % 4 = 2, {NOW} - 3600000000000 + n, NULL)",
     ),
 }
-"""What priority, epoch, time_next and time_acked are, for message number n."""
+"""The values of priority, epoch, time_next and time_acked for message number n."""
 
 
 def load(cursor: Any, kind: str, count: int) -> None:
-    """A queue `m` with so many messages."""
+    """Make a queue `m` with `count` messages."""
     cursor.execute("CREATE QUEUE m (payload VARCHAR(100)) ACK_WAIT = 7200 MAX_BACKOFF = 14400 PAUSED = 1")
     values = ", ".join(KINDS[kind])
     for begin in range(0, count, ROWS_AT_ONCE):
@@ -68,8 +69,8 @@ def make_numbers(cursor: Any) -> None:
         count *= 2
 
 
-def look(cursor: Any) -> tuple[float, dict[str, Any]]:
-    """Milliseconds, and what was said."""
+def show_queues(cursor: Any) -> tuple[float, dict[str, Any]]:
+    """Return the milliseconds that it takes, and its row."""
     began = time.monotonic()
     cursor.execute("SHOW QUEUES LIKE 'm'")
     (row,) = cursor.fetchall()
@@ -78,8 +79,8 @@ def look(cursor: Any) -> tuple[float, dict[str, Any]]:
     return 1e3 * took_s, row
 
 
-def idle_question(cursor: Any) -> float:
-    """Milliseconds of a statement that does nothing."""
+def select_1(cursor: Any) -> float:
+    """Return the milliseconds of a statement that does nothing."""
     began = time.monotonic()
     cursor.execute("SELECT 1")
     cursor.fetchall()
@@ -94,17 +95,17 @@ def measure(cursor: Any, kind: str, count: int) -> None:
     began = time.monotonic()
     load(cursor, kind, count)
     loaded_s = time.monotonic() - began
-    first, _ = look(cursor)
-    looks = [look(cursor) for _ in range(LOOKS)]
-    times = [each for each, _ in looks]
-    idle = [idle_question(cursor) for _ in range(LOOKS)]
-    row = looks[-1][1]
-    said = ", ".join(f"{name} {row[name]}" for name in ("Ready", "Scheduled", "In_flight", "Acknowledged"))
+    first, _ = show_queues(cursor)
+    samples = [show_queues(cursor) for _ in range(SAMPLES)]
+    times = [took_ms for took_ms, _ in samples]
+    idle = [select_1(cursor) for _ in range(SAMPLES)]
+    row = samples[-1][1]
+    counts = ", ".join(f"{name} {row[name]}" for name in ("Ready", "Scheduled", "In_flight", "Acknowledged"))
     verdict = "" if max(times) < WITHIN_MS else f"   above {WITHIN_MS} ms"
     print(
         f"{kind:<13} {count:,} messages, loaded in {loaded_s:.0f} s\n"
         f"{'':<13} SHOW QUEUES: first {first:.1f} ms, then {spread(times)}{verdict}\n"
-        f"{'':<13} {said}; estimated: {row['Estimated'] or 'nothing'}\n"
+        f"{'':<13} {counts}; estimated: {row['Estimated'] or 'nothing'}\n"
         f"{'':<13} SELECT 1: {spread(idle)}",
         flush=True,
     )

@@ -1,7 +1,7 @@
-"""What following a connection costs: the framer and the walker, apart from any I/O.
+"""What following a connection costs: the framer and the walker, without I/O.
 
 Run it as `python -m bench.walker`. It prints microseconds per command for small exchanges and
-nanoseconds per row for large results, to be held against the 20 µs or so that relaying one query costs.
+nanoseconds per row for large results. Compare them with the 20 µs or so that relaying one query costs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def chunks(data: bytes) -> list[bytes]:
 
 
 def best_s(run: Callable[[], object], repeat: int = 5) -> float:
-    """The shortest of a few runs, in seconds."""
+    """Return the shortest time of `repeat` runs, in seconds."""
 
     def once() -> float:
         begin = time.perf_counter()
@@ -44,7 +44,7 @@ def best_s(run: Callable[[], object], repeat: int = 5) -> float:
 
 
 def exchange(answer: bytes, count: int = 20_000) -> Callable[[], None]:
-    """`count` queries and their answers, each in one chunk, as a session would follow them."""
+    """Return a function that follows `count` queries and their answers, each in one chunk."""
     framer = CommandFramer(lambda _head: False)
     walker = ResponseWalker[None](DEPRECATE_EOF, AUTOCOMMIT)
     query = frame(make_query(b"SELECT amount FROM orders WHERE id = 17", attributes=False), 0)
@@ -60,7 +60,7 @@ def exchange(answer: bytes, count: int = 20_000) -> Callable[[], None]:
 
 
 def follow(pieces: list[bytes]) -> Callable[[], None]:
-    """One large answer in chunks as they come from a socket."""
+    """Return a function that follows one large answer, in chunks as a socket delivers them."""
     walker = ResponseWalker[None](DEPRECATE_EOF, AUTOCOMMIT)
 
     def run() -> None:

@@ -1,15 +1,17 @@
-"""What the proxy costs those who do not use its queues: direct, through it, through MySQL Router and through HAProxy.
+"""What the proxy costs clients without queues, beside direct, MySQL Router and HAProxy.
 
-One client (load.c) and one MySQL server for all, on this machine, where client, relay and server share the processors:
-what a relay takes, the others lack. Each figure of a relay is measured beside one of the direct way, by turns before
-and after it, and their ratio is taken; the table has the medians. So other work on the machine disturbs the figures,
-and the ratios less. What the relays' processes take in CPU is what the kernel says.
+One client (load.c) and one MySQL server serve all, on this machine. Client, relay and server share the
+processors, so the others lack what a relay takes. Each figure of a relay is measured together with one
+of the direct way, alternately before and after it, and the ratio is taken; the table has the medians.
+So other work on the machine disturbs the figures, and the ratios less. The CPU time of the relays'
+processes is the kernel's account.
 
-The client does nothing with what it gets, and a point SELECT is next to nothing for the server: that is the worst case.
-On two processors, which the direct way keeps busy alone, a relay that takes half as long for a statement as client and
-server together brings the rate down to two thirds. INSERTs, each committed to the disk, stand beside it.
+The client ignores the rows, and a point SELECT costs the server very little: this is the worst case. On
+two processors, which the direct way alone keeps busy, a relay that takes half as long for a statement as
+client and server together reduces the rate to two thirds. INSERTs, each committed to the disk, are
+measured as well.
 
-`make bench-wire` runs it: about eight minutes. `--rounds` and `--seconds` make it shorter.
+`make bench-wire` runs it, in about eight minutes. `--rounds` and `--seconds` make it shorter.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ SEVERAL = 64
 IDLE = 1_000
 POINTS, ROWS = 10_000, 1_000_000
 READS = 4
-"""Large results a round: each is short."""
+"""Large results per round: each takes little time."""
 POINT, POINTS_AT_ONCE, INSERTS_AT_ONCE = "points 1", f"points {SEVERAL}", f"inserts {SEVERAL}"
 
 SETUP = (
@@ -55,7 +57,7 @@ SETUP = (
 
 
 class Load:
-    """The client: connections through one way, which do what they are told."""
+    """The client: connections through one way, and the orders that they carry out."""
 
     def __init__(self, program: Path, way: Way, connections: int) -> None:
         command = [str(program), "127.0.0.1", str(way.port), "root", str(connections)]
@@ -63,7 +65,7 @@ class Load:
         self._answer()
 
     def order(self, text: str) -> list[float]:
-        """Have it do something; the figures that it answers with."""
+        """Send an order; return the figures of its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{text}\n")
         return [float(word) for word in self._answer().split()]
@@ -72,19 +74,19 @@ class Load:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("the load has ended: see above")
+            raise SystemExit("the load program ended: see above")
         return line
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # Its end is that of its input.
+        self._process.communicate()  # It ends with its input.
 
 
 @dataclass(slots=True)
 class Figures:
-    """Of one way: each figure of every round, and those that are ratios to the direct one measured beside it."""
+    """One way: its figures in every round, and their ratios to the direct way's figures."""
 
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     ratios: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -101,7 +103,7 @@ Measure = Callable[[Way, Load, str, float], Measured]
 
 
 def work(way: Way, load: Load, what: str, seconds: float) -> Measured:
-    """Small statements, one after another on each connection."""
+    """Measure small statements, one after another on each connection."""
     before_s = way.cpu_s()
     statements, took_s, p50_us, p99_us = load.order(f"{what} {seconds}")
     cpu_us = 1e6 * (way.cpu_s() - before_s) / statements
@@ -110,7 +112,7 @@ def work(way: Way, load: Load, what: str, seconds: float) -> Measured:
 
 
 def read(way: Way, load: Load, what: str, _seconds: float) -> Measured:
-    """A large result, once."""
+    """Measure one large result."""
     before_s = way.cpu_s()
     rows, took_s = load.order(what)
     assert rows == ROWS
@@ -119,13 +121,13 @@ def read(way: Way, load: Load, what: str, _seconds: float) -> Measured:
 
 @dataclass(slots=True)
 class Bench:
-    """The ways, each with its load; the first is the direct one."""
+    """The ways, each with its client; the first is the direct one."""
 
     loads: Sequence[tuple[Way, Load]]
     figures: dict[str, Figures] = field(default_factory=lambda: defaultdict(Figures))
 
     def round(self, measure: Measure, what: str, seconds: float, number: int) -> None:
-        """Measure each relay, and the direct way beside it."""
+        """Measure each relay together with the direct way."""
         direct, *relays = self.loads
         for relay in relays:
             pair = (direct, relay) if number % 2 else (relay, direct)
@@ -139,7 +141,7 @@ class Bench:
 
 
 def measure_idle(program: Path, way: Way, figures: Figures) -> None:
-    """What connections take that do nothing."""
+    """Measure the memory of idle connections."""
     before, _ = way.resident_bytes()
     with Load(program, way, IDLE):
         after, beside = way.resident_bytes()
@@ -148,7 +150,7 @@ def measure_idle(program: Path, way: Way, figures: Figures) -> None:
 
 
 TABLE = (
-    # What, the figure, how it is written, and whether direct has it: then its ratio to direct's stands behind it.
+    # Text, figure, format, and whether direct has the figure: then the ratio is printed in brackets.
     ("a point SELECT, 1 connection: p50, µs", f"{POINT} p50", ".0f", True),
     ("p99, µs", f"{POINT} p99", ".0f", True),
     ("CPU of the relay, µs", f"{POINT} cpu", ".1f", False),
@@ -229,7 +231,9 @@ def run(server: EmbeddedServer, folder: Path, arguments: argparse.Namespace) -> 
                     bench.round(read, "rows alike", 0, reads)
                     bench.round(read, "rows differing", 0, reads)
                 print(f"round {number + 1} of {arguments.rounds}", flush=True)
-            for number in range(arguments.rounds):  # After the rest: who follows the log may read on for a while.
+            for number in range(
+                arguments.rounds
+            ):  # After the rest: the reader of the binary log may read on for a while.
                 bench.round(work, INSERTS_AT_ONCE, arguments.seconds, number)
         for way in all_ways[1:]:
             measure_idle(program, way, bench.figures[way.name])
@@ -246,7 +250,7 @@ def main() -> None:
         running_server("mysql", durable=True, options=["--max-connections=3000", "--sync-binlog=1"]) as server,
     ):
         figures = run(server, Path(folder), arguments)
-    # How Python was built tells: Debian's needs a sixth less CPU than one built without optimizations.
+    # Debian's Python needs a sixth less CPU than one built without optimizations.
     print(f"\nPython {sys.version} of {sys.base_prefix}; {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
     print_table(figures)
     print_targets(figures["ackstream"], figures["MySQL Router"])

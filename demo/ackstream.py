@@ -1,4 +1,4 @@
-"""`ackstream serve` on its embedded default, as long as a program needs it: in a temporary directory, on free ports."""
+"""Run `ackstream serve` with its private server, in a temporary directory and on free ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIRECTIVES = "vt_ack_wait=30,vt_purge_after=86400,vt_batch_size=100,vt_cache_siz
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Where the proxy listens, and its server behind it, and its HTTP side."""
+    """The ports of a running proxy, of its server, and of its admin address."""
 
     port: int
     server_port: int
@@ -24,7 +24,7 @@ class Running:
 
 @contextlib.contextmanager
 def ackstream() -> Iterator[Running]:
-    """A running proxy."""
+    """Start the proxy; it is terminated on exit. The program exits if it does not start."""
     with tempfile.TemporaryDirectory(prefix="ackstream-") as directory:
         command = [sys.executable, "-m", "proxy", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         process = subprocess.Popen(

