@@ -1,8 +1,9 @@
 """Latency of messages inserted on the server itself, with and without the binary log; its cost.
 
-The latency is from the moment before the INSERT to the row in the consumer's hand. Without the binary
-log the poller finds the message, here every second. The time of the INSERT alone is printed beside it.
-Then workers drain a backlog through the proxy, with the binary log followed and not followed.
+The latency is from the moment before the INSERT to the row in the consumer's hand. Without the
+binary log the poller finds the message, here every second. The time of the INSERT alone is printed
+beside it. Then workers drain a backlog through the proxy, with the binary log followed and not
+followed.
 
 `make bench` runs it. Trust the ratios rather than the absolute figures.
 """

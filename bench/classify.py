@@ -1,6 +1,7 @@
 """What classifying and parsing a statement costs: microseconds per call, the best of five rounds.
 
-Run it as `python -m bench.classify`. Every statement that passes through costs one of the first lines.
+Run it as `python -m bench.classify`. Every statement that passes through costs one of the first
+lines.
 """
 
 from __future__ import annotations

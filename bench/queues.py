@@ -1,11 +1,11 @@
 """Queues through the proxy, compared with plain SQL: one run, one machine, one server.
 
-*Drain*: workers take and acknowledge messages until a backlog is gone. Four long-poll the proxy. Four
-others take one message per transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the server
-(a commit to take, a commit to finish, as a worker needs that can die in between).
+*Drain*: workers take and acknowledge messages until a backlog is gone. Four long-poll the proxy.
+Four others take one message per transaction with SELECT … FOR UPDATE SKIP LOCKED straight from the
+server (a commit to take, a commit to finish, as a worker needs that can die in between).
 
-*Latency*: from the moment before an INSERT to its message in a waiting consumer's hand. The time of the
-INSERT alone is printed beside it; the difference is the queue's.
+*Latency*: from the moment before an INSERT to its message in a waiting consumer's hand. The time of
+the INSERT alone is printed beside it; the difference is the queue's.
 
 `make bench` runs it. Trust the ratios rather than the absolute figures.
 """

@@ -1,7 +1,7 @@
 """The relays that bench/wire.py compares: ackstream, MySQL Router and HAProxy, as processes.
 
-Each runs with its own defaults and without TLS. MySQL Router and HAProxy come from Debian's unstable
-suite; `scripts/prepare relays` unpacks them into the cache.
+Each runs with its own defaults and without TLS. MySQL Router and HAProxy come from Debian's
+unstable suite; `scripts/prepare relays` unpacks them into the cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How late scheduled messages are delivered.
 
-The delay is from a message's time, by the server's clock, to the row in a waiting consumer's hand. One
-message is due every 10 ms: first on an idle queue, then while two workers enqueue and acknowledge other
-messages of lower priority on the same queue as fast as they can.
+The delay is from a message's time, by the server's clock, to the row in a waiting consumer's hand.
+One message is due every 10 ms: first on an idle queue, then while two workers enqueue and
+acknowledge other messages of lower priority on the same queue as fast as they can.
 
 `make bench` runs it. Trust the ratio rather than the absolute figures.
 """

@@ -1,15 +1,16 @@
 """How long SHOW QUEUES takes on a queue of ten million messages, too many to be counted.
 
 The queue has ready, scheduled, in-flight and acknowledged messages of three priorities. `--kinds`
-chooses the kinds of queues, measured one after another. Loading takes most of the time: some minutes a
-queue on two cores. The figures are those of SHOW QUEUES alone, through the proxy, with its result: the
-first one, for which the index is not in memory yet, and the best, median and worst of the others. A
-SELECT 1 through the proxy is measured beside them: other work on the machine delays both.
+chooses the kinds of queues, measured one after another. Loading takes most of the time: some
+minutes a queue on two cores. The figures are those of SHOW QUEUES alone, through the proxy, with
+its result: the first one, for which the index is not in memory yet, and the best, median and worst
+of the others. A SELECT 1 through the proxy is measured beside them: other work on the machine
+delays both.
 
     bench/show_queues.py [--rows N] [--kinds mixed,ready,"in flight",acknowledged] [--port PORT]
 
-`--port` is the port of a running proxy, for another server than the private one. root must log in there without a
-password.
+`--port` is the port of a running proxy, for another server than the private one. root must log in
+there without a password.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What following a connection costs: the framer and the walker, without I/O.
 
 Run it as `python -m bench.walker`. It prints microseconds per command for small exchanges and
-nanoseconds per row for large results. Compare them with the 20 µs or so that relaying one query costs.
+nanoseconds per row for large results. Compare them with the 20 µs or so that relaying one query
+costs.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """What the proxy costs clients without queues, beside direct, MySQL Router and HAProxy.
 
-One client (load.c) and one MySQL server serve all, on this machine. Client, relay and server share the
-processors, so the others lack what a relay takes. Each figure of a relay is measured together with one
-of the direct way, alternately before and after it, and the ratio is taken; the table has the medians.
-So other work on the machine disturbs the figures, and the ratios less. The CPU time of the relays'
-processes is the kernel's account.
+One client (load.c) and one MySQL server serve all, on this machine. Client, relay and server share
+the processors, so the others lack what a relay takes. Each figure of a relay is measured together
+with one of the direct way, alternately before and after it, and the ratio is taken; the table has
+the medians. So other work on the machine disturbs the figures, and the ratios less. The CPU time of
+the relays' processes is the kernel's account.
 
-The client ignores the rows, and a point SELECT costs the server very little: this is the worst case. On
-two processors, which the direct way alone keeps busy, a relay that takes half as long for a statement as
-client and server together reduces the rate to two thirds. INSERTs, each committed to the disk, are
-measured as well.
+The client ignores the rows, and a point SELECT costs the server very little: this is the worst
+case. On two processors, which the direct way alone keeps busy, a relay that takes half as long for
+a statement as client and server together reduces the rate to two thirds. INSERTs, each committed to
+the disk, are measured as well.
 
 `make bench-wire` runs it, in about eight minutes. `--rounds` and `--seconds` make it shorter.
 """

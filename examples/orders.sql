@@ -1,4 +1,4 @@
--- The tables that the programs of this folder work on: a queue, and a table that is none.
+-- The tables of the programs in this folder: a queue, and a table that is not a queue.
 CREATE TABLE orders (
   id         BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
   priority   INT    NOT NULL DEFAULT 0,

@@ -12,7 +12,7 @@ static void fail(const char *text) {
     exit(1);
 }
 
-/* MYSQL_OPT_READ_TIMEOUT is off by default, and must be: a stream with nothing to deliver is silent. */
+/* MYSQL_OPT_READ_TIMEOUT is off by default, and must stay off: an idle stream is silent. */
 static MYSQL *connect_to_it(void) {
     MYSQL *db = mysql_init(NULL);
     if (!mysql_real_connect(db, arguments[1], arguments[3], arguments[4], arguments[5], atoi(arguments[2]), NULL, 0))
@@ -52,8 +52,9 @@ static void acknowledge_prepared(MYSQL *db, long long order, const char *how) {
     mysql_stmt_close(ack);
 }
 
-/* mysql_use_result hands out each row when it comes; mysql_store_result would wait for the end of the result. And it
- * is not freed before that end, because freeing reads on to it: LIMIT makes one. The id of the first message. */
+/* mysql_use_result returns each row as it comes; mysql_store_result waits for the end of the
+ * result. Freeing it reads the rest of the result, so LIMIT gives the result an end.
+ * Returns the id of the first message. */
 static long long stream(MYSQL *streaming, MYSQL *working) {
     long long first = 0;
     MYSQL_ROW row;
@@ -76,7 +77,7 @@ static long long stream(MYSQL *streaming, MYSQL *working) {
     return first;
 }
 
-/* A long poll is an ordinary result: how many messages came. */
+/* A long poll is an ordinary result. Returns the number of messages. */
 static int poll_once(MYSQL *db, MYSQL_STMT *poll, double seconds) {
     int limit = 1, count = 0;
     long long order;
@@ -105,7 +106,7 @@ int main(int count, char **values) {
     arguments = values;
     setvbuf(stdout, NULL, _IOLBF, 0);
 
-    /* One connection is busy with its stream, so all else is done on another one. */
+    /* A stream keeps its connection busy, so everything else uses another one. */
     MYSQL *streaming = connect_to_it(), *working = connect_to_it();
 
     /* Enqueueing is an INSERT in a transaction of your own. */
@@ -129,7 +130,8 @@ int main(int count, char **values) {
     run(working, "INSERT INTO orders (item) VALUES ('salt')");
     printf("enqueued salt\n");
     /* The work and its acknowledgement are one transaction.
-     * Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why. */
+     * Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows
+     * why. */
     MYSQL_STMT *poll = prepare(working, "STREAM id, item FROM orders LIMIT ? WAIT ?");
     run(working, "BEGIN");
     poll_once(working, poll, 20);

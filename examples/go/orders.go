@@ -1,4 +1,5 @@
-// Enqueue, stream and acknowledge with go-sql-driver/mysql: go run orders.go HOST PORT USER PASSWORD DATABASE
+// Enqueue, stream and acknowledge with go-sql-driver/mysql:
+// go run orders.go HOST PORT USER PASSWORD DATABASE
 package main
 
 import (
@@ -18,14 +19,15 @@ func check(err error) {
 	}
 }
 
-// With interpolate, arguments are written into the text; without, every statement that has some is prepared.
+// With interpolate, the driver writes arguments into the text; without, it prepares each statement
+// that has arguments.
 func open(interpolate bool) *sql.DB {
 	config := mysql.NewConfig()
 	config.Net, config.Addr = "tcp", net.JoinHostPort(os.Args[1], os.Args[2])
 	config.User, config.Passwd, config.DBName = os.Args[3], os.Args[4], os.Args[5]
 	config.InterpolateParams = interpolate
 	config.TLSConfig = "preferred" // TLS where it is offered, with any certificate
-	// ReadTimeout is off by default, and must be: a stream with nothing to deliver is silent.
+	// ReadTimeout is off by default, and must stay off: an idle stream is silent.
 	db, err := sql.Open("mysql", config.FormatDSN())
 	check(err)
 	return db
@@ -50,8 +52,8 @@ func acknowledge(db executor, order int64, how string) {
 	fmt.Printf("acknowledged %d, %s: %d\n", order, how, count)
 }
 
-// Rows are handed out when they come. They are not closed before their end, because closing reads on to it: LIMIT
-// makes one. Each row is acknowledged on another connection, which the pool gives by itself.
+// Rows are returned as they come. Closing them reads the rest of the result, so LIMIT gives it an
+// end. Each row is acknowledged on another connection, which the pool provides.
 func stream(text, prepared *sql.DB) (first int64) {
 	rows, err := text.Query("STREAM id, item FROM orders LIMIT 3")
 	check(err)
@@ -75,9 +77,9 @@ func stream(text, prepared *sql.DB) (first int64) {
 	return first
 }
 
-// A long poll is an ordinary result. The work and its acknowledgement are one transaction, which has one connection:
-// its rows are read to their end before the next statement.
-// Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
+// A long poll is an ordinary result. The work and its acknowledgement are one transaction. It has
+// one connection, so the rows are read to their end before the next statement. Commit work only if
+// its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
 func poll(db *sql.DB, waitSeconds float64) (count int) {
 	transaction, err := db.Begin()
 	check(err)

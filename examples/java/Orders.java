@@ -10,13 +10,14 @@ import java.sql.Statement;
 
 public class Orders {
     public static void main(String[] args) throws SQLException {
-        // useServerPrepStmts makes a PreparedStatement one of the server's; without it the driver writes text.
-        // socketTimeout is 0 by default, and must be: a stream with nothing to deliver is silent.
-        // A server that uses caching_sha2_password sends its RSA key to clients without TLS, which they have to allow.
+        // With useServerPrepStmts the server prepares a PreparedStatement; without it the driver
+        // writes text. socketTimeout is 0 by default, and must stay 0: an idle stream is silent.
+        // With caching_sha2_password, a client without TLS must allow the server to send its RSA
+        // key.
         String url = "jdbc:mariadb://" + args[0] + ":" + args[1] + "/" + args[4]
                 + "?useServerPrepStmts=true&allowPublicKeyRetrieval=true";
 
-        // One connection is busy with its stream, so all else is done on another one.
+        // A stream keeps its connection busy, so everything else uses another one.
         try (Connection streaming = DriverManager.getConnection(url, args[2], args[3]);
                 Connection working = DriverManager.getConnection(url, args[2], args[3])) {
             working.setAutoCommit(false);
@@ -69,12 +70,12 @@ public class Orders {
         }
     }
 
-    // The id of the first message.
+    // Returns the id of the first message.
     static long stream(Connection streaming, Connection working) throws SQLException {
         long first = 0;
         try (Statement statement = streaming.createStatement()) {
-            // Rows are handed out when they come; the default of 0 would wait for the end of the result. And the
-            // result is not closed before that end, because closing reads on to it: LIMIT makes one.
+            // Rows are returned as they come; the default of 0 waits for the end of the result.
+            // Closing the result reads the rest of it, so LIMIT gives it an end.
             statement.setFetchSize(1);
             ResultSet orders = statement.executeQuery("STREAM id, item FROM orders LIMIT 3");
             while (orders.next()) {
@@ -97,7 +98,8 @@ public class Orders {
     }
 
     // A long poll is an ordinary result. The work and its acknowledgement are one transaction.
-    // Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
+    // Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows
+    // why.
     static void poll(Connection working) throws SQLException {
         String text = "STREAM id, item FROM orders LIMIT ? WAIT ?";
         try (PreparedStatement poll = working.prepareStatement(text)) {

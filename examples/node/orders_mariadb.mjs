@@ -1,9 +1,10 @@
-// Enqueue, stream and acknowledge with MariaDB's connector: node orders_mariadb.mjs HOST PORT USER PASSWORD DATABASE
+// Enqueue, stream and acknowledge with MariaDB's connector:
+// node orders_mariadb.mjs HOST PORT USER PASSWORD DATABASE
 import mariadb from "mariadb";
 
 const [host, port, user, password, database] = process.argv.slice(2);
-// socketTimeout and queryTimeout are off by default, and must be: a stream with nothing to deliver is silent.
-// A server that uses caching_sha2_password sends its RSA key to clients without TLS, which they have to allow.
+// socketTimeout and queryTimeout are off by default, and must stay off: an idle stream is silent.
+// With caching_sha2_password, a client without TLS must allow the server to send its RSA key.
 const connect = () =>
   mariadb.createConnection({ host, port: Number(port), user, password, database, allowPublicKeyRetrieval: true });
 
@@ -13,7 +14,7 @@ async function acknowledge(connection, send, order, how) {
   console.log(`acknowledged ${order}, ${how}: ${done.affectedRows}`);
 }
 
-// One connection is busy with its stream, so all else is done on another one.
+// A stream keeps its connection busy, so everything else uses another one.
 const streaming = await connect();
 const working = await connect();
 
@@ -28,7 +29,7 @@ await working.execute("INSERT INTO orders (item) VALUES (?)", ["milk"]);
 await working.rollback();
 console.log("rolled back milk");
 
-// queryStream() hands out each row when it comes; query() would wait for the end of the result.
+// queryStream() returns each row as it comes; query() waits for the end of the result.
 let first;
 for await (const { id, item } of streaming.queryStream("STREAM id, item FROM orders LIMIT 3")) {
   console.log(`received ${id} ${item}`);

@@ -1,8 +1,9 @@
-// Enqueue, stream and acknowledge with mysql2: node orders_mysql2.mjs HOST PORT USER PASSWORD DATABASE
+// Enqueue, stream and acknowledge with mysql2:
+// node orders_mysql2.mjs HOST PORT USER PASSWORD DATABASE
 import mysql from "mysql2/promise";
 
 const [host, port, user, password, database] = process.argv.slice(2);
-// No read timeout is set, and none must be: a stream with nothing to deliver is silent.
+// No read timeout is set, and none may be: an idle stream is silent.
 const connect = () => mysql.createConnection({ host, port, user, password, database });
 
 // query() sends text, execute() a prepared statement.
@@ -11,7 +12,7 @@ async function acknowledge(connection, send, order, how) {
   console.log(`acknowledged ${order}, ${how}: ${done.affectedRows}`);
 }
 
-// One connection is busy with its stream, so all else is done on another one.
+// A stream keeps its connection busy, so everything else uses another one.
 const streaming = await connect();
 const working = await connect();
 
@@ -26,7 +27,7 @@ await working.execute("INSERT INTO orders (item) VALUES (?)", ["milk"]);
 await working.rollback();
 console.log("rolled back milk");
 
-// stream() hands out each row when it comes; a plain query() would wait for the end of the result.
+// stream() returns each row as it comes; a plain query() waits for the end of the result.
 let first;
 const orders = streaming.connection.query("STREAM id, item FROM orders LIMIT 3").stream();
 for await (const { id, item } of orders) {

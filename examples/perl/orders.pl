@@ -6,15 +6,15 @@ use DBI;
 $| = 1;
 my ($host, $port, $user, $password, $database) = @ARGV;
 
-# mysql_read_timeout is off by default, and must be: a stream with nothing to deliver is silent.
-# mysql_server_prepare makes prepare() one of the server's; without it the driver writes arguments into the text.
+# mysql_read_timeout is off by default, and must stay off: an idle stream is silent. With
+# mysql_server_prepare the server prepares; without it the driver writes arguments into the text.
 sub connect_to_it {
     my %options = @_;
     return DBI->connect("DBI:mysql:database=$database;host=$host;port=$port", $user, $password,
         { RaiseError => 1, PrintError => 0, AutoCommit => 1, %options });
 }
 
-# One connection is busy with its stream, so all else is done on others.
+# A stream keeps its connection busy, so everything else uses others.
 my $streaming = connect_to_it();
 my $text      = connect_to_it();
 my $prepared  = connect_to_it(mysql_server_prepare => 1, mysql_server_prepare_disable_fallback => 1);
@@ -43,8 +43,8 @@ enqueue($text, 'milk');
 $text->rollback;
 print "rolled back milk\n";
 
-# mysql_use_result hands out each row when it comes; without it execute() waits for the end of the result. And it is
-# not finished before that end, because that reads on to it: LIMIT makes one.
+# mysql_use_result returns each row as it comes; without it execute() waits for the end of the
+# result. Finishing it reads the rest of the result, so LIMIT gives the result an end.
 my $first;
 my $orders = $streaming->prepare('STREAM id, item FROM orders LIMIT 3', { mysql_use_result => 1 });
 $orders->execute;

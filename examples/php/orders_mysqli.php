@@ -1,13 +1,14 @@
 <?php
-// Enqueue, stream and acknowledge with mysqli: php orders_mysqli.php HOST PORT USER PASSWORD DATABASE
+// Enqueue, stream and acknowledge with mysqli:
+// php orders_mysqli.php HOST PORT USER PASSWORD DATABASE
 
 [, $host, $port, $user, $password, $database] = $argv;
 
-// mysqlnd.net_read_timeout is one day, and counts from row to row: a stream with nothing to deliver is silent.
+// mysqlnd.net_read_timeout is one day, counted from row to row; an idle stream is silent.
 ini_set('mysqlnd.net_read_timeout', '31536000');
 mysqli_report(MYSQLI_REPORT_ERROR | MYSQLI_REPORT_STRICT); // errors are exceptions
 
-// One connection is busy with its stream, so all else is done on another one.
+// A stream keeps its connection busy, so everything else uses another one.
 $streaming = new mysqli($host, $user, $password, $database, (int) $port);
 $working = new mysqli($host, $user, $password, $database, (int) $port);
 
@@ -41,8 +42,8 @@ enqueue($working, 'milk');
 $working->rollback();
 echo "rolled back milk\n";
 
-// MYSQLI_USE_RESULT hands out each row when it comes; the default would wait for the end of the result. And it is
-// not freed before that end, because freeing reads on to it: LIMIT makes one.
+// MYSQLI_USE_RESULT returns each row as it comes; the default waits for the end of the result.
+// Freeing it reads the rest of the result, so LIMIT gives the result an end.
 $first = null;
 foreach ($streaming->query('STREAM id, item FROM orders LIMIT 3', MYSQLI_USE_RESULT) as ['id' => $order, 'item' => $item]) {
     echo "received $order $item\n";

@@ -3,15 +3,15 @@
 
 [, $host, $port, $user, $password, $database] = $argv;
 
-// mysqlnd.net_read_timeout is one day, and counts from row to row: a stream with nothing to deliver is silent.
+// mysqlnd.net_read_timeout is one day, counted from row to row; an idle stream is silent.
 ini_set('mysqlnd.net_read_timeout', '31536000');
 
-// Emulated prepares, PDO's default, write arguments into the text; native ones are the server's.
+// Emulated prepares, PDO's default, write arguments into the text; the server runs native ones.
 $connect = fn (array $options) => new PDO("mysql:host=$host;port=$port;dbname=$database", $user, $password, $options);
 $native = $connect([PDO::ATTR_EMULATE_PREPARES => false]);
 $emulated = $connect([PDO::ATTR_EMULATE_PREPARES => true]);
-// One connection is busy with its stream. Unbuffered, it hands out each row when it comes; the default would wait
-// for the end of the result.
+// A stream keeps its connection busy. Unbuffered, it returns each row as it comes; the default
+// waits for the end of the result.
 $streaming = $connect([PDO::MYSQL_ATTR_USE_BUFFERED_QUERY => false]);
 
 function enqueue(PDO $db, string ...$items): void
@@ -31,7 +31,8 @@ function acknowledge(PDO $db, int $order, string $how): void
 
 function poll(PDO $db, int $limit, int $seconds): array
 {
-    // With their type: execute([...]) sends text, which an emulated prepare quotes, and LIMIT '1' is no number.
+    // Bound with their type: execute([...]) sends text, an emulated prepare quotes it, and LIMIT
+    // '1' is an error.
     $poll = $db->prepare('STREAM id, item FROM orders LIMIT ? WAIT ?');
     $poll->bindValue(1, $limit, PDO::PARAM_INT);
     $poll->bindValue(2, $seconds, PDO::PARAM_INT);
@@ -50,7 +51,7 @@ enqueue($native, 'milk');
 $native->rollBack();
 echo "rolled back milk\n";
 
-// Not closed before its end, because closing reads on to it: LIMIT makes one.
+// Closing it reads the rest of the result, so LIMIT gives the result an end.
 $first = null;
 foreach ($streaming->query('STREAM id, item FROM orders LIMIT 3') as ['id' => $order, 'item' => $item]) {
     echo "received $order $item\n";

@@ -11,7 +11,7 @@ host, port, user, password, database = sys.argv[1:]
 
 
 async def connect():
-    # read_timeout is off by default, and must be: a stream with nothing to deliver is silent.
+    # read_timeout is off by default, and must stay off: an idle stream is silent.
     return await asyncmy.connect(host=host, port=int(port), user=user, password=password, database=database)
 
 
@@ -28,8 +28,8 @@ async def acknowledge(connection, order, how):
 
 
 async def stream(streaming, working):
-    # SSCursor hands out each row when it comes; the plain Cursor would wait for the end of the result. And it is
-    # not closed before that end, because closing reads on to it: LIMIT makes one.
+    # SSCursor returns each row as it comes; the plain Cursor waits for the end of the result.
+    # Closing it reads the rest of the result, so LIMIT gives the result an end.
     cursor = streaming.cursor(SSCursor)
     await cursor.execute("STREAM id, item FROM orders LIMIT 3")
     first = None
@@ -47,9 +47,9 @@ async def stream(streaming, working):
 
 
 async def poll(working):
-    # A long poll is an ordinary result, so an ordinary cursor will do. The work and its acknowledgement are one
-    # transaction.
-    # Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
+    # A long poll is an ordinary result, so an ordinary cursor is enough. The work and its
+    # acknowledgement are one transaction. Commit work only if its ACK, with AND epoch = n, affected
+    # the message: docs/recipes.md shows why.
     async with working.cursor() as cursor:
         await cursor.execute("STREAM id, item FROM orders LIMIT %s WAIT %s", (1, 20))
         for order, item in await cursor.fetchall():
@@ -62,7 +62,7 @@ async def poll(working):
 
 
 async def main():
-    # One connection is busy with its stream, so all else is done on another one.
+    # A stream keeps its connection busy, so everything else uses another one.
     streaming, working = await connect(), await connect()
 
     await enqueue(working, "tea", "bread")

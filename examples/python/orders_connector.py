@@ -21,7 +21,7 @@ def acknowledge(connection, order, how, **kind_of_cursor):
         print(f"acknowledged {order}, {how}: {cursor.rowcount}", flush=True)
 
 
-# It has no read timeout unless you set one, which must be longer than any WAIT.
+# There is no read timeout unless you set one; it must be longer than any WAIT.
 working = mysql.connector.connect(host=host, port=int(port), user=user, password=password, database=database)
 
 # Enqueueing is an INSERT in a transaction of your own, which the driver begins by itself.
@@ -33,8 +33,9 @@ enqueue(working, "milk")
 working.rollback()
 print("rolled back milk", flush=True)
 
-# No endless stream here: the driver's cursors read one row ahead, so each message would be handed out only when the
-# next one has come. A loop of long polls does as well; its rows are in hand at once, so the connection is not busy.
+# No endless stream here: the driver's cursors read one row ahead, so a message would be returned
+# only when the next one has come. A loop of long polls serves as well. Its rows are read at once,
+# so the connection is not busy.
 first = None
 received = 0
 while received < 3:

@@ -9,7 +9,7 @@ host, port, user, password, database = sys.argv[1:]
 
 
 def connect():
-    # read_timeout is off by default, and must be: a stream with nothing to deliver is silent.
+    # read_timeout is off by default, and must stay off: an idle stream is silent.
     return pymysql.connect(host=host, port=int(port), user=user, password=password, database=database)
 
 
@@ -24,7 +24,7 @@ def acknowledge(connection, order, how):
     print(f"acknowledged {order}, {how}: {count}", flush=True)
 
 
-# One connection is busy with its stream, so all else is done on another one.
+# A stream keeps its connection busy, so everything else uses another one.
 streaming, working = connect(), connect()
 
 # Enqueueing is an INSERT in a transaction of your own, which PyMySQL begins by itself.
@@ -36,8 +36,8 @@ enqueue(working, "milk")
 working.rollback()
 print("rolled back milk", flush=True)
 
-# SSCursor hands out each row when it comes; the plain Cursor would wait for the end of the result. And it is
-# not closed before that end, because closing reads on to it: LIMIT makes one.
+# SSCursor returns each row as it comes; the plain Cursor waits for the end of the result. Closing
+# it reads the rest of the result, so LIMIT gives the result an end.
 cursor = SSCursor(streaming)
 cursor.execute("STREAM id, item FROM orders LIMIT 3")
 first = None
@@ -62,8 +62,9 @@ except pymysql.MySQLError as error:
     number, text = error.args
     print(f"refused {number}: {text}", flush=True)
 
-# A long poll is an ordinary result, so an ordinary cursor will do. Work and acknowledgement are one transaction.
-# Commit work only if its ACK, with AND epoch = n, affected the message: docs/recipes.md shows why.
+# A long poll is an ordinary result, so an ordinary cursor is enough. Work and acknowledgement are
+# one transaction. Commit work only if its ACK, with AND epoch = n, affected the message:
+# docs/recipes.md shows why.
 enqueue(working, "salt")
 working.commit()
 print("enqueued salt", flush=True)

@@ -28,8 +28,8 @@ with engine.connect() as connection, connection.begin() as transaction:
     transaction.rollback()
 print("rolled back milk", flush=True)
 
-# yield_per=1 hands out each row when it comes; otherwise SQLAlchemy gathers rows first. The result is not closed
-# before its end, because closing reads on to it: LIMIT makes one.
+# yield_per=1 returns each row as it comes; otherwise SQLAlchemy gathers rows first. Closing the
+# result reads the rest of it, so LIMIT gives it an end.
 with engine.connect() as streaming:
     first = None
     orders = streaming.execution_options(yield_per=1).execute(text("STREAM id, item FROM orders LIMIT 3"))

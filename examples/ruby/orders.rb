@@ -4,11 +4,11 @@ require "mysql2"
 $stdout.sync = true
 host, port, user, password, database = ARGV
 
-# read_timeout is off by default, and must be: a stream with nothing to deliver is silent.
+# read_timeout is off by default, and must stay off: an idle stream is silent.
 connect = lambda do
   Mysql2::Client.new(host: host, port: port.to_i, username: user, password: password, database: database)
 end
-# One connection is busy with its stream, so all else is done on another one.
+# A stream keeps its connection busy, so everything else uses another one.
 streaming = connect.call
 working = connect.call
 
@@ -36,7 +36,7 @@ insert.execute("milk")
 working.query("ROLLBACK")
 puts "rolled back milk"
 
-# stream: true hands out each row when it comes; without it, query waits for the end of the result.
+# stream: true returns each row as it comes; without it, query waits for the end of the result.
 first = nil
 streaming.query("STREAM id, item FROM orders LIMIT 3", stream: true, cache_rows: false).each do |row|
   order, item = row.values_at("id", "item")

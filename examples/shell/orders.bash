@@ -1,18 +1,20 @@
 #!/bin/bash
-# Enqueue, stream and acknowledge with the command line: bash orders.bash HOST PORT USER PASSWORD DATABASE
-# CLIENT may name the program and its options (mysql). MySQL's, without TLS, needs CLIENT='mysql --get-server-public-key'.
+# Enqueue, stream and acknowledge with the command line:
+# bash orders.bash HOST PORT USER PASSWORD DATABASE
+# CLIENT may name the program and its options (default: mysql). MySQL's client without TLS needs
+# CLIENT='mysql --get-server-public-key'.
 set -euo pipefail
 
 host=$1 port=$2 user=$3 database=$5
 export MYSQL_PWD=$4
 
-# --quick hands out each row when it comes, and stdbuf keeps the C library from gathering 4 KiB of them first.
-# --batch and --skip-column-names: nothing but rows, their columns parted by tabs.
+# --quick returns each row as it comes; stdbuf prevents the C library from gathering 4 KiB first.
+# --batch and --skip-column-names print only rows, with columns separated by tabs.
 read -ra client <<<"${CLIENT:-mysql}"
 client=(stdbuf -oL "${client[@]}" "--host=$host" "--port=$port" "--user=$user" --batch --skip-column-names --quick "$database")
 
-# One connection for all that is not the stream, open as long as this script: what is delivered to a connection and not
-# acknowledged when it ends goes to other consumers.
+# One connection for everything except the stream, open as long as this script: when a connection
+# ends, its unacknowledged messages go to other consumers.
 coproc working { "${client[@]}"; }
 exec 3<&"${working[0]}" 4>&"${working[1]}"
 ask() { # the rows that the statements give
@@ -48,7 +50,7 @@ done < <("${client[@]}" --execute='STREAM id, item FROM orders LIMIT 3')
 
 acknowledge "$first" again
 
-# The client writes errors to its standard error: ERROR number (SQLSTATE) at line n: text.
+# The client writes errors to standard error: ERROR number (SQLSTATE) at line n: text.
 if ! error=$("${client[@]}" --execute='STREAM * FROM customers' 2>&1); then
 	sed -n 's/^ERROR \([0-9]*\) ([^:]*: /refused \1: /p' <<<"$error"
 fi
