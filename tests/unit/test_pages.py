@@ -11,7 +11,7 @@ from proxy.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
-NOT_WRAPPED = {"ARCHITECTURE.md", "spark.md"}
+NOT_WRAPPED = {"ARCHITECTURE.md"}
 COLUMNS_MAX = 100
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
