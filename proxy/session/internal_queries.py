@@ -18,8 +18,10 @@ from engine.packets import WireError, text_values
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from proxy.session.charsets import codec_of
+from proxy.session.queries import sql
 from proxy.wire.fields import Reader
 from proxy.wire.packets import DEPRECATE_EOF, ServerError, make_err
+from sqlrewrite.definitions import NOW_NS
 from sqlrewrite.errors import SqlError
 from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.names import TableName
@@ -27,21 +29,6 @@ from sqlrewrite.names import TableName
 if TYPE_CHECKING:
     from proxy.session.answers import Answer
     from proxy.session.ports import ClientSession
-
-CONTEXT = (
-    b"SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,"
-    b" _utf8mb4 x'25' LIKE _utf8mb4 x'5c25',"
-    b" SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256) LIMIT 1"
-)
-"""What decides how names and conditions are read, and the bytes of rows. DATABASE() in hex, because it may be in any
-charset; whether a backslash escapes in LIKE is asked for, because the servers disagree on when it does. A LIMIT of its
-own, because the session's sql_select_limit may be 0. The last is the server's name for Origin, as the engine asks for
-it (`server_name`)."""
-
-COMMIT = b"COMMIT AND NO CHAIN NO RELEASE"
-ROLLBACK = b"ROLLBACK AND NO CHAIN NO RELEASE"
-"""The ends of transactions of ours. A plain COMMIT does what the session's completion_type says: it may begin another
-transaction, or close the connection."""
 
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 
@@ -101,7 +88,7 @@ class Context:
 async def end_own_transaction(session: ClientSession, *, was_in_transaction: bool) -> None:
     """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
     if session.in_transaction and not was_in_transaction:
-        await session.internal_query(COMMIT)
+        await session.internal_query(sql("commit").encode())
 
 
 def keep_next_transaction(session: ClientSession) -> None:
@@ -121,7 +108,7 @@ async def definition_seen(session: ClientSession, table: TableName) -> bytes | N
     With a temporary table of the queue's name in its place, our questions would show rights on that one: raises
     ServerError.
     """
-    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.internal_query)
+    answer = await spelled(session, sql("show_create_table", table=table.quoted()), session.internal_query)
     if answer.outcome.error_code in NOT_SHOWN:
         return None  # With rights on single columns only: on a temporary table one has all rights.
     not_refused(answer)
@@ -154,16 +141,15 @@ def as_packet(error: Exception) -> bytes:
             return make_err(1105, "HY000", str(error))
 
 
-async def checked_query(session: ClientSession, text: bytes) -> Answer:
-    """The server's answer, which is no error. Raises Refused with the server's, or the error that the running statement
-    is to end with, if it is: then the server is not asked."""
-    session.check_interrupted()
-    return not_refused(await session.internal_query(text))
+async def checked_query(session: ClientSession, text: str | bytes) -> Answer:
+    """The server's answer to a statement; bytes are sent unchanged.
 
-
-async def checked_query_text(session: ClientSession, text: str) -> Answer:
-    """The same for a text that may name what the client's charset cannot spell."""
+    Raises Refused with the server's error. If the running queue statement is interrupted, nothing is sent, and the
+    error that it ends with is raised.
+    """
     session.check_interrupted()
+    if isinstance(text, bytes):
+        return not_refused(await session.internal_query(text))
     return not_refused(await spelled(session, text, session.internal_query))
 
 
@@ -175,7 +161,7 @@ async def spelled(session: ClientSession, text: str, send: Callable[[bytes], Awa
     """
     if (encoded := encodable(session, text)) is not None:
         return await send(encoded)
-    not_refused(await session.internal_query(b"SET character_set_client = utf8mb4"))
+    not_refused(await set_charset(session, "character_set_client", "utf8mb4"))
     try:
         answer = await send(text.encode())
     except ServerError:
@@ -193,10 +179,15 @@ def encodable(session: ClientSession, text: str) -> bytes | None:
         return None
 
 
+async def set_charset(session: ClientSession, variable: str, charset: str) -> Answer:
+    """Set one of the session's character sets; the server's answer, which may be an error."""
+    return await session.internal_query(sql("set_charset", variable=variable, charset=charset).encode())
+
+
 async def set_surely(session: ClientSession, variable: str, charset: str) -> None:
     """Set one of the session's character sets back to what the client has set it to."""
     for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY may be meant for the question and reach this one.
-        if (await session.internal_query(f"SET {variable} = {charset}".encode())).outcome.ok:
+        if (await set_charset(session, variable, charset)).outcome.ok:
             return
     session.hang_up(ServerError(1105, "HY000", f"ackstream could not set {variable} back"))
 
@@ -210,7 +201,7 @@ def not_refused(answer: Answer) -> Answer:
 
 async def read_context(session: ClientSession) -> Context:
     """The session's settings as they are now."""
-    answer = await checked_query(session, CONTEXT)
+    answer = await checked_query(session, sql("context"))
     row = answer.packets[-2].payload
     db, client, results, time_zone, sql_mode, like_escapes, server = (_text(each) for each in text_values(row))
     context = Context(
@@ -240,14 +231,15 @@ def text_rows(session: ClientSession, answer: Answer) -> list[list[str | None]]:
     return [list(map(_text, row)) for row in raw_rows(session, answer)]
 
 
-async def rows(session: ClientSession, text: bytes) -> list[list[str | None]]:
-    """The rows of a question whose values are ASCII."""
+async def rows(session: ClientSession, text: str | bytes) -> list[list[str | None]]:
+    """The rows that a statement returns, whose values are ASCII. See `checked_query`."""
     return text_rows(session, await checked_query(session, text))
 
 
-async def rows_of(session: ClientSession, text: str) -> list[list[str | None]]:
-    """The same for a text that may name what the client's charset cannot spell."""
-    return text_rows(session, await checked_query_text(session, text))
+async def server_time_ns(session: ClientSession) -> int:
+    """The server's clock."""
+    ((now,),) = await rows(session, sql("server_time", now_ns=NOW_NS))
+    return int(now or 0)
 
 
 def from_hex(value: str | None) -> str:

@@ -35,6 +35,7 @@ from proxy.session.internal_queries import (
     read_context,
     refuse_temporary,
 )
+from proxy.session.queries import sql
 from proxy.statements.creation import Creation
 from proxy.statements.long_statements import Reading
 from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
@@ -111,7 +112,7 @@ class Administration:
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         columns = _columns(statement)
         params = statement.param_count if isinstance(statement, RedriveQueue) else 0
-        text = Result(columns).select(params) if columns else "DO " + ", ".join(["0", *["?"] * params])
+        text = Result(columns).select(params) if columns else sql("nothing", values=", ".join(["0", *["?"] * params]))
         preparing = Preparing(PreparedQueueStatement(statement))
         session.forward(bytes([COM_STMT_PREPARE]) + text.encode("ascii"), preparing)
 
@@ -208,7 +209,7 @@ class Administration:
         if comment is not None:
             await refuse_temporary(session, statement.table)
         if_exists = "IF EXISTS " if statement.if_exists else ""
-        text = f"DROP TABLE {if_exists}{statement.table.quoted()}"
+        text = sql("drop_table", if_exists=if_exists, table=statement.table.quoted())
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
     # SHOW CREATE QUEUE, REDRIVE.

@@ -9,6 +9,7 @@ been filled, or be relied upon.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.catalog.directives import is_marked, make_comment, parse_comment, queue_values, with_source
@@ -16,7 +17,8 @@ from engine.model import NS_PER_S, BrokenTable, Policy, TableId
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
-from proxy.session.internal_queries import Refused, rows
+from proxy.session.internal_queries import Refused, rows, server_time_ns
+from proxy.session.queries import sql
 from proxy.statements.declared import problems_of
 from proxy.statements.tables import (
     change_comment,
@@ -28,7 +30,7 @@ from proxy.statements.tables import (
     table_id,
 )
 from proxy.wire.packets import ServerError
-from sqlrewrite.definitions import NOW_NS, TIME_KEY, not_by_time
+from sqlrewrite.definitions import TIME_KEY, not_by_time
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
 
@@ -52,8 +54,8 @@ class Creation:
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
         definitions = statement.definitions_sql()
-        text = _create_table(session, statement, statement.table, definitions, comment, partitions)
-        if_none = text.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1)
+        create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
+        text, if_none = create(), create(if_not_exists=True)
         if await comment_of(session, statement.table) is not None:
             return await self._change_schema(session, if_none if statement.if_not_exists else text)
         await _refuse_unfit(session, statement, comment)
@@ -159,7 +161,7 @@ async def _refuse_unfit(session: ClientSession, statement: CreateQueue, comment:
     """A table whose own declarations make it useless as a queue is not made."""
     engine = statement.engine
     if engine is None:
-        ((engine,),) = await rows(session, b"SELECT @@default_storage_engine LIMIT 1")
+        ((engine,),) = await rows(session, sql("storage_engine"))
     if problems := problems_of(statement, comment, engine or ""):
         raise ServerError(1105, "HY000", f"This would be no queue: {'; '.join(problems)}")
 
@@ -171,12 +173,18 @@ def _create_table(
     definitions: bytes,
     comment: str,
     partitions: str = "",
+    *,
+    if_not_exists: bool = False,
 ) -> str:
     codec = statement.tokens.codec
-    return (
-        f"CREATE TABLE {table.quoted()} (\n{definitions.decode(codec)})"
-        f" COMMENT = {string_literal(session, comment)} {statement.table_options.decode(codec)}"
-        f" {partitions}"
+    return sql(
+        "create_table",
+        if_not_exists="IF NOT EXISTS " if if_not_exists else "",
+        table=table.quoted(),
+        definitions=definitions.decode(codec),
+        comment=string_literal(session, comment),
+        options=statement.table_options.decode(codec),
+        partitions=partitions,
     )
 
 
@@ -199,5 +207,4 @@ async def _partitions(session: ClientSession, statement: CreateQueue, values: Ma
         raise ServerError(
             1105, "HY000", f"RETENTION BY PARTITION with PURGE_AFTER = {values['vt_purge_after']}: {problem}"
         )
-    ((now,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
-    return first_partition_clause(int(now or 0), age_ns)
+    return first_partition_clause(await server_time_ns(session), age_ns)

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.dispatch.redelivery import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
 from engine.quoting import qualified, quoted
-from proxy.session.internal_queries import checked_query_text, rows, rows_of, text_rows
+from proxy.session.internal_queries import checked_query, rows, server_time_ns, text_rows
+from proxy.session.queries import sql
 from proxy.wire.columns import parse_column
 from proxy.wire.fields import Reader
 from proxy.wire.handshake import MARIADB_EXTENDED_METADATA
-from sqlrewrite.definitions import NOW_NS
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -43,6 +44,9 @@ WAIT_DOUBLINGS = 10
 
 RATE_WINDOW_S = 60
 """Acknowledgements are counted over the last minute."""
+
+Numbered = partial[str]
+"""A SELECT of one row of counts; called with its `place` in the UNION, which its row begins with."""
 
 
 @dataclass(slots=True)
@@ -64,8 +68,7 @@ async def measure(session: ClientSession, queue: QueueTable) -> Depth:
     """Count a queue that has an index to count by, on the client's session. Raises what the server objects to."""
     assert queue.scan_index is not None
     table = _indexed(queue)
-    ((now,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
-    depth = Depth(now_ns=int(now or 0))
+    depth = Depth(now_ns=await server_time_ns(session))
     priorities, all_found = await _priorities(session, table)
     if not all_found:
         depth.estimated |= {"ready", "scheduled", "in_flight"}
@@ -74,10 +77,9 @@ async def measure(session: ClientSession, queue: QueueTable) -> Depth:
     acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
     recent = _Range(f"time_acked > {depth.now_ns - RATE_WINDOW_S * NS_PER_S}", COUNT_MAX)
     ranges = [acknowledged, recent, *(each for part in parts for each in part.ranges)]
-    others = [f"SELECT MIN(time_next), 0 FROM {table} WHERE {part.own}" for part in parts]
+    others = [partial(sql, "earliest", index=table, range=part.own) for part in parts]
     if queue.id_grows:
-        # With an id of FLOAT, all numbers of the union would be such.
-        others.append(f"SELECT CAST(MAX(id) AS DECIMAL(30)), 0 FROM {qualified(queue.id)}")
+        others.append(partial(sql, "newest_id", table=qualified(queue.id)))
     whole = [acknowledged, *(each for part in parts for each in part.whole)] if all_found else ()
     oldest = await _count(session, queue, ranges, others, whole=whole)
     if queue.id_grows:
@@ -119,15 +121,12 @@ class _Range:
     """Of those whose `epoch` was looked up."""
     exact: bool = True
 
-    def question(self, queue: QueueTable) -> str:
-        """Counts one entry more than the bound, where there are more."""
-        found = f"FROM {_indexed(queue)} WHERE {self.where} LIMIT {self.bound + 1}"
+    def count_in(self, queue: QueueTable) -> Numbered:
+        """The statement that counts it: one entry more than the bound, where there are more."""
+        count = partial(sql, index=_indexed(queue), range=self.where, limit=self.bound + 1)
         if not self.looks_up:
-            return f"SELECT COUNT(*), 0 FROM (SELECT 1 {found}) AS q"
-        # Of what the inner SELECT has to read, MySQL reads thousands ahead, in spite of the LIMIT: not of rows, then.
-        row = f"{qualified(queue.id)} AS r FORCE INDEX ({quoted(queue.id_index)})"
-        rows_of = f"(SELECT id {found}) AS q STRAIGHT_JOIN {row} ON r.id = q.id AND r.time_acked IS NULL"
-        return f"SELECT COUNT(*), COALESCE(SUM(r.epoch > 0), 0) FROM {rows_of}"
+            return partial(count, "count_entries")
+        return partial(count, "count_delivered", table=qualified(queue.id), id_index=quoted(queue.id_index))
 
 
 class _Priority:
@@ -166,14 +165,13 @@ def _indexed(queue: QueueTable) -> str:
 async def _priorities(session: ClientSession, table: str) -> tuple[list[str], bool]:
     """The priorities that have unacknowledged messages, most urgent first, and whether these are all."""
     found: list[str] = []
-    behind = ""
+    condition = "time_acked IS NULL"
     while len(found) <= PRIORITIES_MAX:
-        question = f"SELECT MIN(priority) FROM {table} WHERE time_acked IS NULL{behind} LIMIT 1"
-        ((priority,),) = await rows_of(session, question)
+        ((priority,),) = await rows(session, sql("next_priority", table=table, condition=condition))
         if priority is None:
             return found, True
         found.append(priority)
-        behind = f" AND priority > {priority}"
+        condition = f"time_acked IS NULL AND priority > {priority}"
     return found[:-1], False
 
 
@@ -181,22 +179,21 @@ async def _count(
     session: ClientSession,
     queue: QueueTable,
     ranges: Sequence[_Range],
-    others: Sequence[str] = (),
+    others: Sequence[Numbered] = (),
     *,
     whole: Sequence[_Range] = (),
 ) -> list[str | None]:
     """Count all of them in one question, and estimate those that hold more in another; what the others say. `whole`
     are those that make up the table."""
-    questions = [*(each.question(queue) for each in ranges), *others]
-    numbered = (each.replace("SELECT ", f"SELECT {at} AS place, ", 1) for at, each in enumerate(questions))
-    # Without a SELECT around them, the LIMIT would be that of the last one.
-    text = f"SELECT * FROM ({' UNION ALL '.join(numbered)}) AS every_one LIMIT {len(questions)}"
-    found = {int(at or 0): answer for at, *answer in await rows_of(session, text)}
+    selects = [*(each.count_in(queue) for each in ranges), *others]
+    counts = " UNION ALL ".join(select(place=at) for at, select in enumerate(selects))
+    text = sql("counts", counts=counts, limit=len(selects))
+    found = {int(at or 0): answer for at, *answer in await rows(session, text)}
     for at, each in enumerate(ranges):
         each.count, each.delivered = (int(float(value or 0)) for value in found[at])
         each.exact = each.count <= each.bound
     await _estimate(session, _indexed(queue), [each for each in ranges if not each.looks_up], whole=whole)
-    return [found[at][0] for at in range(len(ranges), len(questions))]
+    return [found[at][0] for at in range(len(ranges), len(selects))]
 
 
 async def _estimate(
@@ -210,9 +207,9 @@ async def _estimate(
     estimated = [each for each in ranges if not each.exact]
     if not estimated:
         return
-    questions = [f"SELECT COUNT(*) FROM {table} WHERE {each.where}" for each in estimated]
-    questions.append(f"SELECT COUNT(*) FROM {table}")
-    answer = await checked_query_text(session, f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(questions)}")
+    selects = [sql("count_range", table=table, range=each.where) for each in estimated]
+    selects.append(sql("count_table", table=table))
+    answer = await checked_query(session, sql("estimates", counts=" UNION ALL ".join(selects)))
     extended = bool(session.capabilities & MARIADB_EXTENDED_METADATA)
     count = Reader(answer.packets[0].payload).lenenc()
     names = [parse_column(each.payload, extended=extended).name for each in answer.packets[1 : 1 + count]]

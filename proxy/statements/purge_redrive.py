@@ -19,17 +19,15 @@ from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.queries import FORMS
 from proxy.session.internal_queries import (
-    COMMIT,
-    ROLLBACK,
     Refused,
     checked_query,
-    checked_query_text,
     end_own_transaction,
     from_hex,
     raw_rows,
     rows,
-    rows_of,
+    server_time_ns,
 )
+from proxy.session.queries import sql
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition
 from sqlrewrite.definitions import NOW_NS
@@ -68,18 +66,14 @@ class PurgeRedrive:
         """Delete all that is acknowledged now; the OK packet."""
         table, form = qualified(queue.id), FORMS[queue.id_kind]
         hint = f"FORCE INDEX ({quoted(queue.scan_index)})" if queue.scan_index else ""
-        ((before_ns,),) = await rows(session, f"SELECT {NOW_NS} LIMIT 1".encode())
-        find = (
-            f"SELECT {_id(queue)} FROM {table} {hint} WHERE time_acked <= {before_ns} ORDER BY time_acked"
-            f" LIMIT {BATCH_ROWS} FOR UPDATE SKIP LOCKED"
-        )
+        now_ns = await server_time_ns(session)
+        find = sql("find_acknowledged", id=_id(queue), table=table, index_hint=hint, before_ns=now_ns, limit=BATCH_ROWS)
 
         async def batch(_last: Key | None) -> _Batch:
             keys = await _keys(session, queue, find)
             if keys:
                 ids = ", ".join(map(form.literal, keys))
-                delete = f"DELETE FROM {table} WHERE id IN ({ids}) AND time_acked IS NOT NULL ORDER BY id"
-                deleted = await checked_query_text(session, delete)
+                deleted = await checked_query(session, sql("delete_acknowledged", table=table, ids=ids))
                 return _Batch(deleted.outcome.affected_rows)
             return _Batch(0)
 
@@ -92,7 +86,7 @@ class PurgeRedrive:
         form = FORMS[dead.id_kind]
         source, into = qualified(dead.id), qualified(target.id)
         # Who may not do this may not see the columns either, and is told so by the server.
-        await checked_query_text(session, f"INSERT INTO {into} (id) SELECT id FROM {source} LIMIT 0")
+        await checked_query(session, sql("right_to_redrive", into=into, source=source))
         columns = await _common_columns(session, dead, target)
         names = ", ".join(map(quoted, columns))
         values = ", ".join(_AS_NEW.get(each.casefold(), quoted(each)) for each in columns)
@@ -100,18 +94,21 @@ class PurgeRedrive:
         async def batch(last: Key | None) -> _Batch:
             behind = "" if last is None else f" AND id > {form.literal(last)}"
             wanted = "" if condition is None else f" AND {condition.sql()}"
-            find = (
-                f"SELECT {_id(dead)} FROM {source} FORCE INDEX ({quoted(dead.id_index)})"
-                f" WHERE time_acked IS NULL{behind}{wanted} ORDER BY id LIMIT {BATCH_ROWS} FOR UPDATE SKIP LOCKED"
+            find = sql(
+                "find_dead",
+                id=_id(dead),
+                table=source,
+                id_index=quoted(dead.id_index),
+                condition=f"time_acked IS NULL{behind}{wanted}",
+                limit=BATCH_ROWS,
             )
             keys = await _keys(session, dead, find)
             if not keys:
                 return _Batch(0)
             ids = ", ".join(map(form.literal, keys))
-            dead_ones = f"FROM {source} WHERE id IN ({ids}) AND time_acked IS NULL ORDER BY id"
-            move = f"INSERT INTO {into} ({names}) SELECT {values} {dead_ones}"
-            moved = await checked_query_text(session, move)
-            deleted = await checked_query_text(session, f"DELETE {dead_ones}")
+            copy = sql("copy_dead", into=into, columns=names, values=values, table=source, ids=ids)
+            moved = await checked_query(session, copy)
+            deleted = await checked_query(session, sql("delete_dead", table=source, ids=ids))
             counts = moved.outcome.affected_rows, deleted.outcome.affected_rows
             if set(counts) != {len(keys)}:  # A trigger, a strange collation: rather no message moved than one lost.
                 problem = f"Of {len(keys)} dead messages {counts[0]} were copied and {counts[1]} deleted: rolled back"
@@ -157,18 +154,16 @@ async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[_
     attempts = 0
     while True:
         attempts += 1
-        await checked_query(session, b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # No locks on gaps.
-        await checked_query(session, b"START TRANSACTION")
+        await checked_query(session, sql("read_committed"))
+        await checked_query(session, sql("begin"))
         try:
             done = await work()
-            await checked_query(session, COMMIT)
+            await checked_query(session, sql("commit"))
             return done
-        except ServerError:
-            await session.internal_query(ROLLBACK)
-            raise
-        except Refused as error:
-            await session.internal_query(ROLLBACK)
-            if parse_err(error.payload).code != DEADLOCK or attempts == ATTEMPTS_MAX:
+        except (Refused, ServerError) as error:
+            await session.internal_query(sql("rollback").encode())
+            deadlock = isinstance(error, Refused) and parse_err(error.payload).code == DEADLOCK
+            if not deadlock or attempts == ATTEMPTS_MAX:
                 raise
 
 
@@ -177,7 +172,7 @@ def _id(queue: QueueTable) -> str:
 
 
 async def _keys(session: ClientSession, queue: QueueTable, find: str) -> list[Key]:
-    answer = await checked_query_text(session, find)
+    answer = await checked_query(session, find)
     return [FORMS[queue.id_kind].parse(raw) for (raw,) in raw_rows(session, answer) if raw is not None]
 
 
@@ -198,10 +193,7 @@ async def _common_columns(session: ClientSession, dead: QueueTable, target: Queu
 
 async def _written_columns(session: ClientSession, queue: QueueTable) -> list[tuple[str, str]]:
     """The columns that are not generated, with what else is said of them."""
-    question = (
-        "SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra) FROM information_schema.columns"
-        f" WHERE table_schema = {text_literal(queue.id.db)} AND table_name = {text_literal(queue.id.name)}"
-        f" ORDER BY ordinal_position LIMIT {COLUMNS_MAX}"
-    )
-    found = [(from_hex(name), from_hex(extra).lower()) for name, extra in await rows_of(session, question)]
+    db, table = text_literal(queue.id.db), text_literal(queue.id.name)
+    read = await rows(session, sql("table_columns", db=db, name=table, limit=COLUMNS_MAX))
+    found = [(from_hex(name), from_hex(extra).lower()) for name, extra in read]
     return [each for each in found if "generated" not in each[1].replace("default_generated", "")]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from engine.packets import frame, prepare_ok_at
 from engine.quoting import quoted, text_literal
 from proxy.session.internal_queries import end_own_transaction, not_refused
+from proxy.session.queries import sql
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import make_end
@@ -53,10 +54,8 @@ class Result:
         paths = ", ".join(f"c{at} {each.type} PATH '$[{at}]'" for at, each in _counted(self))
         document = text_literal(json.dumps(self.rows))
         places = " AND ".join(["TRUE", *["? IS NULL"] * param_count])
-        return (
-            f"SELECT {shown} FROM JSON_TABLE({document}, '$[*]' COLUMNS (n FOR ORDINALITY, {paths})) AS q"
-            f" WHERE {places} ORDER BY n LIMIT {len(self.rows) + 1}"
-        )
+        limit = len(self.rows) + 1
+        return sql("result", columns=shown, document=document, paths=paths, condition=places, limit=limit)
 
 
 def _counted(result: Result) -> Sequence[tuple[int, Column]]:

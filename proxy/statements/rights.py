@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Final
 from engine.model import QueueTable
 from engine.quoting import quoted
 from proxy.session.internal_queries import end_own_transaction, spelled
+from proxy.session.queries import sql
 from proxy.session.stream import INTERRUPTED
 from proxy.wire.packets import ServerError
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
-
-ACCOUNT: Final = "SHOW CREATE USER CURRENT_USER()"
-"""An answer of one row, which an account may always ask of itself."""
 
 NO_ACCOUNT: Final = (1133, 1141, 1396)
 """How the servers say that there is none."""
@@ -43,9 +41,7 @@ class Rights:
         table = TableName(queue.id.name, queue.id.db).quoted()
         # No constants: what a SELECT is warned of when they are converted is an error of an UPDATE.
         read = " OR ".join(f"{quoted(column)} IS NULL" for column in columns)
-        self._probe = (
-            f"UPDATE {table} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE AND ({read}) LIMIT 0"
-        )
+        self._probe = sql("right_to_stream", table=table, condition=f"FALSE AND ({read})")
 
     async def lost(self, session: ClientSession) -> ServerError | None:
         """The server's word that the client may not have the rows any more; None if it may. Raises ConnectionError."""
@@ -53,7 +49,7 @@ class Rights:
         refusal = await self._refusal(session, self._probe)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         if refusal is None:
-            account = await self._refusal(session, ACCOUNT)
+            account = await self._refusal(session, sql("account_exists"))
             if account is not None and account.code in NO_ACCOUNT:
                 refusal = ServerError(
                     1045, "28000", "Access denied: the account of this connection does not exist any more"

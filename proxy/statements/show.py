@@ -19,6 +19,7 @@ from engine.service import Engine
 from engine.store.dead_letter_plan import Chain, closed_to
 from engine.store.port import StoreError
 from proxy.session.internal_queries import Refused, from_hex, rows
+from proxy.session.queries import sql
 from proxy.statements.depth import Depth, count_unacknowledged, measure
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.wire.packets import ServerError, parse_err
@@ -37,6 +38,9 @@ WINDOW_NS = 60 * NS_PER_S
 
 FORGET_NS = 600 * NS_PER_S
 """A look longer ago than this says nothing about now."""
+
+UNCHANGED = "latin-1"
+"""A codec by which a LIKE pattern keeps the client's bytes."""
 
 APART_NS = 5 * NS_PER_S
 """Looks are remembered at this distance at least, so that few cover the window."""
@@ -98,8 +102,8 @@ class Show:
 
     async def streams(self, session: ClientSession) -> Result:
         """The running streams that the client may see."""
-        question = b"SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT %d"
-        users = {int(number or 0): from_hex(user) for number, user in await rows(session, question % CONNECTIONS_MAX)}
+        visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
+        users = {int(number or 0): from_hex(user) for number, user in visible}
         seen = [each for each in self._streams() if each.connection_id in users]
         seen.sort(key=lambda each: each.connection_id)
         return Result(STREAM_COLUMNS, [_stream_row(each, users[each.connection_id]) for each in seen])
@@ -201,19 +205,11 @@ def _bare_row(table: TableId, state: str, problem: str) -> list[object]:
 
 
 async def _visible_tables(session: ClientSession, db: str | None, like: bytes | None) -> list[TableId]:
-    question = (
-        "SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))"
-        " FROM information_schema.tables WHERE table_comment LIKE '%vitess_message%'"
-        " AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')"
-        " AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')"
-    )
-    text = question.encode()
-    if db is not None:
-        text += f" AND table_schema = {text_literal(db)}".encode()
+    narrowed = "" if db is None else f" AND table_schema = {text_literal(db)}"
     if like is not None:
-        text += b" AND table_name LIKE " + like
-    text += f" ORDER BY table_schema, table_name LIMIT {QUEUES_MAX + 1}".encode()
-    return [TableId(from_hex(schema), from_hex(name)) for schema, name in await rows(session, text)]
+        narrowed += f" AND table_name LIKE {like.decode(UNCHANGED)}"
+    text = sql("visible_queues", narrowed=narrowed, limit=QUEUES_MAX + 1)
+    return [TableId(from_hex(schema), from_hex(name)) for schema, name in await rows(session, text.encode(UNCHANGED))]
 
 
 def _stream_row(session: ClientSession, user: str) -> list[object]:

@@ -30,7 +30,7 @@ from proxy.session.internal_queries import (
     Context,
     Refused,
     as_packet,
-    checked_query_text,
+    checked_query,
     definition_seen,
     encodable,
     end_own_transaction,
@@ -39,6 +39,7 @@ from proxy.session.internal_queries import (
     read_context,
     spelled,
 )
+from proxy.session.queries import sql
 from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.settings import Settings
 from proxy.statements.administration import Administration
@@ -160,7 +161,7 @@ class Statements:
         queue = await self._queue_to_stream(session, context.full_name(statement.table))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
-        header = await checked_query_text(session, _select(queue, columns, statement.partitions, _condition(statement)))
+        header = await checked_query(session, _select(queue, columns, statement.partitions, _condition(statement)))
         await self._deliver(
             session,
             queue,
@@ -331,8 +332,7 @@ class Statements:
         _named(table)
         seen = await definition_seen(session, table)
         queue = await self._queue(session, table, text=seen, fresh=seen is None)
-        probe = "UPDATE {} SET epoch = 0, time_next = NULL, time_acked = NULL WHERE FALSE LIMIT 0"
-        await checked_query_text(session, probe.format(table.quoted()))
+        await checked_query(session, sql("right_to_stream", table=table.quoted(), condition="FALSE"))
         session.classifier.not_hidden(queue.id)
         return queue
 
@@ -363,7 +363,7 @@ def _named(table: TableName) -> TableId:
 
 async def _look_as_client(session: ClientSession, table: TableName) -> None:
     """Who may not see the table learns nothing about it but what MySQL says: raises Refused."""
-    await checked_query_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
+    await checked_query(session, sql("right_to_see", table=table.quoted()))
 
 
 async def _asked_to_prepare(session: ClientSession, text: bytes) -> Answer:
@@ -398,7 +398,7 @@ def _select(queue: QueueTable, columns: tuple[str, ...], partitions: tuple[str, 
     """A SELECT of no row, by which the server says what the columns look like, and what is not there or not allowed."""
     table = TableName(queue.id.name, queue.id.db).quoted()
     among = f" PARTITION ({', '.join(map(quoted, partitions))})" if partitions else ""
-    return f"SELECT {', '.join(map(quoted, columns))} FROM {table}{among} WHERE {where} LIMIT 0"
+    return sql("stream_columns", columns=", ".join(map(quoted, columns)), table=table + among, condition=where)
 
 
 def _condition(statement: StreamStatement) -> str:

@@ -19,16 +19,17 @@ from proxy.session.internal_queries import (
     Context,
     Refused,
     checked_query,
-    checked_query_text,
     from_hex,
     not_refused,
     raw_rows,
     refuse_temporary,
-    rows_of,
+    rows,
+    set_charset,
     set_surely,
     spelled,
     text_rows,
 )
+from proxy.session.queries import sql
 from proxy.wire.packets import ServerError
 from sqlrewrite import literals
 from sqlrewrite.errors import SqlError
@@ -64,12 +65,7 @@ def string_literal(session: ClientSession, text: str) -> str:
 async def comment_of(session: ClientSession, table: TableName) -> str | None:
     """The comment of a table that the client may see; None where there is none."""
     assert table.db is not None
-    found = await rows_of(
-        session,
-        "SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4)),"
-        " HEX(CONVERT(table_comment USING utf8mb4)), @@lower_case_table_names FROM information_schema.tables"
-        f" WHERE table_schema = {text_literal(table.db)} AND table_name = {text_literal(table.name)} LIMIT 100",
-    )
+    found = await rows(session, sql("table_comment", db=text_literal(table.db), name=text_literal(table.name)))
     for db, name, comment, _ in found:
         if (from_hex(db), from_hex(name)) == (table.db, table.name):
             return from_hex(comment)
@@ -81,7 +77,7 @@ async def marked_comment(session: ClientSession, table: TableName) -> str:
     """The comment of a queue; raises what the server says of a table that is not there, or not for this client."""
     comment = await comment_of(session, table)
     if comment is None:
-        await checked_query_text(session, f"SELECT 1 FROM {table.quoted()} LIMIT 0")
+        await checked_query(session, sql("right_to_see", table=table.quoted()))
         raise ServerError(1146, "42S02", f"Table '{table.db}.{table.name}' doesn't exist")
     if not is_marked(comment):
         raise no_queue(table, "its COMMENT does not hold the word vitess_message")
@@ -93,8 +89,9 @@ async def show_create_table(session: ClientSession, context: Context, table: Tab
     """In UTF-8, whatever the character set of the client's results is: SHOW knows no HEX."""
     elsewhere = context.charset_results not in {"utf8mb4", None}
     if elsewhere:
-        await checked_query(session, b"SET character_set_results = utf8mb4")
-    answer = await spelled(session, f"SHOW CREATE TABLE {table.quoted()}", session.internal_query)
+        session.check_interrupted()
+        not_refused(await set_charset(session, "character_set_results", "utf8mb4"))
+    answer = await spelled(session, sql("show_create_table", table=table.quoted()), session.internal_query)
     if elsewhere:
         await set_surely(session, "character_set_results", str(context.charset_results))
     ((_, written, *_),) = raw_rows(session, not_refused(answer))
@@ -115,7 +112,8 @@ async def change_comment(engine: Engine, session: ClientSession, table: TableNam
     async def locked() -> bytes:
         values, rest = change(*split_comment(await marked_comment(session, table)))
         literal = string_literal(session, make_comment(values, rest))
-        answer = await change_schema(engine, session, f"ALTER TABLE {table.quoted()} COMMENT = {literal}")
+        text = sql("change_comment", table=table.quoted(), comment=literal)
+        answer = await change_schema(engine, session, text)
         return answer.packets[0].payload
 
     return await _with_lock(session, table, locked)
@@ -125,11 +123,11 @@ async def _with_lock(session: ClientSession, table: TableName, change: Callable[
     """Run `change` while no other proxy does the same. LOCK TABLES would want a privilege that ALTER TABLE does not."""
     digest = hashlib.sha256(table.quoted().casefold().encode()).hexdigest()[:32]
     name = text_literal(f"ackstream:{digest}")
-    answer = await session.internal_query(f"SELECT GET_LOCK({name}, {LOCK_WAIT_S}) LIMIT 1".encode())
+    answer = await session.internal_query(sql("take_lock", name=name, wait_s=LOCK_WAIT_S).encode())
     taken = answer.error is None and text_rows(session, answer) == [["1"]]
     if answer.error is None and text_rows(session, answer) == [["0"]]:
         raise ServerError(1205, "HY000", f"Another change of {table.quoted()} is under way; try again")
-    release = f"DO RELEASE_LOCK({name})".encode()
+    release = sql("release_lock", name=name).encode()
     try:
         packet = await change()
     except (Refused, ServerError, SqlError):  # Where the connection is lost, the lock is gone with it.

@@ -35,6 +35,7 @@ def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "engine/store/queries.sql",
+        "proxy/session/queries.sql",
         "engine/py.typed",
         "proxy/py.typed",
         "sqlrewrite/py.typed",

@@ -1,0 +1,194 @@
+-- All SQL that the proxy itself sends on a client's backing connection, unseen by the client.
+--
+-- The rules behind it:
+--   * It runs with the client's rights, and under the client's settings: sql_mode, character set, time zone.
+--   * A SELECT that returns rows has a LIMIT of its own, because the session's sql_select_limit may be 0.
+--   * Text is read as HEX(CONVERT(… USING utf8mb4)), so that the character set of the client's results does not matter.
+--
+-- $words are filled in by proxy/session/queries.py: identifiers quoted, values as literals that need no escaping.
+
+-- name: context
+-- What decides how names and conditions are read, and the bytes of rows. DATABASE() is read in hexadecimal, because it
+-- may be in any character set. Whether a backslash escapes in LIKE is tested, because the servers disagree on when it
+-- does. The last column is the server's name for Origin, computed as in the engine's `server_name`.
+SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,
+    _utf8mb4 x'25' LIKE _utf8mb4 x'5c25',
+    SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
+LIMIT 1
+
+-- name: begin
+-- A transaction of the proxy's own: one batch of a purge or a redrive.
+START TRANSACTION
+
+-- name: read_committed
+-- For the next transaction alone: no locks on gaps.
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED
+
+-- name: commit
+-- Ends a transaction of the proxy's own. A plain COMMIT does what the session's completion_type says: it may begin
+-- another transaction, or close the connection.
+COMMIT AND NO CHAIN NO RELEASE
+
+-- name: rollback
+-- The same for one that failed.
+ROLLBACK AND NO CHAIN NO RELEASE
+
+-- name: set_charset
+-- One of the session's character sets, for a statement that the client's own cannot spell, and back.
+SET $variable = $charset
+
+-- name: server_time
+-- The server's clock in nanoseconds since 1970.
+SELECT $now_ns LIMIT 1
+
+-- name: show_create_table
+-- A table's definition, as the client may see it.
+SHOW CREATE TABLE $table
+
+-- name: right_to_see
+-- Fails as the server does for a client that may not see the table.
+SELECT 1 FROM $table LIMIT 0
+
+-- name: right_to_stream
+-- Changes no row. The server denies it to a client that may not settle messages of the table, or may not read the
+-- columns that the condition names.
+UPDATE $table SET epoch = 0, time_next = NULL, time_acked = NULL WHERE $condition LIMIT 0
+
+-- name: right_to_redrive
+-- Copies no row. The server denies it to a client that may not move messages between these tables.
+INSERT INTO $into (id) SELECT id FROM $source LIMIT 0
+
+-- name: account_exists
+-- One row. An account may always read its own, and an account that was dropped has none.
+SHOW CREATE USER CURRENT_USER()
+
+-- name: stream_columns
+-- Returns no row. Its column packets begin the result of a STREAM.
+SELECT $columns FROM $table WHERE $condition LIMIT 0
+
+-- name: result
+-- Rows that the proxy computed, as JSON, with the types that the columns have. The server encodes them for the client.
+SELECT $columns FROM JSON_TABLE($document, '$$[*]' COLUMNS (n FOR ORDINALITY, $paths)) AS q
+WHERE $condition
+ORDER BY n
+LIMIT $limit
+
+-- name: nothing
+-- Returns no row: what the server prepares for a queue statement that has an OK packet for an answer.
+DO $values
+
+-- name: table_comment
+-- The comment of a table. Names that differ in case alone may match as well.
+SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4)),
+    HEX(CONVERT(table_comment USING utf8mb4)), @@lower_case_table_names
+FROM information_schema.tables
+WHERE table_schema = $db AND table_name = $name
+LIMIT 100
+
+-- name: table_columns
+-- The columns of a table and what is said of each besides its type.
+SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra)
+FROM information_schema.columns
+WHERE table_schema = $db AND table_name = $name
+ORDER BY ordinal_position
+LIMIT $limit
+
+-- name: visible_queues
+-- The message tables that the client may see.
+SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))
+FROM information_schema.tables
+WHERE table_comment LIKE '%vitess_message%'
+    AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
+    AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')$narrowed
+ORDER BY table_schema, table_name
+LIMIT $limit
+
+-- name: visible_connections
+-- The connections that the client may see: without the privilege PROCESS, those of its own account.
+SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT $limit
+
+-- name: storage_engine
+-- The storage engine of a table whose definition names none.
+SELECT @@default_storage_engine LIMIT 1
+
+-- name: create_table
+-- A queue or a dead-letter table: the client's definitions, with those that a queue needs besides.
+CREATE TABLE $if_not_exists$table (
+$definitions) COMMENT = $comment $options $partitions
+
+-- name: change_comment
+-- Writes the directives of a queue.
+ALTER TABLE $table COMMENT = $comment
+
+-- name: drop_table
+-- DROP QUEUE.
+DROP TABLE $if_exists$table
+
+-- name: take_lock
+-- Keeps changes of the same comment by other proxies out. LOCK TABLES would need a privilege that ALTER TABLE does not.
+SELECT GET_LOCK($name, $wait_s) LIMIT 1
+
+-- name: release_lock
+-- Lets them in again.
+DO RELEASE_LOCK($name)
+
+-- name: next_priority
+-- The most urgent priority that has unacknowledged messages, of those that the condition leaves.
+SELECT MIN(priority) FROM $table WHERE $condition LIMIT 1
+
+-- name: counts
+-- All counts of a queue in one statement. Without the outer SELECT, the LIMIT would be that of the last one.
+SELECT * FROM ($counts) AS every_one LIMIT $limit
+
+-- name: count_entries
+-- Counts the index entries of a range, up to a limit.
+SELECT $place AS place, COUNT(*), 0 FROM (SELECT 1 FROM $index WHERE $range LIMIT $limit) AS q
+
+-- name: count_delivered
+-- The same with the number of messages that were delivered before, which only the rows hold. MySQL reads thousands of
+-- rows ahead of an inner SELECT in spite of its LIMIT, so the inner one reads the index alone.
+SELECT $place AS place, COUNT(*), COALESCE(SUM(r.epoch > 0), 0)
+FROM (SELECT id FROM $index WHERE $range LIMIT $limit) AS q
+STRAIGHT_JOIN $table AS r FORCE INDEX ($id_index) ON r.id = q.id AND r.time_acked IS NULL
+
+-- name: earliest
+-- When the first message of a range is due.
+SELECT $place AS place, MIN(time_next), 0 FROM $index WHERE $range
+
+-- name: newest_id
+-- The greatest id. With an id of FLOAT and no CAST, all numbers of the union would be FLOAT.
+SELECT $place AS place, CAST(MAX(id) AS DECIMAL(30)), 0 FROM $table
+
+-- name: estimates
+-- How many rows the optimizer expects of each SELECT.
+EXPLAIN FORMAT=TRADITIONAL $counts
+
+-- name: count_range
+-- Is not run, but estimated: a range of the index.
+SELECT COUNT(*) FROM $table WHERE $range
+
+-- name: count_table
+-- Is not run, but estimated: the whole table.
+SELECT COUNT(*) FROM $table
+
+-- name: find_acknowledged
+-- A batch of messages that were acknowledged before the purge began. Locked ones are passed over.
+SELECT $id FROM $table $index_hint WHERE time_acked <= $before_ns
+ORDER BY time_acked LIMIT $limit FOR UPDATE SKIP LOCKED
+
+-- name: delete_acknowledged
+-- Deletes such a batch.
+DELETE FROM $table WHERE id IN ($ids) AND time_acked IS NOT NULL ORDER BY id
+
+-- name: find_dead
+-- A batch of dead messages, in the order of their ids. Locked ones are passed over.
+SELECT $id FROM $table FORCE INDEX ($id_index) WHERE $condition
+ORDER BY id LIMIT $limit FOR UPDATE SKIP LOCKED
+
+-- name: copy_dead
+-- Inserts such a batch into the queue as new messages.
+INSERT INTO $into ($columns) SELECT $values FROM $table WHERE id IN ($ids) AND time_acked IS NULL ORDER BY id
+
+-- name: delete_dead
+-- Deletes what was copied.
+DELETE FROM $table WHERE id IN ($ids) AND time_acked IS NULL ORDER BY id

@@ -1,0 +1,59 @@
+"""The statements of the proxy are those of its one file: each is named, described and used."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from engine.store.queries import parse
+from proxy.session.queries import sql, templates
+
+PROXY = Path(__file__).parents[2] / "proxy"
+FILE = resources.files("proxy.session").joinpath("queries.sql").read_text("utf-8")
+
+
+def names_used() -> set[str]:
+    """The strings that are given as a statement's name: sql("…"), partial(sql, "…"), partial(count, "…")."""
+    strings = {
+        node.value
+        for path in PROXY.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in {"sql", "partial"}
+        for node in call.args
+        if isinstance(node, ast.Constant)
+    }
+    return {string for string in strings if isinstance(string, str)}
+
+
+def test_each_statement_has_a_name_of_its_own_and_a_description() -> None:
+    names = [name for name, _ in parse(FILE)]
+    assert len(names) == len(set(names)) == FILE.count("-- name:")
+    for part in FILE.split("\n\n")[1:]:
+        if part.startswith("-- name:"):
+            assert re.match(r"-- name: \w+\n-- \w.*\n(-- .*\n)*[A-Z]", part), part
+
+
+def test_each_statement_is_used_and_each_that_is_used_has_a_name() -> None:
+    assert names_used() == templates().keys()
+
+
+def test_each_select_that_may_return_rows_has_a_limit_of_its_own() -> None:
+    estimated = {"count_range", "count_table"}
+    counted = {"count_entries", "count_delivered", "earliest", "newest_id"}  # One row each, inside `counts`.
+    for name, template in templates().items():
+        text = template.template
+        if text.startswith("SELECT") and name not in estimated | counted:
+            assert re.search(r"\bLIMIT (\d+|\$limit)( FOR UPDATE SKIP LOCKED)?$", text), name
+
+
+def test_a_word_that_is_missing_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        sql("show_create_table")
+
+
+def test_a_value_stays_as_it_is_whatever_is_in_it() -> None:
+    assert sql("show_create_table", table="`$table`") == "SHOW CREATE TABLE `$table`"
