@@ -21,9 +21,6 @@ from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import INTERRUPTED, SERVER_LOST
 from proxy.settings import Settings
-from proxy.statements.administration import Administration
-from proxy.statements.long_statements import Reading
-from proxy.statements.show import Show
 from proxy.statements.statements import Statements
 from proxy.transport.tls import Tls
 from proxy.transport.unixsocket import UnixSocket
@@ -62,10 +59,9 @@ class Proxy:
         self._unix_socket: UnixSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
-        self.reading = Reading()
         self.statement_memory = StatementMemory(settings.gathered_bytes_max)
-        administration = Administration(engine, Show(engine, self.streams), self.reading)
-        self.carry_out = Statements(engine, settings, administration, self.reading).carry_out
+        self._statements = Statements(engine, settings, self.streams)
+        self.carry_out = self._statements.carry_out
 
     # Life.
 
@@ -104,7 +100,7 @@ class Proxy:
             log.warning("%d connections were cut off at the end of the drain", len(self.sessions))
         for session in list(self.sessions):
             session.client.abort()
-        self.reading.close()
+        self._statements.close()
 
     # What sessions tell.
 

@@ -9,8 +9,6 @@ answers have set. This module moves no bytes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
@@ -19,7 +17,6 @@ from engine.packets import HEADER, WireError
 from proxy.session.commit_notices import (
     Killed,
     PendingCommand,
-    Prepared,
     PreparedQueueStatement,
     PreparedSettle,
     PreparedStream,
@@ -27,11 +24,12 @@ from proxy.session.commit_notices import (
     Settled,
     Touched,
 )
+from proxy.session.prepared import TrackedStatement
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import Reader
 from proxy.wire.framing import Command
 from proxy.wire.mimic_adapter import Capabilities, ColumnType, Commands
-from proxy.wire.params import ParamType, execute_id, parse_execute, query_text
+from proxy.wire.params import ParamType, execute_id, query_text
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX
 from sqlrewrite.classify import (
@@ -97,15 +95,6 @@ class NotFast(enum.Enum):
 
 
 NOT_FAST: Final = NotFast.NOT_FAST
-
-
-@dataclass(slots=True)
-class TrackedStatement:
-    """A prepared statement that is ours, or matters, under the server's own number."""
-
-    statement: Prepared
-    types: Sequence[ParamType] = ()
-    long_data: frozenset[int] = frozenset()
 
 
 class CommandClassifier:
@@ -314,28 +303,24 @@ class CommandClassifier:
     def _prepared_settle(self, own: TrackedStatement, prepared: PreparedSettle, command: Command) -> Settled:
         """Which messages an execution is about; unknown where they cannot be read."""
         statement = prepared.statement
-        long_data, own.long_data = own.long_data, frozenset()  # It was for one execution.
-        if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
-            return prepared.settled(None, may_be_hidden=True)
-        execute = parse_execute(
-            command.payload,
-            statement.param_count,
-            types=own.types,
-            long_data=long_data,
-            attributes=self.attributes,
-        )
-        own.types = execute.types
+        try:
+            if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
+                return prepared.settled(None, may_be_hidden=True)
+            execution = own.read_execution(command.payload, statement.param_count, attributes=self.attributes)
+        finally:
+            own.long_data = frozenset()  # It was for one execution.
         if self._ids_under_way + len(statement.keys) > KEYS_MAX:
             return prepared.settled(None, may_be_hidden=True)
         self._ids_under_way += len(statement.keys)
-        values = [_as_read(value, kind) for value, kind in zip(execute.values, execute.types, strict=False)]
+        values = [_as_read(value, kind) for value, kind in zip(execution.values, execution.types, strict=False)]
         return prepared.settled(values, may_be_hidden=self.may_be_hidden(prepared.table))
 
     def _prepared_kill(self, own: TrackedStatement, killed: Killed, command: Command) -> Killed | None:
         """Whom an execution of `KILL ?` ends."""
-        execute = parse_execute(command.payload, 1, types=own.types, attributes=self.attributes)
-        own.types = execute.types
-        (value,) = execute.values
+        try:
+            (value,) = own.read_execution(command.payload, 1, attributes=self.attributes).values
+        finally:
+            own.long_data = frozenset()  # It was for one execution.
         number = (
             value if isinstance(value, int) else int(value) if isinstance(value, bytes) and value.isdigit() else None
         )

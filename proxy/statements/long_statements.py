@@ -1,8 +1,8 @@
-"""Reading statements of ours that are long, while the event loop goes on with other sessions.
+"""Reads long queue statements while the event loop goes on with other sessions.
 
-A short statement is read at once. An ACK, which can have 16 MB, is read in steps, with a turn of the loop between them.
-The others are cut into tokens by Python, which takes seconds and a hundred times the text's bytes where the text is as
-long as is possible: that is done on a thread, for one statement at a time over all sessions.
+A short statement is read at once. An ACK of up to 16 MB is read in steps, with a turn of the loop between them. Other
+statements are split into tokens in Python. For the longest possible text that takes seconds and a hundred times its
+bytes, so it is done on a thread, for one statement at a time over all sessions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AT_ONCE_BYTES_MAX: Final = 4_096
-"""A text of so many bytes has a thousand tokens, which take a few milliseconds."""
+"""A text of this length has about a thousand tokens, which take a few milliseconds."""
 
 
-class Reading:
-    """Reads for all sessions of a proxy."""
+class LongStatementReader:
+    """Reads statements for all sessions of a proxy."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "reading")
 
-    async def whole(self, session: ClientSession, text: bytes, read: Callable[[bytes], T]) -> T:
-        """What `read` makes of the text; raises what it raises, and what interrupts the session meanwhile."""
+    async def read(self, session: ClientSession, text: bytes, read: Callable[[bytes], T]) -> T:
+        """The result of `read(text)`. Raises what it raises, and the error that interrupts the session meanwhile."""
         if len(text) <= AT_ONCE_BYTES_MAX:
             return read(text)
         found = await asyncio.get_running_loop().run_in_executor(self._thread, read, text)
@@ -41,7 +41,7 @@ class Reading:
 
 
 async def in_steps(session: ClientSession, steps: Generator[None, None, T]) -> T:
-    """What the generator returns; raises what it raises, and what interrupts the session meanwhile."""
+    """The generator's result. Raises what it raises, and the error that interrupts the session meanwhile."""
     while True:
         try:
             next(steps)

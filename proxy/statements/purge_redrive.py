@@ -14,7 +14,7 @@ from functools import partial
 from string import Template
 from typing import TYPE_CHECKING
 
-from engine.model import Key, QueueTable
+from engine.model import Key, QueueTable, TableId
 from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.queries import FORMS
@@ -28,9 +28,11 @@ from proxy.session.internal_queries import (
     server_time_ns,
 )
 from proxy.session.queries import sql
+from proxy.statements.tables import comment_of, marked_comment, table_id
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition
 from sqlrewrite.definitions import NOW_NS
+from sqlrewrite.names import TableName
 from sqlrewrite.queues import PurgeQueue, RedriveQueue
 
 if TYPE_CHECKING:
@@ -62,8 +64,9 @@ class PurgeRedrive:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def purge(self, session: ClientSession, queue: QueueTable) -> bytes:
-        """Delete all that is acknowledged now; the OK packet."""
+    async def purge(self, session: ClientSession, name: TableName) -> bytes:
+        """Delete the messages of a queue that are acknowledged now; returns the OK packet."""
+        queue = await self._usable(session, name)
         table, form = qualified(queue.id), FORMS[queue.id_kind]
         hint = f"FORCE INDEX ({quoted(queue.scan_index)})" if queue.scan_index else ""
         now_ns = await server_time_ns(session)
@@ -79,13 +82,35 @@ class PurgeRedrive:
 
         return await _in_batches(session, batch)
 
-    async def redrive(
+    async def redrive(self, session: ClientSession, statement: RedriveQueue) -> bytes:
+        """Move dead messages to another queue as new ones; returns the OK packet."""
+        dead = await self._usable(session, statement.dead)
+        names = self._sources(dead.id) if statement.target is None else [statement.target]
+        visible = [name for name in names if await comment_of(session, name) is not None]
+        if statement.target is None and len(visible) != 1:
+            found = ", ".join(f"{name.db}.{name.name}" for name in visible) or "no queue"
+            hint = "say where its messages are to go, REDRIVE QUEUE … TO t"
+            raise ServerError(1105, "HY000", f"{dead.id} is the DEAD_LETTER of {found}: {hint}")
+        (target,) = visible or names
+        return await self._move(session, dead, await self._usable(session, target), statement.condition)
+
+    def _sources(self, dead: TableId) -> list[TableName]:
+        """The queues whose dead messages go to this table."""
+        return [
+            TableName(queue.id.name, queue.id.db) for queue, _ in self._engine.runners() if queue.dead_letter == dead
+        ]
+
+    async def _usable(self, session: ClientSession, table: TableName) -> QueueTable:
+        """The table as a queue that the client's session sees as well."""
+        await marked_comment(session, table)
+        return await self._engine.queue(table_id(table), fresh=True)
+
+    async def _move(
         self, session: ClientSession, dead: QueueTable, target: QueueTable, condition: Condition | None
     ) -> bytes:
-        """Move dead messages to another queue as new ones; the OK packet."""
         form = FORMS[dead.id_kind]
         source, into = qualified(dead.id), qualified(target.id)
-        # Who may not do this may not see the columns either, and is told so by the server.
+        # A client without these rights may not see the columns either, and gets the server's error.
         await checked_query(session, sql("right_to_redrive", into=into, source=source))
         columns = await _common_columns(session, dead, target)
         names = ", ".join(map(quoted, columns))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.catalog.directives import is_marked, make_comment, split_comment
 from engine.model import TableId
 from engine.quoting import text_literal
+from engine.runtime.queues import UnusableQueue
 from engine.service import Engine
 from proxy.session.internal_queries import (
+    NO_DATABASE,
     Context,
     Refused,
     checked_query,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from proxy.session.answers import Answer
     from proxy.session.ports import ClientSession
 
+T = TypeVar("T")
+
 LOCK_WAIT_S = 10
 """Time for another proxy's change of the same comment: it needs a millisecond once it has the table."""
 
@@ -50,6 +54,25 @@ def table_id(table: TableName) -> TableId:
     """The name of a table whose database is known."""
     assert table.db is not None
     return TableId(table.db, table.name)
+
+
+def known_table_id(table: TableName) -> TableId:
+    """The name of a table. Raises ServerError where its database is not known."""
+    if table.db is None:
+        raise NO_DATABASE.again()
+    return TableId(table.db, table.name)
+
+
+async def refused_as_client(session: ClientSession, table: TableName, finding: Awaitable[T]) -> T:
+    """The result of `finding`, which raises UnusableQueue if the table is no queue.
+
+    A client that may not see the table learns no more about it than the server's error: raises Refused with that.
+    """
+    try:
+        return await finding
+    except UnusableQueue:
+        await checked_query(session, sql("right_to_see", table=table.quoted()))
+        raise
 
 
 def no_queue(table: TableName, hint: str) -> ServerError:

@@ -1,4 +1,4 @@
-"""A long statement of ours is read while other sessions go on."""
+"""A long queue statement is read while other sessions go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from proxy.session.session import Session
-from proxy.statements.long_statements import AT_ONCE_BYTES_MAX, Reading, in_steps
+from proxy.statements.long_statements import AT_ONCE_BYTES_MAX, LongStatementReader, in_steps
 from proxy.wire.packets import ServerError
 
 SHORT, LONG = b"x" * AT_ONCE_BYTES_MAX, b"x" * (AT_ONCE_BYTES_MAX + 1)
@@ -32,20 +32,20 @@ def session(*, interrupted: bool = False) -> Session:
     return cast(Session, Client(interrupted=interrupted))
 
 
-def played(play: Callable[[Reading], Awaitable[None]]) -> None:
+def played(play: Callable[[LongStatementReader], Awaitable[None]]) -> None:
     async def run() -> None:
-        reading = Reading()
+        reader = LongStatementReader()
         try:
-            await play(reading)
+            await play(reader)
         finally:
-            reading.close()
+            reader.close()
 
     asyncio.run(run())
 
 
 def test_a_short_text_is_read_at_once() -> None:
-    async def play(reading: Reading) -> None:
-        read = reading.whole(session(), SHORT, lambda text: (len(text), threading.get_ident()))
+    async def play(reader: LongStatementReader) -> None:
+        read = reader.read(session(), SHORT, lambda text: (len(text), threading.get_ident()))
         with pytest.raises(StopIteration) as done:  # It waits for nothing.
             read.send(None)
         assert done.value.value == (AT_ONCE_BYTES_MAX, threading.get_ident())
@@ -54,7 +54,7 @@ def test_a_short_text_is_read_at_once() -> None:
 
 
 def test_the_loop_goes_on_while_a_long_text_is_read() -> None:
-    async def play(reading: Reading) -> None:
+    async def play(reader: LongStatementReader) -> None:
         goes_on = threading.Event()
 
         def read(text: bytes) -> int:
@@ -62,13 +62,13 @@ def test_the_loop_goes_on_while_a_long_text_is_read() -> None:
             return len(text)
 
         asyncio.get_running_loop().call_soon(goes_on.set)
-        assert await reading.whole(session(), LONG, read) == AT_ONCE_BYTES_MAX + 1
+        assert await reader.read(session(), LONG, read) == AT_ONCE_BYTES_MAX + 1
 
     played(play)
 
 
 def test_one_long_text_is_read_at_a_time_and_those_of_clients_that_are_gone_not_at_all() -> None:
-    async def play(reading: Reading) -> None:
+    async def play(reader: LongStatementReader) -> None:
         begun: list[str] = []
         first_may_end = threading.Event()
         first_has_begun = asyncio.Event()
@@ -79,9 +79,9 @@ def test_one_long_text_is_read_at_a_time_and_those_of_clients_that_are_gone_not_
             loop.call_soon_threadsafe(first_has_begun.set)
             assert first_may_end.wait(30)
 
-        one = asyncio.create_task(reading.whole(session(), LONG, first))
-        gone = asyncio.create_task(reading.whole(session(), LONG, lambda _text: begun.append("gone")))
-        last = asyncio.create_task(reading.whole(session(), LONG, lambda _text: begun.append("last")))
+        one = asyncio.create_task(reader.read(session(), LONG, first))
+        gone = asyncio.create_task(reader.read(session(), LONG, lambda _text: begun.append("gone")))
+        last = asyncio.create_task(reader.read(session(), LONG, lambda _text: begun.append("last")))
         await first_has_begun.wait()
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
@@ -94,12 +94,12 @@ def test_one_long_text_is_read_at_a_time_and_those_of_clients_that_are_gone_not_
 
 
 def test_what_is_wrong_with_a_long_text_is_raised() -> None:
-    async def play(reading: Reading) -> None:
+    async def play(reader: LongStatementReader) -> None:
         def refuse(_text: bytes) -> None:
             raise ValueError("here")
 
         with pytest.raises(ValueError, match="here"):
-            await reading.whole(session(), LONG, refuse)
+            await reader.read(session(), LONG, refuse)
 
     played(play)
 
@@ -111,7 +111,7 @@ def steps(count: int) -> Generator[None, None, str]:
 
 
 def test_others_have_their_turn_between_steps() -> None:
-    async def play(_reading: Reading) -> None:
+    async def play(_reader: LongStatementReader) -> None:
         turns = 0
 
         async def other() -> None:
@@ -129,9 +129,9 @@ def test_others_have_their_turn_between_steps() -> None:
 
 
 def test_who_is_interrupted_while_a_text_is_read_is_told() -> None:
-    async def play(reading: Reading) -> None:
+    async def play(reader: LongStatementReader) -> None:
         with pytest.raises(ServerError) as long:
-            await reading.whole(session(interrupted=True), LONG, len)
+            await reader.read(session(interrupted=True), LONG, len)
         with pytest.raises(ServerError) as stepped:
             await in_steps(session(interrupted=True), steps(1))
         assert long.value is stepped.value is KILLED

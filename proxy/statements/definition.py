@@ -1,0 +1,143 @@
+"""CREATE, ALTER, PAUSE, RESUME, DROP and SHOW CREATE QUEUE: a queue's table and the directives in its comment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.catalog.directives import (
+    DEFAULTS,
+    NONE,
+    OPTIONS,
+    REQUIRED,
+    combination_problem,
+    is_marked,
+    option_name,
+    option_problem,
+    queue_values,
+    split_comment,
+    text_problem,
+)
+from engine.service import Engine
+from proxy.session.internal_queries import Context, refuse_temporary
+from proxy.session.queries import sql
+from proxy.statements.creation import Creation
+from proxy.statements.results import NAME, TEXT, Column, Result
+from proxy.statements.tables import (
+    change_comment,
+    change_schema,
+    comment_of,
+    marked_comment,
+    no_queue,
+    show_create_table,
+)
+from proxy.wire.packets import ServerError
+from sqlrewrite.names import TableName
+from sqlrewrite.printing import print_queue, retention_read
+from sqlrewrite.queues import AlterQueue, CreateQueue, DropQueue, Options, parse_queue_statement
+
+if TYPE_CHECKING:
+    from proxy.session.ports import ClientSession
+
+CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
+
+
+class Definition:
+    """Carries out the statements that define queues. Each change returns the OK packet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._creation = Creation(engine)
+
+    async def create(self, session: ClientSession, statement: CreateQueue) -> bytes:
+        """CREATE QUEUE."""
+        given, without = _checked(statement.options)
+        _check(queue_values(given, without), statement.comment)
+        return await self._creation.create(session, statement, given, without)
+
+    async def alter(self, session: ClientSession, context: Context, statement: AlterQueue) -> bytes:
+        """ALTER QUEUE."""
+        changed, without = _checked(statement.options)
+        reset = {OPTIONS[name] for name, value in statement.options if value is None}
+
+        def change(values: dict[str, str], rest: str) -> tuple[dict[str, str], str]:
+            new = {key: value for key, value in values.items() if key not in reset | without} | changed
+            for key in reset & DEFAULTS.keys():
+                new[key] = queue_values(new)[key]
+            _check(new, statement.comment)
+            return new, rest if statement.comment is None else statement.comment
+
+        if "dead_letter" in changed:
+            values, _ = split_comment(await marked_comment(session, statement.table))
+            _check({**values, **changed}, None)
+            definition = partial(self._definition, session, context, statement.table)
+            await self._creation.dead_letter(session, statement.table, {**values, **changed}, definition)
+        return await change_comment(self._engine, session, statement.table, change)
+
+    async def pause(self, session: ClientSession, table: TableName, *, paused: bool) -> bytes:
+        """PAUSE QUEUE and RESUME QUEUE."""
+
+        def change(values: dict[str, str], rest: str) -> tuple[dict[str, str], str]:
+            others = {key: value for key, value in values.items() if key != "paused"}
+            return {**others, "paused": "1"} if paused else others, rest
+
+        return await change_comment(self._engine, session, table, change)
+
+    async def drop(self, session: ClientSession, statement: DropQueue) -> bytes:
+        """DROP QUEUE."""
+        comment = await comment_of(session, statement.table)
+        if comment is not None and not is_marked(comment):
+            raise no_queue(statement.table, "DROP TABLE drops it")
+        if comment is not None:
+            await refuse_temporary(session, statement.table)
+        if_exists = "IF EXISTS " if statement.if_exists else ""
+        text = sql("drop_table", if_exists=if_exists, table=statement.table.quoted())
+        return (await change_schema(self._engine, session, text)).packets[0].payload
+
+    async def show_create(self, session: ClientSession, context: Context, table: TableName) -> Result:
+        """SHOW CREATE QUEUE."""
+        statement = await self._definition(session, context, table)
+        if statement.comment is None or not is_marked(statement.comment):
+            raise no_queue(table, "SHOW CREATE TABLE shows it")
+        values, rest = split_comment(statement.comment)
+        without = {key: NONE for key in DEFAULTS if key not in values}
+        options = [(option_name(key), value) for key, value in {**values, **without}.items()]
+        text = print_queue(statement, table.name, options, rest, no_backslash_escapes=session.no_backslash_escapes)
+        return Result(CREATE_QUEUE_COLUMNS, [[table.name, text]])
+
+    async def _definition(self, session: ClientSession, context: Context, table: TableName) -> CreateQueue:
+        """An existing table, as the CREATE QUEUE that its SHOW CREATE TABLE amounts to."""
+        written = await show_create_table(session, context, table)
+        if not written.startswith(b"CREATE TABLE"):
+            raise no_queue(table, "SHOW CREATE TABLE shows it")
+        # Both servers escape backslashes here in any sql_mode.
+        mode = replace(context.mode, no_backslash_escapes=False)
+        statement = parse_queue_statement(written.replace(b"CREATE TABLE", b"CREATE QUEUE", 1), OPTIONS, mode=mode)
+        assert isinstance(statement, CreateQueue)
+        return retention_read(replace(statement, table=table))
+
+
+def _checked(options: Options) -> tuple[dict[str, str], set[str]]:
+    """The directives that options stand for, and those that are NONE. Raises ServerError for a value that is not
+    allowed."""
+    values: dict[str, str] = {}
+    without: set[str] = set()
+    for name, value in options:
+        if value is None:
+            continue
+        if value.upper() == NONE and OPTIONS[name] not in REQUIRED:
+            without.add(OPTIONS[name])
+        elif problem := option_problem(name, value):
+            raise ServerError(1105, "HY000", problem)
+        else:
+            values[OPTIONS[name]] = value
+    return values, without
+
+
+def _check(values: Mapping[str, str], comment: str | None) -> None:
+    """Raise ServerError if these directives, or this comment besides them, are not allowed together."""
+    problem = combination_problem(values) or text_problem(comment or "")
+    if problem:
+        raise ServerError(1105, "HY000", problem)

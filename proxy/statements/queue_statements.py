@@ -1,0 +1,157 @@
+"""The statements about queues (CREATE QUEUE and its family), as text and prepared.
+
+They run on the client's own backing connection, with its rights. Each change of a table is one statement of the
+server, so it is done or not done, whenever the server dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from engine.catalog.directives import OPTIONS
+from engine.packets import frame
+from engine.service import Engine
+from proxy.session.commit_notices import PreparedQueueStatement, Preparing
+from proxy.session.internal_queries import NO_DATABASE, UNBOUND, Context, end_own_transaction, read_context
+from proxy.session.prepared import python_values
+from proxy.session.queries import sql
+from proxy.statements.definition import CREATE_QUEUE_COLUMNS, Definition
+from proxy.statements.long_statements import LongStatementReader
+from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
+from proxy.statements.results import Column, Result, answer_execute, answer_query
+from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, Show
+from proxy.wire.commands import COM_STMT_PREPARE
+from proxy.wire.params import query_text
+from sqlrewrite.names import TableName
+from sqlrewrite.queues import (
+    AlterQueue,
+    CreateQueue,
+    DropQueue,
+    PauseQueue,
+    PurgeQueue,
+    QueueStatement,
+    RedriveQueue,
+    ShowCreateQueue,
+    ShowQueues,
+    ShowStreams,
+    parse_queue_statement,
+)
+
+if TYPE_CHECKING:
+    from proxy.session.ports import ClientSession
+    from proxy.session.prepared import TrackedStatement
+
+Answer = bytes | Result
+"""An OK packet, or rows."""
+
+
+class QueueStatements:
+    """Carries out the statements about queues."""
+
+    def __init__(self, engine: Engine, show: Show, reader: LongStatementReader) -> None:
+        self._reader = reader
+        self._show = show
+        self._purge_redrive = PurgeRedrive(engine)
+        self._definition = Definition(engine)
+
+    async def query(self, session: ClientSession, payload: bytes) -> None:
+        """A statement as text."""
+        was_in_transaction = session.in_transaction
+        context, statement = await self._read(session, query_text(payload, attributes=session.classifier.attributes))
+        if isinstance(statement, RedriveQueue) and statement.param_count:
+            raise UNBOUND.again()
+        answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
+        if isinstance(answer, Result):
+            await answer_query(session, answer, was_in_transaction=was_in_transaction)
+        else:
+            session.send(frame(answer, 1))
+
+    async def prepare(self, session: ClientSession, payload: bytes) -> None:
+        """PREPARE: the server prepares a statement with the same columns and parameters, and so gives it a number."""
+        was_in_transaction = session.in_transaction
+        _, statement = await self._read(session, payload[1:])
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
+        columns = _columns(statement)
+        params = statement.param_count if isinstance(statement, RedriveQueue) else 0
+        text = Result(columns).select(params) if columns else sql("nothing", values=", ".join(["0", *["?"] * params]))
+        preparing = Preparing(PreparedQueueStatement(statement))
+        session.forward(bytes([COM_STMT_PREPARE]) + text.encode("ascii"), preparing)
+
+    async def execute(
+        self, session: ClientSession, own: TrackedStatement, prepared: PreparedQueueStatement, payload: bytes
+    ) -> None:
+        """The execution of a prepared one."""
+        statement = prepared.statement
+        was_in_transaction = session.in_transaction
+        context = await read_context(session)
+        if isinstance(statement, RedriveQueue):
+            attributes = session.classifier.attributes
+            execution = own.read_execution(payload, statement.param_count, attributes=attributes)
+            statement = statement.bind(python_values(execution, context.codec))
+        answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
+        if isinstance(answer, Result):
+            await answer_execute(session, answer, was_in_transaction=was_in_transaction)
+        else:
+            session.send(frame(answer, 1))
+
+    async def _read(self, session: ClientSession, text: bytes) -> tuple[Context, QueueStatement]:
+        """The statement, its tables with their databases."""
+        context = await read_context(session)
+        read = partial(parse_queue_statement, options=OPTIONS, codec=context.codec, mode=context.mode)
+        statement = await self._reader.read(session, text, read)
+        named: dict[str, Any] = {
+            field.name: _full_name(context, name)
+            for field in fields(statement)
+            if isinstance(name := getattr(statement, field.name), TableName)
+        }
+        return context, replace(statement, **named)
+
+    async def _carry_out(
+        self, session: ClientSession, context: Context, statement: QueueStatement, *, in_transaction: bool
+    ) -> Answer:
+        match statement:
+            case CreateQueue():
+                return await self._definition.create(session, statement)
+            case AlterQueue():
+                return await self._definition.alter(session, context, statement)
+            case DropQueue():
+                return await self._definition.drop(session, statement)
+            case PauseQueue(table, paused):
+                return await self._definition.pause(session, table, paused=paused)
+            case PurgeQueue(table):
+                refuse_in_transaction(statement, in_transaction=in_transaction)
+                return await self._purge_redrive.purge(session, table)
+            case RedriveQueue():
+                refuse_in_transaction(statement, in_transaction=in_transaction)
+                return await self._purge_redrive.redrive(session, statement)
+            case ShowQueues(db, like):
+                return await self._show.queues(session, db, like)
+            case ShowStreams():
+                return await self._show.streams(session)
+            case ShowCreateQueue(table):
+                return await self._definition.show_create(session, context, table)
+
+
+def _full_name(context: Context, table: TableName) -> TableName:
+    full = context.full_name(table)
+    if full.db is None:
+        raise NO_DATABASE.again()
+    return full
+
+
+def _columns(statement: QueueStatement) -> Sequence[Column]:
+    """The columns of its result; none where its answer is an OK packet."""
+    match statement:
+        case ShowQueues():
+            return QUEUE_COLUMNS
+        case ShowStreams():
+            return STREAM_COLUMNS
+        case ShowCreateQueue():
+            return CREATE_QUEUE_COLUMNS
+        case _:
+            return ()
