@@ -93,7 +93,7 @@ class Proxy:
                 await self.engine.drain()
                 while self.sessions:
                     for session in list(self.sessions):
-                        if session.idle or session.login is not None:
+                        if session.idle or session.logging_in:
                             session.client.close()
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:

@@ -100,7 +100,7 @@ def logged_in(capabilities: int) -> tuple[Session, Pipe, Pipe]:
     head = (capabilities & 0xFFFFFFFF).to_bytes(4, "little") + bytes(4) + b"\x2d" + bytes(23)
     session.client_sent(frame(head + b"app\0\0" + b"shop\0" + b"caching_sha2_password\0", 1))
     session.server_sent(wire.ok())
-    assert session.login is None
+    assert not session.logging_in
     client.written.clear()
     server.written.clear()
     return session, client, server
@@ -177,7 +177,7 @@ async def play(capabilities: int, script: Sequence[tuple[str, bytes]], cuts: Seq
             elif sender == "server" and not (server.closed or client.closed):
                 session.server_sent(piece)
             await asyncio.sleep(0)
-        assert session._withheld_bytes + len(session._framer._held) < HELD_MAX
+        assert session._withheld.size + len(session._framer._held) < HELD_MAX
     if vanish or client.closed:
         session.client_lost()
     session.server_lost()

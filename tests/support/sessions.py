@@ -114,7 +114,7 @@ class PlayedSession:
         self.session.server_sent(frame(GREETING, 0))
         self.session.client_sent(frame(RESPONSE, 1))
         self.session.server_sent(frame(make_ok(), 2))
-        assert self.session.login is None
+        assert not self.session.logging_in
         self.client.taken()
         self.server.taken()
 
