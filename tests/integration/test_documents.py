@@ -1,4 +1,4 @@
-"""The examples in docs/: every statement is run, and answers what the page says it answers."""
+"""The examples in docs/: every statement is run, and its result compared with the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOLATILE = re.compile(
     r"^( *(?:Id|Host|Since|Idle_s|Oldest_ready_s|Enqueued_per_s|Acked_per_s): ).*$",
     re.MULTILINE,
 )
-"""Columns whose values are those of one run."""
+"""Columns whose values differ from run to run."""
 
 DIALECT = (
     (re.compile(r"\b(bigint|int)\((?:20|11)\)"), r"\1"),
@@ -33,7 +33,7 @@ DIALECT = (
     (re.compile(r"\(\("), "("),
     (re.compile(r"\)\)"), ")"),
 )
-"""What the two servers print differently of the same table."""
+"""What the two servers print differently for the same table, with what replaces it."""
 
 
 def comparable(text: str) -> str:
@@ -55,7 +55,7 @@ def test_the_statements_of_a_page_answer_what_it_says(proxy, database, consume, 
                 consumer = consume(proxy.connect(database=database, program_name="mysql"), step.sql)
                 eventually(partial(len, consumer.received))
             elif comparable(answer := play(connection, step, as_written)) != comparable(step.answer):
-                failures.append(f"{name}:{step.line}: {step.statement}\nanswered\n{answer}instead of\n{step.answer}")
+                failures.append(f"{name}:{step.line}: {step.statement}\nreturned\n{answer}instead of\n{step.answer}")
     assert not failures, "\n".join(failures)
 
 

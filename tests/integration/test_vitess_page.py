@@ -1,5 +1,7 @@
-"""What Vitess's page on messaging says and no other test shows; docs/vitess.md goes through that page sentence by
-sentence."""
+"""Statements of Vitess's page on messaging that no other test shows.
+
+docs/vitess.md goes through that page sentence by sentence.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ VITESS_TABLE = """
     ) COMMENT 'vitess_message,vt_min_backoff=30,vt_max_backoff=3600,vt_ack_wait=30,vt_purge_after=86400,\
 vt_batch_size=10,vt_cache_size=10000,vt_poller_interval=30'
 """
-"""Columns, index and directives of the table on that page."""
+"""The table on that page: columns, index and directives."""
 
 MIB = 1 << 20
 
@@ -41,7 +43,7 @@ def connection(proxy: RunningProxy, database: str) -> Iterator[Connection[Any]]:
 
 
 def wait_s(connection: Connection[Any]) -> float:
-    """How long the only message has until its next delivery."""
+    """Return the seconds until the next delivery of the only message."""
     return float(rows(connection, f"SELECT (time_next - {NOW_NS}) / 1e9 FROM m")[0][0])
 
 
@@ -128,7 +130,7 @@ def test_while_nobody_keeps_up_new_messages_are_accepted_and_none_is_forgotten(
     create_queue(connection, "m", vt_cache_size="10")
     stream = consume(proxy.connect(database=database), "STREAM id FROM m")
     for number in range(50):
-        enqueue(connection, "m", [f"{number}-{each}" for each in range(20)])
+        enqueue(connection, "m", [f"{number}-{part}" for part in range(20)])
     assert rows(connection, "SELECT COUNT(*) FROM m") == [(1000,)]
     acked = 0
     while acked < 1000:
@@ -143,12 +145,12 @@ def test_while_nobody_keeps_up_new_messages_are_accepted_and_none_is_forgotten(
 def test_several_subscribers_are_given_their_shares_in_turn(connection, proxy, database, consume) -> None:
     create_queue(connection, "m", vt_batch_size="5")
     streams = [consume(proxy.connect(database=database), "STREAM id FROM m") for _ in range(3)]
-    for number in range(1, 4):  # Each of them is there, and reads.
+    for number in range(1, 4):  # Until each of them reads.
         enqueue(connection, "m", [str(number)])
-        eventually(lambda: sum(len(each.received) for each in streams) == number)  # noqa: B023
+        eventually(lambda: sum(len(stream.received) for stream in streams) == number)  # noqa: B023
     enqueue(connection, "m", map(str, range(300)))
-    eventually(lambda: sum(len(each.received) for each in streams) == 303)
-    shares = Counter({number: len(each.received) for number, each in enumerate(streams)})
+    eventually(lambda: sum(len(stream.received) for stream in streams) == 303)
+    shares = Counter({number: len(stream.received) for number, stream in enumerate(streams)})
     assert min(shares.values()) >= 50, shares
 
 
@@ -199,12 +201,12 @@ def test_partitions_of_old_acknowledged_messages_are_dropped_whole(connection, p
         assert rows(connection, f"SELECT payload FROM {name} PARTITION ({old})") == [("old",)]
         run(connection, f"ALTER TABLE {name} COMMENT '{directives(vt_purge_after='5')}'")
         with contextlib.suppress(AssertionError):
-            said = re.compile(rf"queue {database}\.{name}: dropped the partitions .*{old}")
-            eventually(lambda: said.search(proxy.output), timeout_s=6)
+            logged = re.compile(rf"queue {database}\.{name}: dropped the partitions .*{old}")
+            eventually(lambda: logged.search(proxy.output), timeout_s=6)
         listed = "SELECT partition_name FROM information_schema.partitions WHERE table_schema = %s AND table_name = %s"
         return (old,) not in rows(connection, listed, [database, name])
 
-    # An attempt that meets anybody who uses the table, be it somebody who reads the catalog, is put off for a minute.
+    # An attempt is postponed for a minute if anybody uses the table, even to read the catalog.
     name = next(name for name in ("m", "n", "o", "p", "q") if dropped(name))
     assert rows(connection, f"SELECT payload FROM {name}") == [("live",)]
     assert rows(connection, f"STREAM payload FROM {name} LIMIT 1 WAIT 10") == [("live",)]

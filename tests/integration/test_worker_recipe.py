@@ -1,4 +1,4 @@
-"""The worker of docs/recipes.md, as it stands there: slow, failing, cut off and told to stop."""
+"""The worker of docs/recipes.md: slow, failing, disconnected and stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Handle = Callable[[Any, str], None]
 
 @pytest.fixture
 def recipe(proxy: RunningProxy, database: str) -> str:
-    """The program, for this proxy; its tables are made, and one message is in the queue."""
+    """Make its tables and enqueue one message; return the program, for this proxy and database."""
     with proxy.connect(database=database) as connection:
         run(connection, "CREATE QUEUE chores (task VARCHAR(100)) ACK_WAIT = 0.5")
         run(connection, "CREATE TABLE done (task VARCHAR(100))")
@@ -39,7 +39,7 @@ def module(recipe: str) -> dict[str, Any]:
 
 
 def outcome(proxy: RunningProxy, database: str) -> tuple[list[str], int]:
-    """What was done, and how many messages are not acknowledged."""
+    """Return the tasks done, and the number of messages that are not acknowledged."""
     with proxy.connect(database=database) as connection:
         done = [task for (task,) in rows(connection, "SELECT task FROM done ORDER BY task")]
         ((left,),) = rows(connection, "SELECT COUNT(*) FROM chores WHERE time_acked IS NULL")
@@ -54,7 +54,7 @@ def test_a_slow_worker_whose_message_was_delivered_again_takes_its_effect_back(r
     def slow(cursor: Any, task: str) -> None:
         handled.append(task)
         handle(cursor, task)
-        if len(handled) == 1:  # Another worker gets and finishes it meanwhile.
+        if len(handled) == 1:  # Meanwhile another worker receives it and finishes it.
             with proxy.connect(database=database, autocommit=False) as other:
                 names["work"](other)
 
@@ -123,7 +123,7 @@ def test_a_signal_ends_a_long_poll_at_once(recipe, proxy, database, number: sign
 
 
 def test_a_signal_amid_work_lets_the_message_be_finished(recipe, proxy, database) -> None:
-    """`stop` while it works: nothing is raised, the effect is committed, and no other message is taken."""
+    """`stop` during work raises nothing; the effect is committed and no other message is taken."""
     names = module(recipe)
     handle: Handle = names["handle"]
 
