@@ -134,12 +134,12 @@ def main() -> None:
         print(f"enqueue to delivery   {percentiles(received)}")
         print(f"the INSERT alone      {percentiles(inserts)}")
         fill(admin, MESSAGES_ONE_BY_ONE)
-        theirs = rate(take_one_by_one, running.server_port, MESSAGES_ONE_BY_ONE)
+        one_by_one = rate(take_one_by_one, running.server_port, MESSAGES_ONE_BY_ONE)
         fill(admin, MESSAGES)
-        ours = rate(poll, running.port, MESSAGES)
-        print(f"drain, one by one     {theirs:,.0f} messages/s ({WORKERS} workers, FOR UPDATE SKIP LOCKED, direct)")
-        print(f"drain, STREAM and ACK {ours:,.0f} messages/s ({WORKERS} workers, LIMIT {BATCH}, through the proxy)")
-        print(f"ratio                 {ours / theirs:.1f}")
+        streamed = rate(poll, running.port, MESSAGES)
+        print(f"drain, one by one     {one_by_one:,.0f} messages/s ({WORKERS} workers, FOR UPDATE SKIP LOCKED, direct)")
+        print(f"drain, STREAM and ACK {streamed:,.0f} messages/s ({WORKERS} workers, LIMIT {BATCH}, through the proxy)")
+        print(f"ratio                 {streamed / one_by_one:.1f}")
 
 
 if __name__ == "__main__":

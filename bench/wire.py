@@ -180,21 +180,21 @@ def print_table(figures: dict[str, Figures]) -> None:
         print(f"| {what} | {' | '.join(cells)} |")
 
 
-def print_targets(ours: Figures, routers: Figures) -> None:
+def print_targets(proxy: Figures, routers: Figures) -> None:
     def cpu(what: str) -> float:
-        return ours.value(f"{what} cpu") / routers.value(f"{what} cpu")
+        return proxy.value(f"{what} cpu") / routers.value(f"{what} cpu")
 
     several = f"at {SEVERAL} connections, of direct: at least 0.7"
     print()
     for what, seen, met in (
         ("CPU of a point SELECT, 1 connection, of MySQL Router's: at most 1", r := cpu(POINT), r <= 1),
         (f"CPU of a point SELECT, {SEVERAL} connections, the same", r := cpu(POINTS_AT_ONCE), r <= 1),
-        ("p50 of 1 connection, of direct: at most 2.5", r := ours.ratio(f"{POINT} p50"), r <= 2.5),
-        (f"point SELECTs {several}", r := ours.ratio(f"{POINTS_AT_ONCE} rate"), r >= 0.7),
-        (f"INSERTs {several}", r := ours.ratio(f"{INSERTS_AT_ONCE} rate"), r >= 0.7),
-        ("a million rows of one length, of direct: at least 0.95", r := ours.ratio("rows alike rate"), r >= 0.95),
-        ("a million rows of different lengths, the same", r := ours.ratio("rows differing rate"), r >= 0.95),
-        (f"memory of the proxy, {IDLE:,} idle connections, MB: under 100", r := ours.value("idle"), r < 100),
+        ("p50 of 1 connection, of direct: at most 2.5", r := proxy.ratio(f"{POINT} p50"), r <= 2.5),
+        (f"point SELECTs {several}", r := proxy.ratio(f"{POINTS_AT_ONCE} rate"), r >= 0.7),
+        (f"INSERTs {several}", r := proxy.ratio(f"{INSERTS_AT_ONCE} rate"), r >= 0.7),
+        ("a million rows of one length, of direct: at least 0.95", r := proxy.ratio("rows alike rate"), r >= 0.95),
+        ("a million rows of different lengths, the same", r := proxy.ratio("rows differing rate"), r >= 0.95),
+        (f"memory of the proxy, {IDLE:,} idle connections, MB: under 100", r := proxy.value("idle"), r < 100),
     ):
         print(f"{'met   ' if met else 'MISSED'} {what}: {seen:.2f}")
 
@@ -209,11 +209,11 @@ def build(folder: Path) -> Path:
 @contextlib.contextmanager
 def ways(server: EmbeddedServer, folder: Path) -> Iterator[list[Way]]:
     with (
-        ackstream(server, folder / "ackstream") as ours,
+        ackstream(server, folder / "ackstream") as proxy,
         router(server, folder / "router") as routers,
         haproxy(server, folder / "haproxy") as haproxys,
     ):
-        yield [Way("direct", server.port), ours, routers, haproxys]
+        yield [Way("direct", server.port), proxy, routers, haproxys]
 
 
 def run(server: EmbeddedServer, folder: Path, arguments: argparse.Namespace) -> dict[str, Figures]:

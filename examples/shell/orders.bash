@@ -17,9 +17,9 @@ client=(stdbuf -oL "${client[@]}" "--host=$host" "--port=$port" "--user=$user" -
 # ends, its unacknowledged messages go to other consumers.
 coproc working { "${client[@]}"; }
 exec 3<&"${working[0]}" 4>&"${working[1]}"
-ask() { # the rows that the statements give
+ask() { # prints the rows of the statements
 	echo "$1; SELECT 'that was all';" >&4
-	while read -r row <&3 || exit 1; do # the client has ended, having said why
+	while read -r row <&3 || exit 1; do # the client ended; it has printed its error
 		[ "$row" != 'that was all' ] || return 0
 		echo "$row"
 	done
