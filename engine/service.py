@@ -1,6 +1,7 @@
-"""The engine as its users see it: queues are looked up, subscribed to, and told what was committed.
+"""The engine's interface for the proxy: finds queues, runs subscriptions, and takes reports of
+commits.
 
-Which tables are queues is kept by engine.runtime.queues. Each queue has a runner
+engine.runtime.queues keeps the list of queues. Each queue has a runner
 (engine.runtime.table_runner). Threads, the clock and tasks are in engine.runtime.executor.
 """
 
@@ -27,13 +28,13 @@ from engine.store.port import Origin, Store
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a subscription stands."""
+    """The state of a subscription."""
 
     table: TableId
     in_flight: int
-    """Messages given to it that are not over."""
+    """Messages delivered to it that are not settled and whose leases have not ended."""
     credit: int
-    """How many more it could be given now."""
+    """The number of further messages that may be delivered now."""
 
 
 class StreamHandle:
@@ -44,7 +45,7 @@ class StreamHandle:
 
     @property
     def standing(self) -> Standing | None:
-        """Where it stands; None when it has ended."""
+        """Its state. None after its end."""
         subscriber = self._runner.dispatcher.subscribers.get(self._subscriber)
         if subscriber is None:
             return None
@@ -60,13 +61,16 @@ class StreamHandle:
         self._runner.handle(self._runner.dispatcher.client_resumed, self._subscriber)
 
     def revoke(self) -> None:
-        """End it because its client may not have the messages any more: the sink is told nothing,
-        and what the client's connection holds of this table is given back, as if it were gone."""
+        """End it because its client lost its rights.
+
+        The sink is not called. The messages of this table that the client's connection holds are
+        released, as if the connection had ended.
+        """
         self._runner.unsubscribe(self._subscriber)
         self._runner.handle(self._runner.dispatcher.disconnected, self._holder)
 
     def cancel(self) -> None:
-        """End it: nothing is delivered any more, and the sink is told nothing."""
+        """End it. Nothing more is delivered, and the sink is not called."""
         self._runner.unsubscribe(self._subscriber)
 
 
@@ -79,9 +83,10 @@ class Engine:
         self._executor.on_clock_set = self._clock_set
         self._runners: dict[TableId, TableRunner] = {}
         self._by_name: dict[str, list[TableRunner]] = {}
-        """The same by their bare names, casefolded: looked into for every statement that writes."""
+        """The runners by their tables' bare names, casefolded. Read for every statement that
+        writes."""
         self._by_holder: dict[int, set[TableRunner]] = {}
-        """The queues that each connection has streamed from: it may hold messages of theirs."""
+        """The runners that each connection had a stream of. It may hold their messages."""
         self._indirect_writes = IndirectWrites()
         self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
         self._queues = Queues(
@@ -90,29 +95,28 @@ class Engine:
         self._ids = itertools.count(1)
         self._draining = False
         self.on_queues: Callable[[], None] = lambda: None
-        """Called when there is another queue, or one less."""
+        """Called when a queue was added or removed."""
 
     @property
     def counters(self) -> Counters:
-        """What happened since the start, over all tables."""
+        """Counts since the start, over all tables."""
         return self._executor.counters
 
     # Life.
 
     async def start(self) -> None:
-        """Learn the server's clock and its queues; raises StoreError when the server cannot be
-        asked."""
+        """Read the server's clock and its queues. Raises StoreError when they cannot be read."""
         await self._queues.start()
 
     async def drain(self) -> None:
-        """End all streams, give back what is not acknowledged, and return when that is done."""
+        """End all streams, and release what is not acknowledged. Returns when that is done."""
         self._draining = True
         for runner in self._runners.values():
             runner.drain()
         await asyncio.gather(*(runner.settled_down.wait() for runner in self._runners.values()))
 
     async def close(self) -> None:
-        """Stop at once; what was handed out and not released comes due again by itself."""
+        """Stop at once. Messages in flight come due again when their leases end."""
         self._draining = True
         self._wake_all.cancel()
         for runner in self._runners.values():
@@ -120,18 +124,28 @@ class Engine:
         await self._queues.close()
         await self._executor.close()
 
-    # What clients do.
+    # Requests of clients.
 
     async def queue(self, table: TableId, *, text: bytes | None = None, fresh: bool = False) -> QueueTable:
-        """See Queues."""
+        """The table as a queue, described again if `fresh` or if the digest `text` is new
+        (Queues.inspect).
+
+        Raises UnusableQueue, StoreError.
+        """
         return await self._queues.queue(table, text=text, fresh=fresh)
 
     async def to_settle(self, table: TableId) -> TableId:
-        """See Queues."""
+        """The table in the server's spelling, if its messages can be settled.
+
+        Raises UnusableQueue, StoreError.
+        """
         return await self._queues.to_settle(table)
 
     async def inspect(self, table: TableId, *, fresh: bool = False) -> QueueTable | BrokenTable | None:
-        """See Queues."""
+        """The table as a queue, or its problems; None if it is not marked.
+
+        `fresh`: described now. Raises StoreError.
+        """
         return await self._queues.inspect(table, fresh=fresh)
 
     def subscribe(
@@ -146,9 +160,11 @@ class Engine:
         first_wait_ns: int | None = None,
         selection: Selection = ANYTHING,
     ) -> StreamHandle:
-        """Begin to deliver messages to `sink`, on behalf of the connection `holder`; its first row
-        cannot come before this returns. Raises UnusableQueue when the table ceased to be a queue
-        since it was looked at."""
+        """Begin to deliver messages to `sink`, held by the connection `holder`.
+
+        No row is delivered before this returns. Raises UnusableQueue if the table is not a queue
+        any more.
+        """
         runner = self._runners.get(queue.id)
         if runner is None:
             raise UnusableQueue(no_queue_text(queue.id))
@@ -159,27 +175,29 @@ class Engine:
         return StreamHandle(runner, subscriber, holder)
 
     async def ping(self) -> None:
-        """Ask the server something trivial; raises StoreError. It takes as long as the server
-        takes."""
+        """Run a trivial statement on the server. Raises StoreError."""
         await self._executor.call(self._executor.store.ping)
 
     async def kill(self, connection_id: int, origin: Origin) -> bool:
-        """End a client's connection to the server and what it is doing; False, with nothing done,
-        when the engine is not connected to that very server. Raises StoreError."""
+        """End a client's connection to the server, and its statement.
+
+        Returns False, and does nothing, if the engine is connected to another server. Raises
+        StoreError.
+        """
         return await self._executor.call(self._executor.store.kill, connection_id, origin)
 
     def disconnected(self, holder: int) -> None:
-        """A client connection is gone."""
+        """A client connection has ended: release the messages that it holds."""
         for runner in self._by_holder.pop(holder, ()):
             runner.handle(runner.dispatcher.disconnected, holder)
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
-        """Messages with these ids (None: unknown ones) were acknowledged, or, not `certain`, may
-        have been. Numbers are int or Decimal, strings bytes.
+        """Messages with these ids (None: unknown ids) were acknowledged, or may have been unless
+        `certain`.
 
-        `certain`: a committed UPDATE of this very table, by these ids and nothing that stands for
-        others as well, has changed as many rows. Whether the ids do that depends on their type, and
-        is looked at here.
+        Numbers are int or Decimal, strings bytes. `certain`: a committed UPDATE of this very table,
+        by these ids alone, changed as many rows. Whether each id equals one key only depends on the
+        type of the column, and is checked here.
         """
         if runner := self._runners.get(table):
             name = table.name.casefold()
@@ -197,20 +215,21 @@ class Engine:
             self._note_indirect_write(name)
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
-        """Messages with these ids (None: unknown ones) may have been given back."""
+        """Messages with these ids (None: unknown ids) may have been given back by their
+        consumer."""
         self.acknowledged(table, values, certain=False)
 
     def extended(self, table: TableId, values: Iterable[object] | None) -> None:
-        """The holders of messages with these ids (None: of unknown ones) may have been given more
-        time."""
+        """The leases of messages with these ids (None: unknown ids) may have been extended."""
         if runner := self._runners.get(table):
             runner.handle(partial(runner.dispatcher.suspected, extended=True), _keys(runner, values))
             self._note_indirect_write(table.name.casefold())
 
     def written(self, name: str | None, *, inserted: bool = False) -> None:
-        """Something was committed that touched a table of this bare name (None: any table);
-        `inserted`: rows that are new, by a transaction that was not open for long, and nothing
-        else."""
+        """A commit touched a table of this bare name (None: any table).
+
+        `inserted`: it only inserted rows, in a transaction that was not open for long.
+        """
         if name is None:
             self._wake_all.request()
             return
@@ -229,8 +248,11 @@ class Engine:
         return sum(bool(runner.dispatcher.subscribers) for runner in runners)
 
     def changes_logged(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
-        """The server's log tells what messages of a table became; none named: any of it (None: of
-        any table) may have changed."""
+        """The binary log contains changes of a table (None: of any table).
+
+        `seen`: messages as they now are. `over`: ids of messages that are settled or deleted.
+        Without both, any message may have changed.
+        """
         if table is not None:
             runner = self._runners.get(table)
             runners = [] if runner is None else [runner]
@@ -247,18 +269,19 @@ class Engine:
         self.written(table.name.casefold())
 
     def schema_changed(self, name: str | None = None) -> None:
-        """See Queues."""
+        """A table of this bare name, casefolded (None: any table), may have been created, altered
+        or dropped."""
         self._queues.schema_changed(name)
 
     def schema_logged(self) -> None:
-        """The server's log tells that some table was created, altered or dropped."""
+        """The binary log contains a table that was created, altered or dropped."""
         self._queues.refresh_soon()
 
     def runners(self) -> Iterable[tuple[QueueTable, Dispatcher]]:
         """All queues and their dispatchers, for reading."""
-        return [(each.queue, each.dispatcher) for each in self._runners.values()]
+        return [(runner.queue, runner.dispatcher) for runner in self._runners.values()]
 
-    # The catalog's news.
+    # Notifications of the catalog.
 
     def _queue_found(self, queue: QueueTable) -> None:
         if runner := self._runners.get(queue.id):
@@ -283,7 +306,7 @@ class Engine:
 
 
 def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:
-    """The keys, None when they are not known, as when one of the values cannot be understood."""
+    """The keys of these values. None if the values are unknown or one of them has no key."""
     if values is None:
         return None
     kind = runner.queue.id_kind

@@ -1,4 +1,5 @@
-"""Following the server's binary log: what other sessions did to queues.
+"""Follows the server's binary log, which contains other sessions' changes of queues.
 
-`supervisor` runs in the proxy and keeps a reader process going; `reader` is that process. The rest is pure.
+`supervisor` runs in the proxy and keeps a reader process running. `reader` is that process, `pipe`
+the messages between them, and `replication_adapter` the library's adapter. The rest is pure.
 """

@@ -1,8 +1,9 @@
-"""What the server's binary log means to queues: changed rows in, what became of which messages out.
+"""Turns logged row changes into change sets: the last state of each changed message of each table.
 
-A hint and never a source of truth: each claim is checked in the database. So news may be merged (only the last word on
-a message counts), and when there is too much of it, or a row cannot be read for certain, a table's news shrinks to
-*anything may have changed here*: memory is bounded, and nothing is ever left out.
+A change set is never trusted: each claim is checked in the database. So change sets can be merged,
+and only the last state of a message counts. If there are too many rows, or a row cannot be read for
+certain, the table's changes become *unknown*: any of its messages may have changed. So memory is
+bounded, and no change is lost.
 """
 
 from __future__ import annotations
@@ -21,22 +22,24 @@ QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """The changes of one table: unacknowledged messages as they now are, and ids of messages that are over.
+    """The changes of one table.
 
-    Neither: anything may have changed.
+    Without `seen` and `over` they are unknown: any message may have changed.
     """
 
     table: TableId
     seen: tuple[Entry, ...] = ()
+    """Unacknowledged messages, as they now are."""
     over: tuple[Key, ...] = ()
+    """Ids of messages that were acknowledged or deleted."""
 
 
 class UnreadableRowError(Exception):
-    """The log does not hold enough of a row to tell what became of its message."""
+    """The binary log does not contain enough of a row to determine its message's state."""
 
 
 class Change(enum.Enum):
-    """What was done to a row."""
+    """The kind of a row's change."""
 
     INSERT = enum.auto()
     UPDATE = enum.auto()
@@ -44,29 +47,32 @@ class Change(enum.Enum):
 
 
 class Layout:
-    """How the rows of one message table stand in the log, as of one table map."""
+    """The layout of one message table's rows in the binary log, as of one table map."""
 
     def __init__(self, columns: Sequence[ColumnType], fields: Sequence[Field | None]) -> None:
-        """The table's columns in their order, as information_schema and as the log has them.
+        """The table's columns in their order: from information_schema, and from the binary log.
 
-        Raises UnreadableRowError if the two differ: the table was changed in between, or has a type unknown here.
+        Raises UnreadableRowError if the two differ: the table was changed in between, or has a type
+        unknown here.
         """
-        known = [each for each in fields if each is not None]
-        positions = {each.name.lower(): at for at, each in enumerate(columns)}
+        known = [field for field in fields if field is not None]
+        positions = {column.name.lower(): at for at, column in enumerate(columns)}
         if len(known) < len(fields) or len(fields) != len(columns) or not positions.keys() >= {*QUEUE_COLUMNS}:
-            raise UnreadableRowError(f"{len(columns)} columns, of which the log has {len(known)} that can be read")
+            raise UnreadableRowError(f"{len(known)} of {len(columns)} columns can be read in the binary log")
         wanted = [positions[name] for name in QUEUE_COLUMNS]
         read_key = key_reader(known[wanted[0]], columns[wanted[0]])
         if read_key is None:
-            raise UnreadableRowError(f"an id of type {columns[wanted[0]].declared} is known to the server alone")
+            raise UnreadableRowError(f"an id of type {columns[wanted[0]].declared} can be read by the server alone")
         self._key = read_key
         self._signed = [not {"unsigned", "zerofill"} & {*columns[at].declared.split()} for at in wanted]
         self._reader = RowReader(known, wanted)
 
     def changes(self, change: Change, present: Sequence[int], data: bytes) -> Iterator[tuple[Key, Entry | None]]:
-        """What became of each message in an event's rows; `present` columns are told for each of a row's images.
+        """Yield the new state of each message in an event's rows. None: it was acknowledged or
+        deleted.
 
-        Raises UnreadableRowError, UnicodeDecodeError, IndexError when that cannot be told.
+        `present` has the columns of each image of a row, a bit for each column. Raises
+        UnreadableRowError, UnicodeDecodeError, IndexError for rows that cannot be read.
         """
         at = 0
         while at < len(data):
@@ -74,14 +80,14 @@ class Layout:
             if change is Change.INSERT:
                 yield self._key_of(first), self._entry(first)
             elif change is Change.DELETE:
-                if first[-1] is None or first[-1] is ABSENT:  # Else it was acknowledged, and over before.
+                if first[-1] is None or first[-1] is ABSENT:  # Otherwise it was acknowledged before.
                     yield self._key_of(first), None
             else:
                 second, at = self._reader.row(data, at, present[1])
                 yield from self._update(first, second)
 
     def _update(self, before: list[Raw], after: list[Raw]) -> Iterator[tuple[Key, Entry | None]]:
-        # What an image leaves out was not changed.
+        # Columns that the image leaves out were not changed.
         after = [old if new is ABSENT else new for old, new in zip(before, after, strict=True)]
         if after[0] != before[0]:
             yield self._key_of(before), None
@@ -101,7 +107,7 @@ class Layout:
         if acked is not None:
             return None
         _, priority, epoch, due_ns, _ = (
-            self._number(each, signed) for each, signed in zip((None, *row[1:]), self._signed, strict=True)
+            self._number(raw, signed) for raw, signed in zip((None, *row[1:]), self._signed, strict=True)
         )
         return Entry(self._key_of(row), epoch or 0, LOWEST_PRIORITY if priority is None else priority, due_ns or 0)
 
@@ -114,31 +120,32 @@ class Layout:
 
 @dataclass(slots=True)
 class ChangeSet:
-    """The last word on each message, as long as there are at most `rows_max`."""
+    """The last state of each changed message, for at most `rows_max` messages."""
 
     rows_max: int
     tables: dict[TableId, dict[Key, Entry | None] | None] = field(default_factory=dict)
-    """None: anything may have changed."""
+    """For each table the states by key (None: acknowledged or deleted), or None: its changes are
+    unknown."""
     everything: bool = False
-    """Anything may have changed in any table."""
+    """The changes of all tables are unknown."""
     schema_changed: bool = False
     rows: int = 0
-    """How many words there are."""
+    """The number of states."""
 
     def __bool__(self) -> bool:
         return bool(self.tables) or self.everything or self.schema_changed
 
     @property
     def has_unknown(self) -> bool:
-        """Whether it says of some table no more than that anything may have changed."""
+        """Whether the changes of some table are unknown."""
         return self.everything or None in self.tables.values()
 
     def is_unknown(self, table: TableId) -> bool:
-        """Whether more rows of that table would add nothing."""
+        """Whether the table's changes are unknown, so more rows would add nothing."""
         return self.everything or self.tables.get(table, ABSENT) is None
 
     def add_row(self, table: TableId, key: Key, entry: Entry | None) -> None:
-        """A message became this; None: it is over."""
+        """Set a message's state. None: it was acknowledged or deleted."""
         if self.is_unknown(table):
             return
         if self.rows >= self.rows_max:
@@ -150,12 +157,12 @@ class ChangeSet:
         rows[key] = entry
 
     def add_unknown(self, table: TableId) -> None:
-        """Anything may have changed in that table."""
+        """Any message of the table may have changed."""
         self.rows -= len(self.tables.get(table) or ())
         self.tables[table] = None
 
     def add(self, later: ChangeSet) -> None:
-        """Take what happened after all this."""
+        """Merge a later change set."""
         self.everything |= later.everything
         self.schema_changed |= later.schema_changed
         for table, rows in later.tables.items():
@@ -166,27 +173,27 @@ class ChangeSet:
                     self.add_row(table, key, entry)
 
     def by_table(self) -> list[TableChanges]:
-        """As the engine takes it."""
+        """The changes in the engine's form."""
         return [
             TableChanges(
                 table,
-                tuple(each for each in (rows or {}).values() if each is not None),
-                tuple(key for key, each in (rows or {}).items() if each is None),
+                tuple(entry for entry in (rows or {}).values() if entry is not None),
+                tuple(key for key, entry in (rows or {}).items() if entry is None),
             )
             for table, rows in self.tables.items()
         ]
 
 
 class StatementEffect(enum.Flag):
-    """What a statement in the log amounts to."""
+    """The effect of a logged statement."""
 
     NOTHING = 0
     COMMITTED = enum.auto()
-    """What was said before counts now."""
+    """The transaction's changes are valid."""
     ROLLED_BACK = enum.auto()
-    """What was said before counts for nothing."""
+    """The transaction's changes are void."""
     SCHEMA = enum.auto()
-    """A table may be another one."""
+    """A table was created, altered or dropped."""
     ANYTHING = enum.auto()
     """Any row may have changed."""
 
@@ -205,7 +212,10 @@ _STATEMENTS = {
 
 
 def effect_of(statement: str) -> StatementEffect:
-    """What a logged statement amounts to. Changes of rows come as statements where somebody asked for that."""
+    """The effect of a logged statement.
+
+    A session may set binlog_format so that row changes are statements.
+    """
     found = _WORD.match(statement)
     word = found[1].upper() if found else ""
     text = statement.upper()
@@ -218,7 +228,7 @@ def effect_of(statement: str) -> StatementEffect:
     if word == "ROLLBACK":
         return StatementEffect.ANYTHING if " TO " in text else StatementEffect.ROLLED_BACK
     meaning = _STATEMENTS.get(word, StatementEffect.ANYTHING)
-    if word == "CREATE" and text.endswith(" TRANSACTION"):  # CREATE TABLE … SELECT begins one: its rows follow.
+    if word == "CREATE" and text.endswith(" TRANSACTION"):  # CREATE TABLE … SELECT: its rows follow.
         return meaning & ~StatementEffect.COMMITTED
     return meaning
 
@@ -227,12 +237,15 @@ Sink = Callable[[ChangeSet], None]
 
 
 class Transactions:
-    """Rows and statements in the order of the log; news when a transaction is complete."""
+    """Takes rows and statements in the order of the binary log.
+
+    A complete transaction goes to `sink`.
+    """
 
     def __init__(self, rows_max: int, sink: Sink) -> None:
         self._rows_max, self._sink = rows_max, sink
         self.pending = ChangeSet(rows_max)
-        """Of the transaction that is being read."""
+        """The changes of the transaction that is being read."""
 
     def statement(self, text: str) -> None:
         """A statement was logged."""
@@ -251,5 +264,5 @@ class Transactions:
             self._sink(pending)
 
     def rolled_back(self) -> None:
-        """It was rolled back, or only prepared."""
+        """The transaction was rolled back, or only prepared."""
         self.pending = ChangeSet(self._rows_max)

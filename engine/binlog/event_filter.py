@@ -1,13 +1,13 @@
-"""Which events of the binary log can be passed over unread.
+"""The event filter: which events of the binary log can be skipped without decoding.
 
-Most of what a busy server logs is of no queue: transactions on other tables. To take an event apart costs the reader
-ten µs and more; to see by its first bytes that it is of no interest, less than one. So what is passed over here is all
-that the tables in the log, as they are announced, show to be somebody else's, and what only holds a transaction
-together that has nothing in it. Whatever is not known here is wanted.
+Most events of a busy server are transactions on tables that are no queues. Decoding an event costs
+the reader ten µs or more. Its first bytes show in less than one µs that it can be skipped. Skipped
+are the rows of tables that are not followed, by their table maps, and the events that only begin or
+end a transaction without relevant rows. Events of unknown types are never skipped.
 
-An event, as a packet has it: a byte 0x00, 19 bytes of header (4 of time, 1 of type, …), its body, and perhaps four
-bytes of checksum. All that is said of rows names a table by a number that the table map before them has announced;
-MySQL and MariaDB have this in common.
+An event in a packet: a byte 0x00, 19 bytes of header (4 of time, 1 of type, …), its body, and
+perhaps four bytes of checksum. Events of rows contain the number of a table that an earlier table
+map has announced. MySQL and MariaDB have this in common.
 """
 
 from __future__ import annotations
@@ -19,27 +19,32 @@ TYPE_AT: Final = 5
 BODY_AT: Final = 20
 TABLE_ID: Final = slice(BODY_AT, BODY_AT + 6)
 SCHEMA_AT: Final = BODY_AT + 8
-"""In a table map: behind the table's number and two bytes of flags."""
+"""In a table map: after the table's number and two bytes of flags."""
 
 QUERY: Final = 2
 XID: Final = 16
 TABLE_MAP: Final = 19
 ROWS: Final = frozenset({23, 24, 25, 30, 31, 32, 39})
-"""Inserted, updated, deleted, of both versions; partly updated."""
+"""Inserts, updates and deletes of both versions, and partial updates."""
 TRANSACTION_BEGINS: Final = frozenset({33, 34, 42, 160, 162})
-"""MySQL's GTID, anonymous and tagged too; MariaDB's, and its text of a statement. A transaction's end tells as much."""
+"""MySQL's GTIDs (also anonymous and tagged), MariaDB's GTID, and MariaDB's text of a statement. The
+end of a transaction shows as much."""
 
 CHECKSUM: Final = 4
 BEGIN: Final = b"\0BEGIN"
-"""The text of a statement follows its schema's name, which a zero byte ends."""
+"""A statement's text follows the name of its schema and a zero byte."""
 
 PASSED_TABLES_MAX: Final = 100_000
-"""Numbers of tables that are passed over. A server gives new ones whenever it opens a table."""
+"""Numbers of skipped tables that are remembered. A server gives a table a new number whenever it
+opens it."""
 
 
 class EventFilter:
-    """For one reading of the log. `follows(schema, table)` and `pending()`, whether the transaction has had news, tell
-    what is wanted."""
+    """The filter for one reader of the binary log.
+
+    `follows(schema, table)` returns whether a table is followed, `pending()` whether the
+    transaction that is being read has changes to report.
+    """
 
     def __init__(self, follows: Callable[[bytes, bytes], bool], pending: Callable[[], bool]) -> None:
         self._follows = follows
@@ -48,7 +53,7 @@ class EventFilter:
         self._second = b""
 
     def wants(self, event: bytes) -> bool:
-        """Whether it must be read."""
+        """Whether the event must be decoded."""
         if len(event) <= SCHEMA_AT or event[0] != 0:
             return True
         kind = event[TYPE_AT]
@@ -59,7 +64,8 @@ class EventFilter:
         if kind == TABLE_MAP:
             return self._wants_table(event)
         if kind == XID:
-            # The first of each second is wanted all the same: by its time it is known how far behind the reading is.
+            # The first one of each second is wanted in any case: its time shows how far behind the
+            # reader is.
             second, self._second = self._second, event[1:TYPE_AT]
             return self._pending() or second != self._second
         return kind != QUERY or not (event.endswith(BEGIN) or event.endswith(BEGIN, 0, -CHECKSUM))

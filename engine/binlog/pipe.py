@@ -1,4 +1,5 @@
-"""What the reader of the binary log and its parent say to each other, and how it goes through a pipe."""
+"""The messages between the reader of the binary log and its parent, and their encoding in a
+pipe."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from engine.store.connection import BackendAddress
 HEAD_BYTES = 4
 
 MESSAGE_BYTES_MAX = 256 << 20
-"""A message of a reader that is well is far shorter: 2,000 messages' ids, of 3 KB each at the most that an index holds,
-are 6 MB. A longer one is rubbish, and waiting for its end would be waiting for ever."""
+"""Real messages are far shorter: the ids of 2,000 messages, of at most the 3 KB that an index
+holds, are 6 MB. A longer size is garbage, and its end would never come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +23,22 @@ class BinlogLimits:
     """The bounds of reading the log, each with its reason."""
 
     rows_max: int = 2_000
-    """Messages told of at a time; with more, a look at the table is the better news."""
+    """Messages in one change set. With more, a scan of the table is cheaper."""
     pause_s: float = 0.001
-    """Between two batches of news: at ten thousand changes a second, ten share a batch."""
+    """Pause between two batches: at ten thousand changes a second, ten share a batch."""
     unknown_pause_s: float = 0.02
-    """After news that cost the parent a look at a table."""
+    """Pause after a batch with unknown changes, each of which costs the parent a scan."""
     lag_max_s: float = 2.0
-    """Further behind the server than this, rows are not read any more, until the log's end is reached: the tables are
-    looked at instead. The log tells whole seconds."""
+    """With a longer lag behind the server, rows are not read until the end of the binary log is
+    reached. The tables are scanned instead. The binary log has times in whole seconds."""
     heartbeat_s: float = 5.0
-    """The server speaks at least as often, so that a dead connection is noticed within ConnectionLimits.read_s."""
+    """The server sends at least this often, so a dead connection is noticed within
+    ConnectionLimits.read_s."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """What the parent says first."""
+    """The parent's first message. Later ones are sets of tables."""
 
     address: BackendAddress
     limits: BinlogLimits
@@ -45,15 +47,18 @@ class FollowRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReaderStarted:
-    """The log is being followed, from here on."""
+    """The reader follows the binary log from this position on."""
 
     at: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """A change set, as plain values, because there may be ten thousand a second: for each table its messages as they
-    now are, and the ids of those that are over."""
+    """A change set as plain values, because there may be ten thousand rows a second.
+
+    Each table has its database, its name, its messages as they now are, and the ids of messages
+    that were acknowledged or deleted.
+    """
 
     tables: tuple[tuple[str, str, tuple[tuple[Any, ...], ...], tuple[Any, ...]], ...] = ()
     everything: bool = False
@@ -65,32 +70,35 @@ class ChangeBatch:
 
 @dataclass(frozen=True, slots=True)
 class ReaderEnded:
-    """The reader cannot go on; `refused`: and cannot before somebody changes the server or the account."""
+    """The reader has ended.
+
+    `refused`: another one fails too until the server or the account is changed.
+    """
 
     text: str
     refused: bool = False
 
 
 def message(value: object) -> bytes:
-    """A message for a pipe: its size and itself."""
+    """A message's bytes in the pipe: its size and the pickled value."""
     body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return struct.pack("<I", len(body)) + body
 
 
 def size_of(head: bytes) -> int:
-    """The size that a message's head tells; ValueError for one that no message has."""
+    """The size in a message's head. Raises ValueError for one above MESSAGE_BYTES_MAX."""
     (size,) = struct.unpack("<I", head)
     if size > MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {size} bytes, which is no message")
+        raise ValueError(f"a message of {size} bytes, which is too long")
     return int(size)
 
 
 def value_of(body: bytes) -> Any:
-    """What was said. Only for what a program of ours has written."""
+    """The value in a message's body. Only for bytes that a program of ours has written."""
     return pickle.loads(body)  # noqa: S301  # parent and child are one program, and the pipe is theirs
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """The next message; None when there is none any more."""
+    """The value of the next message. None at the stream's end."""
     head = stream.read(HEAD_BYTES)
     return None if len(head) < HEAD_BYTES else value_of(stream.read(size_of(head)))

@@ -1,15 +1,15 @@
-"""The reader of the binary log, a program of its own: `python -m engine.binlog.reader`, started by
+"""The reader of the binary log: the program `python -m engine.binlog.reader`, started by
 engine.binlog.supervisor.
 
-Reading the log in Python costs tens of µs an event, which must not be taken from the proxy's event
-loop; so it happens in a process beside it. What to follow comes on standard input, the password
-too, which is therefore in no list of processes; news go to standard output. It ends when its input
-does, that is with its parent, however that ends.
+Reading the binary log in Python costs tens of µs an event. A process of its own keeps that off the
+proxy's event loop. The tables to follow and the password come on standard input, so the password is
+in no process list. Change batches go to standard output. The reader ends with its input, and so
+with its parent, however that ends.
 
-It is made to be simple to lose: it begins at the end of the log, says so (then its parent looks at
-all tables), and at the first trouble it says what it was and ends. Three threads: one reads the
-log; one writes what came together meanwhile, so that a parent that reads slowly gets fewer and
-coarser news; one waits for orders.
+Losing a reader is harmless. It begins at the end of the binary log and reports that, and its parent
+then scans all tables. At the first problem it reports the reason and ends. It has three threads:
+one reads the binary log; one writes the changes gathered so far, so a parent that reads slowly gets
+fewer and coarser batches; one waits for requests.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from engine.store.pymysql_adapter import ER, Connection, Cursor, IncompatibleVer
 from engine.store.queries import statement
 
 SERVER_IDS = range(3_000_000_000, 4_294_967_295)
-"""A reader needs a number that no replica of the server has; one is drawn for each attempt, from
-the upper end, which nobody uses by hand."""
+"""A reader needs a server id that no replica has. Each attempt draws one from the upper end of the
+range, which nobody configures by hand."""
 
 DENIED = frozenset(
     {
@@ -70,29 +70,28 @@ DENIED = frozenset(
         ER.TABLEACCESS_DENIED_ERROR,
     }
 )
-"""What does not get better by trying again soon."""
+"""Errors that another attempt does not solve."""
 
 UNREADABLE_IN_A_ROW_MAX = 100
-"""Events that the library cannot read, one after another, before the reader gives up. Few kinds of
-event are unreadable, so as many in a row mean that the library is stuck: then each attempt fails at
-once and reads nothing."""
-
+"""Unreadable events in a row before the reader gives up. Few kinds of events are unreadable, so
+this many mean that the library is stuck: each attempt then fails at once and reads nothing."""
 
 LAYOUTS_MAX = 10_000
-"""Numbers of tables whose layout is remembered. The server gives a table another number whenever it
-opens it."""
+"""Table numbers whose layout is remembered. The server gives a table a new number whenever it opens
+it."""
 
 
 class UnreadableLogError(Exception):
-    """The log cannot be followed: the server keeps none, or not for this account."""
+    """The binary log cannot be followed: the server writes none, or denies it to this account."""
 
 
 class StuckLogError(Exception):
-    """The library reads no event any more."""
+    """The library cannot read events any more."""
 
 
 class Outbox:
-    """What is to be told, until it is; for one thread that reads the log and one that writes."""
+    """Changes until they are written, for one thread that reads the binary log and one that
+    writes."""
 
     def __init__(self, limits: BinlogLimits) -> None:
         self._limits = limits
@@ -109,7 +108,7 @@ class Outbox:
             self._changed.notify()
 
     def count(self, rows: int, lag_s: float) -> None:
-        """So many rows were read, so far behind the server."""
+        """Add to the count of rows read, and set the lag behind the server."""
         with self._changed:
             self._rows += rows
             self._lag_s = lag_s
@@ -117,11 +116,11 @@ class Outbox:
                 self._changed.notify()
 
     def is_unknown(self, table: TableId) -> bool:
-        """Whether more rows of that table would add nothing to what is to be told."""
+        """Whether the pending changes of the table are unknown, so more rows would add nothing."""
         return self._changes.is_unknown(table)
 
     def write_to(self, pipe: BinaryIO) -> None:
-        """Write what there is, whenever there is something; for ever."""
+        """Write batches whenever there is something to report. Does not return."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._changes or self._rows or self._lag_s != self._lag_reported_s)
@@ -137,12 +136,12 @@ def _batch(changes: ChangeSet, rows: int, lag_s: float) -> ChangeBatch:
     return ChangeBatch(
         tuple(
             (
-                each.table.db,
-                each.table.name,
-                tuple((entry.key, entry.epoch, entry.priority, entry.due_ns) for entry in each.seen),
-                each.over,
+                found.table.db,
+                found.table.name,
+                tuple((entry.key, entry.epoch, entry.priority, entry.due_ns) for entry in found.seen),
+                found.over,
             )
-            for each in changes.by_table()
+            for found in changes.by_table()
         ),
         changes.everything,
         changes.schema_changed,
@@ -153,8 +152,10 @@ def _batch(changes: ChangeSet, rows: int, lag_s: float) -> ChangeBatch:
 
 @dataclass(slots=True)
 class FollowedTables:
-    """The tables to follow. The library looks into the two sets at each table map, and passes over
-    all others."""
+    """The tables to follow.
+
+    The library checks the two sets at each table map, and skips other tables.
+    """
 
     tables: frozenset[TableId] = frozenset()
     names: set[str] = field(default_factory=set)
@@ -162,21 +163,21 @@ class FollowedTables:
     generation: int = 0
 
     def replace(self, tables: frozenset[TableId]) -> frozenset[TableId]:
-        """Follow these from now on; those among them that are new."""
+        """Follow these tables from now on. Returns the new ones among them."""
         new = tables - self.tables
-        self.names |= {each.name for each in tables}
-        self.databases |= {each.db for each in tables}
+        self.names |= {table.name for table in tables}
+        self.databases |= {table.db for table in tables}
         self.tables = tables
         self.generation += 1
         return new
 
 
 class LogReader:
-    """Follows the log from its present end."""
+    """Follows the binary log from its present end."""
 
     def __init__(self, order: FollowRequest, outbox: Outbox, on_started: Callable[[str], None]) -> None:
-        """`begun` is called once, with the place in the log, when the server has accepted the
-        request."""
+        """`on_started` is called once, with the position in the binary log, when the server sends
+        events."""
         self.followed = FollowedTables()
         self.followed.replace(order.tables)
         self._address, self._limits = order.address, order.limits
@@ -193,7 +194,7 @@ class LogReader:
         self._rows = 0
 
     def run(self) -> None:
-        """Read until the server ends it.
+        """Read events until the server ends the connection.
 
         Raises UnreadableLogError, StuckLogError, StoreError, MySQLError, IncompatibleVersionError.
         """
@@ -216,7 +217,7 @@ class LogReader:
             self._handle(event)
 
     def _begin(self) -> tuple[str, int]:
-        """Where the log ends, if it can be followed at all."""
+        """The present end of the binary log. Raises UnreadableLogError if it cannot be followed."""
         with closing(StoreConnection(self._address, self._connection_limits)) as connection:
             now, variables = connection.run([statement("now"), statement("binlog_settings")])
             self._ahead_s = time.monotonic() - now_ns(now) / 1e9
@@ -232,13 +233,16 @@ class LogReader:
                     raise
                 (end,) = connection.run([statement("binlog_end_formerly")])
             if not end.rows:
-                raise UnreadableLogError("the server does not say where its binary log ends")
+                raise UnreadableLogError("the server does not report the end of its binary log")
             file, position = _texts(end.rows[0])[:2]
             return file, int(position)
 
     def _connect(self, **options: Any) -> Any:
-        """The library's two connections. When one is lost it would go on with what it knew of
-        tables: we begin anew."""
+        """Open one of the library's two connections.
+
+        A third one would replace a lost connection, and the library would go on with outdated
+        tables. It raises InterfaceError instead, and the parent starts another reader.
+        """
         self._connections += 1
         if self._connections > 2:
             raise InterfaceError("the connection was lost")
@@ -246,13 +250,13 @@ class LogReader:
             "database": options.get("database") or options.get("db"),
             "cursorclass": options.get("cursorclass", Cursor),
         }
-        if asked["database"] is not None:  # It asks information_schema.
+        if asked["database"] is not None:  # For queries on information_schema.
             return connect(self._address, self._connection_limits, Connection, **asked)
         self._stream_connection = connect(self._address, self._connection_limits, FilteredConnection, **asked)
         return self._stream_connection
 
     def _filter_events(self) -> None:
-        """Pass over events that are of no interest before the library takes them apart."""
+        """Skip events of other tables before the library decodes them."""
         assert self._stream_connection is not None
         self._stream_connection.wants = self._event_filter.wants
 
@@ -281,7 +285,7 @@ class LogReader:
 
     def _committed(self, event: Committed) -> None:
         behind_s = time.monotonic() - self._ahead_s - event.timestamp
-        self._lag_s = max(0.0, behind_s - 1)  # The log tells the second in which it happened.
+        self._lag_s = max(0.0, behind_s - 1)  # The binary log has times in whole seconds.
         self._outbox.count(self._rows, round(self._lag_s, 1))
         self._rows = 0
         self._transactions.committed()
@@ -311,8 +315,7 @@ class LogReader:
         return name.decode("utf-8", "replace") in wanted.names and db.decode("utf-8", "replace") in wanted.databases
 
     def _layout(self, event: Rows) -> tuple[TableId, Layout | None] | None:
-        """The queue whose rows these are, and how to read them if that is known; None when they are
-        of no queue."""
+        """The queue of these rows, and its layout (None: unknown). None if they are of no queue."""
         if self._generation != self.followed.generation:
             self._generation = self.followed.generation
             self._layouts.clear()
@@ -333,15 +336,15 @@ class LogReader:
         rows = [_texts(row) for row in found.rows]
         columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
         try:
-            return Layout(columns, [field_of(told) for told in logged])
+            return Layout(columns, [field_of(column) for column in logged])
         except UnreadableRowError:
             return None
 
 
 def readable_events(fetch: Callable[[], Any], unreadable: Callable[[], None]) -> Iterator[Any]:
-    """The events that `fetch` returns, up to its first None. `unreadable` is called for each event
-    that it cannot read: what that one meant is unknown.
+    """Yield the events that `fetch` returns, up to its first None.
 
+    Calls `unreadable` for each event that `fetch` cannot read, because its changes are unknown.
     Raises MySQLError, IncompatibleVersionError, and StuckLogError after UNREADABLE_IN_A_ROW_MAX of
     them.
     """
@@ -368,17 +371,19 @@ def _texts(row: bytes) -> list[str]:
 
 
 def _follow_requests(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
-    """Take new orders until there is nobody to give them."""
+    """Take further sets of tables to follow, until the input ends."""
     while (tables := read_message(orders)) is not None:
         changes = ChangeSet(0)
-        for each in reader.followed.replace(tables):
-            changes.add_unknown(each)  # What was changed in it until now was passed over.
+        for table in reader.followed.replace(tables):
+            changes.add_unknown(table)  # Its changes until now were skipped.
         outbox.add(changes)
 
 
 def _thread(work: Callable[..., None], *args: object) -> None:
-    """Start a thread whose end, by an error or not, ends the program: no part works on without the
-    others."""
+    """Start a thread whose end, with or without an error, ends the program.
+
+    No thread runs without the others.
+    """
 
     def run() -> None:
         status = 1
@@ -392,8 +397,10 @@ def _thread(work: Callable[..., None], *args: object) -> None:
 
 
 def read_until_ended(read: Callable[[], None]) -> ReaderEnded:
-    """Read the log until that is over; what is to be told the parent, which starts another reader
-    after a pause."""
+    """Read the binary log until it ends.
+
+    Returns the reason for the parent, which starts another reader.
+    """
     try:
         read()
     except (UnreadableLogError, IncompatibleVersionError) as error:
@@ -405,15 +412,15 @@ def read_until_ended(read: Callable[[], None]) -> ReaderEnded:
         return ReaderEnded(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
     except StuckLogError as error:
         return ReaderEnded(str(error))
-    except Exception as error:  # noqa: BLE001  # of ours or of the library's: the next reader begins anew
+    except Exception as error:  # noqa: BLE001  # a fault of ours or of the library: the next reader begins again
         return ReaderEnded(f"its reader failed: {error!r}")
     return ReaderEnded("the server ended it")
 
 
 def main() -> None:
-    """The program."""
+    """Run the program."""
     orders, pipe = sys.stdin.buffer, sys.stdout.buffer
-    logging.disable()  # The library's advice is not for our users.
+    logging.disable()  # The library's log lines are not for the proxy's users.
     order = read_message(orders)
     if order is None:
         return

@@ -1,14 +1,13 @@
-"""All that ackstream has of mysql-replication: the log's events, as values of ours.
+"""The adapter of mysql-replication: events of the binary log as values of our own.
 
-The library asks for the log, negotiates, and takes events apart: which transaction, which table,
-which columns. The rows themselves it is not asked for (engine.binlog.row_image says why). What is
-used beyond its documentation stands here and nowhere else; where an installed release lacks it,
-IncompatibleVersionError names it:
+The library requests the binary log, negotiates, and decodes events: the transaction, the table, the
+columns. It does not decode rows (engine.binlog.row_image has the reasons). This module alone uses
+what the library does not document. If an installed release lacks it, IncompatibleVersionError names
+it:
 
-- it reads each packet of the log by `_read_packet` of the connection that its `pymysql_wrapper`
-  made, so a connection that overrides this method passes over what is of no interest before it is
-  taken apart (`FilteredConnection`). If a release reads otherwise, nothing is passed over, and all
-  else works;
+- it reads each packet by `_read_packet` of the connection that its `pymysql_wrapper` made. A
+  connection that overrides this method skips events before they are decoded (`FilteredConnection`).
+  If a release reads otherwise, no event is skipped, and all else works;
 - an event of rows has `table_id`, `schema`, `table`, `columns` with their `data`, the bitmaps of
   the columns that are present, and leaves its rows unread in `packet`, from `packet.read_bytes` to
   `event_size`.
@@ -45,8 +44,8 @@ from engine.binlog.row_image import bits
 from engine.store.pymysql_adapter import Connection, IncompatibleVersionError
 
 COMPRESSED: Final = frozenset({40, *range(165, 172)})
-"""Events that hold others, compressed, which the library does not open: MySQL's whole transactions,
-MariaDB's rows and statements."""
+"""Compressed events that the library does not decode: MySQL's whole transactions, MariaDB's rows
+and statements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """XA PREPARE: what came before is not committed yet, and may never be."""
+    """XA PREPARE: the transaction is not committed yet, and may never be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +69,20 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A heartbeat: all there is has been read."""
+    """A heartbeat: the reader is at the end of the binary log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A transaction, or a part of one, that cannot be opened."""
+    """A transaction, or a part of one, that cannot be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one table, changed by one statement. `number` is the table's in the log until it is
-    opened anew."""
+    """Rows of one table, changed by one statement.
+
+    `number` stands for the table until the server opens it again.
+    """
 
     change: Change
     number: int
@@ -92,13 +93,16 @@ class Rows:
     _event: Any
 
     def columns(self) -> Sequence[Mapping[str, Any]]:
-        """What the log tells of each column, for engine.binlog.row_image.field_of."""
+        """The description of each column in the binary log, for
+        engine.binlog.row_image.field_of."""
         with _expected():
             return [column.data for column in self._event.columns]
 
     def images(self) -> tuple[Sequence[int], bytes]:
-        """Which columns each image of a row has, a bit for each column, and the rows' bytes. Can be
-        asked once."""
+        """The columns of each image of a row, a bit for each column, and the rows' bytes.
+
+        Can be called once.
+        """
         event = self._event
         with _expected():
             present = [bits(event.columns_present_bitmap)]
@@ -109,7 +113,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """An event that means nothing here."""
+    """An event without relevance here."""
 
 
 Event = Committed | Prepared | Statement | Idle | Unreadable | Rows | Other
@@ -124,7 +128,7 @@ _OTHERS: Final = (RotateEvent, QueryEvent, XidEvent, XAPrepareEvent, HeartbeatLo
 
 
 class FilteredConnection(Connection):
-    """A connection of PyMySQL's that passes over packets, once it is told what is wanted."""
+    """A connection of PyMySQL's that skips packets once `wants` is set."""
 
     wants: Callable[[bytes], bool] | None = None
     """Whether a packet is handed out; None: all are."""
@@ -140,8 +144,10 @@ class FilteredConnection(Connection):
 
 
 class LogStream:
-    """The log from a position on. Connections are made by `connect`, which gets PyMySQL's
-    options."""
+    """The binary log from a position on.
+
+    `connect` opens connections, and gets PyMySQL's options.
+    """
 
     def __init__(
         self,
@@ -154,8 +160,10 @@ class LogStream:
         schemas: set[str],
         heartbeat_s: float,
     ) -> None:
-        """The two sets are looked into at each event, so they can change. Raises
-        IncompatibleVersionError."""
+        """`tables` and `schemas` are read at each event, so they can change.
+
+        Raises IncompatibleVersionError.
+        """
         with _expected():
             self._stream = BinLogStreamReader(
                 {},
@@ -175,8 +183,10 @@ class LogStream:
             )
 
     def fetchone(self) -> Event | None:
-        """The next event; None at the end. Raises MySQLError, and anything at an event that the
-        library cannot read."""
+        """The next event; None at the end.
+
+        Raises MySQLError, and any exception for an unreadable event.
+        """
         found = self._stream.fetchone()
         return None if found is None else _event(found)
 
@@ -204,8 +214,7 @@ def _event(found: Any) -> Event:
 
 @contextmanager
 def _expected() -> Iterator[None]:
-    """What the library's documentation does not promise is there, or the error says what is
-    missing."""
+    """Turn a missing, undocumented attribute of the library into IncompatibleVersionError."""
     try:
         yield
     except (AttributeError, TypeError) as error:

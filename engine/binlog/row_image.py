@@ -1,12 +1,12 @@
-"""Rows as the binary log holds them: the few values that a queue needs are cut out, the rest is stepped over.
+"""Row images of the binary log: reads the few values that a queue needs, and steps over the others.
 
-mysql-replication could turn whole rows into Python values. It is not used for that: unless the server logs full
-metadata, which no server does by default, it takes every string for UTF-8, binary ids too, and every number for signed;
-it stops at types that it does not know; and it would decode payloads for nothing. Here a row costs a few µs, however
-large it is.
+mysql-replication could decode whole rows, but is not used for that. Unless the server logs full
+metadata, which no server does by default, it reads every string as UTF-8 (also binary ids) and
+every number as signed. It fails at types that it does not know, and would decode payloads for
+nothing. Here a row costs a few µs, however large it is.
 
-A row is a bitmap of its NULLs and then the values one behind the other, each of a size that its column's type tells or
-of a length that stands before it. Which columns are in it at all is told once an event.
+A row is a bitmap of its NULLs, then its values. The size of a value follows from its column's type
+or stands before it. Each event has one bitmap of the columns that its rows contain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _YEAR, _BIT, _DECIMAL = 13, 16, 246
 _FIXED: Mapping[int, int] = MappingProxyType(
     {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 7: 4, 8: 8, 9: 3, 10: 3, 11: 3, 12: 8, _YEAR: 1, 14: 3}
 )
-"""Bytes of TINYINT, SMALLINT, INT, FLOAT, DOUBLE, TIMESTAMP, BIGINT, MEDIUMINT, DATE, TIME, DATETIME, YEAR, DATE."""
+"""Bytes of TINYINT, SMALLINT, INT, FLOAT, DOUBLE, TIMESTAMP, BIGINT, MEDIUMINT, DATE, TIME,
+DATETIME, YEAR, DATE."""
 _WITH_FRACTION: Mapping[int, int] = MappingProxyType({17: 4, 18: 5, 19: 3})
 """Bytes of TIMESTAMP, DATETIME and TIME before their fraction of a second."""
 _STRINGS = frozenset({15, 253, CHAR})
@@ -49,11 +50,11 @@ _CODECS: Mapping[str, str] = MappingProxyType(
         "utf8mb4": "utf-8",
     }
 )
-"""Character sets that Python reads as the server does; ids in others are not read."""
+"""Character sets that Python decodes as the server does. Ids in others are not read."""
 
 
 class Absent(enum.Enum):
-    """What stands for a value that is not in the log: binlog_row_image is not FULL."""
+    """Stands for a value that the binary log does not contain: binlog_row_image is not FULL."""
 
     ABSENT = enum.auto()
 
@@ -64,20 +65,21 @@ Raw = bytes | None | Absent
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How a column's values stand in a row: in `size` bytes, or, `counted`, behind a length of `size` bytes."""
+    """The form of a column's values in a row: `size` bytes, or, if `counted`, a length of `size`
+    bytes before them."""
 
     code: int
     size: int
     counted: bool = False
     width: int = 0
-    """Of a CHAR or BINARY: its bytes, of which the log leaves out the padding."""
+    """The bytes of a CHAR or BINARY. The binary log leaves out its padding."""
     precision: int = 0
     decimals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A column as information_schema has it: what the log does not tell."""
+    """A column in information_schema, with what the binary log does not contain."""
 
     name: str
     data_type: str
@@ -85,40 +87,40 @@ class ColumnType:
     charset: str
 
 
-def field_of(told: Mapping[str, Any]) -> Field | None:
-    """A field from what the log's table map tells of a column, or None for a type that is not known here."""
-    code = told["type"]
+def field_of(logged: Mapping[str, Any]) -> Field | None:
+    """The field of a column in a table map. None for a type that is not known here."""
+    code = logged["type"]
     if code in _FIXED:
         return Field(code, _FIXED[code])
     if code in _WITH_FRACTION:
-        return Field(code, _WITH_FRACTION[code] + (told["fsp"] + 1) // 2)
+        return Field(code, _WITH_FRACTION[code] + (logged["fsp"] + 1) // 2)
     if code in _STRINGS:
-        return Field(code, 1 + (told["max_length"] > 0xFF), counted=True, width=told["max_length"])
+        return Field(code, 1 + (logged["max_length"] > 0xFF), counted=True, width=logged["max_length"])
     if code in _BLOBS:
-        return Field(code, told["length_size"], counted=True)
+        return Field(code, logged["length_size"], counted=True)
     if code in _SETS:
-        return Field(code, told["size"])
+        return Field(code, logged["size"])
     if code == _BIT:
-        return Field(code, told["bytes"])
+        return Field(code, logged["bytes"])
     if code == _DECIMAL:
-        precision, decimals = told["precision"], told["decimals"]
+        precision, decimals = logged["precision"], logged["decimals"]
         return Field(code, sum(_groups(precision, decimals)), precision=precision, decimals=decimals)
     return None
 
 
 class RowReader:
-    """Takes the values of some columns out of rows of one table."""
+    """Reads the values of some columns from rows of one table."""
 
     def __init__(self, fields: Sequence[Field], wanted: Sequence[int]) -> None:
-        """`wanted`: positions of columns; their values come in this order."""
+        """`wanted`: positions of columns, in the order in which `row` returns their values."""
         self._steps = tuple((field.size, field.counted, at in wanted) for at, field in enumerate(fields))
         ascending = sorted(wanted)
         self._order = tuple(ascending.index(at) for at in wanted)
 
     def row(self, data: bytes, at: int, present: int) -> tuple[list[Raw], int]:
-        """The values of the row at `at`, and where the next one begins. A bit of `present` for each column.
+        """The values of the row at `at`, and the position of the next row.
 
-        Raises IndexError when the data ends before the row does.
+        `present` has a bit for each column. Raises IndexError if the data ends within the row.
         """
         bitmap_end = at + (present.bit_count() + 7) // 8
         nulls = int.from_bytes(data[at:bitmap_end], "little")
@@ -145,7 +147,7 @@ class RowReader:
                 found.append(data[start:at])
         if at > len(data):
             raise IndexError(f"a row ends at {at} of {len(data)} bytes")
-        return [found[each] for each in self._order], at
+        return [found[place] for place in self._order], at
 
 
 def bits(bitmap: bytes) -> int:
@@ -159,9 +161,11 @@ def integer_of(raw: bytes, *, signed: bool) -> int:
 
 
 def key_reader(field: Field, column: ColumnType) -> Callable[[bytes], Key] | None:
-    """How ids of this column become the very keys that the engine reads by SQL (engine.store.queries.FORMS).
+    """A function from logged ids of this column to the keys that the engine reads by SQL
+    (queries.FORMS).
 
-    None for types whose text only the server can make: a table with such an id is woken, and no key is told.
+    None for types whose text only the server can produce. The changes of a table with such an id
+    are unknown.
     """
     kind = column.data_type
     if kind in _INTEGERS:
@@ -186,7 +190,7 @@ def key_reader(field: Field, column: ColumnType) -> Callable[[bytes], Key] | Non
 
 
 def _groups(precision: int, decimals: int) -> Iterator[int]:
-    """The bytes of each group of up to nine digits of a DECIMAL."""
+    """The sizes in bytes of the groups of up to nine digits of a DECIMAL."""
     whole = precision - decimals
     yield _DIGITS_BYTES[whole % 9]
     yield from [4] * (whole // 9 + decimals // 9)
@@ -194,9 +198,12 @@ def _groups(precision: int, decimals: int) -> Iterator[int]:
 
 
 def _decimal(raw: bytes, precision: int, decimals: int) -> Decimal:
-    """Groups of digits as big-endian numbers; the first bit is the sign, and a negative number has all bits turned."""
+    """A DECIMAL: groups of digits as big-endian numbers.
+
+    The first bit is the sign. Negative numbers are inverted.
+    """
     negative = not raw[0] & 0x80
-    turned = bytes(each ^ 0xFF for each in raw) if negative else raw
+    turned = bytes(byte ^ 0xFF for byte in raw) if negative else raw
     turned = bytes([turned[0] ^ 0x80]) + turned[1:]
     whole, fraction = precision - decimals, decimals
     digits = [whole % 9, *[9] * (whole // 9 + fraction // 9), fraction % 9]
@@ -209,7 +216,10 @@ def _decimal(raw: bytes, precision: int, decimals: int) -> Decimal:
 
 
 def _uuid(raw: bytes) -> str:
-    """MariaDB's UUID. Those of versions 1 to 5 are kept with their parts in reverse order, so that time sorts them."""
+    """MariaDB's UUID.
+
+    Versions 1 to 5 are stored with their parts in reverse order, to sort by time.
+    """
     raw = raw.ljust(16, b"\0")
     if raw[6] & 0x80 and 0 < raw[8] < 0x60:
         raw = raw[12:16] + raw[10:12] + raw[8:10] + raw[6:8] + raw[:6]

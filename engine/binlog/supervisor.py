@@ -1,10 +1,11 @@
-"""The parent's side of the binary log: it keeps a reader running (engine.binlog.reader) and tells
-the engine its news.
+"""Keeps a reader of the binary log running (engine.binlog.reader), and reports its changes to the
+engine.
 
-Whatever goes wrong with the reader, the engine polls as if there were no log, and the reader is
-started again, at growing intervals. Each new one begins at the log's end, so all tables are looked
-at then: no position is kept, and a log that was purged, cut off by a crash or of another server is
-no special case. What cannot work (no log, no privilege) is said once.
+When a reader fails, the engine polls as if there were no binary log, and another reader is started,
+at growing intervals. Each reader begins at the end of the binary log, and all tables are scanned
+then. No position is kept, so a binary log that was purged, cut off by a crash or replaced by
+another server's is no special case. A lasting obstacle (no binary log, no privilege) is logged
+once.
 """
 
 from __future__ import annotations
@@ -38,34 +39,35 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FollowerLimits:
-    """When a reader that ended is started again, each with its reason."""
+    """The pauses before another reader is started, each with its reason."""
 
     again_min_s: float = 0.2
     again_max_s: float = 10.0
-    """A reader costs a third of a second of processor time to start; polling does meanwhile."""
+    """Starting a reader costs a third of a second of processor time. The engine polls meanwhile."""
     lasting_s: float = 10.0
-    """A reader that lived so long was well: the next one comes soon."""
+    """After a reader that ran this long, the pause is the shortest again."""
     refused_s: float = 300.0
-    """The server or the account must be changed first; nobody waits for it."""
+    """The server or the account must be changed first, so there is no hurry."""
     schema_again_s: tuple[float, ...] = (0.1, 1.0)
-    """The log tells of a changed table a moment before the change can be seen, so we look again."""
+    """The binary log contains a changed table shortly before the catalog shows the change, so the
+    catalog is refreshed again after these times."""
 
 
 @dataclass(slots=True)
 class Following:
-    """How it goes, for metrics."""
+    """The follower's state, for metrics."""
 
     now: bool = False
     rows: int = 0
     batches: int = 0
     starts: int = 0
     faults: int = 0
-    """Readers that said what could not be understood or taken; another one was started."""
+    """Readers whose messages could not be processed. Another reader was started."""
     lag_s: float = 0.0
 
 
 class BinlogFollower:
-    """Keeps an engine informed of what the server's binary log says."""
+    """Reports the changes in the server's binary log to an engine."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class BinlogFollower:
         self._last_logged = ""
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start following in the background. Returns at once."""
         self._engine.on_queues = self._send_tables_soon
         self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
 
@@ -102,10 +104,10 @@ class BinlogFollower:
             began = clock()
             try:
                 ended = await self._follow()
-            except Exception as error:  # Of ours: without a follower, what bypasses the proxy would wait for polls.
+            except Exception as error:  # A fault of ours must not end the follower.
                 self.following.faults += 1
-                log.exception("the news of the binlog could not be taken")
-                ended = ReaderEnded(f"its news could not be taken: {error!r}")
+                log.exception("the changes in the binlog could not be processed")
+                ended = ReaderEnded(f"its changes could not be processed: {error!r}")
             if clock() - began > self._limits.lasting_s:
                 pause_s = self._limits.again_min_s
             if ended.refused:
@@ -120,8 +122,10 @@ class BinlogFollower:
             pause_s = min(2 * pause_s, self._limits.again_max_s)
 
     async def _server_is_reachable(self) -> bool:
-        """Whether something else than the server's absence, which engine.store.reach tells of, must
-        have ended the reader."""
+        """Whether the server answers, so the reader ended for another reason.
+
+        engine.store.reach logs that the server cannot be reached.
+        """
         try:
             await self._engine.ping()
         except StoreError as error:
@@ -135,18 +139,19 @@ class BinlogFollower:
             log.log(level, text, detail)
 
     def reader_command(self) -> tuple[str, ...]:
-        """The reader's program."""
+        """The command that runs the reader."""
         return (sys.executable, "-m", "engine.binlog.reader")
 
     async def _follow(self) -> ReaderEnded:
-        """Run a reader until it ends; why it did."""
+        """Run a reader until it ends. Returns the reason."""
         self.following.starts += 1
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self.reader_command(),
                 stdin=PIPE,
                 stdout=PIPE,
-                # A terminal's Ctrl-C reaches its whole process group: not this child, which ends with its input.
+                # A terminal's Ctrl-C reaches its whole process group: not this child, which ends
+                # with its input.
                 start_new_session=True,
                 env={name: value for name, value in os.environ.items() if not name.startswith("ACKSTREAM_")},
             )
@@ -168,20 +173,20 @@ class BinlogFollower:
         while True:
             try:
                 head = await process.stdout.readexactly(HEAD_BYTES)
-                said = value_of(await process.stdout.readexactly(size_of(head)))
+                received = value_of(await process.stdout.readexactly(size_of(head)))
             except asyncio.IncompleteReadError:
                 return ReaderEnded(f"its reader ended with status {await process.wait()}")
-            match said:
+            match received:
                 case ReaderStarted(at):
                     self.following.now = True
                     self._log_once("following the binlog from %s", at, logging.INFO)
                     self._engine.changes_logged(None)
                 case ChangeBatch():
-                    self._handle_batch(said)
+                    self._handle_batch(received)
                 case ReaderEnded():
-                    return said
+                    return received
                 case _:
-                    raise AssertionError(said)
+                    raise AssertionError(received)
 
     def _handle_batch(self, batch: ChangeBatch) -> None:
         following, engine = self.following, self._engine
@@ -197,13 +202,14 @@ class BinlogFollower:
             engine.changes_logged(None)
             return
         for db, name, seen, over in batch.tables:
-            engine.changes_logged(TableId(db, name), [Entry(*each) for each in seen], over)
+            engine.changes_logged(TableId(db, name), [Entry(*fields) for fields in seen], over)
 
     def _tables(self) -> frozenset[TableId]:
         return frozenset(queue.id for queue, _ in self._engine.runners())
 
     def _send_tables_soon(self) -> None:
-        """Once for all queues that a look at the catalog finds, for all are told each time."""
+        """Send the tables to follow once after a refresh of the catalog, because each message has
+        all of them."""
         if self._sending is None:
             self._sending = asyncio.get_running_loop().call_soon(self._send_tables)
 

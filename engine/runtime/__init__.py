@@ -1,4 +1,4 @@
-"""What runs: one table's dispatcher at work, calls of the store on threads, the server's clock, and what is known of
+"""The running engine: table runners, store calls on threads, the server's clock, and the known
 queues.
 
 It imports the dispatcher, the catalog and the store's port.

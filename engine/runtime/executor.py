@@ -1,8 +1,7 @@
-"""What the engine's parts share of the outside world: the store on threads, the server's clock, and
-tasks.
+"""The store executor: store calls on threads, the server's clock, and background tasks.
 
-The store blocks, so its calls go to threads, each with a connection of its own; its answers come
-back to the event loop's thread, where all of the engine's state lives, so there are no locks.
+The store blocks, so each call runs on a thread, with a connection of its own. Its result comes back
+to the event loop's thread. All of the engine's state is used on that thread, so it needs no locks.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ LOG_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The bounds of what runs around the dispatchers."""
+    """The bounds of everything around the dispatchers."""
 
     threads: int = 8
-    """Store calls under way at once, over all tables; each has a connection of its own to the
-    server."""
+    """Concurrent store calls, over all tables. Each has a connection of its own to the server."""
     fetch_budget_bytes: int = 4 << 20
-    """Row data held for one fetch; one row may exceed it."""
+    """Row data held for one fetch. A single row may exceed it."""
     catalog_interval_s: float = 10.0
-    """How soon a table that was created or altered behind the proxy's back is noticed."""
+    """The longest time until a table that was created or altered outside the proxy is noticed."""
     blind_scans_per_s: float = 100.0
-    """Scans for commits of which it is not known what they touched (a procedure, a trigger, a view), over all tables
-    that somebody waits for: one such table is looked at 10 ms after the last time at the latest."""
+    """Scans after indirect writes (a procedure, a trigger, a view), over all tables with streams. A
+    single such table is scanned at most every 10 ms."""
     catalog_pause_s: float = 0.25
-    """Between two looks at the catalog at least. The first look comes at once; a program that creates tables all day
-    causes four looks a second at most."""
+    """Least pause between two refreshes of the catalog. The first one comes at once. A program that
+    creates tables all day causes at most four a second."""
     catalog_share: float = 0.05
-    """How much of the time the catalog may be looked at: a look takes a second where there are 100,000 tables."""
+    """The share of the time that refreshes of the catalog may take: one takes a second with 100,000
+    tables."""
     catalog_tables_max: int = 10_000
-    """Tables remembered as not being queues until the next look at the catalog, and other spellings of queues; beyond
-    that they are forgotten and asked for again."""
+    """Tables remembered as no queues until the catalog's next refresh, and other spellings of
+    queues. With more, all are forgotten and described again when needed."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the start, over all tables."""
+    """Counts since the start, over all tables."""
 
     delivered: int = 0
     redelivered: int = 0
@@ -65,22 +64,22 @@ class Counters:
     dead_lettered: int = 0
     """Dead messages moved to their dead-letter tables."""
     dead_letter_failures: int = 0
-    """Attempts at that which failed; the messages stayed where they were."""
+    """Attempts to move them that failed. The messages stayed in their queue."""
     store_answers: int = 0
-    """Calls of the store that the server answered."""
+    """Store calls that returned a result."""
     store_errors: int = 0
     catalog_refreshes: int = 0
     catalog_described: int = 0
     catalog_faults: int = 0
-    """Unexpected exceptions while the catalog was read; it was read again."""
+    """Unexpected exceptions while the catalog was read. It was read again."""
     dispatcher_restarts: int = 0
-    """Times that a table's dispatcher was started again after a fault of ours."""
+    """Dispatchers that were replaced after a fault of ours."""
 
 
 class FailureLog:
-    """Log lines for calls of the store that fail: one an error number and interval, however many fail.
+    """Log lines for failed store calls: one for each error number and LOG_INTERVAL_S.
 
-    Failures to reach the server are left to engine.store.reach.
+    Failures to reach the server are logged by engine.store.reach.
     """
 
     def __init__(self) -> None:
@@ -88,7 +87,7 @@ class FailureLog:
         self._passed_over: dict[int, int] = {}
 
     def failed(self, what: str, error: StoreError, now_s: float) -> None:
-        """A call failed at this monotonic time."""
+        """Log a call that failed at this monotonic time, unless the line is due later."""
         if error.unreachable:
             return
         if now_s < self._quiet_until_s.get(error.code, 0.0):
@@ -100,7 +99,7 @@ class FailureLog:
 
 
 class StoreExecutor:
-    """The store, the clock, and what runs in the background."""
+    """The store, the server's clock, and background tasks."""
 
     def __init__(self, store: Store, settings: EngineSettings) -> None:
         self.settings = settings
@@ -108,14 +107,16 @@ class StoreExecutor:
         self.counters = Counters()
         self.clock = ServerClock(time.monotonic_ns)
         self.on_clock_set: Callable[[], None] = lambda: None
-        """Called when the server's clock turns out to have been set."""
+        """Called when a result shows that the server's clock was set."""
         self._reports = FailureLog()
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="store")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, method: Callable[..., Timed[T]], *args: Any) -> T:
-        """One call of the store on a thread of its own; its answer sets the clock. Raises
-        StoreError."""
+        """Call a method of the store on a thread, and update the clock from its result.
+
+        Raises StoreError.
+        """
 
         def timed() -> tuple[int, int, Timed[T]]:
             called_ns = time.monotonic_ns()
@@ -133,12 +134,14 @@ class StoreExecutor:
         return answer.value
 
     def report(self, what: str, error: StoreError) -> None:
-        """Log that a call of the store failed, unless failures of this kind were logged just
-        before."""
+        """Log a failed store call, unless one with the same error number was logged just before."""
         self._reports.failed(what, error, time.monotonic())
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run in the background, kept from the garbage collector; a failure is logged."""
+        """Run a background task.
+
+        It is kept from the garbage collector, and its failure is logged.
+        """
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -149,7 +152,7 @@ class StoreExecutor:
             log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
     async def close(self) -> None:
-        """Stop all that runs, and close the store."""
+        """Cancel all tasks, and close the store."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

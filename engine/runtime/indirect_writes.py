@@ -1,10 +1,10 @@
-"""Writes that reach message tables by way of something else: a trigger, a view, a procedure.
+"""Indirect writes: those that reach message tables through a trigger, a view or a procedure.
 
-Which table a statement names is seen in its head; where its rows end up is not. The catalog knows the *carriers*,
-views and tables with triggers: what is written to one may have gone anywhere, as may what a procedure did. Then every
-table is woken, which costs a scan for each that somebody waits for. An application that calls procedures all day must
-not cause a scan for each call: a wake comes at once when there was none just before, and else once for all who asked
-meanwhile, so that their scans stay below a rate.
+The head of a statement contains the table it names, not the tables its rows end up in. The catalog
+lists views and tables with triggers. A write to one of them, and a procedure call, may have changed
+any table. Then every table is woken, which costs a scan for each table with a stream that waits. An
+application that calls procedures all day must not cause a scan for each call. So a wake-up comes at
+once if there was none just before; later requests share one, which keeps their scans below a rate.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import asyncio
 from collections.abc import Callable
 
 UNCLASSIFIED_MAX = 1_000
-"""Tables written to since the schema changed and before the catalog was read again; beyond it, all are woken."""
+"""Tables written to after the schema changed and before the catalog's refresh. With more, all
+tables are woken."""
 
 
 class IndirectWrites:
-    """What is known of them. A write that comes while the catalog is out of date is judged when it has been read."""
+    """Classifies writes.
+
+    Those that come while the catalog is out of date are classified after its refresh.
+    """
 
     def __init__(self) -> None:
         self._names: frozenset[str] = frozenset()
@@ -25,23 +29,32 @@ class IndirectWrites:
         self._unclassified: set[str] = set()
 
     def schema_changed(self) -> None:
-        """There may be others now."""
+        """The set of views and triggers may have changed."""
         self._outdated = True
 
     def refreshed(self, names: frozenset[str], *, outdated: bool) -> bool:
-        """The catalog was read, and may be out of date again; whether something was written to one of them."""
+        """The catalog has been refreshed; `outdated`: and may be out of date again.
+
+        Returns whether an earlier, unclassified write was indirect.
+        """
         self._names, self._outdated = names, outdated
-        carried = not self._unclassified.isdisjoint(names)
+        indirect = not self._unclassified.isdisjoint(names)
         if not outdated:
             self._unclassified.clear()
-        return carried
+        return indirect
 
     def may_have_trigger(self, name: str) -> bool:
-        """Whether a table of this bare name may have a trigger, which may undo what a statement did to its rows."""
+        """Whether a table of this bare name may have a trigger.
+
+        It may undo a statement's changes of the rows.
+        """
         return self._outdated or name in self._names
 
     def written(self, name: str) -> bool:
-        """Whether what was written to a table of this bare name may have come elsewhere too."""
+        """A table of this bare name was written to.
+
+        Returns whether the write may have reached other tables.
+        """
         if name in self._names:
             return True
         if not self._outdated:
@@ -54,16 +67,17 @@ class IndirectWrites:
 
 
 class WakeAll:
-    """Wakes of all tables, as many as asked for when they are rare, one for many when they are not."""
+    """Wake-ups of all tables: one for each request while requests are rare, one for many when they
+    are not."""
 
     def __init__(self, wake: Callable[[], int], scans_per_s: float) -> None:
-        """`wake` wakes them, and returns how many of them somebody waits for."""
+        """`wake` wakes all tables, and returns how many of them have streams."""
         self._wake, self._scans_per_s = wake, scans_per_s
         self._not_before_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def request(self) -> None:
-        """Something was committed, and it is not known where."""
+        """Something was committed to an unknown table."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
@@ -73,7 +87,7 @@ class WakeAll:
             self._wake_now()
 
     def cancel(self) -> None:
-        """Forget who asked."""
+        """Drop the pending request."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

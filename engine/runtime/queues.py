@@ -1,16 +1,18 @@
 """Which tables are queues, kept up to date with the server's catalog.
 
-Three things tell that a table changed, and each costs the same however many queues there are:
+Three events show that a table changed. Each costs the same however many queues there are:
 
-* A statement of a client of this proxy that may have changed it (`schema_changed`). What was known before is not used
-  again without a read: at this one table when somebody asks for it first, at the whole catalog soon in any case.
-* The text of SHOW CREATE TABLE, which a STREAM reads on its client's own connection anyway. A text that was seen with
-  what is known proves it; any other has the table looked at. So a STREAM on a known queue asks nothing here, and no
-  change escapes it, wherever that was made.
-* A look at the whole catalog (`discover`): every `catalog_interval_s`, and soon after the server's log tells of a
-  changed table. It shows a stamp for each queue, and those with another stamp are described again, all together.
+* A client of this proxy runs a statement that may have changed it (`schema_changed`). Earlier
+  knowledge is not used again: the one table is described when it is next needed, and the whole
+  catalog is refreshed soon.
+* A STREAM reads SHOW CREATE TABLE on its client's own connection anyway. A text that was seen with
+  the known description proves that description. With any other text the table is described again.
+  So a STREAM on a known queue costs no query here, and misses no change, wherever it was made.
+* The refresh of the whole catalog (`discover`): every `catalog_interval_s`, and soon after the
+  binary log contains a change of a table. It returns a stamp for each queue. Queues with a new stamp
+  are described again, all together.
 
-Whoever runs the queues (engine.service) is told by callbacks: this module starts and ends nothing.
+engine.service runs the queues and is notified by callbacks. This module starts and ends no queue.
 """
 
 from __future__ import annotations
@@ -33,48 +35,52 @@ from engine.store.port import Listing, StoreError
 log = logging.getLogger(__name__)
 
 DESCRIBED_AT_ONCE = 250
-"""Tables described in one packet: their rows are read within some 20 ms, during which other threads wait."""
+"""Tables described in one packet. Reading their rows takes about 20 ms, and other threads wait."""
 
 TEXTS_MAX = 8
-"""Texts of SHOW CREATE TABLE remembered for each queue. Sessions see different ones, by their sql_mode and character
-set: few applications have more than one or two kinds."""
+"""Texts of SHOW CREATE TABLE remembered for each queue. The text depends on the session's sql_mode
+and character set. Few applications have more than one or two kinds of sessions."""
 
 CHANGED_NAMES_MAX = 1_000
-"""Names of changed tables remembered until the catalog has been read; beyond it, all tables count as changed."""
+"""Names of changed tables remembered until the catalog's refresh. With more, all tables count as
+changed."""
 
 
 class UnusableQueue(Exception):
-    """The table cannot be streamed from or acknowledged in; the text says why and what to do."""
+    """The table cannot be used for STREAM or ACK. The text contains the reason and the remedy."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What the last look at a marked table said."""
+    """The last description of a marked table."""
 
     found: QueueTable | BrokenTable
     read: int
-    """The number of the last look that showed it so."""
+    """The number of the last read that returned it. 0: it must not be used."""
     stamp: str | None = None
-    """Its stamp in the listing that this look belongs to; None: the next listing has it looked at again."""
+    """Its stamp in the listing of that read. None: the next refresh describes it again."""
     texts: dict[bytes, None] = field(default_factory=dict)
     """Digests of SHOW CREATE TABLE that were seen with it, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told what the catalog says. Each is called on the event loop and returns at once."""
+    """Callbacks for what the catalog contains. Each runs on the event loop and returns at once."""
 
     found: Callable[[QueueTable], None]
-    """The table is a queue: a new one, or as it is now."""
+    """The table is a new queue, or a known queue whose description changed."""
     lost: Callable[[TableId, str], None]
-    """The table is no queue any more, or cannot be one; the text is for the clients of its streams."""
+    """The table is not a queue any more, or cannot be one. The text is for its streams' clients."""
     indirect_write: Callable[[], None]
-    """It turns out that something written before may have come into any table."""
+    """An earlier write may have reached any table."""
 
 
 class Queues:
-    """What is known of the tables of one server. Looks are numbered in the order in which they begin: what a later read
-    has shown is not replaced by what an earlier one shows."""
+    """The known tables of one server.
+
+    Reads of the catalog (refreshes and descriptions) are numbered in the order in which they begin.
+    The result of a later read is never replaced by that of an earlier one.
+    """
 
     def __init__(self, executor: StoreExecutor, indirect_writes: IndirectWrites, listener: Listener) -> None:
         self._executor = executor
@@ -84,13 +90,14 @@ class Queues:
         self._reads = 0
         self._known: dict[TableId, _Known] = {}
         self._reported: set[TableId] = set()
-        """The queues that the listener was told of."""
+        """The queues that were reported to the listener."""
         self._unmarked: dict[TableId, int] = {}
-        """Tables that are not marked, and the look that showed it."""
+        """Tables that are not marked, and the number of the read that showed it."""
         self._spellings: dict[TableId, TableId] = {}
-        """Other spellings of queues, as the server takes them for the same."""
+        """Other spellings of queues' names that the server treats as equal, and the queues."""
         self._changed: dict[str, int] = {}
-        """Bare names, casefolded, of tables that may have been changed, and the first look that shows it."""
+        """Bare names, casefolded, of tables that may have changed, and the first read that shows
+        it."""
         self._all_changed = 0
         """The same for all tables."""
         self._account, self._problems = "", tuple[str, ...]()
@@ -98,25 +105,31 @@ class Queues:
         self._last_warning = ""
 
     async def start(self) -> None:
-        """Read the catalog, and keep on doing so; raises StoreError when the server cannot be asked."""
+        """Read the catalog, and keep refreshing it in the background.
+
+        Raises StoreError when it cannot be read.
+        """
         await self.refresh()
         self._executor.spawn(self._watch(), "catalog")
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Cancel the descriptions under way."""
         await self._describe_shared.close()
 
     @property
     def remembered(self) -> int:
-        """How many things are kept in memory of tables."""
+        """The number of entries about tables that are kept in memory."""
         texts = sum(len(known.texts) for known in self._known.values())
         return len(self._known) + len(self._unmarked) + len(self._spellings) + len(self._changed) + texts
 
-    # What happens.
+    # Events.
 
     def schema_changed(self, name: str | None = None) -> None:
-        """A table of this bare name, casefolded (None: any table), may have been created, altered or dropped by now:
-        what is known of it is not used again without a look."""
+        """A table of this bare name, casefolded (None: any table), may have been created, altered
+        or dropped.
+
+        Earlier knowledge of it is not used again until it has been described.
+        """
         if name is None or len(self._changed) >= CHANGED_NAMES_MAX:
             self._all_changed = self._reads + 1
         else:
@@ -124,27 +137,34 @@ class Queues:
         self.refresh_soon()
 
     def refresh_soon(self) -> None:
-        """Something in the catalog may have changed: read it soon. What is known serves until then."""
+        """Refresh the catalog soon, because something may have changed.
+
+        Known descriptions serve until then.
+        """
         self._indirect_writes.schema_changed()
         self._refresh_soon.set()
 
     def distrust(self, table: TableId) -> None:
-        """The server says that the table is not what we take it for: have it looked at soon, whatever its stamp."""
+        """A statement failed because the table differs from its description: describe it soon,
+        whatever its stamp."""
         if known := self._known.get(table):
             known.read, known.stamp = 0, None
             known.texts.clear()
         self.refresh_soon()
 
-    # What is known.
+    # Known tables.
 
     async def queue(self, table: TableId, *, text: bytes | None = None, fresh: bool = False) -> QueueTable:
-        """The table as a queue. See `inspect`; raises UnusableQueue, StoreError."""
+        """The table as a queue; `text` and `fresh` as for `inspect`.
+
+        Raises UnusableQueue, StoreError.
+        """
         match await self.inspect(table, text=text, fresh=fresh):
             case QueueTable() as queue:
                 return queue
             case BrokenTable() as broken:
                 raise UnusableQueue(str(broken))
-            case _ if text is not None:  # Only of marked tables there is one.
+            case _ if text is not None:  # Callers pass a text only for marked tables.
                 grants = ", ".join(OF_A_QUEUE)
                 raise UnusableQueue(
                     f"Table '{table}' is a message table that the engine's account {self._account} may not see:"
@@ -157,8 +177,10 @@ class Queues:
                 )
 
     async def to_settle(self, table: TableId) -> TableId:
-        """The table in the server's spelling, if messages can be acknowledged in it, which takes no privilege of the
-        engine's; raises UnusableQueue, StoreError."""
+        """The table in the server's spelling, if its messages can be settled.
+
+        Settling requires no privilege of the engine's account. Raises UnusableQueue, StoreError.
+        """
         found = await self.inspect(table)
         if isinstance(found, BrokenTable) and found.denied:
             return found.id
@@ -167,11 +189,12 @@ class Queues:
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False
     ) -> QueueTable | BrokenTable | None:
-        """The table as a queue, or what is wrong with one that cannot be; None for a table that is not marked as a
-        queue, or that the engine's account may not see. Raises StoreError.
+        """The table as a queue, or its problems if it cannot be one.
 
-        `fresh`: as it is now. `text`: as it is where SHOW CREATE TABLE has a text of this digest. Without both: as
-        it was when last looked at, if nobody has changed it through this proxy since.
+        None for a table that is not marked as a queue or that the engine's account may not see.
+        `fresh`: its present state. `text`: its state when SHOW CREATE TABLE has a text of this
+        digest. Without both: its last description, unless a client of this proxy may have changed
+        it since. Raises StoreError.
         """
         known = self._known.get(self._spellings.get(table, table))
         if text is not None:
@@ -190,17 +213,17 @@ class Queues:
         return found
 
     def _is_current(self, table: TableId, read: int) -> bool:
-        """Whether what that look showed of a table is still to be believed."""
+        """Whether that read's result for the table may still be used."""
         return read >= max(1, self._all_changed, self._changed.get(table.name.casefold(), 0))
 
-    # Looks.
+    # Descriptions.
 
     def _begin_read(self) -> int:
         self._reads += 1
         return self._reads
 
     async def _describe_one(self, table: TableId) -> QueueTable | BrokenTable | None:
-        """Look at one table, as it was asked for."""
+        """Describe one table, under the spelling that the caller used."""
         read = self._begin_read()
         try:
             found = await self._executor.call(self._executor.store.describe, table)
@@ -213,9 +236,9 @@ class Queues:
                 self._record(found, read)
         except StoreError:
             raise
-        except Exception as error:  # A fault of ours: who asked is told, and nobody else is harmed.
+        except Exception as error:  # A fault of ours ends this one call, and nothing else.
             self._count_fault()
-            log.exception("the look at %s failed", table)
+            log.exception("%s could not be described", table)
             self._known.pop(table, None)
             raise StoreError(f"a fault of ackstream's own, see its log: {error!r}") from error
         return found
@@ -239,7 +262,7 @@ class Queues:
             self._report(found, before.found if before else None)
 
     def _report(self, found: QueueTable | BrokenTable, before: QueueTable | BrokenTable | None) -> None:
-        """Tell the listener what is new, and the log."""
+        """Notify the listener of a changed description, and log it."""
         table = found.id
         if isinstance(found, QueueTable):
             if table not in self._reported:
@@ -255,7 +278,7 @@ class Queues:
         self._report_lost(table, str(found))
 
     def _record_absent(self, table: TableId, read: int) -> None:
-        """A look has shown that there is no such table, or that it is not marked."""
+        """A read has shown that the table does not exist or is not marked."""
         before = self._known.get(table)
         if before is not None and before.read > read:
             return
@@ -270,10 +293,10 @@ class Queues:
             self._reported.remove(table)
             self._listener.lost(table, text)
 
-    # Looks at everything.
+    # Refreshes.
 
     async def refresh(self) -> None:
-        """Read the whole catalog now; raises StoreError when it cannot be read."""
+        """Read the whole catalog now. Raises StoreError when it cannot be read."""
         read, changed = self._begin_read(), set(self._changed)
         self._refresh_soon.clear()
         listing = await self._executor.call(self._executor.store.discover)
@@ -281,12 +304,12 @@ class Queues:
         self._executor.counters.catalog_refreshes += 1
         if self._indirect_writes.refreshed(listing.views_and_triggers, outdated=self._refresh_soon.is_set()):
             self._listener.indirect_write()
-        doubtful = iter(
+        outdated = iter(
             [table for table in {**listing.marked, **self._known} if not self._is_unchanged(table, listing, read)]
         )
-        while some := list(islice(doubtful, DESCRIBED_AT_ONCE)):
+        while some := list(islice(outdated, DESCRIBED_AT_ONCE)):
             await self._describe_all(some, listing)
-        # All that is known has been looked at since; what could not be has look 0, which counts for nothing.
+        # Every known table has been described since. Those that could not be have read 0.
         for name in changed:
             if self._changed[name] <= read:
                 del self._changed[name]
@@ -294,14 +317,14 @@ class Queues:
         self._spellings = {table: other for table, other in self._spellings.items() if other in self._known}
 
     def _record_account(self, listing: Listing) -> None:
-        """Remember who the engine is on the server, and log what it newly may not do."""
+        """Remember the engine's account, and log each new problem of its privileges."""
         for problem in listing.problems:
             if problem not in self._problems:
                 log.warning("%s", problem)
         self._account, self._problems = listing.account, listing.problems
 
     def _is_unchanged(self, table: TableId, listing: Listing, read: int) -> bool:
-        """Whether a listing shows that a table is as it is known."""
+        """Whether the listing shows that a table still is as described."""
         known, stamp = self._known.get(table), listing.marked.get(table)
         if known is None or stamp is None or known.stamp != stamp:
             return False
@@ -309,7 +332,7 @@ class Queues:
         return True
 
     async def _describe_all(self, tables: Sequence[TableId], listing: Listing) -> None:
-        """Describe what is new or has changed. One table that makes trouble is no trouble for the others."""
+        """Describe new and changed tables. A table that fails does not affect the others."""
         read = self._begin_read()
         try:
             found = await self._executor.call(self._executor.store.describe_all, tables)
@@ -317,7 +340,7 @@ class Queues:
         except Exception as error:
             if not isinstance(error, StoreError):
                 self._count_fault()
-                log.exception("the look at %d tables failed", len(tables))
+                log.exception("%d tables could not be described", len(tables))
             for table in tables:
                 await self._describe_alone(table)
             return
@@ -333,27 +356,30 @@ class Queues:
                     self._record(seen, read, listing.marked.get(table))
             except Exception:
                 self._count_fault()
-                log.exception("what the look at %s showed was not taken", table)
+                log.exception("the description of %s could not be used", table)
                 self._known.pop(table, None)
 
     async def _describe_alone(self, table: TableId) -> None:
-        """Look at one table by itself."""
+        """Describe one table by itself."""
         try:
             await self._describe_shared(table)
         except StoreError as error:
             self._mark_outdated(table)
             if not error.unreachable:
-                log.warning("cannot look at %s: %s", table, error)
+                log.warning("cannot describe %s: %s", table, error)
 
     def _mark_outdated(self, table: TableId) -> None:
         if known := self._known.get(table):
             known.read, known.stamp = 0, None
 
-    # Again and again.
+    # The refresh in the background.
 
     async def _watch(self) -> None:
-        """Read the catalog at intervals, and soon when something may have changed, but for no more than a share of the
-        time: a thousand changes in a row do not cause a thousand looks."""
+        """Refresh the catalog at intervals, and soon after a change.
+
+        Refreshes take at most `catalog_share` of the time: a thousand changes in a row do not cause
+        a thousand refreshes.
+        """
         settings, clock = self._executor.settings, asyncio.get_running_loop().time
         failures = 0
         while True:
@@ -370,18 +396,18 @@ class Queues:
             await asyncio.sleep(pause_s)
 
     async def _try_refresh(self) -> bool:
-        """Read the catalog; whether it could be read."""
+        """Refresh the catalog. Returns whether it could be read."""
         try:
             await self.refresh()
         except StoreError as error:
-            if not error.unreachable:  # engine.store.reach tells of that, once.
-                self._warn_once(f"cannot look for message tables: {error}")
+            if not error.unreachable:  # engine.store.reach logs that, once.
+                self._warn_once(f"cannot read the catalog: {error}")
             self._refresh_soon.set()
             return False
         except Exception:
             self._count_fault()
-            log.exception("the look at the catalog failed")
-            for known in self._known.values():  # Whatever went wrong: begin again from what the server says.
+            log.exception("the catalog's refresh failed")
+            for known in self._known.values():  # Describe every table again.
                 known.stamp = None
             self._refresh_soon.set()
             return False
@@ -389,11 +415,11 @@ class Queues:
         return True
 
     def _warn_once(self, text: str) -> None:
-        """Log what lasts, once."""
+        """Log a warning, unless it is the same as the last one."""
         if text != self._last_warning:
             self._last_warning = text
             log.warning("%s", text)
 
     def _count_fault(self) -> None:
-        """An exception that nobody expected: it harms nothing else, and is counted."""
+        """Count an unexpected exception, which affects nothing else."""
         self._executor.counters.catalog_faults += 1

@@ -1,7 +1,8 @@
-"""Calls of a slow function that are shared by those who ask at the same time.
+"""Calls of a slow function, shared by concurrent callers.
 
-An answer must not be older than the question. So whoever asks while a run is under way waits for the next one, together
-with all others who ask meanwhile: any number of callers at once costs two runs for each key.
+A result must not be older than the call. So a caller that comes while a run is under way waits for
+the next run, together with all others that come meanwhile. Any number of concurrent callers costs
+two runs for each key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class SharedRuns(Generic[K, T]):
-    """Runs `run` once at a time for each key."""
+    """Runs `run` at most once at a time for each key."""
 
     def __init__(self, run: Callable[[K], Awaitable[T]]) -> None:
         self._run = run
@@ -23,7 +24,7 @@ class SharedRuns(Generic[K, T]):
         self._next: dict[K, asyncio.Task[T]] = {}
 
     async def __call__(self, key: K) -> T:
-        """The answer, or the exception, of a run that began after this was called."""
+        """Return, or raise, the outcome of a run that began after this call."""
         task = self._next.get(key)
         if task is None:
             before = self._running.get(key)
@@ -33,7 +34,7 @@ class SharedRuns(Generic[K, T]):
                 self._running[key] = task
             else:
                 self._next[key] = task
-        return await asyncio.shield(task)  # One caller's end is not the others'.
+        return await asyncio.shield(task)  # Cancelling one caller leaves the run to the others.
 
     async def close(self) -> None:
         """Cancel all runs, and return when they have ended."""
@@ -54,6 +55,6 @@ class SharedRuns(Generic[K, T]):
 
 
 def _seen(task: asyncio.Task[T]) -> None:
-    """Whoever asked may have gone: then nobody else looks at an exception."""
+    """Retrieve the exception: asyncio would log it if all callers were cancelled."""
     if not task.cancelled():
         task.exception()

@@ -1,11 +1,11 @@
-"""One table at work: its dispatcher, and the carrying out of what it wants.
+"""Runs one table: its dispatcher and the dispatcher's effects.
 
-An event is handed to the dispatcher; its effects are carried out, those that need the store as
-tasks; their answers are the next events. A timer is set for when the dispatcher wants to be woken.
+An event is handed to the dispatcher and returns effects. Effects that need the store run as tasks,
+and their results are the next events. A timer is set for the dispatcher's next wake-up time.
 
-A fault of ours stays in the table: an exception in the dispatcher is logged and counted, and a new
-dispatcher begins with the same streams, from what the database says, after a pause that grows with
-each fault in a row. Messages that were in flight come due again when their wait is over.
+A fault of ours stays within the table. An exception in the dispatcher is logged and counted. After
+a pause that grows with each fault in a row, a new dispatcher begins with the same streams and reads
+its state from the database. Messages that were in flight come due again when their wait is over.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ from engine.store.port import StoreError
 log = logging.getLogger(__name__)
 
 NO_TABLE = frozenset({1049, 1146})
-"""What the server says of a table, or of its database, that was dropped."""
+"""The server's errors for a table or database that was dropped."""
 
 FAULTS_FORGOTTEN_NS = 60 * NS_PER_S
-"""After so long without a fault, the pause after the next one is the shortest again."""
+"""After this time without a fault, the pause after the next one is the shortest again."""
 
 SAME_REASON_NS = 60 * NS_PER_S
-"""Between two log lines with the same reason why dead messages of one queue cannot be moved."""
+"""Least time between two log lines with the same reason why a queue's dead messages cannot be
+moved."""
 
 StoreEffect = Scan | Claim | Fetch | Lookup | Release | Purge | MoveDeadLetters
 """The effects that the store carries out."""
 
 
 class Sink(Protocol):
-    """Where a subscriber's messages go. Both methods return at once."""
+    """Receives a subscriber's messages. Both methods return at once."""
 
     def deliver(self, rows: tuple[bytes, ...]) -> None:
-        """Row payloads in the subscriber's format, claimed and committed."""
+        """Take row payloads in the subscriber's format. Their claims are committed."""
 
     def end(self, cause: Cause, text: str) -> None:
-        """Nothing comes after this."""
+        """The stream has ended. No other call follows."""
 
 
 def no_queue_text(table: TableId) -> str:
-    """Why the streams of a table end that was dropped, or is a queue no longer: the same whoever
-    notices first."""
+    """The error text of streams whose table was dropped or is not a queue any more."""
     return f"Table '{table}' is no message table any more"
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What a new dispatcher has to know of a stream that is running."""
+    """The state of a running stream, as a new dispatcher needs it."""
 
     spec: Subscription
     sink: Sink
@@ -81,7 +81,7 @@ class _Stream:
     given: int = 0
 
     def rest(self, mono_ns: int) -> Subscription:
-        """What is left of it at this monotonic time."""
+        """The rest of the subscription at this monotonic time."""
         limit, first_wait_ns = self.spec.limit, None
         if limit is not None:
             limit -= self.given
@@ -91,7 +91,7 @@ class _Stream:
 
 
 class TableRunner:
-    """One table's dispatcher, and the carrying out of its effects."""
+    """One table's dispatcher, and the execution of its effects."""
 
     def __init__(
         self,
@@ -101,8 +101,10 @@ class TableRunner:
         on_distrust: Callable[[], None],
         on_moved: Callable[[TableId], None],
     ) -> None:
-        """`on_distrust` is called when the server says that the table is not what we take it for,
-        `on_moved` when dead messages have come into that table."""
+        """`on_distrust` is called when an error shows that the table differs from its description.
+
+        `on_moved` is called with a dead-letter table after dead messages were moved into it.
+        """
         self.queue = queue
         self.settled_down = asyncio.Event()
         self._executor = executor
@@ -115,14 +117,14 @@ class TableRunner:
         self._effects: deque[Effect] = deque()
         self._performing = False
         self._ending: tuple[Cause, str] | None = None
-        """Why all streams end and none begins any more."""
+        """Set: all streams end with this, and none begins any more."""
         self._retired = False
         self._faults = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
         self._fault_ns = 0
         self._unmoved_text = ""
         self._log_again_ns = 0
         self._suspended = False
-        """A fault has stopped the dispatcher, and its successor has not begun."""
+        """A fault has stopped the dispatcher, and the next one has not begun."""
         self.dispatcher = self._new_dispatcher()
         self.handle(self.dispatcher.tick)
 
@@ -132,10 +134,13 @@ class TableRunner:
     # Events.
 
     def handle(self, event: Callable[..., Effects], *args: Any) -> None:
-        """Give an event to the dispatcher, and carry out what follows. A sink may cause another
-        event in turn: what follows from that waits its turn. Never raises."""
+        """Hand an event to the dispatcher, and execute the effects. Never raises.
+
+        A sink may cause another event meanwhile. The effects of that one are queued behind the
+        others.
+        """
         if self._suspended:
-            return  # What the next dispatcher has to know, it reads from the database.
+            return  # The next dispatcher reads its state from the database.
         try:
             self._effects.extend(event(self._executor.clock.now(), *args))
             if self._performing:
@@ -152,30 +157,30 @@ class TableRunner:
             self._fault(error)
 
     def subscribe(self, spec: Subscription, sink: Sink) -> None:
-        """A stream begins."""
+        """Begin a stream that delivers to `sink`."""
         until_ns = None if spec.first_wait_ns is None else self._executor.clock.now().mono_ns + spec.first_wait_ns
         self._streams[spec.id] = _Stream(spec, sink, until_ns)
         self.handle(self.dispatcher.subscribe, spec)
 
     def unsubscribe(self, subscriber: int) -> None:
-        """A stream was ended by its client: its sink is not called any more."""
+        """End a stream on its client's side. Its sink is not called any more."""
         self._streams.pop(subscriber, None)
         self.handle(self.dispatcher.unsubscribe, subscriber)
 
     def reconfigure(self, queue: QueueTable) -> None:
-        """The table was looked at again."""
+        """Take the table's new description."""
         before, self.queue = self.queue, queue
         if before.policy != queue.policy:
             log.info("queue %s: its policy changed", queue.id)
             self.handle(self.dispatcher.policy_changed, queue.policy)
 
     def drain(self) -> None:
-        """The proxy is stopping: end the streams and give back what is in flight. `settled_down` is
-        set when that is done."""
+        """The proxy is stopping: end the streams and release what is in flight, then set
+        `settled_down`."""
         self._end_all(Cause.DRAINING, "")
 
     def retire(self, text: str) -> None:
-        """The table is no queue any more: end its streams."""
+        """The table is not a queue any more: end its streams with this text."""
         self._retired = True
         self._end_all(Cause.UNUSABLE, text)
 
@@ -188,7 +193,7 @@ class TableRunner:
             self._end_streams(cause, text)
 
     def disarm(self) -> None:
-        """Forget the timer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._armed_ns = None
@@ -214,7 +219,7 @@ class TableRunner:
     # Faults of ours.
 
     def _fault(self, error: Exception) -> None:
-        """The dispatcher has raised: begin again with another one, after a pause."""
+        """The dispatcher raised an exception: replace it after a pause."""
         self._executor.counters.dispatcher_restarts += 1
         mono_ns = self._executor.clock.now().mono_ns
         if mono_ns - self._fault_ns > FAULTS_FORGOTTEN_NS:
@@ -226,7 +231,7 @@ class TableRunner:
         log.error(text, self.queue.id, pause_s, exc_info=error)
         self._suspended = True
         self._effects.clear()
-        self.dispatcher = self._new_dispatcher()  # For those who read it; nothing is given to it yet.
+        self.dispatcher = self._new_dispatcher()  # Only to be read. It gets no events yet.
         self.disarm()
         if self._ending is None:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._restart)
@@ -280,24 +285,24 @@ class TableRunner:
             log.exception("a stream of %s could not be ended", self.queue.id)
 
     async def _run_in_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> None:
-        """Have the store carry out an effect, and tell the dispatcher how it went, unless it has a
-        successor."""
+        """Execute an effect in the store, and hand its outcome to the dispatcher unless that was
+        replaced."""
         try:
-            answer = await self._carry_out(dispatcher, effect)
+            outcome = await self._call_store(dispatcher, effect)
         except StoreError as error:
             self._executor.report(f"{type(effect).__name__.lower()} of {self.queue.id}", error)
             if error.lasting:
                 self._on_doubt()
             text = no_queue_text(self.queue.id) if error.code in NO_TABLE else str(error)
-            answer = partial(self._failed, dispatcher, effect, text, lasting=error.lasting)
-        except Exception as error:  # A fault of ours: it must not leave the dispatcher waiting for ever.
+            outcome = partial(self._failed, dispatcher, effect, text, lasting=error.lasting)
+        except Exception as error:  # A fault of ours: without an outcome the dispatcher would wait for ever.
             log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
-            answer = partial(self._failed, dispatcher, effect, str(error), lasting=False)
+            outcome = partial(self._failed, dispatcher, effect, str(error), lasting=False)
         if dispatcher is self.dispatcher:
-            answer()
+            outcome()
 
-    async def _carry_out(self, dispatcher: Dispatcher, effect: StoreEffect) -> Callable[[], None]:
-        """Ask the store; returns what is to happen then."""
+    async def _call_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> Callable[[], None]:
+        """Call the store. Returns the event that hands the result to the dispatcher."""
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
         match effect:
             case Scan(scan_id, selection, limit, part):
@@ -332,7 +337,7 @@ class TableRunner:
                 assert_never(effect)
 
     async def _release_claims(self, claims: Sequence[Claimed]) -> None:
-        """What was claimed for a dispatcher that is no more."""
+        """Release what was claimed for a dispatcher that was replaced."""
         returns = [
             Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False, priority=claim.priority)
             for claim in claims
@@ -340,9 +345,12 @@ class TableRunner:
         self._executor.counters.released += await self._executor.call(self._executor.store.release, self.queue, returns)
 
     async def _move_dead_letters(self, dead: Sequence[Wanted]) -> Sequence[Key]:
-        """Move dead messages to their table; those that are moved."""
+        """Move dead messages to their dead-letter table.
+
+        Returns the keys of those that were moved.
+        """
         place, counters = self.queue.dead_letter, self._executor.counters
-        if place is None:  # The directive has just been taken away: they live again.
+        if place is None:  # The directive was removed a moment ago.
             return ()
         result = await self._executor.call(self._executor.store.move_dead_letters, self.queue, dead, place)
         counters.dead_lettered += len(result.moved)
@@ -354,7 +362,8 @@ class TableRunner:
         return result.moved
 
     def _log_unmoved(self, text: str) -> None:
-        """Log why dead messages stay: at once when the reason is new, and else once a minute."""
+        """Log why dead messages stay: at once for a new reason, otherwise once in
+        SAME_REASON_NS."""
         mono_ns = self._executor.clock.now().mono_ns
         if text != self._unmoved_text or mono_ns >= self._log_again_ns:
             self._unmoved_text, self._log_again_ns = text, mono_ns + SAME_REASON_NS

@@ -1,5 +1,5 @@
-"""The database as the engine sees it: the port, its side on MySQL and MariaDB, and its side in memory for tests.
+"""The engine's access to the database: the port, its implementation on MySQL and MariaDB, and one in memory.
 
-`port` says what a store does. All SQL stands in queries.sql. It imports `engine.model`, `engine.keys`,
-`engine.quoting` and `engine.catalog`.
+`port` defines what a store does. All SQL is in queries.sql. It imports the engine's `catalog`, `keys`,
+`quoting`, `packets` and `model`.
 """
