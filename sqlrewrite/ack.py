@@ -1,20 +1,25 @@
-"""`ACK [FROM] t WHERE condition`, `NACK … [DELAY s]`, `EXTEND … BY s`: one guarded UPDATE of the client's own bytes.
+"""The statements that settle messages: ACK, NACK and EXTEND, each made into one guarded UPDATE.
 
-The condition is the client's and stays as it came, in its character set, with its `?` in place;
-it runs in the client's session and means there what it means in any UPDATE. So it is not parsed,
-only measured: where it ends, and that it cannot get out of the parentheses it is put into. The
-guard stands before it, and a newline behind it, which ends a last comment. Whatever this lexer
-and the server might read differently is refused: comments that the server executes, a NUL, two
-dashes before a non-ASCII byte. DELAY and BY are looked for at the end alone, outside quotes and
-parentheses, before one number or `?`: no expression of SQL ends like that, so a column may have such
-a name.
+    ACK [FROM] t WHERE condition
+    NACK [FROM] t WHERE condition [DELAY seconds]
+    EXTEND [FROM] t WHERE condition BY seconds
 
-Most conditions have one shape, `id = …` or `id IN (…)`. One expression recognises it in a single
-pass and yields the keys, so that ten thousand of them cost less than a millisecond. Of a longer list
-the keys are not read (KEYS_MAX): such a statement is measured like any other condition.
+The condition is not parsed. It keeps the client's bytes and its `?`, runs in the client's session,
+and means there what it means in any UPDATE. The parser finds where it ends, and proves that it
+cannot leave the parentheses that the UPDATE puts around it. A newline behind it ends a last
+comment. Text that the server might read in another way is refused: a comment that the server
+executes, a NUL, two dashes before a byte beyond ASCII.
 
-A statement can have 16 MB. So reading comes in steps, between which the caller may do something
-else (`settle_steps`): a step looks at STEP_PIECES pieces of the condition at most.
+DELAY and BY are clauses only at the end of the statement, outside quotes and parentheses, before one
+number or `?`. No expression of SQL ends like that, so a column may have such a name.
+
+Most conditions are `id = …` or `id IN (…)`. One pattern (`_keys_pattern`) matches these and yields
+the keys: 10,000 of them take less than a millisecond. The keys of a longer list are not read
+(KEYS_MAX).
+
+A statement can have 16 MB, too much for the tokenizer and for one turn of the event loop. So a
+condition is scanned by a pattern of the lexicon's, in steps of at most STEP_PIECES pieces
+(`settle_steps`).
 """
 
 from __future__ import annotations
@@ -33,12 +38,18 @@ from sqlrewrite.errors import syntax_error, wrong_argument
 from sqlrewrite.lexicon import (
     BLANK,
     COMMENT,
+    EXECUTED,
     GAP,
     LINE_COMMENT,
     UNREADABLE,
     WORD_BYTE,
     WORD_END,
+    block_comment,
     bytes_pattern,
+    escaping_marks,
+    inside,
+    quoted,
+    quoted_alike,
     shadow,
 )
 from sqlrewrite.names import Param, TableName, unquote
@@ -54,30 +65,31 @@ DELAY_MAX_S: Final = 36_525 * 86_400
 """A hundred years: further ahead, the time in nanoseconds nears the end of a BIGINT."""
 
 KEYS_MAX: Final = 10_000
-"""Ids that are read in one statement: as many as a queue has in flight by default (vt_cache_size). Of more it is not
-told which ones they are, and the engine looks up what is in flight, which costs it less than reading them."""
+"""Ids that are read in one statement: as many as a queue has in flight by default (vt_cache_size).
+
+Of a longer list no id is read. The engine then looks up what is in flight, which costs less."""
 KEYS_BYTES_MAX: Final = 512 * 1024
-"""The longest list of ids that is read, in bytes: KEYS_MAX of 50 each, gone over by one expression in some ms."""
+"""The longest list of ids that is read, in bytes: KEYS_MAX of 50 each, which one pattern matches in some ms."""
 STEP_PIECES: Final = 2_048
-"""Pieces of a condition that are gone over at once, which takes about a millisecond. A piece is a word, a string, a
-comment or a mark."""
+"""Pieces of a condition that are scanned at once, in about a millisecond. A piece is a word, a string, a comment or a
+mark."""
 
 FRACTION_DIGITS_MAX: Final = 9
-"""Nanoseconds are what the table counts."""
+"""The table counts nanoseconds."""
 
 
-class Spelling(enum.Enum):
-    """How the keys of a statement are written. It decides how the server compares them with ids."""
+class KeyLiterals(enum.Enum):
+    """How the literals among the keys of a statement are written. The server compares ids with them accordingly."""
 
     NUMBERS = enum.auto()
     STRINGS = enum.auto()
-    UNLIKE = enum.auto()
-    """Some so and some so."""
+    MIXED = enum.auto()
+    """Numbers and strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettleStatement:
-    """What becomes of delivered messages, as the client wrote it, in the bytes of its own character set."""
+    """An ACK, NACK or EXTEND. Its bytes are in the client's character set."""
 
     verb: Verb
     """ACK, NACK or EXTEND."""
@@ -87,19 +99,18 @@ class SettleStatement:
     condition: bytes
     """The condition as written."""
     keys: tuple[bytes | Param, ...] | None
-    """The ids, when the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`: digits,
-    the contents of a string, or a parameter. A hint for the engine; None for any other condition, and for more than
-    KEYS_MAX."""
+    """The ids, if the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`: digits,
+    the contents of a string, or a parameter. None for any other condition, and for more than KEYS_MAX."""
     param_count: int
-    spelling: Spelling = Spelling.NUMBERS
+    key_literals: KeyLiterals = KeyLiterals.NUMBERS
     """How the literals among the keys are written."""
     delay_s: Decimal | Param | None = None
-    """NACK and EXTEND: in how many seconds from now the message is due. A parameter is the statement's last."""
+    """NACK and EXTEND: seconds from now until the message is due. A parameter is the statement's last."""
 
     def update(self) -> bytes:
         """The UPDATE to run in its place: one affected row per message.
 
-        Its parameters are the statement's, but that a `delay_s` comes first: SET stands before WHERE.
+        Its parameters are the statement's, except that `delay_s` comes first: SET stands before WHERE.
         """
         if self.verb is Verb.ACK:
             changes, guard = ACKNOWLEDGED, b"time_acked IS NULL"
@@ -114,7 +125,7 @@ class SettleStatement:
         return b"CAST(? AS DECIMAL(20, 9)) * 1000000000"
 
     def check_delay(self, values: Sequence[object]) -> None:
-        """Raises SqlError (1210) unless the value that comes for `delay_s`, if one does, can stand there."""
+        """Raises SqlError (1210) if `delay_s` is a parameter and its value is no time that it can be."""
         if isinstance(self.delay_s, Param) and _seconds(values[self.delay_s.index]) is None:
             given = repr(values[self.delay_s.index])[:40]
             raise wrong_argument(
@@ -126,7 +137,7 @@ def _seconds(value: object) -> Decimal | None:
     seconds = number(value)
     if seconds is None or not 0 <= seconds <= DELAY_MAX_S:
         return None
-    # What a driver sends as a double has as many digits as it happens to have.
+    # A double from a driver can have more digits than the table counts.
     return round(seconds, FRACTION_DIGITS_MAX)
 
 
@@ -137,7 +148,7 @@ def parse_settle(
     no_backslash_escapes: bool = False,
     ansi_quotes: bool = False,
 ) -> SettleStatement:
-    """Reads a statement that `classify` found to be ACK, NACK or EXTEND.
+    """Parse a statement that `classify` found to be ACK, NACK or EXTEND.
 
     `codec` is Python's name for the client's character set; the two flags are its sql_mode. Raises
     SqlError (1064 with the byte offset).
@@ -154,19 +165,19 @@ def parse_settle(
 def settle_steps(
     sql: bytes, codec: str = "utf-8", *, no_backslash_escapes: bool = False, ansi_quotes: bool = False
 ) -> Generator[None, None, SettleStatement]:
-    """The same in steps: it yields after each, and returns the statement."""
-    reader = _Reader(sql, codec, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
-    return (yield from reader.statement())
+    """The same in steps: the generator yields after each, and returns the statement."""
+    parser = _SettleParser(sql, codec, no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+    return (yield from parser.statement())
 
 
 # The patterns
 
 GAP_PIECES_MAX: Final = 1_000
-"""Blanks and comments in a row that are taken for a gap between two words."""
+"""Blanks and comments in a row that can stand between two words."""
 NAME_QUOTES_MAX: Final = 128
-"""Quotes that a name can hold: as many as it can have characters, and more."""
+"""Quotes that a name can contain: more than it can have characters."""
 INNER_PIECES: Final = 64
-"""Escapes in a string, or asterisks in a comment, that the pattern follows; one that has more is read in steps."""
+"""Escapes in a string, or asterisks in a comment, that the pattern matches. One with more is read in steps."""
 
 _GAP_PIECES = rf"(?>(?:{BLANK}++|{COMMENT}){{0,{GAP_PIECES_MAX}}})"
 _GAP = bytes_pattern(_GAP_PIECES)
@@ -177,39 +188,27 @@ _DOT = bytes_pattern(r"\.")
 _BARE_NAME = rf"(?!(?:FROM|WHERE){WORD_END}){WORD_BYTE}++"
 
 _TAIL_WORDS: Final[Mapping[Verb, str]] = {Verb.NACK: "DELAY", Verb.EXTEND: "BY"}
-"""What may follow the condition, by verb, before a number of seconds."""
+"""The word that precedes a number of seconds behind the condition, by verb."""
 _TAKES = f"seconds from 0 to {DELAY_MAX_S}, with up to {FRACTION_DIGITS_MAX} digits of a fraction"
 _BY_EXPECTED = f"BY was expected: it takes {_TAKES}"
 _SECONDS = re.compile(rb"[0-9]{1,10}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _OPERAND_END = bytes_pattern(rf"(?:[)'\"`?]|(?<!{WORD_BYTE})(?:[0-9]++|TRUE|FALSE|NULL)){BLANK}*+\Z")
-"""Text behind which no column can stand."""
+"""Text that no column can follow."""
 
-_EXECUTED = bytes_pattern(r"/\*M?!")
-_SHORT_NAMES = tuple(rf"(?>(?:{mark}[^{mark}]*+{mark}){{1,{NAME_QUOTES_MAX}}})" for mark in ("`", '"'))
-
-
-def _string(mark: str, *, escapes: bool) -> str:
-    """A string, or a quoted name, if it is short. A doubled quote is an end followed by a start, which is the same."""
-    inside = rf"(?>(?:[^{mark}\\]++|\\[\s\S]){{0,{INNER_PIECES}}})" if escapes else f"[^{mark}]*+"
-    return mark + inside + mark
-
-
-def _inside(mark: str, *, escapes: bool) -> re.Pattern[bytes]:
-    """The next part of such a string, empty at its end."""
-    return bytes_pattern(rf"(?>(?:[^{mark}\\]++|\\[\s\S]){{0,{STEP_PIECES}}})" if escapes else f"[^{mark}]*+")
-
+_EXECUTED = bytes_pattern(EXECUTED)
+_SHORT_NAMES = tuple(rf"(?>(?:{quoted(mark, escapes=False)}){{1,{NAME_QUOTES_MAX}}})" for mark in ("`", '"'))
 
 STRETCH_PIECES: Final = 512
-"""Pieces without interest that the pattern goes over before the reader hears of it."""
+"""Pieces other than marks and clauses that the pattern matches at once."""
 NEAR_BYTES: Final = 1024
-"""As much of the statement as an error can quote, in any character set."""
+"""Bytes of the statement that an error can quote at most, in any character set."""
 _NO_CLAUSES = "the condition is all that follows WHERE; there is no ORDER BY and no LIMIT"
 _COMPLAINTS: Final[Mapping[str, str]] = {
     **UNREADABLE,
     ")": "this parenthesis was not opened in the condition",
     ";": "the statement has to stand alone",
 }
-"""Why a condition cannot go on: by the piece that stands there."""
+"""Why a condition cannot continue, by the piece that stands there."""
 
 _ELEMENT = re.compile(rb"""'([^']*)'|"([^"]*)"|([^\s,]+)""")
 
@@ -224,16 +223,16 @@ class _Grammar:
     tail: re.Pattern[bytes]
     """What follows a condition, up to the end of the statement."""
     pieces: re.Pattern[bytes]
-    """A stretch of the condition without interest, or one of the named groups."""
+    """A stretch of the condition, or one of the named groups: a mark, a word that may begin a clause, an error."""
     inside: Mapping[bytes, re.Pattern[bytes]]
-    """By quote, the next part of what stands in quotes and is long."""
+    """By quote, the next part of a long text in quotes; empty at its end."""
 
 
 @cache
 def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
-    escapes = {"'": not no_backslash_escapes, '"': not (no_backslash_escapes or ansi_quotes), "`": False}
-    quoted = "|".join(_string(mark, escapes=escaped) for mark, escaped in escapes.items())
-    comment = rf"/\*(?!M?!)[^*]*+(?>(?:\*(?!/)[^*]*+){{0,{INNER_PIECES}}})\*/"
+    marks = escaping_marks(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+    short = "|".join(quoted(mark, escapes=escapes, pieces_max=INNER_PIECES) for mark, escapes in marks.items())
+    comment = block_comment(INNER_PIECES)
     word = _TAIL_WORDS.get(verb)
     clauses = "ORDER|LIMIT" if word is None else f"ORDER|LIMIT|{word}"
     tail = rf"{_tail_pattern(verb)}{_GAP_PIECES}(?>(?:;{_GAP_PIECES})?)\Z"
@@ -242,22 +241,26 @@ def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _G
         keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes) + GAP + tail),
         tail=bytes_pattern(tail),
         pieces=bytes_pattern(
-            rf"(?>(?:{BLANK}++|{comment}|{LINE_COMMENT}|{quoted}"
+            rf"(?>(?:{BLANK}++|{comment}|{LINE_COMMENT}|{short}"
             rf"|(?!(?:{clauses}){WORD_END})[0-9A-Z_$.@\x80-\xff]++"
             rf"|-(?!-[\x00-\x20\x7f-\xff]|-\Z)|/(?!\*)|[^\x00'\"`\#();?/\-0-9A-Z_$.@\x80-\xff])"
             rf"{{1,{STRETCH_PIECES}}})"
             rf"|(?P<mark>[();?])|(?P<clause>{clauses})|(?P<bad>/\*|--|[\s\S])"
         ),
-        inside={mark.encode(): _inside(mark, escapes=escaped) for mark, escaped in escapes.items()},
+        inside={
+            mark.encode(): bytes_pattern(inside(mark, escapes=escapes, pieces_max=STEP_PIECES))
+            for mark, escapes in marks.items()
+        },
     )
 
 
 def _keys_pattern(*, ansi_quotes: bool) -> str:
-    # No backslash and no doubled quote: what stands between the quotes is the value itself.
-    text = r"'[^'\\]*+'" if ansi_quotes else r"""(?:'[^'\\]*+'|"[^"\\]*+")"""
+    # No backslash and no doubled quote: the text between the quotes is the value itself.
+    single, double = quoted_alike("'"), quoted_alike('"')
+    text = single if ansi_quotes else f"(?:{single}|{double})"
     literal = rf"(?:-?+[0-9]++|\?|{text})"
     gap = rf"{BLANK}*+"
-    # The first alternative says nothing new; it halves the time of a long list of plain numbers.
+    # The first alternative matches nothing that the second does not; it halves the time of a long list of numbers.
     listed = rf"\((?:(?>(?:[0-9]++,{gap})*)[0-9]++|(?>(?:{gap}{literal}{gap},)*){gap}{literal}{gap})\)"
     return (
         rf"(?P<condition>(?:`id`|id){gap}(?:=|IN{gap}(?=\()){gap}(?P<list>{listed}|{literal})"
@@ -274,8 +277,8 @@ def _tail_pattern(verb: Verb) -> str:
     return pattern if verb is Verb.EXTEND else rf"(?>(?:{pattern})?)"
 
 
-class _Reader:
-    """Reads one statement from left to right. It looks at the shadow and cuts from the original."""
+class _SettleParser:
+    """Reads one statement from left to right. Patterns match the shadow; text is cut from the original."""
 
     def __init__(self, sql: bytes, codec: str, *, no_backslash_escapes: bool, ansi_quotes: bool) -> None:
         self._sql = sql
@@ -300,10 +303,10 @@ class _Reader:
         shape = self._grammar.keys.match(self._text, start) if self._keys_can_be_read(start) else None
         if shape is None:
             end, param_count, seconds = yield from self._measure(start)
-            keys, spelling = None, Spelling.NUMBERS
+            keys, key_literals = None, KeyLiterals.NUMBERS
         else:
             end = shape.end("condition")
-            keys, param_count, spelling = _keys(self._sql[shape.start("list") : shape.end("list")])
+            keys, param_count, key_literals = _keys(self._sql[shape.start("list") : shape.end("list")])
             param_count += (shape["fence"] or b"").endswith(b"?")
             seconds = shape.groupdict().get("seconds")
             self._position = end
@@ -312,7 +315,7 @@ class _Reader:
             self._fail(f"a condition was expected; {self._for_all}")
         delay_s = self._delay(seconds, param_count)
         param_count += isinstance(delay_s, Param)
-        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, spelling, delay_s)
+        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, key_literals, delay_s)
 
     @property
     def _for_all(self) -> str:
@@ -352,7 +355,7 @@ class _Reader:
         return unquote(written.decode(self._codec, "replace"))
 
     def _skip(self, pattern: re.Pattern[bytes]) -> bool:
-        """Steps over the pattern and the gap behind it, if it stands here."""
+        """Read the pattern and the gap behind it, if it matches here."""
         match = pattern.match(self._text, self._position)
         if match is not None:
             gap = _GAP.match(self._text, match.end())
@@ -363,16 +366,16 @@ class _Reader:
         return len(self._text) - start <= KEYS_BYTES_MAX and self._text.count(b",", start) < KEYS_MAX
 
     def _measure(self, start: int) -> Generator[None, None, tuple[int, int, bytes | None]]:
-        """Where the condition ends, how many parameters it has, and the seconds that follow it."""
-        depth = param_count = gone_over = 0
+        """Find where the condition ends, the count of its parameters, and the seconds that follow it."""
+        depth = param_count = scanned = 0
         position = start
         while position < len(self._text):
             piece = self._grammar.pieces.match(self._text, position)
             assert piece is not None
             position = piece.end()
-            gone_over += STRETCH_PIECES if piece.lastgroup is None else 1
-            if gone_over >= STEP_PIECES:
-                gone_over = 0
+            scanned += STRETCH_PIECES if piece.lastgroup is None else 1
+            if scanned >= STEP_PIECES:
+                scanned = 0
                 yield
             if piece.lastgroup is None:
                 continue
@@ -403,7 +406,7 @@ class _Reader:
         return self._position, param_count, None
 
     def _end_of_long(self) -> Generator[None, None, int]:
-        """Where a comment, or what stands in quotes, ends that begins here and is long; 0 where there is none such."""
+        """Where a long comment, or a long text in quotes, that begins here ends; 0 if there is none."""
         text, begin = self._text, self._position
         if text.startswith(b"/*", begin):
             closed = -1 if _EXECUTED.match(text, begin) else text.find(b"*/", begin + 2)
@@ -419,7 +422,7 @@ class _Reader:
         return end + 1 if text[end : end + 1] == mark else 0
 
     def _clause(self, start: int, word: str) -> None:
-        """A word that may begin a clause stands here, and the statement does not end with it."""
+        """Refuse the word that stands here, if it can only begin a clause: no such clause ends the statement."""
         if word in {"ORDER", "LIMIT"}:
             self._fail(_NO_CLAUSES)
         before = self._text[max(start, self._position - 64) : self._position]
@@ -437,20 +440,20 @@ class _Reader:
         )
 
 
-def _keys(listed: bytes) -> tuple[tuple[bytes | Param, ...], int, Spelling]:
-    """The keys of a literal or a list of the common shape, how many of them are parameters, and how the others are
-    written."""
+def _keys(listed: bytes) -> tuple[tuple[bytes | Param, ...], int, KeyLiterals]:
+    """The keys of a literal or list that `_keys_pattern` matched, the count of parameters among them, and how the
+    others are written."""
     inner = listed[1:-1] if listed.startswith(b"(") else listed
     params = map(Param, count())
     keys: Iterable[bytes | Param]
-    spelling = Spelling.NUMBERS
+    key_literals = KeyLiterals.NUMBERS
     if b"'" in inner or b'"' in inner:
         elements = _ELEMENT.findall(inner)
         alike = all(bare in (b"", b"?") for _, _, bare in elements)
-        spelling = Spelling.STRINGS if alike else Spelling.UNLIKE
+        key_literals = KeyLiterals.STRINGS if alike else KeyLiterals.MIXED
         keys = (next(params) if bare == b"?" else single or double or bare for single, double, bare in elements)
     else:
         keys = inner.translate(None, b" \t\n\v\f\r").split(b",")
         if b"?" in inner:
             keys = (next(params) if key == b"?" else key for key in keys)
-    return tuple(keys), next(params).index, spelling
+    return tuple(keys), next(params).index, key_literals

@@ -18,7 +18,7 @@ from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import Engine
 from proxy.wire.walker import Outcome
-from sqlrewrite.ack import KEYS_MAX, SettleStatement, Spelling
+from sqlrewrite.ack import KEYS_MAX, KeyLiterals, SettleStatement
 from sqlrewrite.classify import Head, Kill, Verb
 from sqlrewrite.names import Param
 from sqlrewrite.queues import QueueStatement
@@ -82,7 +82,7 @@ class PreparedSettle:
         if keys is None or values is None:
             return Settled(statement.verb, self.table, None)
         found = [values[key.index] if isinstance(key, Param) else key for key in keys]
-        certain = statement.spelling is not Spelling.UNLIKE and not may_be_hidden
+        certain = statement.key_literals is not KeyLiterals.MIXED and not may_be_hidden
         return Settled(statement.verb, self.table, found, certain)
 
 
@@ -105,7 +105,7 @@ def settled(statement: SettleStatement, table: TableId, *, may_be_hidden: bool) 
 def _literals(statement: SettleStatement) -> Sequence[object] | None:
     """The ids that a statement names, None when it names them otherwise."""
     keys = statement.keys
-    if keys is None or statement.spelling is not Spelling.NUMBERS:
+    if keys is None or statement.key_literals is not KeyLiterals.NUMBERS:
         return keys
     if any(len(key) > DIGITS_MAX for key in keys if isinstance(key, bytes)):
         return None
