@@ -195,4 +195,4 @@ def test_the_session_that_opens_the_readme_works_as_typed(proxy, database, flavo
         application.close()
     with proxy.connect(database=database) as connection:
         for step in steps(README):
-            assert play(connection, step) == step.answer
+            assert play(connection, step).rstrip() == step.answer.rstrip()
