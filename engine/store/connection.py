@@ -1,13 +1,12 @@
-"""One connection to the server, on which the engine reads rows as the bytes they came in.
+"""One connection of the engine to the server. It reads rows as raw bytes.
 
 PyMySQL connects and authenticates (engine.store.pymysql_adapter). Commands and replies are written
-and read here, on its socket, because a fetch passes row packets on unread, and because decoding
-thousands of keys value by value would cost more than all else that the engine does. A reply is read
-in large pieces: commands go out one after the other and nothing arrives unasked, so whatever comes
-belongs to the replies that are owed.
+and read here, on its socket: a fetch passes row packets on unread, and decoding thousands of keys
+value by value would cost more than all else in the engine. A reply is read in large pieces.
+Commands are sent one after the other, so whatever arrives belongs to the pending replies.
 
-Errors leave as StoreError. One that the server reported leaves the connection usable; any other
-breaks it.
+Errors are raised as StoreError. After an error that the server reported the connection is usable;
+any other error breaks it.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from engine.store.pymysql_adapter import (
 from engine.store.queries import statement
 
 READ_BYTES = 64 * 1024
-"""A reply is read in pieces of this size: a thousand keys, or the rows of a small fetch, at
-once."""
+"""A reply is read in pieces of this size: a thousand keys, or the rows of a small fetch."""
 
 DENIED = frozenset(
     {
@@ -49,24 +47,23 @@ DENIED = frozenset(
         ER.PROCACCESS_DENIED_ERROR,
     }
 )
-"""The account lacks a privilege."""
+"""Errors of an account without a privilege."""
 
 LASTING = DENIED | {ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR, ER.BAD_FIELD_ERROR, ER.KEY_DOES_NOT_EXITS}
-"""What does not go away until somebody changes the table or its privileges."""
+"""Errors that last until somebody changes the table or its privileges."""
 
 _Kind = TypeVar("_Kind", bound=Connection)
 
 _WRITING = ("INSERT", "UPDATE", "DELETE")
-"""How statements begin that have triggers run."""
+"""The first words of statements that may run triggers."""
 
 COM_RESET_CONNECTION = 0x1F
-"""PyMySQL has no name for it."""
+"""PyMySQL defines no name for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendAddress:
-    """Where the server is, and who the engine is there. The password is in no text that this
-    makes."""
+    """The server's address and the engine's account. Its repr leaves out the password."""
 
     host: str
     port: int
@@ -74,15 +71,15 @@ class BackendAddress:
     password: str = field(default="", repr=False)
     unix_socket: str | None = None
     tls: bool | None = None
-    """True: always. None: where the server offers it, except on this very machine, where it
+    """True: always TLS. None: TLS where the server offers it, except on this machine, where it
     protects nothing and costs 60 ms a connection."""
     ca: str | None = None
-    """A file with who signed the server's certificate, which is verified then, with the host name,
-    and TLS is not done without. None: it is not verified."""
+    """A file with the certificates of authorities. TLS is then required, and the server's
+    certificate and host name are verified. None: they are not verified."""
 
     @property
     def local(self) -> bool:
-        """Whether nothing that is sent there leaves this machine."""
+        """Whether the server is reached without leaving this machine."""
         if self.unix_socket or self.host == "localhost":
             return True
         try:
@@ -93,23 +90,23 @@ class BackendAddress:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long anything on a connection may take."""
+    """Time limits of a connection."""
 
     connect_s: float = 5.0
-    """A server on a reachable network answers in less, and the dispatcher tries again anyway."""
+    """A server on a reachable network accepts in less, and the dispatcher tries again anyway."""
     login_s: float = 10.0
-    """For each answer of the server's until the login is done: a thread that opens a connection
-    cannot be interrupted. A name server that does not answer makes the server itself wait for five
-    seconds."""
+    """For each reply until the login is done. A thread that opens a connection cannot be
+    interrupted. The server itself waits five seconds for a name server that does not reply."""
     statement_s: int = 20
-    """For the server: no statement of the engine takes a second unless a table has no index; then
-    this frees the thread. The server's error says so, where a timeout of ours would say nothing."""
+    """The server's own limit. No statement of the engine takes a second unless a table has no
+    index. This limit then frees the thread, with an error that names the cause, which our timeout
+    would not."""
     read_s: float = 30.0
-    """Without an answer for so long the server or the network is gone: it would have ended the
-    statement before."""
+    """Without a reply for this time the server or the network is gone: the server would have ended
+    the statement before."""
     lock_wait_s: int = 1
-    """Rows are skipped when locked, so only a table being altered makes us wait, and that is better
-    done by trying again."""
+    """Locked rows are skipped, so the engine waits only for a table that is being altered. Trying
+    again is better than waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +119,16 @@ class SessionContext:
 
 
 OWN_CONTEXT = SessionContext()
-"""What all statements run under but those that read or write an application's values."""
+"""The context of all statements except those that read or write an application's values."""
 
 MOVING = SessionContext(sql_mode="STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES")
 """For copying rows on the server: a value that does not fit is an error, 0 is an id, and dates that
-another sql_mode let in are dates. In UTC, no two instants look the same."""
+another sql_mode accepted are accepted. In UTC, no two instants have the same text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One statement's answer: its rows as packets, or how many it changed."""
+    """The result of one statement: its rows as packets, or the number of rows it changed."""
 
     rows: list[bytes]
     affected: int = 0
@@ -139,7 +136,7 @@ class Result:
 
 
 class StoreConnection:
-    """A connection. One thread at a time, except for `abort`."""
+    """A connection, for one thread at a time, except for `abort`."""
 
     def __init__(self, address: BackendAddress, limits: ConnectionLimits) -> None:
         self.broken = False
@@ -165,8 +162,10 @@ class StoreConnection:
 
     @property
     def peer(self) -> tuple[str, int]:
-        """The address that it went to; of a server that is reached by a unix socket, the one where
-        it listens too."""
+        """The server's address.
+
+        Through a unix socket: the address on which the server listens too.
+        """
         if self._address.unix_socket:
             return self._address.host, self._address.port
         host, port = self._socket.getpeername()[:2]
@@ -178,10 +177,10 @@ class StoreConnection:
         context: SessionContext = OWN_CONTEXT,
         keep_last: Callable[[bytes], None] | None = None,
     ) -> list[Result]:
-        """Send statements in one packet and read the answer of each. The first that fails ends
-        them: StoreError.
+        """Send statements in one packet, in this context, and return the result of each.
 
-        The rows of the last one go to `keep_last` one by one, if there is one, and are not held.
+        With `keep_last`, the rows of the last statement are passed to it one by one, and not held.
+        The first statement that fails ends them all. Raises StoreError.
         """
         reset = self._reset_due
         entering = [] if context == self.context else [_context_statement(context)]
@@ -191,7 +190,7 @@ class StoreConnection:
         self._send(_framed(COM_RESET_CONNECTION, b"") + command if reset else command)
         if reset:
             self._finish_reset()
-        self._wrote = self._wrote or any(each.startswith(_WRITING) for each in statements)
+        self._wrote = self._wrote or any(text.startswith(_WRITING) for text in statements)
         for _ in entering:
             self.result()
         if entering:
@@ -199,14 +198,15 @@ class StoreConnection:
         return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
 
     def send(self, command: int, payload: bytes) -> None:
-        """Send one command, whose reply is then owed."""
+        """Send one command. The caller reads its reply."""
         self._send(_framed(command, payload))
 
     def reset_before_next_use(self) -> None:
-        """Whoever uses it next finds the session as it was in the beginning. A table's triggers run
-        in the session that writes to it, and may SET what it likes there, the clock too: that must
-        reach no other table, and nothing that the engine believes. Costs no round trip, and nothing
-        where nothing was written."""
+        """Reset the session before the next statement, if it has written.
+
+        A table's triggers run in the session that writes to it and may SET any variable, even the
+        clock. That must not affect other tables or the engine's own reads. Costs no round trip.
+        """
         if self._wrote:
             self._reset_due, self.context = True, None
 
@@ -217,7 +217,7 @@ class StoreConnection:
         try:
             self._reply()
         except StoreError:
-            self.broken = True  # What follows would run in the old session.
+            self.broken = True  # The next statements would run in the old session.
             raise
         self._wrote = self._reset_due = False
 
@@ -226,7 +226,7 @@ class StoreConnection:
             self._socket.sendall(framed)
 
     def result(self, keep: Callable[[bytes], None] | None = None) -> Result:
-        """The next result, its rows handed to `keep` one by one, if there is one, and not held."""
+        """Read the next result. With `keep`, its rows are passed to it one by one, and not held."""
         first = self._reply()
         if first[0] == OK:
             head = ok_head_at(first, 0, len(first))
@@ -238,7 +238,7 @@ class StoreConnection:
         return Result(rows)
 
     def prepared(self) -> int:
-        """The statement id in the reply to a COM_STMT_PREPARE."""
+        """Read the reply to a COM_STMT_PREPARE. Returns the statement id."""
         reply = self._reply()
         prepared = prepare_ok_at(reply, 0, len(reply))
         for definitions in (prepared.param_count, prepared.column_count):
@@ -247,8 +247,8 @@ class StoreConnection:
         return prepared.statement_id
 
     def stale(self) -> bool:
-        """Whether something has arrived while nothing was owed: the server's farewell, or the end
-        of the stream."""
+        """Whether bytes have arrived that no command caused: the server has ended the
+        connection."""
         if self.broken or self._at < len(self._buffer):
             return True
         poll = select.poll()
@@ -256,14 +256,18 @@ class StoreConnection:
         return bool(poll.poll(0))
 
     def abort(self) -> None:
-        """Let the thread that waits for an answer fail at once. The one method for other
-        threads."""
+        """Make the thread that waits for a reply fail at once.
+
+        The only method for other threads.
+        """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close. Never blocks: the connection is cut first, so that PyMySQL's farewell is not
-        waited for."""
+        """Close.
+
+        Never blocks: the socket is shut down first, so PyMySQL's COM_QUIT is not waited for.
+        """
         self.broken = True
         self.abort()
         with suppress(MySQLError):
@@ -284,14 +288,14 @@ class StoreConnection:
                 if len(packet) < EOF_MAX:
                     return
             keep(packet)
-            del packet  # It may be large, and so may the next.
+            del packet  # It may be large, and so may the next one.
 
     def _skip(self, packets: int) -> None:
         for _ in range(packets):
             self._packet()
 
     def _packet(self) -> bytes:
-        """The next packet's payload, put together when it was too large for one."""
+        """The next payload, joined if it came in several packets."""
         payload = self._part()
         if len(payload) < PAYLOAD_MAX:
             return payload
@@ -313,7 +317,7 @@ class StoreConnection:
         return buffer[start:end]
 
     def _fill(self, size: int) -> None:
-        """Drop what was read, and read on until there are `size` bytes."""
+        """Drop the bytes that were read, and read until there are `size` bytes."""
         pieces = [self._buffer[self._at :]]
         self._buffer, self._at = b"", 0
         have = len(pieces[0])
@@ -340,7 +344,7 @@ class StoreConnection:
 
 
 def connect(address: BackendAddress, limits: ConnectionLimits, kind: type[_Kind], **more: Any) -> _Kind:
-    """A bare connection of PyMySQL's or of a kind of it, with `more` of its options."""
+    """A connection of PyMySQL or of a subclass, with `more` of its options."""
     options: dict[str, Any] = {
         "program_name": "ackstream",
         "host": address.host,

@@ -1,9 +1,12 @@
-"""The moving of dead messages into their dead-letter table: one transaction, all of it on the server.
+"""Moves dead messages into their dead-letter table, in one transaction, without copying rows to the
+engine.
 
-The rows are locked as a claim locks them, the dead-letter table is held against changes, and only then the two tables
-are compared: who adds a column, or takes back the consent that its comment gives, has to wait until they are unlocked.
-A message that the server refuses keeps no other one back: the batch is undone to a savepoint and tried in halves. What
-is left is postponed in the same transaction, so wherever the connection dies, each row is in one of the two tables.
+First the rows are locked as a claim locks them, and the dead-letter table's metadata is locked.
+Then the two tables are compared. An ALTER that adds a column, or withdraws the consent in the
+comment, waits until the locks are released. A message that the server refuses does not hold back
+the others: the batch is rolled back to a savepoint and tried in halves. The remaining messages are
+postponed in the same transaction. So each row is in exactly one of the two tables, whenever the
+connection breaks.
 """
 
 from __future__ import annotations
@@ -23,18 +26,18 @@ from engine.store.queries import END_OF_TIME_NS, TableStatements, statement
 from engine.store.scan import entries_of, keys_of
 
 NAMED_MAX = 3
-"""Messages named for each reason: one log line has to hold them."""
+"""Messages named for each reason, because they share one log line."""
 
 
 class DeadLetterMove:
-    """One transaction that moves what it can and postpones the rest."""
+    """One transaction that moves the messages it can, and postpones the others."""
 
     def __init__(self, connection: StoreConnection, table: QueueTable, dead_letter: TableId, cases: int) -> None:
         self._connection, self._table, self._dead_letter, self._cases = connection, table, dead_letter, cases
         self._sql = TableStatements(table)
         self._now_ns = 0
         self._reasons: dict[Key, str] = {}
-        """Why messages stay."""
+        """The reasons of the messages that stay."""
 
     def run(self, wanted: Mapping[Key, Wanted]) -> Timed[MoveResult]:
         """Move those of `wanted` that may be moved."""
@@ -44,7 +47,9 @@ class DeadLetterMove:
         )
         self._now_ns = now_ns(now)
         dead = [
-            each.key for each in entries_of(sql, *locked) if (want := wanted.get(each.key)) and want.epoch == each.epoch
+            entry.key
+            for entry in entries_of(sql, *locked)
+            if (want := wanted.get(entry.key)) and want.epoch == entry.epoch
         ]
         moved = self._moved_from(dead) if dead else []
         due_ns = {key: self._now_ns + wanted[key].wait_ns for key in self._reasons}
@@ -68,7 +73,10 @@ class DeadLetterMove:
         return self._moved(TableStatements(there), columns_to_move(source), keys)
 
     def _hold(self) -> str | None:
-        """Keep the dead-letter table from being altered until the commit; why that cannot be, if it cannot."""
+        """Lock the dead-letter table's metadata until the commit.
+
+        Returns a lasting error's text, else None.
+        """
         try:
             self._connection.run([statement("dead_letter_hold", dead_letter=qualified(self._dead_letter))])
         except StoreError as error:
@@ -85,7 +93,10 @@ class DeadLetterMove:
         return chain.problem
 
     def _moved(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
-        """Those of `keys` that were moved; why the others were not is noted."""
+        """Move `keys`, in halves after an error.
+
+        Returns the moved ones; the others get a reason.
+        """
         self._connection.run([statement("mark")])
         try:
             return self._move(there, columns, keys)
@@ -99,7 +110,7 @@ class DeadLetterMove:
         return [*self._moved(there, columns, keys[:half]), *self._moved(there, columns, keys[half:])]
 
     def _move(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
-        gone = self._make_room(there, keys)
+        deletes = self._make_room(there, keys)
         keys = [key for key in keys if key not in self._reasons]
         if not keys:
             return []
@@ -111,22 +122,25 @@ class DeadLetterMove:
             now_ns=self._now_ns,
             ids=ids,
         )
-        *_, inserted = self._connection.run([*gone, insert], MOVING)
-        if inserted.warnings:  # A note, under a strict sql_mode: blanks were cut off, and nothing else is known to be.
+        *_, inserted = self._connection.run([*deletes, insert], MOVING)
+        if inserted.warnings:  # A note under a strict sql_mode: trailing blanks were cut off.
             (warning,) = self._connection.run([statement("warnings")], MOVING)
-            raise StoreError(" ".join((each or b"").decode() for each in text_values(warning.rows[0])[1:]))
+            raise StoreError(" ".join((value or b"").decode() for value in text_values(warning.rows[0])[1:]))
         (deleted,) = self._connection.run([self._sql("dead_letter_delete", ids=ids)])
         if not inserted.affected == deleted.affected == len(keys):
             raise StoreError(f"of {len(keys)} rows {inserted.affected} were copied and {deleted.affected} deleted")
         return list(keys)
 
     def _make_room(self, there: TableStatements, keys: Sequence[Key]) -> list[str]:
-        """The statement that deletes acknowledged rows of these ids in the dead-letter table, which are locked now."""
+        """Lock acknowledged rows of these ids in the dead-letter table.
+
+        Returns the statement that deletes them.
+        """
         ends = {"before_ns": END_OF_TIME_NS}
         live, acked = self._connection.run(
             [*there.for_ids("lookup", keys), *there.for_ids("dead_letter_there", keys, **ends)]
         )
-        taken = {each.key for each in entries_of(there, live)}
+        taken = {entry.key for entry in entries_of(there, live)}
         old = set(keys_of(there, acked)) - taken
         lock = there.for_ids("purge_lock", old, partitions="", **ends)
         locked = set(keys_of(there, *self._connection.run(lock)) if lock else ())
@@ -142,14 +156,14 @@ class DeadLetterMove:
     def _problem(self) -> str | None:
         if not self._reasons:
             return None
-        told = []
+        texts = []
         for reason in dict.fromkeys(self._reasons.values()):
-            keys = [key for key, each in self._reasons.items() if each == reason]
+            keys = [key for key, given in self._reasons.items() if given == reason]
             more = f" and {len(keys) - NAMED_MAX} more" if len(keys) > NAMED_MAX else ""
-            told.append(f"{reason} (id {', '.join(map(str, keys[:NAMED_MAX]))}{more})")
-        return f"dead messages stay in {self._table.id} and are tried again later: {'; '.join(told)}"
+            texts.append(f"{reason} (id {', '.join(map(str, keys[:NAMED_MAX]))}{more})")
+        return f"dead messages stay in {self._table.id} and are tried again later: {'; '.join(texts)}"
 
 
 def _passing(error: StoreError) -> bool:
-    """Whether it says nothing about the rows: another transaction was in the way, or the connection is gone."""
+    """Whether the error is not about the rows: another transaction won, or the connection broke."""
     return error.code in {ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT} or error.code // 1000 == 2

@@ -1,11 +1,13 @@
-"""Whether rows can be moved from one message table to another, whole: every value kept, exactly.
+"""Whether rows can be moved from one message table to another with every value exactly kept.
 
-The server copies them (INSERT … SELECT under a strict sql_mode) and refuses most of what would be lost. What it does
-without a word is told here beforehand, by the types: rounding of times and decimals, padding of binary strings. So
-columns have to be of the same type, but for the families in which the server itself refuses what does not fit.
+The server copies rows (INSERT … SELECT under a strict sql_mode), and refuses most values that would
+change. It changes some without an error: it rounds times and decimals, and pads binary strings.
+These are excluded by type: columns must have the same type, except within families in which the
+server refuses values that do not fit.
 
-The engine's account may write to tables that the owner of a queue may not. So rows move only into a table whose own
-comment names the queue (dead_letter_of): whoever wrote that may ALTER it. That is asked whatever database it lies in.
+The engine's account may write to tables that the owner of a queue may not. So rows move only into a
+table whose own comment names the queue (dead_letter_of): its author has ALTER on that table. This
+is required in every database.
 """
 
 from __future__ import annotations
@@ -24,22 +26,28 @@ _FAMILIES = (
     (frozenset({"char"}), frozenset({"char"})),
     (_BLOBS | {"binary"}, _BLOBS),
 )
-"""From any type of the first to any of the second: what does not fit is an error or at least a warning there."""
+"""Pairs of type families. A value of the first that does not fit the second is an error or a
+warning."""
 
 CHAIN_MAX = 16
-"""Dead-letter tables followed from one to the next, until it is said that there are too many: nobody has three."""
+"""Dead-letter tables followed from one to the next. With more, messages stay. Nobody has three."""
 
 NAMES_MAX = 10
-"""Columns named in one problem: a table can have 4,096."""
+"""Columns named in one problem. A table can have 4,096."""
 
 
 def columns_to_move(facts: TableFacts) -> tuple[str, ...]:
-    """What has to be copied of a row: all that is not computed, but for the two times that it gets anew."""
-    return tuple(each.name for each in facts.columns if not each.generated and each.name.lower() not in OWN_COLUMNS[2:])
+    """The columns to copy: all that are not generated, except the two times, which get new
+    values."""
+    own = OWN_COLUMNS[2:]
+    return tuple(column.name for column in facts.columns if not column.generated and column.name.lower() not in own)
 
 
 def obstacles(source: TableFacts, name: TableId, target: TableFacts | None) -> tuple[str, ...]:
-    """All that keeps rows of `source` from moving to the table `name`, each with what to do; nothing if they can."""
+    """The obstacles to moving rows of `source` to the table `name`, each with its remedy.
+
+    Empty if there are none.
+    """
     if target is None:
         return (f"{name} does not exist, or the engine's account may not see it: create it as a message table",)
     if target.id == source.id:
@@ -56,7 +64,7 @@ def obstacles(source: TableFacts, name: TableId, target: TableFacts | None) -> t
 
 
 def consenting(source: TableId, name: TableId) -> str:
-    """How dead messages of `source` come to be taken by the table `name`."""
+    """The statement that makes the table `name` accept dead messages of `source`, as a text."""
     return (
         f"ALTER QUEUE {qualified(source)} DEAD_LETTER = {qualified(name)}, by an account with ALTER on both tables,"
         f" writes {source} into dead_letter_of in the COMMENT of {name}"
@@ -64,8 +72,11 @@ def consenting(source: TableId, name: TableId) -> str:
 
 
 def closed_to(source: TableId, name: TableId, found: QueueTable | BrokenTable | None) -> str | None:
-    """Why dead messages of `source` do not move to the table `name`, in words for those who may see `source` and
-    perhaps not the other: they are the same whatever that is. None where it takes them."""
+    """Why dead messages of `source` do not move to the table `name`. None if they do.
+
+    The text is for users who may see `source` and perhaps not `name`, so it is the same for every
+    problem of `name`.
+    """
     if name == source:
         return f"dead messages stay here: {name}, its DEAD_LETTER, is the table itself: name another one"
     if isinstance(found, QueueTable) and found.takes_dead_letters_of(source):
@@ -77,9 +88,10 @@ def closed_to(source: TableId, name: TableId, found: QueueTable | BrokenTable | 
 
 
 class Chain:
-    """The dead-letter tables behind a queue's own: where they lead back to the queue, messages would move for ever.
+    """The dead-letter tables that follow a queue's own. If they lead back to it, messages would
+    move for ever.
 
-    Look at the table `onward` and `add` what was found, until `onward` is None.
+    Describe the table `onward` and `add` the result, until `onward` is None.
     """
 
     def __init__(self, source: TableId, first: QueueTable) -> None:
@@ -87,11 +99,11 @@ class Chain:
         self._passed = [first.id]
         self.onward = first.dead_letter
         self.problem: str | None = None
-        """Why no message of the queue may be moved, if none may."""
+        """Set: no message of the queue may be moved, for this reason."""
         self._judge_length()
 
     def add(self, found: QueueTable | BrokenTable | None) -> None:
-        """What was found of the table `onward`."""
+        """Add the description of the table `onward`."""
         reached, self.onward = self._passed[-1], None
         if not isinstance(found, QueueTable) or not found.takes_dead_letters_of(reached):
             return
@@ -110,16 +122,16 @@ class Chain:
 
 
 def _column_obstacles(source: TableFacts, target: TableFacts) -> Iterable[str]:
-    there = {each.name.lower(): each for each in target.columns}
-    pairs = [(each, there.get(each.name.lower())) for each in source.columns if not each.generated]
-    if missing := [each.name for each, other in pairs if other is None]:
+    there = {column.name.lower(): column for column in target.columns}
+    pairs = [(column, there.get(column.name.lower())) for column in source.columns if not column.generated]
+    if missing := [column.name for column, other in pairs if other is None]:
         yield f"{target.id} lacks {_columns(missing)}: add what {source.id} has"
     if computed := [other.name for _, other in pairs if other and other.generated]:
         yield f"{target.id} computes {_columns(computed)}, where {source.id} stores a value: make it an ordinary column"
     if unlike := [
-        f"{each.name} ({other.full_type} for {each.full_type})"
-        for each, other in pairs
-        if other and not _fits(each, other)
+        f"{column.name} ({other.full_type} for {column.full_type})"
+        for column, other in pairs
+        if other and not _fits(column, other)
     ]:
         yield f"{target.id} has another type for {_columns(unlike)}: give it that of {source.id}"
 

@@ -1,8 +1,9 @@
-"""The reading of rows that are to be delivered: their packets as they are, each with the delivery it belongs to.
+"""Reads rows for delivery: their packets unchanged, each with the epoch and lease of its message.
 
-The session is brought into the subscriber's context (character set, time zone, padding), so that the server makes
-the very bytes that this client would get from it. A budget bounds what is held: slices are asked for that should
-fit by the size that the table's rows had before, and what comes beyond it is read from the wire and dropped.
+The session gets the subscriber's context (character set, time zone, padding), so the server
+produces the same bytes as on the client's own connection. A budget bounds the bytes held. Keys are
+read in slices that should fit it, by the size of the table's earlier rows. Rows beyond the budget
+are received and dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from engine.store.row_packets import split_binary_row, split_text_row
 
 
 class Fetch:
-    """One fetch: slices of its keys, as large as the budget allows by what is known of the rows' size."""
+    """One fetch: slices of its keys, as large as the budget allows by the estimated size of
+    rows."""
 
     def __init__(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int, row_bytes: int
@@ -29,7 +31,7 @@ class Fetch:
         sql_mode = "PAD_CHAR_TO_FULL_LENGTH" if row_format.pad_char else ""
         self.context = SessionContext(row_format.charset, row_format.time_zone, sql_mode)
         self.row_bytes = row_bytes
-        """The size of a row: the guess, and after some rows their mean."""
+        """The estimated size of a row, and after the first rows their mean."""
         self._sql = TableStatements(table)
         self._columns = row_format.columns
         self._binary = row_format.binary
@@ -42,7 +44,7 @@ class Fetch:
         self._bytes = 0
 
     def run(self, connection: StoreConnection) -> Timed[FetchResult]:
-        """Read slices until all keys were asked for or the budget is used up."""
+        """Read slices until all keys have been read or the budget is used up."""
         now = None
         left = list(self._keys)
         while left and not self._spent:
@@ -61,7 +63,7 @@ class Fetch:
 
     @property
     def _spent(self) -> bool:
-        """Whether another row is not likely to fit."""
+        """Whether another row probably does not fit."""
         return bool(self._rows) and self._bytes + self.row_bytes > self._budget_bytes
 
     def _read(self, connection: StoreConnection, keys: Sequence[Key]) -> Result:
@@ -85,8 +87,8 @@ class Fetch:
         return now
 
     def _keep(self, packet: bytes) -> None:
-        tag, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)
-        epoch, until_ns, raw = tag.split(b":", 2)
+        marker, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)
+        epoch, until_ns, raw = marker.split(b":", 2)
         key = self._sql.key(raw.rstrip(b" ") if self._pad_chars else raw)
         delivery = self._keys.get(key)
         if delivery is None or delivery.epoch != int(epoch):
@@ -100,5 +102,6 @@ class Fetch:
             self._bytes += len(row)
 
     def _padded(self, key: Key) -> Key:
-        # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most of its collations count blanks.
+        # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most collations
+        # compare blanks.
         return key.ljust(self._pad_chars) if isinstance(key, str) else key

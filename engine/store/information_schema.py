@@ -1,8 +1,8 @@
-"""What information_schema says about tables, read on a connection and made into the catalog's facts.
+"""Reads information_schema on a connection, and turns it into the catalog's table facts.
 
-A name can come back in another spelling than it was asked for: MariaDB compares names in information_schema without
-regard to case, and a server with lower_case_table_names has one spelling of its own. An exact match goes first;
-another spelling counts only where the server itself does not tell them apart.
+A returned name can have another spelling than the requested one: MariaDB compares names in
+information_schema without case, and a server with lower_case_table_names has its own spelling. An
+exact match is preferred. Another spelling counts only if the server treats both as the same table.
 """
 
 from __future__ import annotations
@@ -25,50 +25,54 @@ Row = tuple[str, ...]
 
 
 def listing(connection: StoreConnection, rights: str) -> Timed[Listing]:
-    """See Store.discover. `rights` stands for the account's privileges: with others, each table has another stamp."""
+    """Every marked table with its stamp, and all views and tables with triggers.
+
+    `rights` identifies the account's privileges. When it changes, so does every stamp.
+    """
     now, tables, triggers = connection.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
-    marked: dict[TableId, _TableStamp] = {}
+    marked: dict[TableId, _Stamp] = {}
     views_and_triggers = {name for (name,) in _rows(triggers)}
     for db, name, kind, comment, engine, changed, settled in _rows(tables):
         if kind.upper() == "VIEW":
             views_and_triggers.add(name)
         elif is_marked(comment):
-            marked[TableId(db, name)] = _TableStamp(comment, engine, changed, settled == "1")
-    if any(not signs.changed for signs in marked.values()):
+            marked[TableId(db, name)] = _Stamp(comment, engine, changed, settled == "1")
+    if any(not stamp.changed for stamp in marked.values()):
         _read_times(connection, marked)
-    stamps = {table: signs.stamp(rights) for table, signs in marked.items()}
+    stamps = {table: stamp.stamp(rights) for table, stamp in marked.items()}
     return Timed(Listing(stamps, frozenset(name.casefold() for name in views_and_triggers)), now_ns(now))
 
 
 @dataclass(slots=True)
-class _TableStamp:
-    """By what it is told that a table is as it was."""
+class _Stamp:
+    """The values that change when a table is altered."""
 
     comment: str
     engine: str
     changed: str
     settled: bool
-    """Whether it was changed so long ago that another change would show another time."""
+    """Whether the last change is so old that another one would set another time."""
 
     def stamp(self, rights: str) -> str | None:
         return f"{self.changed} {rights} {self.engine} {self.comment}" if self.settled else None
 
 
-def _read_times(connection: StoreConnection, marked: Mapping[TableId, _TableStamp]) -> None:
+def _read_times(connection: StoreConnection, marked: Mapping[TableId, _Stamp]) -> None:
     (times,) = connection.run([statement("catalog_times", tables=_names_condition(marked))])
     for db, name, changed, settled in _rows(times):
-        if signs := marked.get(TableId(db, name)):
-            signs.changed, signs.settled = changed, settled == "1"
+        if stamp := marked.get(TableId(db, name)):
+            stamp.changed, stamp.settled = changed, settled == "1"
 
 
 def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts | None]:
-    """All about one table, in one packet; None when there is none of that name."""
+    """The facts of one table, read in one packet. None if there is no such table."""
     found = facts_of(connection, [table])
     return Timed(found.value.get(table), found.now_ns)
 
 
 def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Mapping[TableId, TableFacts]]:
-    """All about these tables, in one packet, by the names asked for. Those that are not there are left out."""
+    """The facts of the existing ones of these tables, by the requested names, read in one
+    packet."""
     names = ("table", "columns", "indexes", "partitioning")
     condition = _names_condition(tables)
     now, found, *parts = connection.run(
@@ -95,8 +99,11 @@ def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Ma
 
 
 def _names_condition(tables: Collection[TableId]) -> str:
-    """The condition on information_schema that finds these tables, and perhaps others that have the database of one and
-    the name of another. Both servers look up names that are listed, and open nothing else."""
+    """A condition on information_schema for these tables.
+
+    It may also select a table with the database of one and the name of another. With listed names,
+    both servers open no other tables.
+    """
     dbs = ", ".join(text_literal(db) for db in sorted({table.db for table in tables}))
     names = ", ".join(text_literal(name) for name in sorted({table.name for table in tables}))
     if not tables:
@@ -107,7 +114,7 @@ def _names_condition(tables: Collection[TableId]) -> str:
 
 
 def _by_table(result: Result) -> Mapping[Row, list[Row]]:
-    """The rest of each row, by the database and the table that it begins with."""
+    """The rows without their first two columns, by these: database and table."""
     found: dict[Row, list[Row]] = {}
     for row in _rows(result):
         found.setdefault(row[:2], []).append(row[2:])
@@ -118,20 +125,20 @@ def partitions(connection: StoreConnection, table: TableId) -> Timed[list[Partit
     """The partitions of a table that keeps acknowledged rows by time, in their order."""
     names = {"db": text_literal(table.db), "name": text_literal(table.name)}
     now, found = connection.run([statement("now"), statement("retention_partitions", **names)])
-    bounds = {name: below for *whose, name, below in _rows(found) if whose == [table.db, table.name]}
+    bounds = {name: below for *owner, name, below in _rows(found) if owner == [table.db, table.name]}
     read = [Partition(name, None if below == "MAXVALUE" else int(below)) for name, below in bounds.items()]
     return Timed(read, now_ns(now))
 
 
 def now_ns(result: Result) -> int:
-    """The clock, in the answer to `now`."""
+    """The server's clock in the result of the statement `now`."""
     (value,) = text_values(result.rows[0])
     assert value is not None
     return int(value)
 
 
 def _same_table(table: TableId, rows: Sequence[Row]) -> Row | None:
-    """The table in another spelling, where the server does not tell spellings apart."""
+    """The row of the table in another spelling, if the server treats both as the same table."""
     for row in rows:
         if row[-1] != "0" and [word.lower() for word in row[:2]] == [table.db.lower(), table.name.lower()]:
             return row

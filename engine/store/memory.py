@@ -1,7 +1,7 @@
-"""The store's twin in memory: the same port over a dict, with a clock that tests set and locks that tests hold.
+"""The store in memory, for tests: the port on dicts, with a clock and locks that tests control.
 
-It answers as the real servers do (tests/contract runs one suite on all of them), so the dispatcher and the shell can be
-tried in every order of events without a server.
+It behaves as the real servers do (tests/contract runs one suite on all of them). So the dispatcher
+and the table runner can be tested with every order of events, without a server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message as the table holds it. `time_next_ns` None with `time_acked_ns` None counts as due since 1970."""
+    """A message as the table holds it.
+
+    `time_next_ns` None with `time_acked_ns` None counts as due since 1970.
+    """
 
     key: Key
     priority: int = 0
@@ -54,28 +57,28 @@ class Row:
 
 
 class Failure(enum.Enum):
-    """How a call can go wrong."""
+    """The kinds of failures of a call."""
 
     NOT_DONE = enum.auto()
     ANSWER_LOST = enum.auto()
-    """Done, and nobody knows."""
+    """The call was executed, and its result was lost."""
 
 
 @dataclass
 class MemoryStore:
-    """Tables as dicts of rows. All but `closed` is the test's to change."""
+    """Tables as dicts of rows. Tests may change every field except `closed`."""
 
     now_ns: int = 0
     tables: dict[TableId, QueueTable | BrokenTable] = field(default_factory=dict)
     rows: dict[TableId, dict[Key, Row]] = field(default_factory=dict)
     locked: set[Key] = field(default_factory=set)
-    """Keys that some other session has locked."""
+    """Keys that another session has locked."""
     failures: deque[Failure | None] = field(default_factory=deque)
-    """What becomes of the next calls that touch rows; all goes well beyond its end."""
+    """The outcomes of the next calls on rows (None: success). Calls after them succeed."""
     conditions: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
-    """What the conditions of selections mean; partitions are not played here."""
+    """The meaning of each selection's condition. Partitions are not simulated."""
     views_and_triggers: frozenset[str] = frozenset()
-    """Views and tables with triggers."""
+    """The bare names, casefolded, of views and of tables with triggers."""
     closed: bool = False
 
     def add_table(self, table: QueueTable | BrokenTable) -> None:
@@ -84,11 +87,11 @@ class MemoryStore:
         self.rows[table.id] = {}
 
     def put(self, table: TableId, row: Row) -> None:
-        """Insert a row or put another in its place."""
+        """Insert or replace a row."""
         self.rows[table][row.key] = row
 
     def acknowledge(self, table: TableId, key: Key) -> bool:
-        """What an ACK does; whether this call was the one that acknowledged it."""
+        """Do what an ACK does. Returns whether this call acknowledged the message."""
         row = self.rows[table].get(key)
         if row is None or row.time_acked_ns is not None:
             return False
@@ -98,57 +101,57 @@ class MemoryStore:
     # The port.
 
     def discover(self) -> Timed[Listing]:
-        """See Store."""
+        """Read the catalog: every table marked as a queue."""
         return self._timed(
             Listing({table: repr(self.tables[table]) for table in sorted(self.tables)}, self.views_and_triggers)
         )
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
-        """See Store."""
+        """The table as a queue, or its problems. None if it does not exist or is not marked."""
         return self._timed(self.tables.get(table))
 
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
-        """See Store."""
+        """The marked ones of the tables, in the server's spelling."""
         return self._timed({table: self.tables[table] for table in tables if table in self.tables})
 
     def scan(
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
     ) -> Timed[ScanResult]:
-        """See Store."""
+        """Up to `limit` due entries, and up to `limit` entries that come due next."""
         rows = self._rows(table)
         live = [row for row in rows.values() if row.time_acked_ns is None]
         wanted = [row.entry for row in live if self._is_wanted(row, selection)]
-        entries = sorted(wanted, key=lambda each: (each.priority, each.due_ns, each.key))
+        entries = sorted(wanted, key=lambda entry: (entry.priority, entry.due_ns, entry.key))
         if part is not None:
             greatest_id = max((key for key in rows if isinstance(key, int)), default=0) if table.id_grows else None
             assembly = ScanAssembly(limit, self.now_ns, part.until_ns, greatest_id)
-            for priority in sorted({each.priority for each in live}):
+            for priority in sorted({row.priority for row in live}):
                 after = part.after.get(priority)
-                of_it = [each for each in entries if each.priority == priority and is_behind(each, after)]
-                odd = [each for each in of_it if each.due_ns < 0][: assembly.row_limit]
-                zero = [each for each in of_it if each.due_ns == 0][: assembly.row_limit]
-                timed = [each for each in of_it if 0 < each.due_ns <= part.until_ns][: assembly.row_limit]
+                of_it = [entry for entry in entries if entry.priority == priority and is_behind(entry, after)]
+                odd = [entry for entry in of_it if entry.due_ns < 0][: assembly.row_limit]
+                zero = [entry for entry in of_it if entry.due_ns == 0][: assembly.row_limit]
+                timed = [entry for entry in of_it if 0 < entry.due_ns <= part.until_ns][: assembly.row_limit]
                 assembly.add_part(priority, odd, zero, timed)
             return self._timed(assembly.result())
-        due = [each for each in entries if each.due_ns <= self.now_ns]
-        later = sorted((each for each in entries if each.due_ns > self.now_ns), key=lambda each: each.due_ns)
+        due = [entry for entry in entries if entry.due_ns <= self.now_ns]
+        later = sorted((entry for entry in entries if entry.due_ns > self.now_ns), key=lambda entry: entry.due_ns)
         horizon_ns = later[limit].due_ns if len(later) > limit else None
         return self._timed(ScanResult((*due[:limit], *later[:limit]), len(due) > limit, horizon_ns))
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
-        """See Store."""
+        """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""
         rows = self._rows(table)
         claims = []
-        for each, row in self._claimable(rows, wanted):
-            deadline_ns = self.now_ns + each.wait_ns
-            claims.append(Claimed(each.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
-            rows[each.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns)
+        for claim, row in self._claimable(rows, wanted):
+            deadline_ns = self.now_ns + claim.wait_ns
+            claims.append(Claimed(claim.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
+            rows[claim.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns)
         return self._timed(tuple(claims))
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
-        """See Store."""
+        """The row payloads of those `keys` whose claim is unchanged, within the budget."""
         rows = self._rows(table)
         found: dict[Key, bytes] = {}
         unread: set[Key] = set()
@@ -166,30 +169,30 @@ class MemoryStore:
         return self._timed(FetchResult(found, frozenset(unread), frozenset(changed)))
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
-        """See Store."""
+        """The entries of those keys whose rows exist and are unacknowledged."""
         rows = self._rows(table)
         live = (row for key in keys if (row := rows.get(key)) is not None and row.time_acked_ns is None)
         return self._timed({row.key: row.entry for row in live})
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
-        """See Store."""
+        """Release claims. Returns the number of rows whose claim still was ours."""
         rows = self._rows(table)
         count = 0
-        for each in returns:
-            row = rows.get(each.key)
+        for claim in returns:
+            row = rows.get(claim.key)
             if row is None or row.time_acked_ns is not None:
                 continue
-            if (row.epoch, row.time_next_ns) != (each.epoch, each.deadline_ns):
+            if (row.epoch, row.time_next_ns) != (claim.epoch, claim.deadline_ns):
                 continue
             count += 1
-            if each.sent:
-                rows[each.key] = replace(row, time_next_ns=self.now_ns)
+            if claim.sent:
+                rows[claim.key] = replace(row, time_next_ns=self.now_ns)
             else:
-                rows[each.key] = replace(row, epoch=row.epoch - 1, time_next_ns=each.due_ns)
+                rows[claim.key] = replace(row, epoch=row.epoch - 1, time_next_ns=claim.due_ns)
         return self._timed(count)
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
-        """See Store."""
+        """Move dead messages into the message table `dead_letter`, in one transaction."""
         rows, target = self._rows(table), self.tables.get(dead_letter)
         missing = set(table.columns) - set(target.columns) if isinstance(target, QueueTable) else set()
         unfit = (
@@ -200,20 +203,20 @@ class MemoryStore:
         )
         moved: list[Key] = []
         kept: list[Key] = []
-        for each, row in self._claimable(rows, wanted):
-            other = None if unfit else self.rows[dead_letter].get(each.key)
+        for dead, row in self._claimable(rows, wanted):
+            other = None if unfit else self.rows[dead_letter].get(dead.key)
             if unfit or (other is not None and other.time_acked_ns is None):
-                rows[each.key] = replace(row, time_next_ns=self.now_ns + each.wait_ns)
-                kept.append(each.key)
+                rows[dead.key] = replace(row, time_next_ns=self.now_ns + dead.wait_ns)
+                kept.append(dead.key)
             else:
                 self.put(dead_letter, replace(row, time_next_ns=self.now_ns))
-                del rows[each.key]
-                moved.append(each.key)
+                del rows[dead.key]
+                moved.append(dead.key)
         problem = f"dead messages {kept} stay in {table.id}: {dead_letter} cannot take them {sorted(missing)}"
         return self._timed(MoveResult(tuple(moved), problem if kept else None))
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
-        """See Store."""
+        """Delete up to `limit` rows acknowledged more than `age_ns` ago. Returns their number."""
         rows = self._rows(table)
         acked = sorted(
             (row.time_acked_ns, row.key)
@@ -225,15 +228,15 @@ class MemoryStore:
         return self._timed(len(acked[:limit]))
 
     def ping(self) -> Timed[None]:
-        """See Store."""
+        """Do nothing."""
         return self._timed(None)
 
     def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
-        """See Store."""
+        """Do nothing. Returns True."""
         return self._timed(True)
 
     def close(self) -> None:
-        """See Store."""
+        """Make later calls raise StoreError."""
         self.closed = True
 
     def _is_wanted(self, row: Row, selection: Selection) -> bool:
@@ -241,14 +244,14 @@ class MemoryStore:
 
     def _claimable(self, rows: Mapping[Key, Row], wanted: Sequence[Wanted]) -> list[tuple[Wanted, Row]]:
         return [
-            (each, row)
-            for each in sorted(wanted, key=lambda each: each.key)
-            if (row := rows.get(each.key)) is not None
+            (want, row)
+            for want in sorted(wanted, key=lambda want: want.key)
+            if (row := rows.get(want.key)) is not None
             and row.time_acked_ns is None
-            and self._is_wanted(row, each.selection)
+            and self._is_wanted(row, want.selection)
             and row.entry.due_ns <= self.now_ns
-            and row.epoch == each.epoch
-            and each.key not in self.locked
+            and row.epoch == want.epoch
+            and want.key not in self.locked
         ]
 
     def _rows(self, table: QueueTable) -> dict[Key, Row]:

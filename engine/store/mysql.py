@@ -1,11 +1,13 @@
-"""The store on MySQL and MariaDB: each method one transaction, or one read, in as few round trips as there can be.
+"""The store on MySQL and MariaDB: each method is one transaction or one read, in the fewest round
+trips.
 
-Why the statements look as they do stands beside them, in queries.sql. What is decided here: how several of them share
-a packet, what is compared on this side of the wire, and what is remembered between calls. That is little, and only to
-be quick: the priorities a table had, the size of its rows, how far it was purged. When a memory is wrong, the answer
-takes a round trip more and is the same.
+queries.sql explains each statement. This module decides which statements share a packet, which
+values are compared here, and what is remembered between calls: the priorities of a table, the size
+of its rows, how far it was purged. These memories only save time. With a wrong one, the result
+takes one more round trip and is the same.
 
-Transactions of the engine that lose against another one (1213, 1205) are tried again; they never are a client's.
+Transactions that lose against another one (1213, 1205) are tried again. They are the engine's own,
+never a client's.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, ent
 T = TypeVar("T")
 
 SERVERS_MAX = 64
-"""Servers that are told apart; there is one, or a few behind one name."""
+"""Servers that are remembered. There is one, or a few behind one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +66,42 @@ class StoreLimits:
     """The store's own bounds, each with its reason."""
 
     connections: int = 8
-    """As many as the shell has threads: more would idle, fewer would make threads wait."""
+    """As many as the executor has threads: more would be idle, fewer would make threads wait."""
     attempts: int = 4
-    """Of a transaction that lost against another one: the next attempt nearly always wins."""
+    """Attempts at a transaction that loses against others. The second one nearly always
+    succeeds."""
     attempt_pause_s: float = 0.05
-    """Between them at most, drawn at random: longer than a transaction of ours, shorter than anybody notices."""
+    """The longest pause between them, drawn at random: longer than a transaction of the engine,
+    shorter than anybody notices."""
     locked_pauses_s: tuple[float, ...] = (0.02, 0.1, 0.5)
-    """Before that is tried again which somebody has locked: claims to be released (a vanished consumer's transaction is
-    rolled back by then; what is still locked is being worked on, and comes due at the end of its wait), and partitions
-    to be made or dropped (it may have been our own look at the table)."""
+    """Pauses before another attempt at locked rows and tables. Claims to be released: a vanished
+    consumer's transaction is rolled back by then. Rows that still are locked are in use, and come
+    due when their leases end. Partitions to be made or dropped: the engine itself may have been
+    reading the table."""
     priorities_ahead: int = 8
-    """Priorities read in one packet of a scan, if the last scan saw as many: most tables have fewer."""
+    """Priorities read in one packet of a scan, if the last scan found as many. Most tables have
+    fewer."""
     priorities_known: int = 256
-    """Priorities remembered for that: a table with more is read as if they were new."""
+    """Priorities remembered for each table. Further ones are read as if they were new."""
     cases: int = 64
-    """Rows with a value each in one UPDATE: the server compares every row with every case."""
+    """Rows with different values in one UPDATE. The server compares every row with every case."""
     partition_busy_pause_s: float = 60.0
-    """Before partitions are tried again that somebody's transaction keeps, after shorter pauses: on MySQL each attempt
-    holds up the table's statements for a second."""
+    """Longest pause before another attempt at partitions of a table that a transaction uses. On
+    MySQL each attempt delays the table's statements by up to a second."""
     partition_refused_pause_s: float = 3600.0
-    """Before they are tried again after a refusal: somebody has to change a privilege, or the table."""
+    """Pause after a refusal: somebody has to change a privilege or the table."""
     describe_again_max: int = 4
-    """At a table that seems broken, until two looks in a row are the same: each is several questions, and a DROP or an
-    ALTER between two of them shows a table that never was."""
+    """A table that appears broken is described again, at most this often, until two results agree.
+    Describing takes several queries, and a DROP or ALTER between them mixes two states."""
     tables_remembered: int = 1_000
-    """Tables of which something is remembered between calls, those that were used last: programs that make and drop
+    """Tables with values remembered between calls, the last used ones. Programs that make and drop
     tables all day must not fill the memory."""
     rows_unknown: int = 32
-    """Rows asked for first while it is not known how large a table's rows are."""
+    """Rows in the first fetch of a table, while the size of its rows is unknown."""
 
 
 class MySQLStore:
-    """The port on a real server, for any number of threads."""
+    """The port on a real server. Safe for any number of threads."""
 
     def __init__(
         self,
@@ -115,40 +121,44 @@ class MySQLStore:
             remembered,
         )
         self._grants: Grants | None = None
-        """As they were when the catalog was last read; None: it was not yet."""
-        # CommitNotices: whichever thread wrote last is right enough.
+        """The grants at the catalog's last refresh. None before the first one."""
+        # Memories that only save time, so the value of whichever thread wrote last is good enough.
         self._priorities: Recent[TableId, Sequence[int]] = Recent(remembered)
         self._row_bytes: Recent[TableId, int] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
         self._servers: set[Origin] = set()
-        """Those met so far: more than one behind an address, and a number may be any one's."""
+        """The servers found so far. With several behind one address, a connection id does not
+        identify its server."""
 
     def close(self) -> None:
-        """See Store."""
+        """Close all connections. Later calls raise StoreError."""
         self._pool.close()
 
     def ping(self) -> Timed[None]:
-        """See Store."""
+        """Run a trivial statement on the server."""
         with self._pool.connection() as connection:
             (now,) = connection.run([statement("now")])
         return Timed(None, now_ns(now))
 
     def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
-        """See Store."""
+        """End a connection and its statement, if this store is connected to its server.
+
+        Returns whether it was.
+        """
         with self._pool.connection() as connection:
-            now, said = connection.run([statement("now"), statement("server_name")])
-            (name,) = text_values(said.rows[0])
+            now, names = connection.run([statement("now"), statement("server_name")])
+            (name,) = text_values(names.rows[0])
             here = Origin(connection.peer, (name or b"").decode())
             if len(self._servers) < SERVERS_MAX:
                 self._servers.add(here)
-            alone = len([each for each in self._servers if each.address == here.address]) == 1
+            alone = len([server for server in self._servers if server.address == here.address]) == 1
             same = here == origin if origin.name is not None else here.address == origin.address and alone
             if same:
                 connection.run([statement("kill", connection_id=connection_id)])
         return Timed(same, now_ns(now))
 
     def discover(self) -> Timed[Listing]:
-        """See Store."""
+        """Read the catalog: every table marked as a queue."""
         with self._pool.connection() as connection:
             grants = self._read_grants(connection)
             found = listing(connection, grants.stamp)
@@ -162,7 +172,7 @@ class MySQLStore:
         return self._grants
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
-        """See Store."""
+        """The table as a queue, or its problems. None if it does not exist or is not marked."""
         found = self._describe_once(table)
         for _ in range(self._limits.describe_again_max):
             before = found.value
@@ -179,38 +189,38 @@ class MySQLStore:
         return Timed(found, facts.now_ns)
 
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
-        """See Store."""
+        """The marked ones of the tables, in the server's spelling."""
         with self._pool.connection() as connection:
             facts = facts_of(connection, tables)
             grants = self._grants or self._read_grants(connection)
-            judged = [found for each in facts.value.values() if (found := judge(each)) is not None]
+            judged = [found for fact in facts.value.values() if (found := judge(fact)) is not None]
             rightful = {found.id: with_rights(connection, grants, found) for found in judged}
         return Timed(rightful, facts.now_ns)
 
     def scan(
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
     ) -> Timed[ScanResult]:
-        """See Store."""
-        wanted = ScanRequest(table, limit, selection, context_of(selection))
+        """Up to `limit` due entries, and up to `limit` entries that come due next."""
+        request = ScanRequest(table, limit, selection, context_of(selection))
         known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
-        with self._pool.connection(wanted.context) as connection:
+        with self._pool.connection(request.context) as connection:
             if table.scan_index is None:
-                return scan_slowly(connection, wanted)
-            scan = IndexScan(connection, wanted, known, ahead)
+                return scan_slowly(connection, request)
+            scan = IndexScan(connection, request, known, ahead)
             if part is not None:
-                scan = RangeScan(connection, wanted, known, ahead, part)
+                scan = RangeScan(connection, request, known, ahead, part)
             result = scan.run()
         self._priorities.put(table.id, scan.priorities_read[: self._limits.priorities_known])
         return result
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
-        """See Store."""
-        return self._winning(partial(self._claim, table, {each.key: each for each in wanted}))
+        """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""
+        return self._retried(partial(self._claim, table, {want.key: want for want in wanted}))
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
-        """See Store."""
+        """The row payloads of those `keys` whose claim is unchanged, within the budget."""
         row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
         fetch = Fetch(table, row_format, keys, budget_bytes, row_bytes)
         with self._pool.connection(fetch.context) as connection:
@@ -219,34 +229,34 @@ class MySQLStore:
         return result
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
-        """See Store."""
+        """The entries of those keys whose rows exist and are unacknowledged."""
         sql = TableStatements(table)
         with self._pool.connection() as connection:
             now, *found = connection.run([statement("now"), *sql.for_ids("lookup", keys)])
-            return Timed({each.key: each for each in entries_of(sql, *found)}, now_ns(now))
+            return Timed({entry.key: entry for entry in entries_of(sql, *found)}, now_ns(now))
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
-        """See Store."""
-        count, held, now = self._winning(partial(self._release, table, returns))
+        """Release claims. Returns the number of rows whose claim still was ours."""
+        count, held, now = self._retried(partial(self._release, table, returns))
         for pause_s in self._limits.locked_pauses_s:
             if not held:
                 break
             time.sleep(pause_s)
-            more, held, now = self._winning(partial(self._release, table, held))
+            more, held, now = self._retried(partial(self._release, table, held))
             count += more
         return Timed(count, now)
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
-        """See Store."""
-        return self._winning(partial(self._move_dead_letters, table, {each.key: each for each in wanted}, dead_letter))
+        """Move dead messages into the message table `dead_letter`, in one transaction."""
+        return self._retried(partial(self._move_dead_letters, table, {want.key: want for want in wanted}, dead_letter))
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
-        """See Store."""
+        """Delete up to `limit` rows acknowledged more than `age_ns` ago. Returns their number."""
         partitions: Sequence[str] = ()
         if table.kept_by_partition:
             with self._pool.connection() as connection:
                 partitions = self._retention.maintain(connection, table, age_ns)
-        return self._winning(partial(self._purge, table, age_ns, limit, partitions))
+        return self._retried(partial(self._purge, table, age_ns, limit, partitions))
 
     # One transaction each.
 
@@ -255,44 +265,45 @@ class MySQLStore:
         (context, first), *others = _claim_locks(table, wanted.values()).items()
         with self._pool.connection(context) as connection:
             now, _, *locked = connection.run([statement("now"), statement("begin"), *first], context)
-            for each_context, locks in others:
-                locked += connection.run(locks, each_context)
+            for other_context, locks in others:
+                locked += connection.run(locks, other_context)
             now_at = now_ns(now)
             claims = {
-                each.key: Claimed(each.key, each.epoch + 1, now_at + want.wait_ns, each.priority, each.due_ns)
-                for each in entries_of(sql, *locked)
-                if (want := wanted.get(each.key)) and want.epoch == each.epoch
+                entry.key: Claimed(entry.key, entry.epoch + 1, now_at + want.wait_ns, entry.priority, entry.due_ns)
+                for entry in entries_of(sql, *locked)
+                if (want := wanted.get(entry.key)) and want.epoch == entry.epoch
             }
-            deadlines_ns = {key: each.deadline_ns for key, each in claims.items()}
+            deadlines_ns = {key: claim.deadline_ns for key, claim in claims.items()}
             connection.run([*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")])
         return Timed(tuple(claims.values()), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
-        """How many were given back, which ones are still ours but locked by somebody, and the time."""
+        """The number of released claims, those that still are ours but locked, and the server's
+        time."""
         sql = TableStatements(table)
         with self._pool.connection() as connection:
             now, _, *locked = connection.run(
                 [
                     statement("now"),
                     statement("begin"),
-                    *sql.for_ids("release_lock", [each.key for each in returns]),
+                    *sql.for_ids("release_lock", [claim.key for claim in returns]),
                 ]
             )
             now_at = now_ns(now)
             ours = _still_ours(entries_of(sql, *locked), returns)
-            unsent_ns = {each.key: each.due_ns for each in ours if not each.sent}
-            sent_ns = {each.key: now_at for each in ours if each.sent}
+            unsent_ns = {claim.key: claim.due_ns for claim in ours if not claim.sent}
+            sent_ns = {claim.key: now_at for claim in ours if claim.sent}
             done = {*unsent_ns, *sent_ns}
-            missed = [each for each in returns if each.key not in done]
+            missed = [claim for claim in returns if claim.key not in done]
             answers = connection.run(
                 [
                     *sql.updates("release_unsent", unsent_ns, self._limits.cases),
                     *sql.updates("release_sent", sent_ns, self._limits.cases),
                     statement("commit"),
-                    *(looking := sql.for_ids("lookup", [each.key for each in missed])),
+                    *(lookups := sql.for_ids("lookup", [claim.key for claim in missed])),
                 ]
             )
-        seen = answers[len(answers) - len(looking) :]
+        seen = answers[len(answers) - len(lookups) :]
         return len(ours), _still_ours(entries_of(sql, *seen), missed), now_at
 
     def _move_dead_letters(
@@ -312,7 +323,8 @@ class MySQLStore:
             old = [
                 (sql.key(raw), int(acked)) for raw, acked in map(text_values, found.rows) if raw is not None and acked
             ]
-            # The end of a pass: the next one begins with whatever was locked in this one, or acknowledged back in time.
+            # A short batch ends a pass. The next pass begins with rows that were locked in this
+            # one, or acknowledged with an earlier time.
             self._purged_to_ns.put(table.id, old[-1][1] if len(old) == limit else START_OF_TIME_NS)
             _, *locked = connection.run(
                 [
@@ -324,12 +336,12 @@ class MySQLStore:
             answers = connection.run(
                 [*sql.for_ids("purge_delete", keys, partitions=within, before_ns=before_ns), statement("commit")]
             )
-        return Timed(sum(each.affected for each in answers), now_at)
+        return Timed(sum(result.affected for result in answers), now_at)
 
-    # How transactions are made.
+    # Repeated transactions.
 
-    def _winning(self, transaction: Callable[[], T]) -> T:
-        """Run it, and again when it lost against another one."""
+    def _retried(self, transaction: Callable[[], T]) -> T:
+        """Run a transaction, again if it lost against another one."""
         attempts = Retrying(
             retry=retry_if_exception(_lost_to_another),
             stop=stop_after_attempt(self._limits.attempts),
@@ -340,10 +352,11 @@ class MySQLStore:
 
 
 def _claim_locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionContext, list[str]]:
-    """One statement for each selection; those that need one session's settings can go in one packet."""
+    """One statement for each selection, by context: statements with the same context can share a
+    packet."""
     by_selection: dict[Selection, list[Key]] = {}
-    for each in wanted:
-        by_selection.setdefault(each.selection, []).append(each.key)
+    for want in wanted:
+        by_selection.setdefault(want.selection, []).append(want.key)
     locks: dict[SessionContext, list[str]] = {}
     for selection, keys in by_selection.items():
         sql = TableStatements(table, selection)
@@ -352,12 +365,12 @@ def _claim_locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionCon
 
 
 def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Return]:
-    """Those claims that stand in the rows just as they were made."""
-    found = {each.key: each for each in entries}
+    """Those claims whose rows still have their epoch and deadline."""
+    found = {entry.key: entry for entry in entries}
     return [
-        each
-        for each in returns
-        if (entry := found.get(each.key)) and (entry.epoch, entry.due_ns) == (each.epoch, each.deadline_ns)
+        claim
+        for claim in returns
+        if (entry := found.get(claim.key)) and (entry.epoch, entry.due_ns) == (claim.epoch, claim.deadline_ns)
     ]
 
 

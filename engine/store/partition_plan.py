@@ -1,8 +1,10 @@
-"""Tables that keep their acknowledged rows in partitions by time, so that old ones are dropped, not deleted row by row.
+"""Plans for tables with acknowledged rows in partitions by time: old ones are dropped, not deleted
+by row.
 
-PARTITION BY RANGE (time_acked) puts live rows, whose time_acked is NULL, into the lowest partition, and an ACK moves
-its row into the partition of its time. Looking at live rows reads that one partition only. Old partitions are dropped,
-new ones made ahead of their time; what lies where dropping cannot reach it (`sweep`) is deleted in batches.
+PARTITION BY RANGE (time_acked) keeps live rows, whose time_acked is NULL, in the lowest partition.
+An ACK moves its row into the partition of its time. Queries for live rows read the lowest partition
+only. Old partitions are dropped, and new ones are made ahead of their time. Old rows in partitions
+that cannot be dropped (`sweep`) are deleted in batches.
 """
 
 from __future__ import annotations
@@ -14,22 +16,26 @@ from itertools import pairwise
 from engine.model import NS_PER_S
 
 AHEAD = 3
-"""Partitions that begin in the future: a week's end without a proxy for daily ones, and each is an open file or two."""
+"""Partitions that begin in the future. With daily ones, a proxy may be stopped for a weekend. Each
+is one or two open files."""
 
 SHARE = 10
-"""A partition's part of the age at which rows go: so much longer they are kept at most, for the sake of those behind
-them in their partition; and so many partitions there are, beside those ahead."""
+"""A partition's width is the age at which rows go, divided by this. Rows are kept longer by one
+width at most, until their whole partition is old. There are about this many partitions, plus those
+ahead."""
 
 SHARE_MAX = 1_000
-"""With more partitions than this, the next ones are made wider. A server has 8,192 at most, each a file."""
+"""With more partitions than this, the next ones are made wider. A table has 8,192 at most, each a
+file."""
 
 WIDTH_MIN_NS = 60 * NS_PER_S
-"""Each partition is an ALTER TABLE to make it and one to drop it: rows that go sooner are better deleted."""
+"""Each partition costs an ALTER TABLE to make it and one to drop it. Rows that go sooner are better
+deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition and the time it ends before (None: MAXVALUE)."""
+    """A partition, and the time below which its rows are (None: MAXVALUE)."""
 
     name: str
     below_ns: int | None
@@ -37,63 +43,64 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What is to be done to a table's partitions now."""
+    """The changes that a table's partitions need now."""
 
     drop: tuple[str, ...]
     add: tuple[Partition, ...]
     rest: Partition | None
-    """The MAXVALUE partition, if there is one: new ones are then split off it."""
+    """The MAXVALUE partition, if there is one. New ones are then split off it."""
     sweep: tuple[str, ...]
-    """Where old rows have to be deleted one by one."""
+    """The partitions in which old rows must be deleted one by one."""
 
 
 def is_by_time(method: str, expression: str) -> bool:
-    """Whether a table that is partitioned like this has its acknowledged rows in the order of time."""
+    """Whether this partitioning puts acknowledged rows into partitions by time."""
     return method.upper() in {"RANGE", "RANGE COLUMNS"} and expression.strip("`").lower() == "time_acked"
 
 
 def plan_partitions(partitions: Sequence[Partition], now_ns: int, age_ns: int) -> PartitionPlan:
-    """What to do with partitions (in their order), so that rows go some time after they are `age_ns` old."""
+    """The plan for these partitions (in their order): rows go some time after they are `age_ns`
+    old."""
     before_ns = now_ns - age_ns
-    bounds_ns = [each.below_ns for each in partitions if each.below_ns is not None]
+    bounds_ns = [partition.below_ns for partition in partitions if partition.below_ns is not None]
     widths_ns = [end - begin for begin, end in pairwise(bounds_ns)]
     drop: list[str] = []
     sweep: list[str] = []
-    for at, each in enumerate(partitions):
-        # The lowest one has the live rows; the last two with a bound tell how wide the next ones are to be.
-        if each.below_ns is None or at == 0:
-            sweep.append(each.name)
-        elif each.below_ns <= before_ns:
-            (drop if at < len(bounds_ns) - 2 else sweep).append(each.name)
-        # The first behind the lowest has taken over the range of those that were dropped.
+    for at, partition in enumerate(partitions):
+        # The lowest one has the live rows. The last two with a bound define the next ones' width.
+        if partition.below_ns is None or at == 0:
+            sweep.append(partition.name)
+        elif partition.below_ns <= before_ns:
+            (drop if at < len(bounds_ns) - 2 else sweep).append(partition.name)
+        # The first one after the lowest has taken over the range of those that were dropped.
         elif len(widths_ns) < 2 or widths_ns[max(at - 1, 1)] > age_ns:
-            sweep.append(each.name)  # Its first rows would be kept twice as long.
-    rest = next((each for each in partitions if each.below_ns is None), None)
+            sweep.append(partition.name)  # Its first rows would be kept twice as long.
+    rest = next((partition for partition in partitions if partition.below_ns is None), None)
     add = () if len(widths_ns) < 2 else tuple(_next_ones(bounds_ns[-1], _next_width_ns(widths_ns[-1], age_ns), now_ns))
     return PartitionPlan(tuple(drop), add, rest, tuple(sweep))
 
 
 def first_partitions(start_ns: int, width_ns: int, count: int) -> tuple[Partition, ...]:
-    """For a new table: live rows, `count` (two or more) partitions of this width from `start_ns` on, and one for
-    whatever comes when nobody has made the next ones.
+    """The partitions of a new table: one for live rows, `count` (at least two) of this width from
+    `start_ns` on, and one for all later times.
     """
     ends = (start_ns + width_ns * number for number in range(1, count + 1))
     return (Partition("live", start_ns), *map(_ending, ends), Partition("later", None))
 
 
 def fitting_width_ns(age_ns: int) -> int:
-    """How wide the partitions of a table are best, from which rows go when they are so old."""
+    """The best width of partitions for a table whose rows go at this age."""
     return max(WIDTH_MIN_NS, age_ns // SHARE)
 
 
 def _next_width_ns(last_ns: int, age_ns: int) -> int:
-    """As wide as the last one, unless somebody has changed the age meanwhile to what does not fit that at all."""
+    """The last one's width, unless the age was changed and does not fit it any more."""
     fits = last_ns <= age_ns <= last_ns * SHARE_MAX
     return last_ns if fits or age_ns < WIDTH_MIN_NS else fitting_width_ns(age_ns)
 
 
 def _next_ones(last_ns: int, width_ns: int, now_ns: int) -> Iterable[Partition]:
-    missed = max(0, now_ns - last_ns) // width_ns  # All of those in one: nothing is acknowledged in the past.
+    missed = max(0, now_ns - last_ns) // width_ns  # One partition for all of them: nothing is acknowledged in the past.
     end_ns = last_ns + missed * width_ns
     while end_ns <= now_ns + AHEAD * width_ns:
         end_ns += width_ns

@@ -1,8 +1,9 @@
-"""The care of partitions on a real server: old ones dropped, new ones made, and nobody kept waiting for it.
+"""Drops old partitions and makes new ones on a real server, without delaying others.
 
-An ALTER TABLE needs the table for itself for a moment. Where somebody's transaction has it, it is given up until later;
-where the account may not, or the server does not want to, old rows are deleted one by one instead, and the log says so
-once. Another proxy that has done the same thing a moment before makes no difference.
+An ALTER TABLE needs an exclusive lock for a moment. While a transaction uses the table, the ALTER
+is tried again later. If the account lacks the privilege, or the server refuses, old rows are
+deleted one by one instead, and the problem is logged once. Another proxy may have made the same
+change a moment before.
 """
 
 from __future__ import annotations
@@ -25,33 +26,41 @@ from engine.store.recent import Recent
 log = logging.getLogger(__name__)
 
 NOWAIT_ROUNDS = 3
-"""After so many in vain, somebody always has the table, and an ALTER TABLE has to queue for it: for a second at most,
-in which others queue behind it. MySQL knows no other way."""
+"""After this many failed rounds the table is always in use, and an ALTER TABLE has to wait for it:
+for a second at most, in which other statements wait behind it. MySQL has no other way."""
 
 WAITED_S = 0.5
-"""Who asked for so long for a busy table kept others waiting; NOWAIT says it at once, and may be asked again soon."""
+"""An attempt of this length has delayed others, so it is not repeated soon. NOWAIT fails at once,
+and can be repeated."""
 
 DONE_BY_ANOTHER = frozenset({1481, 1493, 1507, 1508, 1517})
-"""What an ALTER TABLE says that comes second: MAXVALUE is not last, values do not increase, no such partition, the last
-one, such a partition exists. PyMySQL has no names for them."""
+"""Errors of an ALTER TABLE that another proxy has already made: MAXVALUE is not last, values do not
+increase, no such partition, the last partition, such a partition exists. PyMySQL defines no names
+for them."""
 
 
 class Retention:
-    """The care of one server's partitions, for any number of threads: what one does not know yet, it tries in vain."""
+    """Maintains the partitions of one server's queues. Safe for any number of threads.
+
+    A thread that does not know of another one's change tries it in vain.
+    """
 
     def __init__(
         self, locked_pauses_s: Sequence[float], busy_pause_s: float, refused_pause_s: float, tables_remembered: int
     ) -> None:
         self._locked_pauses_s = locked_pauses_s
         self._busy_pause_s, self._refused_pause_s = busy_pause_s, refused_pause_s
-        # A table that was forgotten is tried at once again, and its problem logged again.
+        # A table dropped from these is tried again at once, and its problem is logged again.
         self._not_before_s: Recent[TableId, float] = Recent(tables_remembered)
         self._undroppable: Recent[TableId, bool] = Recent(tables_remembered)
         self._busy_rounds: Recent[TableId, int] = Recent(tables_remembered)
         self._logged_problems: Recent[TableId, str] = Recent(tables_remembered)
 
     def maintain(self, connection: StoreConnection, table: QueueTable, age_ns: int) -> Sequence[str]:
-        """Drop and make what is due; the partitions in which old rows are to be deleted one by one (none: in all)."""
+        """Drop and make partitions that are due.
+
+        Returns the partitions in which old rows must be deleted one by one. Empty: all partitions.
+        """
         found = partitions(connection, table.id)
         plan = plan_partitions(found.value, found.now_ns, age_ns)
         if (plan.drop or plan.add) and time.monotonic() >= self._not_before_s.get(table.id, 0):
@@ -74,7 +83,11 @@ class Retention:
                     return
             else:
                 if step is _add and plan.add:
-                    log.info("queue %s: made the partitions %s", table.id, ", ".join(each.name for each in plan.add))
+                    log.info(
+                        "queue %s: made the partitions %s",
+                        table.id,
+                        ", ".join(partition.name for partition in plan.add),
+                    )
                 if step is _drop and plan.drop:
                     self._undroppable.forget(table.id)
                     log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))
@@ -96,7 +109,7 @@ class Retention:
 
     def _give_up(self, table: TableId, error: StoreError, *, dropping: bool) -> None:
         busy = error.code == ER.LOCK_WAIT_TIMEOUT
-        soon_s = 4.0 ** self._busy_rounds.get(table, 0)  # At first it may have been our own look at the table.
+        soon_s = 4.0 ** self._busy_rounds.get(table, 0)  # At first the engine itself may have been reading the table.
         pause_s = min(soon_s, self._busy_pause_s) if busy else self._refused_pause_s
         self._not_before_s.put(table, time.monotonic() + pause_s)
         if busy:
@@ -105,7 +118,7 @@ class Retention:
             self._undroppable.put(table, True)
         if table not in self._logged_problems:
             self._logged_problems.put(table, str(error))
-            log.warning("queue %s: its partitions cannot be looked after: %s", table, error)
+            log.warning("queue %s: its partitions cannot be maintained: %s", table, error)
 
 
 def _add(connection: StoreConnection, sql: TableStatements, plan: PartitionPlan, nowait: str) -> None:

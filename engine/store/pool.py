@@ -1,9 +1,10 @@
-"""A bounded number of connections, opened when first needed, shared by the engine's threads.
+"""A bounded number of connections, opened when needed and shared by the engine's threads.
 
-The last one given back is the first one taken, so that a quiet engine keeps one connection warm and the others
-may be ended by the server's timeouts; such a dead one is noticed when it is next wanted, and replaced. Among the idle
-ones, one whose session already is in the wanted context goes first: a subscriber with its own character set then
-costs a SET once and not at each fetch. A session that has written is reset before its next use.
+The connection given back last is taken first, so a quiet engine uses one connection, and the
+server's timeouts may end the others. A connection that the server ended is noticed when it is
+taken, and replaced. Among the idle ones, a session that already has the required context is taken
+first: a subscriber with its own character set then costs one SET, not one for each fetch. A session
+that has written is reset before its next use.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ CLOSED: Final = "the store is closed"
 
 
 class Pool:
-    """At most `most` connections at a time; a caller that needs one more waits. Safe for threads. `reach` records how
-    each attempt to open one went."""
+    """At most `most` connections at a time. A caller that needs another one waits. Safe for
+    threads.
+
+    `reach` records the outcome of each attempt to open a connection.
+    """
 
     def __init__(self, open_link: Callable[[], StoreConnection], most: int, reach: Reach | None = None) -> None:
         self._open_connection = open_link
@@ -33,13 +37,16 @@ class Pool:
         self._idle: list[StoreConnection] = []  # guarded by _changed, as is all below
         self._busy: set[StoreConnection] = set()
         self._outdated: set[StoreConnection] = set()
-        """Those of the busy ones that are to be closed when they are given back."""
+        """The busy connections that will be closed when they are given back."""
         self._opening = 0
         self._closed = False
 
     @contextmanager
     def connection(self, context: SessionContext = OWN_CONTEXT) -> Iterator[StoreConnection]:
-        """A connection for a while, the best one for `context`. After an error its transaction is rolled back."""
+        """Lend a connection, the best one for `context`.
+
+        After an error its transaction is rolled back.
+        """
         connection = self._take(context)
         try:
             yield connection
@@ -50,7 +57,7 @@ class Pool:
             self._give_back(connection)
 
     def close(self) -> None:
-        """Close all connections, also under those who use them: they get a StoreError, as does whoever comes later."""
+        """Close all connections. Calls on busy ones, and later calls, raise StoreError."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -62,7 +69,8 @@ class Pool:
             connection.abort()
 
     def renew(self) -> None:
-        """Use the connections of now no more: a session goes by the privileges that its account had when it began."""
+        """Replace the present connections: a session keeps the global privileges that it began
+        with."""
         with self._changed:
             idle, self._idle = self._idle, []
             self._outdated |= self._busy
@@ -76,7 +84,7 @@ class Pool:
             try:
                 connection.run([statement("rollback")])
             except StoreError:
-                connection.broken = True  # Its end is what rolls back now.
+                connection.broken = True  # Its end rolls back the transaction.
 
     def _take(self, context: SessionContext) -> StoreConnection:
         with self._changed:
@@ -116,7 +124,8 @@ class Pool:
         return self._closed or bool(self._idle) or len(self._busy) + self._opening < self._most
 
     def _best(self, context: SessionContext) -> int:
-        """The index of the connection last used in this context, or else in none, or else of the last used one."""
+        """The index of the last used idle connection with this context, else without one, else of
+        any."""
         for wanted in (context, None):
             for at in reversed(range(len(self._idle))):
                 if self._idle[at].context == wanted:

@@ -1,8 +1,9 @@
-"""The narrow port between the engine and a database.
+"""The port between the engine and a database.
 
-Each method is one transaction (or one read), blocking, and safe to call from any thread. Every method
-returns together with its answer the server's clock as of the statement, so that the engine never asks
-its own. `MySQLStore` is the real one, `MemoryStore` its twin for tests; tests/contract holds both to one suite.
+Each method is one transaction or one read. It blocks, and may be called from any thread. Each
+result includes the server's clock at the time of the statement, because the engine never uses its
+own clock for due times. `MySQLStore` is the real implementation, `MemoryStore` the one for tests.
+One suite, tests/contract, tests both.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[T_co]):
-    """An answer and the server's clock when it was made."""
+    """A result, and the server's clock when it was made."""
 
     value: T_co
     now_ns: int
 
 
 UNREACHABLE = frozenset({1040, 1053, 2002, 2003, 2006, 2013})
-"""Errors of a server that is full, stopping or not there, or whose connection broke. It may be well again without
-anybody changing a table or an account."""
+"""Errors of a server that is full, stopping or absent, or whose connection broke. They may pass
+without a change of a table or an account."""
 
 
 class StoreError(Exception):
-    """The database did not do it, or its answer was lost: then whether it did is unknown.
+    """The call failed, or its result was lost. Then it is unknown whether the database executed it.
 
-    `code` is MySQL's error number (0 when there was none), `lasting` is True when trying again cannot help
-    before somebody changes the table (it is gone, a column is missing, a privilege is denied). `unreachable` is True
-    for the errors in UNREACHABLE: they are not about the statement.
+    `code` is MySQL's error number, 0 without one. `lasting`: another attempt fails too until
+    somebody changes the table (it was dropped, a column is missing, a privilege is denied).
+    `unreachable`: the error is in UNREACHABLE, and not about the statement.
     """
 
     def __init__(self, message: str, *, code: int = 0, lasting: bool = False) -> None:
@@ -63,88 +64,117 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What one look at the whole catalog shows."""
+    """The result of reading the whole catalog."""
 
     marked: Mapping[TableId, str | None]
-    """Every table whose comment holds the word vitess_message, with a stamp: as long as it is the same, so is what
-    `describe` would say. None: the table was changed a moment ago, and no stamp tells that state from the next."""
+    """Every table whose comment contains the word vitess_message, with a stamp. While the stamp is
+    the same, so is the result of `describe`. None: the table was changed a moment ago, and another
+    change might not change the stamp."""
     views_and_triggers: frozenset[str]
-    """The bare names, casefolded, of all views and of all tables with triggers, through which a write may reach another
-    table."""
+    """The bare names, casefolded, of all views and all tables with triggers. A write to one of them
+    may reach another table."""
     account: str = ""
-    """The engine's own account, as GRANT takes it."""
+    """The engine's account, in the syntax of GRANT."""
     problems: tuple[str, ...] = ()
-    """What that account may not do on the server as a whole, each with the GRANT that it takes."""
+    """The global privileges that the account lacks, each with the GRANT that gives it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which server a connection leads to. Behind one name, and behind one address, there can be several."""
+    """The server that a connection leads to. One name, and one address, can lead to several."""
 
     address: tuple[str, int]
-    """The address that it went to."""
+    """The address of the connection."""
     name: str | None = None
-    """What the server there answered to `server_name`; None where it was not asked."""
+    """The server's result of the statement `server_name`. None: it was not read."""
 
 
 def may_be_same(one: Origin, other: Origin) -> bool:
-    """Whether nothing is known that tells the two servers apart."""
+    """Whether nothing known distinguishes the two servers."""
     return one.address == other.address and (one.name is None or other.name is None or one.name == other.name)
 
 
 class Store(Protocol):
-    """All that the engine asks of a database."""
+    """Everything that the engine does with a database. Each method raises StoreError."""
 
     def discover(self) -> Timed[Listing]:
-        """Every table that is marked as a queue, in a number of statements that does not depend on how many."""
+        """Read the catalog: every table marked as a queue.
+
+        The number of statements does not depend on theirs.
+        """
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
-        """The table as a queue; None when it is none (absent, or not marked). Where the engine's account may not do
-        what a queue takes, it is a broken table that names what to GRANT."""
+        """The table as a queue, or its problems. None if it does not exist or is not marked.
+
+        A table on which the engine's account lacks a privilege is broken, with the GRANT as its
+        problem.
+        """
 
     def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
-        """Those of the tables that are marked, in the server's spelling, in a number of statements that does not depend
-        on how many. What seems broken may be a table that was being altered: `describe` looks again."""
+        """The marked ones of the tables, in the server's spelling.
+
+        The number of statements does not depend on that of the tables. A table that is being
+        altered may appear broken. `describe` reads such a table again.
+        """
 
     def scan(
         self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
     ) -> Timed[ScanResult]:
-        """Up to `limit` due entries, lowest priority value first, then by time, then by id, and with them the
-        entries that come due next (at most `limit` more). A NULL time_next counts as due since 1970. A `part` is
-        given with a condition, and with nothing else; rows before the places where it begins may be left out."""
+        """Up to `limit` due entries, and up to `limit` entries that come due next.
+
+        Due entries are ordered by priority (the lowest value first), time and id. A NULL time_next
+        counts as due since 1970. `part` is used only with a condition. Rows before the positions
+        where it begins may be left out.
+        """
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
-        """Claim those of `wanted` that are unacknowledged, due by the server's clock, still of that epoch and of
-        that selection, and not locked by anyone. Committed on return. Missing ones were not claimed by this call."""
+        """Claim those of `wanted` that are unacknowledged, due by the server's clock, of the given
+        epoch and selection, and not locked.
+
+        The claims are committed on return. Messages missing in the result were not claimed.
+        """
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
-        """Row payloads of `keys` that are unacknowledged and show the delivery that their claims made. Stops keeping
-        rows once they hold `budget_bytes` (always at least one)."""
+        """The row payloads of those `keys` that are unacknowledged and still have the epoch and
+        lease of their claim.
+
+        Keeps rows until they have `budget_bytes`, and at least one.
+        """
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
-        """The entries of those keys that still are unacknowledged rows."""
+        """The entries of those keys whose rows exist and are unacknowledged."""
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
-        """Give claims back; the count of rows that were still ours to give."""
+        """Release claims. Returns the number of rows whose claim still was ours."""
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
-        """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in one transaction, if
-        that one's comment names the table in `dead_letter_of` when they move: due there now, unacknowledged, and else
-        as they are, with their epoch. One that cannot be moved stays, and is due again after its `wait_ns`; a row of
-        its id that is acknowledged there gives way to it."""
+        """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in
+        one transaction.
+
+        The comment of `dead_letter` must name the table in `dead_letter_of` at that time. There the
+        messages are due now and unacknowledged, and otherwise unchanged, with their epoch. They
+        replace acknowledged rows with their ids. A message that cannot be moved stays, and is due
+        again after its `wait_ns`.
+        """
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
-        """Delete up to `limit` rows acknowledged more than `age_ns` ago; the count of them. Where the table is
-        partitioned by time, whole partitions of them are dropped, which counts as nothing, and new ones made."""
+        """Delete up to `limit` rows acknowledged more than `age_ns` ago. Returns their number.
+
+        In a table partitioned by time, whole partitions of such rows are dropped, which are not
+        counted, and new partitions are made.
+        """
 
     def ping(self) -> Timed[None]:
-        """Do nothing, but on the server."""
+        """Run a trivial statement on the server."""
 
     def kill(self, connection_id: int, origin: Origin) -> Timed[bool]:
-        """End a connection and what it is doing. False, with nothing done, unless this store is connected to the server
-        that gave the connection its number, as far as can be told: another one has given it to somebody else."""
+        """End a connection and its statement.
+
+        Returns False, and does nothing, unless this store is known to be connected to the server
+        that gave the connection its id: on another server the id belongs to another client.
+        """
 
     def close(self) -> None:
-        """Close all connections; later calls raise StoreError."""
+        """Close all connections. Later calls raise StoreError."""

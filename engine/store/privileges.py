@@ -1,4 +1,4 @@
-"""The privileges of the engine's account, asked of the server."""
+"""Reads the privileges of the engine's account from the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.store.queries import statement
 
 
 def read_grants(connection: StoreConnection) -> Grants:
-    """What the account may do now, also where its session does not know of it yet."""
+    """The account's present privileges, including those that its session does not have yet."""
     try:
         account, grants = connection.run([statement("rights_account"), statement("rights_grants")])
     except StoreError as error:
@@ -32,8 +32,11 @@ def read_grants(connection: StoreConnection) -> Grants:
 def with_rights(
     connection: StoreConnection, grants: Grants, found: QueueTable | BrokenTable
 ) -> QueueTable | BrokenTable:
-    """The same where the engine's account may do all that the queue takes. Else a broken table that names what to
-    GRANT; and for a dead-letter table, a warning."""
+    """`found` unchanged if the engine's account has all privileges on the queue.
+
+    Otherwise a broken table with the GRANT as its problem. Privileges missing on its dead-letter
+    table only add a warning.
+    """
     if not grants.cover(found.id, OF_A_QUEUE):
         if lacking := _lacking(connection, found.id, OF_A_QUEUE):
             return BrokenTable(found.id, (grants.missing(found.id, lacking),), denied=True)
@@ -57,7 +60,7 @@ def _is_denied(connection: StoreConnection, table: TableId, privilege: str) -> b
     except StoreError as error:
         if connection.broken:
             raise
-        return error.code in DENIED  # All else (it is gone, locked, of another kind) is told by others.
+        return error.code in DENIED  # Other errors (dropped, locked, another kind) are reported elsewhere.
     return False
 
 

@@ -1,10 +1,10 @@
-"""All that ackstream has of PyMySQL: the login, the errors, the protocol's numbers.
+"""The adapter of PyMySQL: the login, the errors, the protocol's numbers.
 
-PyMySQL opens connections and logs in, by what its documentation describes. It offers no way to the
-packets of a row, which the engine passes on unread, so engine.store.connection takes the socket
-when the login is done and speaks for itself. That needs two things that the documentation does not
-promise; they stand here and nowhere else, and `check` says clearly which of them an installed
-release lacks:
+PyMySQL opens connections and logs in, by its documented interface. It gives no access to row
+packets, which the engine passes on unread. So engine.store.connection takes the socket after the
+login, and reads and writes the protocol itself. That requires two things that PyMySQL does not
+document. They are used in this module alone, and `check` reports which of them an installed release
+lacks:
 
 - `Connection._sock` is the connection's socket, with TLS once that is agreed on;
 - the login agrees on none of `FOREIGN_FLAGS`, so that packets have the form that
@@ -25,7 +25,7 @@ from pymysql.constants import CLIENT, COMMAND, CR, ER
 from pymysql.cursors import Cursor
 
 if TYPE_CHECKING:
-    Connection = pymysql.connections.Connection[Any]  # The annotations alone know the kind of its cursors.
+    Connection = pymysql.connections.Connection[Any]  # Generic in its annotations only.
 else:
     Connection = pymysql.connections.Connection
 
@@ -56,10 +56,10 @@ def check() -> None:
 
 
 def channel(connection: Connection) -> socket.socket:
-    """The socket of a connection that has logged in, from which nothing was read ahead.
+    """The socket of a connection that has logged in, with no bytes read ahead.
 
-    Whoever takes it does all further reading and writing; the connection is only kept for its
-    `close`. Raises IncompatibleVersionError.
+    The caller does all further reading and writing. The connection is only kept for its `close`.
+    Raises IncompatibleVersionError.
     """
     found = getattr(connection, "_sock", None)
     if not isinstance(found, socket.socket):

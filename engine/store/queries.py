@@ -1,10 +1,10 @@
-"""The statements of queries.sql, made complete: identifiers quoted, values as literals.
+"""Completes the statements of queries.sql: identifiers quoted, values as literals.
 
-Nothing is ever escaped by hand. An identifier is quoted by the one rule there is for it; a value goes in as digits
-or as hexadecimal, so no value, whatever its bytes, can end the literal it stands in. How a message id is read and
-written depends on its column's type and is told in one place, `FORMS`: the expression that reads it as bytes which
-are the same under every character set, time zone and protocol, how those become the engine's key, and the literal
-that finds the row again through the index.
+No value is escaped by hand. Identifiers are quoted by one function. Values are written as digits or
+in hexadecimal, so no value can end its literal. `FORMS` defines how a message id is read and
+written, by the type of its column: the expression that reads it as bytes that are the same under
+every character set, time zone and protocol; the conversion of these bytes into the engine's key;
+and the literal that finds the row through the index.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
 
 LOWEST_PRIORITY = -(2**63)
-"""What a NULL priority counts as."""
+"""The value of a NULL priority."""
 
 END_OF_TIME_NS = 2**63 - 1
 START_OF_TIME_NS = -(2**63)
-"""All the times that a column can hold."""
+"""The bounds of the times that a column can contain."""
 
 _NAME = re.compile(r"-- name: (\w+)")
 
 
 def parse(text: str) -> Iterator[tuple[str, Template]]:
-    """The named statements of a file: `-- name: …`, comment lines, the statement, a blank line between them."""
+    """Yield the named statements of a file. A blank line separates them.
+
+    Each is a line `-- name: …`, comment lines, and the statement.
+    """
     for part in text.split("\n\n"):
         lines = part.strip().splitlines()
         if lines and (name := _NAME.fullmatch(lines[0])):
@@ -54,36 +57,39 @@ def templates() -> Mapping[str, Template]:
 
 
 def statement(name: str, /, **values: object) -> str:
-    """The named statement with its words filled in, as they stand: give literals and quoted identifiers only."""
+    """The named statement with its words replaced.
+
+    The values must be literals and quoted identifiers.
+    """
     return templates()[name].substitute(values)
 
 
 def partition_definitions(partitions: Iterable[Partition]) -> str:
-    """Partitions as they stand between the parentheses of CREATE and ALTER TABLE."""
+    """Partitions in the syntax of CREATE and ALTER TABLE, without the parentheses."""
     return ", ".join(
-        f"PARTITION {quoted(each.name)} VALUES LESS THAN ({'MAXVALUE' if each.below_ns is None else each.below_ns})"
-        for each in partitions
+        f"PARTITION {quoted(part.name)} VALUES LESS THAN ({'MAXVALUE' if part.below_ns is None else part.below_ns})"
+        for part in partitions
     )
 
 
 def partition_clause(start_ns: int, width_ns: int, count: int) -> str:
-    """What stands at the end of the CREATE TABLE of a queue that keeps acknowledged rows in partitions by time.
+    """The last clause of the CREATE TABLE of a queue with acknowledged rows in partitions by time.
 
-    Each unique key of such a table has to hold time_acked, so it has UNIQUE KEY (id, time_acked) in place of a primary
-    key, and KEY (time_acked, priority, time_next, id).
+    Each unique key of such a table must contain time_acked. So it has UNIQUE KEY (id, time_acked)
+    in place of a primary key, and KEY (time_acked, priority, time_next, id).
     """
     return f"PARTITION BY RANGE (time_acked) ({partition_definitions(first_partitions(start_ns, width_ns, count))})"
 
 
 def first_partition_clause(now_ns: int, age_ns: int) -> str:
-    """The same for a table from which rows go when they are so old."""
+    """The same for a table whose rows go at this age."""
     width_ns = fitting_width_ns(age_ns)
     return partition_clause(now_ns - now_ns % width_ns, width_ns, AHEAD + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class IdForm:
-    """How ids of one kind are read (`$column` is the quoted column), understood, and written."""
+    """How ids of one kind are read (`$column` is the quoted column), parsed, and written."""
 
     expression: str
     parse: Callable[[bytes], Key]
@@ -95,7 +101,8 @@ def _decimal(key: Decimal) -> str:
 
 
 def _float(text: str) -> str:
-    # A double's text may have lost its last digit to the column's width, and then be above the greatest double.
+    # The column's width may have cut off the last digit, and the text may then exceed the greatest
+    # double.
     number = float(text)
     return repr(math.copysign(sys.float_info.max, number) if math.isinf(number) else number)
 
@@ -124,7 +131,7 @@ FORMS: Mapping[IdKind, IdForm] = MappingProxyType(
 
 
 class TableStatements:
-    """The statements on one message table, or on the part of it that a selection names."""
+    """The statements on one message table, or on a selection of it."""
 
     def __init__(self, table: QueueTable, selection: Selection = ANYTHING) -> None:
         self._form = FORMS[table.id_kind]
@@ -140,19 +147,23 @@ class TableStatements:
         }
 
     def within(self, partitions: Collection[str]) -> str:
-        """The clause that leaves out all other partitions; none does not leave out any."""
+        """The clause that limits a statement to these partitions. Empty without any."""
         return f"PARTITION ({', '.join(map(quoted, partitions))})" if partitions else ""
 
     def __call__(self, name: str, /, **values: object) -> str:
-        """The named statement, the rest of its words given as literals."""
+        """The named statement. `values`: the words that are not the table's, as literals."""
         return statement(name, **self._words, **values)
 
     def for_ids(self, name: str, keys: Collection[Key], **values: object) -> list[str]:
-        """The named statement on these keys, or none for none: IN () is not SQL."""
+        """The named statement on these keys, as a list of one.
+
+        Empty without keys, because IN () is not SQL.
+        """
         return [self(name, ids=self.ids(keys), **values)] if keys else []
 
     def updates(self, name: str, values: Mapping[Key, int], cases: int) -> Iterator[str]:
-        """As few UPDATEs as give each row its time_next: one for that which most have, the others by so many cases."""
+        """The UPDATEs that set each row's time_next: one for the most frequent value, then `cases`
+        rows in each."""
         usual = next((value for value, _ in Counter(values.values()).most_common(1)), None)
         same = [key for key, value in values.items() if value == usual]
         if same:
@@ -162,15 +173,15 @@ class TableStatements:
             yield self(name, ids=self.ids(batch), time_next=self.by_id(batch))
 
     def key(self, raw: bytes) -> Key:
-        """The key that a read id stands for."""
+        """The key of an id that was read."""
         return self._form.parse(raw)
 
     def ids(self, keys: Iterable[Key]) -> str:
-        """Keys as literals for IN (…). Their order does not matter: the server sorts them, as it does what it locks."""
+        """Keys as literals for IN (…), in any order: the server sorts them, and its locks too."""
         return ", ".join(map(self._form.literal, keys))
 
     def by_id(self, values: Mapping[Key, int]) -> str:
-        """An expression that has each row's own value, for an UPDATE of just these rows."""
+        """An expression with each row's own value, for an UPDATE of exactly these rows."""
         if len(set(values.values())) == 1:
             return str(next(iter(values.values())))
         cases = (f"WHEN {self._form.literal(key)} THEN {value}" for key, value in values.items())
@@ -184,7 +195,7 @@ def _selected(table: TableId, selection: Selection) -> str:
 
 
 def _scan_order(table: QueueTable) -> str:
-    """The order that the scan index has when it is read by ascending time."""
+    """The order of the scan index when it is read by ascending time."""
     if not table.scan_ties_by_id:
         return "time_next"
     return "time_next, id DESC" if table.scan_descending else "time_next, id"

@@ -1,27 +1,28 @@
--- All SQL that the engine sends, each statement with its name, what it is for, and why it looks as it does.
+-- All SQL that the engine sends: each statement with its name, its purpose, and the reasons for its form.
 --
--- The rules behind them, all measured at 200,000 rows (tests/plans keeps them true on both servers):
---   * Scans read one priority at a time in the order of the index and without a bound on time_next: MySQL sorts a
---     quarter of the table when there is one and the index descends. The caller stops at the first row not yet due.
---   * Everything else goes by sorted id through a forced index: on a nearly empty table a server may choose to read
---     all of it, and then waits for rows it does not want.
---   * time_acked is named in every condition: where a table is partitioned by it, that says which partition to look into.
---   * Rows are locked with SKIP LOCKED, so an application's open transaction never stalls its table.
---   * The clock is the server's, computed free of time zones: microseconds since 1970 in UTC, times 1000.
+-- The rules, all measured at 200,000 rows (tests/plans checks them on both servers):
+--   * A scan reads one priority at a time, in the order of the index and without a bound on time_next.
+--     With a bound and a descending index, MySQL sorts a quarter of the table. The caller stops at the
+--     first row that is not due.
+--   * All other statements find rows by sorted ids through a forced index. On a nearly empty table a
+--     server may otherwise read all of it, and wait for rows that it does not need.
+--   * time_acked is in every condition: it selects the partition of a table that is partitioned by it.
+--   * Rows are locked with SKIP LOCKED, so an application's open transaction never delays its table.
+--   * The clock is the server's, without time zones: microseconds since 1970 in UTC, times 1000.
 --
--- $words are filled in by engine/store/queries.py: identifiers quoted, values as literals that need no escaping.
+-- engine/store/queries.py replaces $words: identifiers are quoted, values are literals without escapes.
 
 -- name: isolation
--- READ COMMITTED keeps no locks on gaps, nor on rows that do not match.
+-- READ COMMITTED locks no gaps, and no rows that do not match.
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
 
 -- name: names
--- A session that began anew may have the server's character set, and all statements here are UTF-8.
+-- A session that was reset may have the server's character set. All statements here are UTF-8.
 SET NAMES utf8mb4
 
 -- name: session
--- What every connection of the engine has, whatever the server's defaults are. MariaDB turns a list of 1,000 ids into a
--- temporary table unless told not to.
+-- The settings of every connection of the engine, whatever the server's defaults are. By default
+-- MariaDB turns a list of 1,000 ids into a temporary table.
 SET SESSION autocommit = 1,
     innodb_lock_wait_timeout = $lock_wait_s,
     lock_wait_timeout = $lock_wait_s
@@ -29,7 +30,8 @@ SET SESSION autocommit = 1,
     /*M! , max_statement_time = $statement_s, in_predicate_conversion_threshold = 0 */
 
 -- name: context
--- What changes the bytes of a row: set to the subscriber's for a fetch, to the engine's own for all else.
+-- The settings that change the bytes of a row: the subscriber's for a fetch, otherwise the engine's
+-- own.
 SET SESSION character_set_results = $charset, time_zone = $time_zone, sql_mode = $sql_mode
 
 -- name: now
@@ -37,19 +39,19 @@ SET SESSION character_set_results = $charset, time_zone = $time_zone, sql_mode =
 SELECT CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 AS BINARY)
 
 -- name: scan_first_priority
--- The most urgent priority that has unacknowledged rows: one index entry.
+-- The most urgent priority with unacknowledged rows: one index entry.
 SELECT /* ackstream scan */ MIN(priority)
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL
 
 -- name: scan_next_priority
--- The next one after a priority: one index entry, however many rows lie between.
+-- The next priority after one: one index entry, however many rows lie between.
 SELECT /* ackstream scan */ MIN(priority)
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority > $priority
 
 -- name: scan_priority
--- The earliest rows of one priority, read in the order of the index.
+-- The earliest rows of one priority, in the order of the index.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority
@@ -57,8 +59,9 @@ ORDER BY $scan_order
 LIMIT $limit
 
 -- name: scan_ties
--- The rows of one time, by id. An index that descends in time_next gives them backwards, so a limit would leave out the
--- smallest ids; and where time_next is 0 by default, all new messages are of one time.
+-- The rows of one time, by id. An index that descends in time_next returns them backwards, so a
+-- limit would leave out the smallest ids. Where time_next is 0 by default, all new messages have
+-- the same time.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND time_next = $time_next
@@ -66,7 +69,8 @@ ORDER BY id
 LIMIT $limit
 
 -- name: scan_without_priority
--- Rows whose priority is NULL: before all others, as NULL sorts. Costs nothing where the column is NOT NULL.
+-- Rows whose priority is NULL. They come before all others, as NULL sorts. Costs nothing where the
+-- column is NOT NULL.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority IS NULL
@@ -83,7 +87,8 @@ ORDER BY time_next, id
 LIMIT $limit
 
 -- name: scan_due_slowly
--- Without a scan index: the due rows, by sorting the table. After scan_later_slowly, so that no row falls between them.
+-- Without a scan index: the due rows, by sorting the table. Runs after scan_later_slowly, so no row
+-- is missing in both.
 SELECT /* ackstream scan without index */
     $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
 FROM $table
@@ -94,12 +99,13 @@ ORDER BY priority, time_next, id
 LIMIT $limit
 
 -- name: scan_greatest_id
--- The greatest id of a table that gives out ascending ones, read before a range is: what is new lies behind it.
+-- The greatest id of a table with ascending ids, read before a range is. New rows have greater ids.
 SELECT /* ackstream scan */ CAST(COALESCE(MAX(id), 0) + 0 AS BINARY)
 FROM $table
 
 -- name: scan_part_zero
--- For a condition: the rows of time 0 behind an id, by id. Both servers know that the primary key ends the index.
+-- With a condition: the rows of time 0 after an id, by id. Both servers know that the primary key
+-- ends the index.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND time_next = 0 AND $behind AND ($condition)
@@ -107,7 +113,8 @@ ORDER BY id
 LIMIT $limit
 
 -- name: scan_part_timed
--- For a condition: the rows of later times behind a time. With both bounds, a range of either kind of index.
+-- With a condition: the rows of later times, after a time. With both bounds, either kind of index
+-- is read as a range.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND time_next > $after_ns AND time_next <= $until_ns AND ($condition)
@@ -115,7 +122,7 @@ ORDER BY $scan_order
 LIMIT $limit
 
 -- name: scan_part_odd
--- For a condition: rows that have no time, or one before 1970. There hardly are any.
+-- With a condition: rows without a time, or with one before 1970. There are hardly any.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND (time_next < 0 OR time_next IS NULL) AND ($condition)
@@ -123,7 +130,7 @@ ORDER BY time_next, id
 LIMIT $limit
 
 -- name: scan_part_without_priority
--- For a condition: rows whose priority is NULL.
+-- With a condition: rows whose priority is NULL.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority IS NULL AND (time_next <= $until_ns OR time_next IS NULL) AND ($condition)
@@ -135,16 +142,16 @@ LIMIT $limit
 START TRANSACTION
 
 -- name: commit
--- The end of it.
+-- The end of a transaction.
 COMMIT
 
 -- name: rollback
--- Its end after an error.
+-- The end of a transaction after an error.
 ROLLBACK
 
 -- name: claim_lock
--- Lock those rows that may be claimed and that the stream still wants, leaving out what others hold. Their epoch is
--- compared by the caller.
+-- Locks the rows that may be claimed and that the stream selects, except rows that others have
+-- locked. The caller compares their epoch.
 SELECT /* ackstream claim */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
@@ -154,26 +161,28 @@ ORDER BY id
 FOR UPDATE SKIP LOCKED
 
 -- name: claim_update
--- The claim of rows that are locked already: one more delivery, and its end.
+-- Claims locked rows: one more delivery, and the end of its lease.
 UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
 SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: fetch
--- The rows to deliver, behind one value that says which message each is, which delivery, and until when. That value is a binary
--- string, so that it comes as the same bytes under every character set and in both protocols.
+-- The rows to deliver, after one column with the epoch, the end of the lease and the id. That
+-- column is a binary string, so its bytes are the same under every character set and in both
+-- protocols.
 SELECT /* ackstream fetch */ CONCAT(COALESCE(epoch, 0), ':', COALESCE(time_next, 0), ':', $id), $columns
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: lookup
--- What became of some messages.
+-- The present state of messages.
 SELECT /* ackstream lookup */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: release_lock
--- Lock claims to give back, leaving out what others hold. Their epoch and time_next are compared by the caller.
+-- Locks claims to release, except rows that others have locked. The caller compares their epoch and
+-- time_next.
 SELECT /* ackstream release */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
@@ -181,64 +190,66 @@ ORDER BY id
 FOR UPDATE SKIP LOCKED
 
 -- name: release_unsent
--- As if the claim had never been.
+-- Undoes a claim whose message was not sent.
 UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET epoch = epoch - 1, time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: release_sent
--- The delivery has been, and the next one may begin.
+-- Ends the lease of a message that was sent. It may be delivered again.
 UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: dead_letter_hold
--- The dead-letter table's metadata lock, kept until the commit: what its comment says then is what it says to the end. Before
--- the savepoint, with which it would go.
+-- Locks the dead-letter table's metadata until the commit, so its comment and columns stay the
+-- same. Runs before the savepoint: rolling back to it would release the lock.
 SELECT /* ackstream dead letter */ 1
 FROM $dead_letter
 LIMIT 0
 
 -- name: dead_letter_there
--- Which of some dead messages have an acknowledged row in the dead-letter table (lookup finds the others). The condition
--- on time_acked keeps both servers from reading all of an index that holds it.
+-- The dead messages whose id has an acknowledged row in the dead-letter table (lookup finds
+-- unacknowledged ones). The condition on time_acked keeps both servers from reading all of an index
+-- with it.
 SELECT /* ackstream dead letter */ $id
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked < $before_ns
 
 -- name: dead_letter_insert
--- Copy rows that are locked already, on the server and column by column: no value passes through the engine.
+-- Copies locked rows on the server, column by column. No value passes through the engine.
 INSERT /* ackstream dead letter */ INTO $dead_letter ($columns, time_next, time_acked)
 SELECT $columns, $now_ns, NULL
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: dead_letter_delete
--- And delete them where they were.
+-- Deletes the copied rows from their queue.
 DELETE /* ackstream dead letter */ FROM $table USING $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: dead_letter_postpone
--- What could not be moved waits for another attempt, which is no delivery.
+-- Postpones messages that could not be moved. This is not a delivery.
 UPDATE /* ackstream dead letter */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: mark
--- A place in a transaction to go back to.
+-- A savepoint.
 SAVEPOINT mark
 
 -- name: back_to_mark
--- All since then is undone, and the locks from before are kept.
+-- Undoes everything since the savepoint, and keeps the locks from before.
 ROLLBACK TO SAVEPOINT mark
 
 -- name: warnings
--- What the server had to say about the last statement.
+-- The first warning of the last statement.
 SHOW WARNINGS LIMIT 1
 
 -- name: purge_find
--- Rows acknowledged long enough ago, the oldest first, in the order of the index; from where the last batch ended, as
--- entries that were deleted stay in the index, to be passed over, while anybody has an older view of the table.
+-- Rows acknowledged long enough ago, the oldest first, in the order of the index. Each batch begins
+-- where the last one ended: deleted entries stay in the index while any transaction has an older
+-- view of the table, and would be read again.
 SELECT /* ackstream purge */ $id, time_acked
 FROM $table $partitions $scan_hint
 WHERE time_acked >= $from_ns AND time_acked < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 - $age_ns
@@ -246,7 +257,7 @@ ORDER BY time_acked
 LIMIT $limit
 
 -- name: purge_lock
--- Lock them, looked at again: they were found without a lock.
+-- Locks these rows, with the condition again: they were found without a lock.
 SELECT /* ackstream purge */ $id
 FROM $table $partitions FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked < $before_ns
@@ -254,44 +265,47 @@ ORDER BY id
 FOR UPDATE SKIP LOCKED
 
 -- name: purge_delete
--- Delete rows that are locked already. Without its hint for an index, for which a DELETE has to be written like this, both
--- servers read all of a small table, and wait for rows that somebody works on.
+-- Deletes locked rows. Without the index hint, which requires this form of DELETE, both servers
+-- read all of a small table, and wait for rows in use.
 DELETE /* ackstream purge */ FROM $table USING $table $partitions FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked < $before_ns
 
 -- name: retention_partitions
--- The partitions of a table that keeps acknowledged rows by time, in their order; subpartitions repeat them.
+-- The partitions of a table with acknowledged rows by time, in their order. Subpartitions repeat
+-- them.
 SELECT /* ackstream catalog */ table_schema, table_name, partition_name, partition_description
 FROM information_schema.partitions
 WHERE table_schema = $db AND table_name = $name
 ORDER BY partition_ordinal_position
 
 -- name: retention_drop
--- Old rows by the million, without reading one. Nobody waits behind it with MariaDB's NOWAIT, and nobody for longer than
--- lock_wait_timeout, whose least value is a second, without.
+-- Drops millions of old rows without reading one. With MariaDB's NOWAIT, no statement waits behind
+-- it. Without, none waits longer than lock_wait_timeout, which is at least a second.
 ALTER /* ackstream purge */ TABLE $table $nowait
 DROP PARTITION $names
 
 -- name: retention_add
--- Partitions ahead of their time, where the table has no last one for all the rest.
+-- Makes partitions ahead of their time, in a table without a last partition for all later times.
 ALTER /* ackstream purge */ TABLE $table $nowait
 ADD PARTITION ($definitions)
 
 -- name: retention_rest
--- Whether the last partition, for all the rest, has a row.
+-- Whether the last partition, for all later times, has a row.
 SELECT /* ackstream purge */ 1
 FROM $table $partitions
 LIMIT 1
 
 -- name: retention_split
--- Partitions ahead of their time, out of the last one, which is empty: otherwise its rows would be copied.
+-- Makes partitions ahead of their time from the last one. That must be empty: its rows would be
+-- copied.
 ALTER /* ackstream purge */ TABLE $table $nowait
 REORGANIZE PARTITION $names INTO ($definitions)
 
 -- name: catalog_listing
--- Tables that may be message tables, with what tells that one was changed; and views, as what is written to a view goes
--- to another table. The servers' own tables and views are left out before they are opened. Every ALTER sets create_time
--- to the current second. MariaDB opens each table to know it: there it is asked for marked tables only, afterwards.
+-- Tables that may be message tables, with values that change when they are altered; and views,
+-- because a write to a view reaches another table. The servers' own tables and views are excluded
+-- before they are opened. Every ALTER sets create_time to the current second. MariaDB opens a table
+-- to read it, so there catalog_times reads it for marked tables only.
 SELECT /* ackstream catalog */
     table_schema, table_name, table_type, table_comment, COALESCE(engine, ''),
     /*!80000 COALESCE(UNIX_TIMESTAMP(create_time), 0), create_time < NOW() - INTERVAL 2 SECOND */ /*M! '', '' */
@@ -300,20 +314,21 @@ WHERE table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_sc
     AND (table_type = 'VIEW' OR table_comment LIKE '%vitess\_message%')
 
 -- name: catalog_times
--- When tables were made or altered, for MariaDB: it opens no others than those whose names are listed.
+-- When tables were made or altered, for MariaDB. It opens only the tables whose names are listed.
 SELECT /* ackstream catalog */
     table_schema, table_name, COALESCE(UNIX_TIMESTAMP(create_time), 0), create_time < NOW() - INTERVAL 2 SECOND
 FROM information_schema.tables
 WHERE $tables
 
 -- name: catalog_triggers
--- What is written to a table with a trigger may go to others, too. Those are shown that the account has TRIGGER on.
+-- A write to a table with a trigger may reach other tables. Only tables on which the account has
+-- TRIGGER are returned.
 SELECT /* ackstream catalog */ DISTINCT event_object_table
 FROM information_schema.triggers
 WHERE event_object_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
 
 -- name: catalog_table
--- Tables by their names. MariaDB compares names without regard to case: the caller picks.
+-- Tables by their names. MariaDB compares names without case, so the caller selects.
 SELECT /* ackstream catalog */
     table_schema, table_name, table_comment, COALESCE(engine, ''), @@lower_case_table_names
 FROM information_schema.tables
@@ -329,14 +344,15 @@ WHERE $tables
 ORDER BY ordinal_position
 
 -- name: catalog_partitioning
--- How they are partitioned.
+-- Their partitioning.
 SELECT /* ackstream catalog */ DISTINCT
     table_schema, table_name, COALESCE(partition_method, ''), COALESCE(partition_expression, '')
 FROM information_schema.partitions
 WHERE $tables
 
 -- name: catalog_indexes
--- Their indexes, a column a row. Whether an index is hidden from the optimizer has a name of its own on each server.
+-- Their indexes, one column a row. The attribute of an index that the optimizer ignores has another
+-- name on each server.
 SELECT /* ackstream catalog */
     table_schema, table_name, index_name, COALESCE(column_name, ''), non_unique, index_type,
     COALESCE(collation, ''), COALESCE(sub_part, 0)
@@ -346,16 +362,16 @@ WHERE $tables
 ORDER BY index_name, seq_in_index
 
 -- name: rights_account
--- Whose privileges SHOW GRANTS shows, and on what kind of server.
+-- The account whose privileges SHOW GRANTS returns, and the kind of server.
 SELECT /* ackstream rights */ CURRENT_USER(), VERSION()
 
 -- name: rights_grants
--- What the account may do by now. (A session goes by what it had on the server as a whole when it began.)
+-- The account's present privileges. (A session keeps the global privileges that it began with.)
 SHOW GRANTS
 
 -- name: rights_select
--- Whether the account may look for messages. Like those below it reads no row, and takes no other privilege and none
--- on columns that the engine does not use.
+-- Whether the account may look for messages. Like the statements below it reads no row, and
+-- requires no other privilege, and none on columns that the engine does not use.
 SELECT /* ackstream rights */ id, priority, epoch, time_next, time_acked
 FROM $table
 WHERE FALSE
@@ -367,7 +383,8 @@ SET epoch = 0, time_next = 0
 WHERE FALSE
 
 -- name: rights_claim
--- Whether it may do both at once. MySQL denies this where it has UPDATE on the database and SELECT on the table only.
+-- Whether it may do both in one statement. MySQL denies this with UPDATE on the database and SELECT
+-- on the table only.
 UPDATE /* ackstream rights */ $table
 SET epoch = epoch + 1, time_next = 0
 WHERE id IS NULL AND time_acked IS NULL AND FALSE
@@ -378,27 +395,28 @@ DELETE /* ackstream rights */ FROM $table
 WHERE FALSE
 
 -- name: rights_insert
--- Whether it may put dead messages here.
+-- Whether it may move dead messages into the table.
 INSERT /* ackstream rights */ INTO $table (id)
 SELECT 0
 FROM DUAL
 WHERE FALSE
 
 -- name: server_name
--- What tells this server from others behind the same name or address, in one form for each character set. The proxy
--- asks the same on clients' connections.
+-- A value that differs between servers behind the same name or address, in the same bytes for every
+-- character set. The proxy runs the same expression on clients' connections.
 SELECT SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
 
 -- name: kill
--- What a vanished client left running.
+-- Ends a vanished client's connection, and its statement.
 KILL CONNECTION $connection_id
 
 -- name: binlog_settings
--- Whether the server keeps a binary log of rows. A server that has none of these variables has but one way.
+-- Whether the server writes a binary log of rows. A server without these variables has only one
+-- format.
 SHOW GLOBAL VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format')
 
 -- name: binlog_end
--- Where the binary log ends now: its file and the position in it.
+-- The present end of the binary log: its file and the position in it.
 SHOW BINARY LOG STATUS
 
 -- name: binlog_end_formerly
@@ -406,7 +424,7 @@ SHOW BINARY LOG STATUS
 SHOW MASTER STATUS
 
 -- name: binlog_columns
--- What the log does not tell about a table's columns: names, signs, character sets.
+-- The properties of columns that the binary log does not contain: names, signs, character sets.
 SELECT /* ackstream binlog */
     table_schema, table_name, column_name, data_type, column_type, COALESCE(character_set_name, '')
 FROM information_schema.columns

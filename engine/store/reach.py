@@ -1,7 +1,8 @@
-"""Whether the server takes the engine's connections, and one line in the log for each change of that.
+"""Whether the server accepts the engine's connections, with one log line for each change.
 
-While the server is down every statement of every queue fails, many times a second in all. What fails then is counted
-(`store_errors`) and not logged; this says when it began, why, and how long it took.
+While the server is down, every statement of every queue fails, many times a second. These failures
+are counted (`store_errors`) and not logged. The lines here contain the begin, the reason and the
+duration.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Reach:
-    """What became of the last attempt to open a connection. Safe for threads."""
+    """The outcome of the last attempt to open a connection. Safe for threads."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -26,7 +27,7 @@ class Reach:
 
     @property
     def reason(self) -> str | None:
-        """Why the server takes no connection; None when it takes them, or none was tried yet."""
+        """Why the server accepts no connection. None if it does, or before the first attempt."""
         return self._reason
 
     def reached(self) -> None:
@@ -38,7 +39,10 @@ class Reach:
                 log.info("the server takes connections again, after %.1f s", time.monotonic() - self._since_s)
 
     def failed(self, error: StoreError) -> None:
-        """A connection could not be opened. Before the first that was, whoever starts the engine reports it."""
+        """A connection could not be opened.
+
+        Before the first success, the program that starts the engine reports it.
+        """
         with self._guard:
             before, self._reason = self._reason, str(error)
             if before is None:

@@ -1,4 +1,4 @@
-"""A memory of bounded size: what was used last is kept, and what was not used for longest goes first."""
+"""A mapping of bounded size that drops its least recently used entry (LRU)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Values by their keys, at most `size_max` of them; for any number of threads."""
+    """At most `size_max` values by their keys. Safe for any number of threads."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -25,7 +25,7 @@ class Recent(Generic[K, V]):
         return key in self._values
 
     def get(self, key: K, default: V) -> V:
-        """The value that was put there, or the default if it is not known (any more)."""
+        """The value of the key, or the default if there is none any more."""
         with self._guard:
             if key not in self._values:
                 return default
@@ -33,7 +33,7 @@ class Recent(Generic[K, V]):
             return self._values[key]
 
     def put(self, key: K, value: V) -> None:
-        """Remember a value, in place of the one that was used longest ago if there are too many."""
+        """Set a value. With too many, the least recently used one is dropped."""
         with self._guard:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -41,6 +41,6 @@ class Recent(Generic[K, V]):
                 self._values.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Remember it no more, if it was known."""
+        """Drop the value of the key, if there is one."""
         with self._guard:
             self._values.pop(key, None)

@@ -1,8 +1,9 @@
 """Row packets without their first value, and otherwise as they came.
 
-A fetch selects one column more than the subscriber's SELECT, as the *first* column: the id, epoch and lease of the
-message. The rest of the packet goes to the client unread. A text row only loses its first string. A binary row
-begins with a bitmap that has a bit for each column, so the bitmap loses one bit, and sometimes its last byte.
+A fetch selects one column more than the subscriber's SELECT, as the *first* column: the id, epoch
+and lease of the message. The rest of the packet goes to the client unread. A text row only loses
+its first string. A binary row begins with a bitmap that has a bit for each column, so the bitmap
+loses one bit, and sometimes its last byte.
 """
 
 from __future__ import annotations

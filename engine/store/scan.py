@@ -1,7 +1,8 @@
-"""A scan of one table: priority by priority through the index, or, without one, by sorting it all.
+"""Scans one table: priority by priority through the scan index, or without it by sorting the whole
+table.
 
-One packet is enough as long as the table's priorities are the ones that the last scan saw; what the rows that come
-back amount to is engine.store.scan_result's to say.
+One packet is enough while the table's priorities are those of the last scan.
+engine.store.scan_result turns the rows into the result.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from engine.store.scan_result import ScanAssembly
 
 
 def context_of(selection: Selection) -> SessionContext:
-    """The session's settings under which a condition means what its client meant."""
+    """The session settings under which a condition has the meaning it has in its client's
+    session."""
     return OWN_CONTEXT if selection.condition is None else SessionContext(time_zone=selection.time_zone)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """What a scan is to find: up to `limit` due rows of a selection."""
+    """The task of a scan: up to `limit` due rows of a selection."""
 
     table: QueueTable
     limit: int
@@ -36,8 +38,8 @@ class ScanRequest:
 class IndexScan:
     """One scan through the index, priority by priority.
 
-    The first packet asks for the first priority and at once for the rows of those that the last scan saw. As long as
-    that guess holds, there is no second packet.
+    The first packet reads the first priority, and the rows of the priorities that the last scan
+    found. While that guess is right, there is no second packet.
     """
 
     unranked = "scan_without_priority"
@@ -45,7 +47,7 @@ class IndexScan:
 
     def __init__(self, connection: StoreConnection, request: ScanRequest, known: Sequence[int], ahead: int) -> None:
         self.priorities_read: list[int] = []
-        """The priorities that were looked at, in their order."""
+        """The priorities that were read, in their order."""
         self.sql = TableStatements(request.table, request.selection)
         self.row_limit = request.limit + 1
         self._connection, self._request = connection, request
@@ -77,21 +79,21 @@ class IndexScan:
         return Timed(assembly.result(), assembly.now_ns)
 
     def query(self, statements: Sequence[str]) -> list[Result]:
-        """Run statements in the session that this look needs."""
+        """Run statements in the scan's context."""
         return self._connection.run(statements, self._request.context)
 
-    # What kinds of scans do in their own ways.
+    # Methods that differ between the kinds of scans.
 
     def bounds(self) -> dict[str, object]:
-        """The words of `unranked` that are this scan's own."""
+        """Further words of the statement `unranked`."""
         return {}
 
     def opening(self) -> list[str]:
-        """What is to be known before the first row is read."""
+        """Statements to run before the first row is read."""
         return []
 
     def assembly(self, now: int, opening: Sequence[Result]) -> ScanAssembly:
-        """Where the rows go, given the answers to `opening`."""
+        """The collector of the rows, given the results of `opening`."""
         assert not opening
         return ScanAssembly(self._request.limit, now)
 
@@ -100,44 +102,53 @@ class IndexScan:
         return [self.sql("scan_priority", priority=priority, limit=self.row_limit)]
 
     def add_rows(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
-        """Take their answers."""
+        """Add one priority's results to the collector."""
         entries = entries_of(self.sql, *rows)
         if self._request.table.scan_descending and self._request.table.scan_ties_by_id:
             entries = self._by_id(priority, entries, assembly.now_ns)
         assembly.add(entries)
 
-    # The walk.
+    # Reading the priorities.
 
     def _at(self, priority: int) -> list[Result]:
-        """What was read of a priority, and the one after it; read now unless it was read ahead."""
+        """The results of one priority, and that of the next priority.
+
+        Read now unless they were read ahead.
+        """
         if priority not in self._read:
-            after = [each for each in self._known if each > priority]
+            after = [known for known in self._known if known > priority]
             wanted = [priority, *after[: self._ahead - 1]]
             self._take(wanted, self.query(self._statements(wanted)))
         return self._read[priority]
 
     def _by_id(self, priority: int, entries: Sequence[Entry], now: int) -> list[Entry]:
-        """The entries with those of one time by ascending id, also when the limit cut through due ones of one time."""
+        """The entries, those of the same time by ascending id.
+
+        If the limit cut off due entries of the last time, those with the smallest ids are read.
+        """
         if len(entries) >= self.row_limit and (last_ns := entries[-1].due_ns) <= now:
             ties = self.query([self.sql("scan_ties", priority=priority, time_next=last_ns, limit=self.row_limit)])
-            entries = list({each.key: each for each in (*entries, *entries_of(self.sql, *ties))}.values())
-        return sorted(entries, key=lambda each: (each.due_ns, each.key))[: self.row_limit]
+            entries = list({entry.key: entry for entry in (*entries, *entries_of(self.sql, *ties))}.values())
+        return sorted(entries, key=lambda entry: (entry.due_ns, entry.key))[: self.row_limit]
 
     def _statements(self, priorities: Sequence[int]) -> list[str]:
         return [
-            each
+            text
             for priority in priorities
-            for each in (*self.reading(priority), self.sql("scan_next_priority", priority=priority))
+            for text in (*self.reading(priority), self.sql("scan_next_priority", priority=priority))
         ]
 
     def _take(self, priorities: Sequence[int], answers: Sequence[Result]) -> None:
-        each = len(answers) // max(1, len(priorities))
+        count = len(answers) // max(1, len(priorities))
         for at, priority in enumerate(priorities):
-            self._read[priority] = list(answers[each * at : each * (at + 1)])
+            self._read[priority] = list(answers[count * at : count * (at + 1)])
 
 
 class RangeScan(IndexScan):
-    """A scan for a condition, which begins where the last one ended (engine.dispatch.scan_position)."""
+    """A scan with a condition.
+
+    It begins where the last one ended (engine.dispatch.scan_position).
+    """
 
     unranked = "scan_part_without_priority"
 
@@ -149,20 +160,21 @@ class RangeScan(IndexScan):
         self._ids_ascend = request.table.id_grows and request.table.scan_ties_by_id
 
     def bounds(self) -> dict[str, object]:
-        """See IndexScan."""
+        """The end of the range in time."""
         return {"until_ns": self._part.until_ns}
 
     def opening(self) -> list[str]:
-        """See IndexScan."""
+        """The greatest id, where ids ascend with time."""
         return [self.sql("scan_greatest_id")] if self._ids_ascend else []
 
     def assembly(self, now: int, opening: Sequence[Result]) -> ScanAssembly:
-        """See IndexScan."""
+        """The collector of the range."""
         greatest_id = _integer(opening[0]) if opening else None
         return ScanAssembly(self._request.limit, now, self._part.until_ns, greatest_id)
 
     def reading(self, priority: int) -> list[str]:
-        """See IndexScan."""
+        """The statements that read the rows of one priority: without a usable time, of time 0, and
+        of later times."""
         place = self._part.after.get(priority)
         behind = "TRUE" if place is None or place.zero_id is None else f"id > {place.zero_id}"
         after_ns = 0 if place is None else max(0, place.time_ns)
@@ -174,13 +186,13 @@ class RangeScan(IndexScan):
         ]
 
     def add_rows(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
-        """See IndexScan."""
-        odd, zero, timed = (entries_of(self.sql, each) for each in rows)
-        assembly.add_part(priority, odd, zero, sorted(timed, key=lambda each: (each.due_ns, each.key)))
+        """Add one priority's three results to the collector."""
+        odd, zero, timed = (entries_of(self.sql, result) for result in rows)
+        assembly.add_part(priority, odd, zero, sorted(timed, key=lambda entry: (entry.due_ns, entry.key)))
 
 
 def scan_slowly(connection: StoreConnection, request: ScanRequest) -> Timed[ScanResult]:
-    """A scan of a table without the index."""
+    """Scan a table without the scan index."""
     sql, asked = TableStatements(request.table, request.selection), request.limit + 1
     now, later, due = connection.run(
         [
@@ -192,14 +204,14 @@ def scan_slowly(connection: StoreConnection, request: ScanRequest) -> Timed[Scan
     )
     assembly = ScanAssembly(request.limit, now_ns(now))
     assembly.add(due_entries := entries_of(sql, due))
-    # What came due between the two queries is in both answers.
-    known = {each.key for each in due_entries}
-    assembly.add([each for each in entries_of(sql, later) if each.key not in known])
+    # Rows that came due between the two queries are in both results.
+    known = {entry.key for entry in due_entries}
+    assembly.add([entry for entry in entries_of(sql, later) if entry.key not in known])
     return Timed(assembly.result(), assembly.now_ns)
 
 
 def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
-    """Rows of id, epoch, priority and time_next."""
+    """The entries in rows of id, epoch, priority and time_next."""
     key = sql.key
     return [
         Entry(key(raw), int(epoch), int(priority), int(due_ns))
@@ -210,7 +222,7 @@ def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
 
 
 def keys_of(sql: TableStatements, *results: Result) -> list[Key]:
-    """Rows of an id alone."""
+    """The keys in rows of an id alone."""
     return [sql.key(raw) for result in results for (raw,) in map(text_values, result.rows) if raw is not None]
 
 

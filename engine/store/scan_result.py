@@ -1,9 +1,11 @@
-"""What a scan makes of the rows it read: the due ones up to a limit, the next ones after them, and what may be missing.
+"""Turns the rows of a scan into its result: due rows up to a limit, the next ones, and where rows
+may be missing.
 
-The rows of one priority come in the order of time, so the due ones stand first, and a reading that was cut off
-has either more due rows than anybody wants, or a last row from whose time on rows may be missing. A scan of a range
-(for a condition) reads each priority in two parts, the rows of time 0 by id and the others by time, and tells up to
-where it has come, short of all that it found and left out.
+The rows of one priority come in the order of time, so the due ones come first. If they were cut off
+by the limit, either more rows are due than are needed, or rows may be missing from the time of the
+last one on. A scan of a range (with a condition) reads each priority in two parts, the rows of time
+0 by id and the others by time. Its result contains the positions it reached, before all rows that
+it found and left out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from engine.model import Entry, Position, ScanResult
 
 
 def is_behind(entry: Entry, place: Position | None) -> bool:
-    """Whether a scan that begins at this place reads the entry."""
+    """Whether a scan that begins at this position reads the entry."""
     if place is None:
         return True
     if entry.due_ns > 0:
@@ -25,10 +27,10 @@ def is_behind(entry: Entry, place: Position | None) -> bool:
 
 @dataclass(slots=True)
 class ScanAssembly:
-    """Collects readings, most urgent priority first. Each was asked for `asked` rows.
+    """Collects the rows of a scan, most urgent priority first, each read with `row_limit`.
 
-    `until_ns` and `greatest_id` are a range's: the time up to which it is read, and the greatest id of the table before
-    it was (None: ids tell nothing).
+    `until_ns` and `greatest_id` are for a range: the time up to which it is read, and the table's
+    greatest id before it was read (None: ids do not ascend with time).
     """
 
     limit: int
@@ -42,35 +44,38 @@ class ScanAssembly:
 
     @property
     def row_limit(self) -> int:
-        """How many rows to ask for: one more than the limit tells whether there are more."""
+        """The limit of each statement: one more row shows that there are more."""
         return self.limit + 1
 
     @property
     def full(self) -> bool:
-        """Whether less urgent rows are not wanted any more."""
+        """Whether less urgent rows are not needed any more."""
         return len(self._due) > self.limit
 
     def add(self, reading: Sequence[Entry]) -> None:
-        """Take the rows of one priority, in the order of time."""
-        self._due += [each for each in reading if each.due_ns <= self.now_ns]
-        self._later += [each for each in reading if each.due_ns > self.now_ns]
+        """Add the rows of one priority, in the order of time."""
+        self._due += [entry for entry in reading if entry.due_ns <= self.now_ns]
+        self._later += [entry for entry in reading if entry.due_ns > self.now_ns]
         if len(reading) >= self.row_limit and reading[-1].due_ns > self.now_ns:
             self._horizons_ns.append(reading[-1].due_ns)
 
     def add_part(self, priority: int, odd: Sequence[Entry], zero: Sequence[Entry], timed: Sequence[Entry]) -> None:
-        """Take what a range's scan read of one priority: without a time or before 1970, all; of time 0, by id;
-        of later times, by time."""
+        """Add the rows that a range's scan read of one priority.
+
+        `odd`: all rows without a time or before 1970. `zero`: rows of time 0, by id. `timed`: rows
+        of later times, by time.
+        """
         assert self.until_ns is not None
         zero_id, time_ns = self.greatest_id, self.until_ns
         if zero_id is not None and len(zero) >= self.row_limit:
-            zero_id = min(zero_id, *(each.key for each in zero[-1:] if isinstance(each.key, int)))
+            zero_id = min(zero_id, *(entry.key for entry in zero[-1:] if isinstance(entry.key, int)))
         if len(timed) >= self.row_limit:
             time_ns = timed[-1].due_ns - 1
         self._reached[priority] = Position(zero_id, time_ns)
         self.add([*odd, *zero, *timed])
 
     def result(self) -> ScanResult:
-        """What the scan found."""
+        """The scan's result."""
         later = sorted(self._later, key=_due_ns)
         left_out = later[self.limit :]
         horizons_ns = [*self._horizons_ns, *map(_due_ns, left_out[:1])]
