@@ -1,8 +1,11 @@
-"""SQL text in, values out: which statements are ours, and what they say.
+"""SQL text in, values out: which statements are queue statements, and what they mean.
 
-Nothing here touches a socket, a clock or a server. A statement passes through at most two steps:
-`classify` looks at its first keyword (microseconds, whatever its length), and only a statement
-that is ours goes on to `stream.parse_stream` or `ack.parse_ack`. Recognising too little is always
-safe, because MySQL answers 1064 to every statement of ours; recognising too much is not, so that
-all doubt is resolved towards the server.
+Nothing here touches a socket, a clock or a server. `classify` reads the head of every statement, in
+microseconds whatever its length. Only a queue statement is parsed: by `ack` (ACK, NACK, EXTEND),
+`stream` (STREAM) or `queues` (CREATE QUEUE and its family). To take a queue statement for another
+one is always safe, because MySQL answers it with error 1064. The opposite is not, so in doubt a
+statement goes to the server.
+
+`lexicon` states what a blank, a comment, a string and a name are. `tokens` cuts statements by
+sqlglot's tokenizer. Everything else uses these two.
 """

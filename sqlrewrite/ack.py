@@ -10,8 +10,8 @@ cannot leave the parentheses that the UPDATE puts around it. A newline behind it
 comment. Text that the server might read in another way is refused: a comment that the server
 executes, a NUL, two dashes before a byte beyond ASCII.
 
-DELAY and BY are clauses only at the end of the statement, outside quotes and parentheses, before one
-number or `?`. No expression of SQL ends like that, so a column may have such a name.
+DELAY and BY are clauses only at the end of the statement, outside quotes and parentheses, before
+one number or `?`. No expression of SQL ends like that, so a column may have such a name.
 
 Most conditions are `id = …` or `id IN (…)`. One pattern (`_keys_pattern`) matches these and yields
 the keys: 10,000 of them take less than a millisecond. The keys of a longer list are not read
@@ -69,17 +69,19 @@ KEYS_MAX: Final = 10_000
 
 Of a longer list no id is read. The engine then looks up what is in flight, which costs less."""
 KEYS_BYTES_MAX: Final = 512 * 1024
-"""The longest list of ids that is read, in bytes: KEYS_MAX of 50 each, which one pattern matches in some ms."""
+"""The longest list of ids that is read, in bytes: KEYS_MAX of 50 each, which one pattern matches in
+some ms."""
 STEP_PIECES: Final = 2_048
-"""Pieces of a condition that are scanned at once, in about a millisecond. A piece is a word, a string, a comment or a
-mark."""
+"""Pieces of a condition that are scanned at once, in about a millisecond. A piece is a word, a
+string, a comment or a mark."""
 
 FRACTION_DIGITS_MAX: Final = 9
 """The table counts nanoseconds."""
 
 
 class KeyLiterals(enum.Enum):
-    """How the literals among the keys of a statement are written. The server compares ids with them accordingly."""
+    """How the literals among the keys of a statement are written. It decides how the server
+    compares ids with them."""
 
     NUMBERS = enum.auto()
     STRINGS = enum.auto()
@@ -99,18 +101,21 @@ class SettleStatement:
     condition: bytes
     """The condition as written."""
     keys: tuple[bytes | Param, ...] | None
-    """The ids, if the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`: digits,
-    the contents of a string, or a parameter. None for any other condition, and for more than KEYS_MAX."""
+    """The ids, if the condition is `id = …` or `id IN (…)`, with or without `AND epoch = …`:
+    digits, the contents of a string, or a parameter. None for any other condition, and for more
+    than KEYS_MAX."""
     param_count: int
     key_literals: KeyLiterals = KeyLiterals.NUMBERS
     """How the literals among the keys are written."""
     delay_s: Decimal | Param | None = None
-    """NACK and EXTEND: seconds from now until the message is due. A parameter is the statement's last."""
+    """NACK and EXTEND: seconds from now until the message is due. A parameter is the statement's
+    last."""
 
     def update(self) -> bytes:
         """The UPDATE to run in its place: one affected row per message.
 
-        Its parameters are the statement's, except that `delay_s` comes first: SET stands before WHERE.
+        Its parameters are the statement's, except that `delay_s` comes first: SET stands before
+        WHERE.
         """
         if self.verb is Verb.ACK:
             changes, guard = ACKNOWLEDGED, b"time_acked IS NULL"
@@ -125,7 +130,8 @@ class SettleStatement:
         return b"CAST(? AS DECIMAL(20, 9)) * 1000000000"
 
     def check_delay(self, values: Sequence[object]) -> None:
-        """Raises SqlError (1210) if `delay_s` is a parameter and its value is no time that it can be."""
+        """Raises SqlError (1210) if `delay_s` is a parameter and its value is no time that it can
+        be."""
         if isinstance(self.delay_s, Param) and _seconds(values[self.delay_s.index]) is None:
             given = repr(values[self.delay_s.index])[:40]
             raise wrong_argument(
@@ -177,7 +183,8 @@ GAP_PIECES_MAX: Final = 1_000
 NAME_QUOTES_MAX: Final = 128
 """Quotes that a name can contain: more than it can have characters."""
 INNER_PIECES: Final = 64
-"""Escapes in a string, or asterisks in a comment, that the pattern matches. One with more is read in steps."""
+"""Escapes in a string, or asterisks in a comment, that the pattern matches. One with more is read
+in steps."""
 
 _GAP_PIECES = rf"(?>(?:{BLANK}++|{COMMENT}){{0,{GAP_PIECES_MAX}}})"
 _GAP = bytes_pattern(_GAP_PIECES)
@@ -223,7 +230,8 @@ class _Grammar:
     tail: re.Pattern[bytes]
     """What follows a condition, up to the end of the statement."""
     pieces: re.Pattern[bytes]
-    """A stretch of the condition, or one of the named groups: a mark, a word that may begin a clause, an error."""
+    """A stretch of the condition, or one of the named groups: a mark, a word that may begin a
+    clause, an error."""
     inside: Mapping[bytes, re.Pattern[bytes]]
     """By quote, the next part of a long text in quotes; empty at its end."""
 
@@ -260,7 +268,8 @@ def _keys_pattern(*, ansi_quotes: bool) -> str:
     text = single if ansi_quotes else f"(?:{single}|{double})"
     literal = rf"(?:-?+[0-9]++|\?|{text})"
     gap = rf"{BLANK}*+"
-    # The first alternative matches nothing that the second does not; it halves the time of a long list of numbers.
+    # The first alternative matches nothing that the second does not; it halves the time of a long
+    # list of numbers.
     listed = rf"\((?:(?>(?:[0-9]++,{gap})*)[0-9]++|(?>(?:{gap}{literal}{gap},)*){gap}{literal}{gap})\)"
     return (
         rf"(?P<condition>(?:`id`|id){gap}(?:=|IN{gap}(?=\()){gap}(?P<list>{listed}|{literal})"
@@ -278,7 +287,8 @@ def _tail_pattern(verb: Verb) -> str:
 
 
 class _SettleParser:
-    """Reads one statement from left to right. Patterns match the shadow; text is cut from the original."""
+    """Reads one statement from left to right. Patterns match the shadow; text is cut from the
+    original."""
 
     def __init__(self, sql: bytes, codec: str, *, no_backslash_escapes: bool, ansi_quotes: bool) -> None:
         self._sql = sql
@@ -366,7 +376,8 @@ class _SettleParser:
         return len(self._text) - start <= KEYS_BYTES_MAX and self._text.count(b",", start) < KEYS_MAX
 
     def _measure(self, start: int) -> Generator[None, None, tuple[int, int, bytes | None]]:
-        """Find where the condition ends, the count of its parameters, and the seconds that follow it."""
+        """Find where the condition ends, the count of its parameters, and the seconds that follow
+        it."""
         depth = param_count = scanned = 0
         position = start
         while position < len(self._text):
@@ -406,7 +417,8 @@ class _SettleParser:
         return self._position, param_count, None
 
     def _end_of_long(self) -> Generator[None, None, int]:
-        """Where a long comment, or a long text in quotes, that begins here ends; 0 if there is none."""
+        """Where a long comment, or a long text in quotes, that begins here ends; 0 if there is
+        none."""
         text, begin = self._text, self._position
         if text.startswith(b"/*", begin):
             closed = -1 if _EXECUTED.match(text, begin) else text.find(b"*/", begin + 2)
@@ -422,7 +434,8 @@ class _SettleParser:
         return end + 1 if text[end : end + 1] == mark else 0
 
     def _clause(self, start: int, word: str) -> None:
-        """Refuse the word that stands here, if it can only begin a clause: no such clause ends the statement."""
+        """Refuse the word that stands here, if it can only begin a clause: no such clause ends the
+        statement."""
         if word in {"ORDER", "LIMIT"}:
             self._fail(_NO_CLAUSES)
         before = self._text[max(start, self._position - 64) : self._position]
@@ -441,8 +454,8 @@ class _SettleParser:
 
 
 def _keys(listed: bytes) -> tuple[tuple[bytes | Param, ...], int, KeyLiterals]:
-    """The keys of a literal or list that `_keys_pattern` matched, the count of parameters among them, and how the
-    others are written."""
+    """The keys of a literal or list that `_keys_pattern` matched, the count of parameters among
+    them, and how the others are written."""
     inner = listed[1:-1] if listed.startswith(b"(") else listed
     params = map(Param, count())
     keys: Iterable[bytes | Param]

@@ -1,15 +1,15 @@
-"""What a statement is, told from its first words.
+"""What a statement is, by its first words.
 
-Every statement of every client goes through `classify`. So a SELECT is told by its first bytes,
-as it is nearly always written; all else by one look by one anchored regular expression, and what
-may write by a second one at the head of the statement: the table that an INSERT of ten thousand
-rows touches stands before its first row. The answer for statements that are not ours is a hint
-and nothing more: which tables to look at once it is committed. A hint that is missing costs a
-delay until the next poll and one that is too wide costs a look, so doubt means "any table".
+Every statement of every client goes through `classify`. A SELECT is recognised by its first bytes,
+any other statement by one anchored pattern. A second pattern reads the head of a statement that may
+write: the table of an INSERT of ten thousand rows stands before its first row.
 
-Statements of ours must stand alone in their packet. Whether a packet holds several statements is
-seen by the first semicolon; only where it is not the end of the text are quotes and comments
-read.
+For statements that are not queue statements, the table is a commit notice: the engine scans it once
+the statement is committed. A missing notice delays a message until the next poll, and one that is
+too wide costs a scan. So in doubt it is "any table".
+
+A queue statement must stand alone in its packet. Where the first semicolon is not the end of the
+text, quotes and comments are read to find whether a second statement follows.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class Verb(enum.Enum):
     NACK = enum.auto()
     EXTEND = enum.auto()
     QUEUE = enum.auto()
-    """CREATE QUEUE and its family, SHOW QUEUES and SHOW STREAMS (sqlrewrite.queues tells them apart)."""
+    """CREATE QUEUE and its family, SHOW QUEUES and SHOW STREAMS: sqlrewrite.queues parses them."""
     KILL = enum.auto()
-    """Relay it; `parse_kill` tells whom it ends."""
+    """Relay it; `parse_kill` returns which connection it ends."""
     WRITE = enum.auto()
     """Relay it; it may change rows."""
     SCHEMA = enum.auto()
     """Relay it; it may create, change or drop tables, and rows with them."""
     NEXT_TRANSACTION = enum.auto()
-    """Relay it; it sets the characteristics of the session's next transaction and of no other one."""
+    """Relay it; it sets the characteristics of the session's next transaction alone."""
     USE = enum.auto()
     """Relay it; it changes the session's default database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the head of a statement tells.
+    """What the head of a statement shows.
 
     `table` is the bare name, unquoted and casefolded, of the one table that a WRITE or SCHEMA
     statement touches; None means that any table may be touched.
@@ -67,22 +67,25 @@ class Head:
     verb: Verb
     table: str | None = None
     inserts: bool = False
-    """Whether it quickly adds rows and does nothing else: INSERT … VALUES that neither updates nor skips any."""
+    """Whether it only adds rows, and quickly: INSERT … VALUES that neither updates nor skips
+    any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`KILL n`: which connection (None: a parameter says so), and whether only its running statement ends."""
+    """`KILL n`: which connection (None: a parameter), and whether only its running statement
+    ends."""
 
     connection_id: int | None
     query_only: bool
 
 
 MESSAGE_VERBS: Final = (Verb.STREAM, Verb.ACK, Verb.NACK, Verb.EXTEND)
-"""The statements about messages: each is known by its first word."""
+"""The statements about messages: the first word identifies each."""
 
 QUEUE_STATEMENT_VERBS: Final = (*MESSAGE_VERBS, Verb.QUEUE)
-"""The statements that are ours and never reach the server. No set: an enum's hash is a call of Python code."""
+"""The queue statements: they never reach the server. Not a set: an enum's hash is a call of Python
+code."""
 
 OTHER: Final = Head(Verb.OTHER)
 ANY_WRITE: Final = Head(Verb.WRITE)
@@ -90,28 +93,29 @@ ANY_SCHEMA: Final = Head(Verb.SCHEMA)
 NEXT_TRANSACTION: Final = Head(Verb.NEXT_TRANSACTION)
 
 _READS: Final = (b"SELECT ", b"select ")
-"""How most statements begin: they are told without a pattern."""
+"""How most statements begin: they are recognised without a pattern."""
 _READ: Final = len(_READS[0])
 
 LEXED_BYTES_MAX: Final = 4096
-"""Up to here quotes and comments are read to tell `a; b` from `'a; b'`; beyond it the doubt stands."""
+"""Text up to this length is read with its quotes and comments, to tell `a; b` from `'a; b'`."""
 OWN_BYTES_MAX: Final = 64 * 1024
-"""Up to here a statement of ours is read for a second one behind it, in a fraction of a millisecond."""
+"""A queue statement up to this length is searched for a second one, in a fraction of a
+millisecond."""
 
 _Rule = Callable[[bytes, int], Head]
-"""From the statement and the end of its first keyword to what it is."""
+"""Returns what a statement is, given its text and where its first keyword ends."""
 
 
 def classify(text: bytes, *, multi_statements: bool = True) -> Head:
     """What the statement is. Never raises, whatever the bytes.
 
-    `multi_statements` is whether a packet can hold several statements: the client asked for
-    CLIENT_MULTI_STATEMENTS, and this is not a PREPARE. Where it cannot, no semicolon is looked for.
+    `multi_statements`: whether the packet may contain several statements, because the client uses
+    CLIENT_MULTI_STATEMENTS and this is not a PREPARE. Otherwise no semicolon is searched for.
     """
     head = OTHER if text[:_READ] in _READS else _first_statement(text)
     if head is not OTHER and head.verb in QUEUE_STATEMENT_VERBS:
-        # Of a longer text it is left to the statement's own reader, in steps: it refuses with the server's own 1064
-        # what does not stand alone.
+        # The parser of a longer statement searches it in steps, and answers 1064 if it does not
+        # stand alone.
         return head if len(text) > OWN_BYTES_MAX or _stands_alone(text) else OTHER
     if not multi_statements or _stands_alone(text, LEXED_BYTES_MAX):
         return head
@@ -119,20 +123,21 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
 
 
 def may_be_queue_statement(text: bytes) -> bool:
-    """Whether a statement of which these are the first bytes can be ours.
+    """Whether a statement with these first bytes can be a queue statement.
 
-    To be asked of a long packet before it is read to its end: `classify` wants the whole statement.
+    For a long packet that has not arrived in full: `classify` needs the whole statement.
     """
     return _first_statement(text).verb in QUEUE_STATEMENT_VERBS
 
 
 def needs_no_transaction(text: bytes) -> bool:
-    """Whether a statement whose verb is OTHER is seen to use no table, so that it does not begin a transaction."""
+    """Whether a statement whose verb is OTHER certainly uses no table: then it begins no
+    transaction."""
     return _NO_TRANSACTION.match(text) is not None and b"FROM" not in text[:LEXED_BYTES_MAX].upper()
 
 
 def parse_kill(text: bytes) -> Kill | None:
-    """Whom a KILL ends; None for all that does not name a connection by a plain number."""
+    """What a KILL ends; None unless it names a connection by a plain number or a parameter."""
     match = _KILL.fullmatch(text)
     if match is None:
         return None
@@ -162,11 +167,11 @@ def _stands_alone(text: bytes, lexed_bytes_max: int | None = None) -> bool:
 
 _STRING = strings(no_backslash_escapes=False, ansi_quotes=False)
 
-# The patterns. Each rule's own one starts behind the first keyword. Where nothing but a name can
-# stand, "t" is one in any sql_mode: as a string it would be an error of the server's.
+# The patterns. That of a rule starts behind the first keyword. Where only a name can stand, "t" is
+# one in any sql_mode: as a string it would be an error.
 
-# No keyword of interest is longer than 8 letters. A comment that GAP did not skip is one that the
-# server executes, or it is not closed: the branch without a group.
+# No keyword of interest is longer than 8 letters. A comment that GAP does not match is executed by
+# the server, or is not closed: the branch without a group.
 _FIRST = bytes_pattern(rf"{GAP}(?:([A-Z]{{2,8}}+){WORD_END}|/\*)")
 _REST_IS_GAP = bytes_pattern(rf"{GAP}\Z")
 _SCHEMA_WORD = bytes_pattern(rf"(?<![\w$])(?:CREATE|ALTER|DROP|RENAME|TRUNCATE){WORD_END}")
@@ -218,14 +223,14 @@ _ALTER = _head(
 )  # fmt: skip
 _DROP = _head(_word("TABLES?") + _IF_EXISTS + _TABLE + "(?!,)")
 _TRUNCATE = _head(_maybe("TABLE") + _TABLE)
-# No statement of either server has these words.
+# Neither server has a statement with these words.
 _QUEUE = _head(rf"QUEUE{WORD_END}{GAP}(?![:(.=])")
 _SHOW = _head(rf"(?:QUEUES|STREAMS|CREATE{WORD_END}{GAP}QUEUE){WORD_END}{GAP}(?![:(.=])")
 _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
 _NOT_OUR_SHAPE = _head("[:(.=]")
 _STATEMENT = _head(_word("STATEMENT"))
 _TRANSACTION = _head(_word("TRANSACTION"))
-# Without SESSION or GLOBAL behind the `@@`, which one variable in four has of its own.
+# Without SESSION or GLOBAL behind the `@@`: that sets the next transaction alone.
 _ITS_VARIABLES = bytes_pattern(rf"@@`?(?:TRANSACTION|TX)_(?:ISOLATION|READ_ONLY)(?!{WORD_BYTE})")
 
 
@@ -272,7 +277,7 @@ def _with(text: bytes, end: int) -> Head:
 
 def _updates(insert: bytes) -> bool:
     tail = insert[-LEXED_BYTES_MAX:]
-    # A pattern that knows no case is looked for byte by byte, a word at once.
+    # A search that ignores case goes byte by byte; `in` is much faster.
     return b"DUPLICATE" in tail.upper() and _ON_DUPLICATE.search(tail) is not None
 
 
@@ -282,7 +287,8 @@ def _own(verb: Verb) -> _Rule:
 
 
 def _bare_name(written: bytes) -> str | None:
-    """None where the client's character set is not UTF-8: its names cannot be told here."""
+    """The name that is written; None if it is not UTF-8, because the client's character set is not
+    known here."""
     try:
         return unquote(written.decode()).casefold()
     except UnicodeDecodeError:
@@ -308,7 +314,8 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),
     b"BEGIN": _if(_head(_word("NOT")), ANY_WRITE, _always(OTHER)),
     b"SET": _set,
-    # They run other statements or contain them. MariaDB's ANALYZE carries out what it explains.
+    # They run other statements or contain them. MariaDB's ANALYZE runs the statement that it
+    # explains.
     **dict.fromkeys(
         (b"CALL", b"EXECUTE", b"DO", b"XA", b"ANALYZE",
          b"IF", b"CASE", b"LOOP", b"WHILE", b"REPEAT", b"FOR"),

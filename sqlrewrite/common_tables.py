@@ -15,7 +15,8 @@ from typing import Final
 from sqlrewrite.lexicon import BLOCK_COMMENT, GAP, LINE_COMMENT, WORD_BYTE, WORD_END, bytes_pattern, quoted_alike
 
 DEPTH_MAX: Final = 12
-"""Levels of parentheses that the pattern matches; people and programs rarely write more than five."""
+"""Levels of parentheses that the pattern matches; people and programs rarely write more than
+five."""
 
 _BACKQUOTED = rf"(?<![\x80-\xff]){quoted_alike('`')[:-1]}(?<![\x80-\xff])`"
 _QUOTED = "(?:" + "|".join((quoted_alike("'"), quoted_alike('"'), _BACKQUOTED)) + ")"
@@ -23,7 +24,8 @@ _PLAIN = rf"[^()'\"`\\/\#\-;\x00]++|{_QUOTED}|{BLOCK_COMMENT}|{LINE_COMMENT}|-(?
 
 
 def _balanced(depth: int) -> str:
-    """Parentheses that contain at most `depth` levels of others. Each is matched once: no group backtracks."""
+    """Parentheses that contain at most `depth` levels of others. Each is matched once: no group
+    backtracks."""
     inner = f"|{_balanced(depth - 1)}" if depth else ""
     return rf"\((?>(?:{_PLAIN}{inner})*)\)"
 

@@ -1,14 +1,14 @@
-"""Which messages a stream wants: columns of the table compared with constants, and AND, OR, XOR, NOT.
+"""Which messages a stream selects: columns compared with constants, joined by AND, OR, XOR and NOT.
 
-A condition is read on behalf of one session and carried out by the engine in others, which know neither
-that session's sql_mode nor its character set. So what is kept is not what the client wrote but what it
-means: canonical SQL in which names stand in backquotes, every operation in parentheses, and constants
-in forms that nothing can change (sqlrewrite.literals). Equal conditions, however spelled, are equal
-values, so that their subscribers can share the work. Two things stay the session's: times are those of its
-time zone (the engine knows), and a binary column that is compared with text beyond ASCII sees UTF-8.
+A condition is written in one session. The engine evaluates it in others, with another sql_mode and
+character set. So it is kept as canonical SQL: names in backquotes, each operation in parentheses,
+and constants in forms that mean the same in every session (sqlrewrite.literals). Conditions that
+differ only in how they are written are equal values, so their subscribers share one filter group.
+Two things depend on the client's session: times are in its time zone, which the engine sets, and
+text beyond ASCII that is compared with a binary column is UTF-8.
 
-The grammar is small on purpose: each message is compared on the server, for every subscriber, so a
-condition must be cheap, and the same whenever it is asked. What it lacks, a generated column has.
+The grammar is small because the server compares each message for every subscriber: a condition must
+be cheap, and must have the same result each time. A generated column can do everything else.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sqlrewrite.names import Param, TableName, quote
 from sqlrewrite.tokens import TokenStream
 
 SQL_MAX: Final = 64 * 1024
-"""Characters of a condition in its canonical form: it is sent with each look for messages."""
+"""Characters of a condition in canonical form: it is sent with each scan."""
 CONSTANTS_MAX: Final = 1_000
-"""A longer list is better kept in a column of the table."""
+"""A longer list belongs in a column of the table."""
 NESTING_MAX: Final = 50
-"""Parentheses and NOT inside each other: more than people write, and less than the stack holds."""
+"""Nested parentheses and NOT: more than people write, and few enough for the stack."""
 
 GRAMMAR: Final = (
     "a condition compares the table's own columns with constants (=, <=>, <>, <, <=, >, >=, IN, BETWEEN, LIKE, IS"
@@ -37,58 +37,59 @@ GRAMMAR: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a parameter stands. In a LIKE pattern, `escape` is the character that escapes, empty for none."""
+    """Where a parameter stands. In a LIKE pattern, `escape` is the escape character, empty for
+    none."""
 
     param: Param
     escape: str | None = None
 
     def literal(self, value: object) -> str | None:
-        """A value in this place; None for one that cannot stand here."""
+        """The value as SQL; None for one that cannot stand here."""
         if self.escape is None or value is None:
             return literals.constant(value)
         return literals.pattern(value, self.escape) if isinstance(value, str | bytes) else None
 
     @property
     def template(self) -> str:
-        """The place as the server is to count it."""
+        """The place as SQL with one `?`."""
         return "?" if self.escape is None else f"?{literals.ESCAPE_CLAUSE}"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a stream wants, in canonical form."""
+    """Which messages a stream selects, in canonical form."""
 
     columns: frozenset[str]
-    """The columns it names, as written."""
+    """The columns that it names, as written."""
     parts: tuple[str | Place, ...]
-    """Its SQL, with the places of parameters in the order of the client's text."""
+    """Its SQL, and the places of parameters in the order of the client's text."""
 
     @property
     def param_count(self) -> int:
-        """Its parameters, which are the first of its statement's."""
-        return sum(isinstance(each, Place) for each in self.parts)
+        """The count of its parameters, which are the first of its statement's."""
+        return sum(isinstance(part, Place) for part in self.parts)
 
     def bind(self, values: Sequence[object]) -> Condition:
-        """The condition with its parameters replaced by the statement's values: int, float, Decimal, str, bytes,
-        date, datetime, timedelta or None. Raises SqlError (1210)."""
-        parts = (each if isinstance(each, str) else _bound(each, values) for each in self.parts)
+        """The condition with its parameters replaced by the statement's values: int, float,
+        Decimal, str, bytes, date, datetime, timedelta or None. Raises SqlError (1210)."""
+        parts = (part if isinstance(part, str) else _bound(part, values) for part in self.parts)
         bound = replace(self, parts=_joined(parts))
         if _size(bound.parts) > SQL_MAX:
             raise wrong_argument(f"the condition is too long with these values: {_too_long(bound.parts)}")
         return bound
 
     def sql(self) -> str:
-        """It as SQL, in parentheses, once bound."""
+        """The condition as SQL, in parentheses. It must have no parameters left."""
         assert not self.param_count, "bind it first"
-        return "".join(each for each in self.parts if isinstance(each, str))
+        return "".join(part for part in self.parts if isinstance(part, str))
 
     def template(self) -> str:
-        """It as SQL with its `?` in their places, in their order."""
-        return "".join(each if isinstance(each, str) else each.template for each in self.parts)
+        """The condition as SQL with a `?` for each parameter."""
+        return "".join(part if isinstance(part, str) else part.template for part in self.parts)
 
 
 def read_condition(tokens: TokenStream, table: TableName) -> Condition:
-    """Reads what follows WHERE, up to what cannot go on with it. Raises SqlError (1064)."""
+    """Read what follows WHERE, as far as it belongs to the condition. Raises SqlError (1064)."""
     return _ConditionParser(tokens, table).condition()
 
 
@@ -106,24 +107,24 @@ def _bound(place: Place, values: Sequence[object]) -> str:
 
 
 def _joined(parts: Iterable[str | Place]) -> tuple[str | Place, ...]:
-    """The parts, text beside text being one."""
+    """The parts, with adjacent texts joined."""
     joined: list[str | Place] = []
     texts: list[str] = []
-    for each in parts:
-        if isinstance(each, str):
-            texts.append(each)
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
             continue
         if texts:
             joined.append("".join(texts))
             texts.clear()
-        joined.append(each)
+        joined.append(part)
     if texts:
         joined.append("".join(texts))
     return tuple(joined)
 
 
 def _size(parts: Iterable[str | Place]) -> int:
-    return sum(len(each) if isinstance(each, str) else len(each.template) for each in parts)
+    return sum(len(part) if isinstance(part, str) else len(part.template) for part in parts)
 
 
 def _too_long(parts: Iterable[str | Place]) -> str:
@@ -138,10 +139,10 @@ _LEVELS: Final[tuple[tuple[_Operator, frozenset[str]], ...]] = (
     ("XOR", frozenset({"XOR"})),
     ("AND", frozenset({"AND", "&&"})),
 )
-"""From the loosest to the tightest, and how each can be written."""
+"""From the loosest to the tightest, with how each can be written."""
 
 _TURNED: Final = {"=": "=", "<=>": "<=>", "<>": "<>", "!=": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-"""The comparisons, and what each becomes when its sides change places."""
+"""The comparisons, each with the one that its sides need when they change places."""
 _SPELLED: Final = {"!=": "<>"}
 
 _RESERVED: Final = frozenset(
@@ -149,7 +150,7 @@ _RESERVED: Final = frozenset(
      "INTERVAL", "IS", "LIKE", "LIMIT", "MATCH", "MOD", "NOT", "NULL", "OR", "ORDER", "REGEXP", "RLIKE", "SELECT",
      "THEN", "TRUE", "WHEN", "WHERE", "XOR"}
 )  # fmt: skip
-"""Words that are no columns unless quoted. The server reserves them, and more."""
+"""Words that are no columns unless quoted. The server reserves these and more."""
 
 _PIPES: Final = "what || means depends on sql_mode: write OR"
 _TIGHT_NOT: Final = (
@@ -161,7 +162,7 @@ _CONSTANT: Final = f"a constant was expected; {GRAMMAR}"
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Part of a condition; several operands of one operator, or one without."""
+    """Part of a condition: several operands of one operator, or one operand."""
 
     operator: _Operator
     operands: tuple[tuple[str | Place, ...], ...]
@@ -171,8 +172,8 @@ class _Node:
         if not self.operator:
             return self.operands[0]
         parts: list[str | Place] = ["("]
-        for each in self.operands:
-            parts += (*each, f" {self.operator} ")
+        for operand in self.operands:
+            parts += (*operand, f" {self.operator} ")
         return (*parts[:-1], ")")
 
 
@@ -181,7 +182,7 @@ def _leaf(*parts: str | Place) -> _Node:
 
 
 class _ConditionParser:
-    """Reads one condition, by descent: the depth of the recursion is that of the nesting."""
+    """Reads one condition by recursive descent, as deep as the condition is nested."""
 
     def __init__(self, tokens: TokenStream, table: TableName) -> None:
         self._tokens = tokens
@@ -197,7 +198,8 @@ class _ConditionParser:
         return Condition(frozenset(self._columns), parts)
 
     def _chain(self, level: int) -> _Node:
-        """Operands of one operator, those in parentheses of their own among them."""
+        """Read operands of one operator. Those of the same operator in parentheses are joined with
+        them."""
         if level == len(_LEVELS):
             return self._negation()
         operator, spellings = _LEVELS[level]
@@ -209,8 +211,8 @@ class _ConditionParser:
         if len(nodes) == 1:
             return nodes[0]
         operands: list[tuple[str | Place, ...]] = []
-        for each in nodes:
-            operands += each.operands if each.operator == operator else (each.parts,)
+        for node in nodes:
+            operands += node.operands if node.operator == operator else (node.parts,)
         return _Node(operator, tuple(operands))
 
     def _negation(self) -> _Node:
@@ -295,7 +297,7 @@ class _ConditionParser:
     # Columns and constants.
 
     def _column(self) -> str:
-        """A column, quoted; one that is qualified is of this table."""
+        """Read a column, qualified by its own table or not. Returns its quoted name."""
         tokens = self._tokens
         begin = tokens.position
         path = [self._name()]
@@ -362,7 +364,7 @@ class _ConditionParser:
         return f"-{literal}" if sign == "-" else literal
 
     def _string(self) -> str | bytes | None:
-        """A string, or several one after the other, which are one; or one in its canonical form."""
+        """Read a string: one, several in a row (they are joined), or one in canonical form."""
         tokens = self._tokens
         if tokens.text.startswith("_"):
             return self._introduced()
@@ -373,7 +375,7 @@ class _ConditionParser:
         return "".join(texts) if texts else None
 
     def _introduced(self) -> str | bytes | None:
-        """`_utf8mb4 x'…'` or `_binary x'…'`, if one stands here."""
+        """Read `_utf8mb4 x'…'` or `_binary x'…'`, if one stands here."""
         tokens = self._tokens
         charset, following = tokens.text.lower(), tokens.ahead(1)
         if not tokens.is_string(following) and following[:2].lower() not in {"x'", "b'", "0x", "0b"}:

@@ -1,8 +1,8 @@
-"""The definitions between the parentheses of a CREATE TABLE, as far as a queue must know them.
+"""The definitions between the parentheses of a CREATE TABLE, as far as a queue depends on them.
 
-Only what decides which of a queue's own columns and indexes are missing is read: the names of columns, and the
-columns of keys. All else (types, defaults, expressions, partitions) is the server's to judge, and passes as it was
-written, in the client's bytes.
+The names of columns and the columns of keys are read: they decide which of a queue's own columns
+and indexes are missing. Everything else (types, defaults, expressions, partitions) passes to the
+server in the client's bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ OWN_COLUMNS: Final = {
     "time_next": f"time_next BIGINT DEFAULT ({NOW_NS})",
     "time_acked": "time_acked BIGINT DEFAULT NULL",
 }
-"""The columns that every queue has, as they are added where they are not declared. A message is due from the moment
-when it was inserted, so that messages of one priority go in that order, and their age can be told."""
+"""The columns of every queue, as they are added where they are not declared. A message is due when
+it is inserted: so messages of one priority are delivered in that order, and time_next shows their
+age."""
 
 TIME_KEY: Final = "UNIQUE KEY (id, time_acked)"
-"""In the place of a primary key, for each unique key of a table that is partitioned by time_acked has to hold it."""
+"""Replaces the primary key where a table is partitioned by time_acked, which each unique key must
+contain then."""
 
 SCAN_COLUMNS: Final = ("time_acked", "priority", "time_next")
 SCAN_KEY: Final = "KEY (time_acked, priority, time_next, id)"
-"""Without a name, so that it clashes with none: the server gives it one."""
+"""It has no name, so it clashes with none: the server chooses one."""
 
 
 class Kind(enum.Enum):
@@ -48,7 +50,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One definition. `columns` are those of a key, casefolded, empty strings for prefixes and expressions."""
+    """One definition. `columns` are those of a key, casefolded; empty strings are prefixes and
+    expressions."""
 
     kind: Kind
     tokens: tuple[Token, ...]
@@ -56,12 +59,12 @@ class Definition:
     """Where it begins in the statement, with the comments around it."""
     end: int
     name: str = ""
-    """A column's, casefolded."""
+    """That of a column, casefolded."""
     columns: tuple[str, ...] = ()
     primary: bool = False
-    """Whether a column is the primary key by its own definition."""
+    """Whether a column's own definition makes it the primary key."""
     unique: bool = False
-    """The same for being unique."""
+    """Whether a column's own definition makes it unique."""
 
 
 _KEY_WORDS: Final = {"KEY": Kind.KEY, "INDEX": Kind.KEY, "PRIMARY": Kind.PRIMARY, "UNIQUE": Kind.UNIQUE,
@@ -71,7 +74,8 @@ _AFTER_CONSTRAINT: Final = frozenset({"PRIMARY", "UNIQUE", "FOREIGN", "CHECK"})
 
 
 def read_definitions(tokens: TokenStream, inner: Sequence[Token], start: int, end: int) -> tuple[Definition, ...]:
-    """The definitions in a list: `inner` are the tokens between its parentheses, which stand from `start` to `end`."""
+    """The definitions in a list, of which `inner` are the tokens, and whose text is from `start` to
+    `end`."""
     definitions: list[Definition] = []
     for part, comma in tokens.split(inner):
         definitions.append(_definition(tokens, tuple(part), start, end if comma is None else comma.start))
@@ -80,66 +84,69 @@ def read_definitions(tokens: TokenStream, inner: Sequence[Token], start: int, en
 
 
 def missing(definitions: Sequence[Definition], *, by_time: bool) -> tuple[list[str], list[str]]:
-    """The columns and keys that have to be added to make a queue of it, `by_time`: one partitioned by time_acked."""
-    columns = {each.name: each for each in definitions if each.kind is Kind.COLUMN}
+    """The columns and keys to be added for a queue. `by_time`: the table is partitioned by
+    time_acked."""
+    columns = {definition.name: definition for definition in definitions if definition.kind is Kind.COLUMN}
     added = [text for name, text in OWN_COLUMNS.items() if name not in columns]
     keys: list[str] = []
-    has_primary = any(each.kind is Kind.PRIMARY or each.primary for each in definitions)
+    has_primary = any(definition.kind is Kind.PRIMARY or definition.primary for definition in definitions)
     if by_time:
-        if not has_primary and not any(each.columns[:1] == ("id",) for each in definitions):
+        if not has_primary and not any(definition.columns[:1] == ("id",) for definition in definitions):
             keys.append(TIME_KEY)
     elif not has_primary:
         keys.append("PRIMARY KEY (id)")
     elif not _id_is_unique(definitions):
         keys.append("UNIQUE KEY (id)")
-    if not any(each.columns[:3] == SCAN_COLUMNS for each in definitions):
+    if not any(definition.columns[:3] == SCAN_COLUMNS for definition in definitions):
         keys.append(SCAN_KEY)
     return added, keys
 
 
 def not_by_time(definitions: Sequence[Definition]) -> Definition | None:
     """The first definition of a key that a table partitioned by time_acked cannot have."""
-    for each in definitions:
-        primary = each.kind is Kind.PRIMARY or each.primary  # Its columns cannot be NULL, and time_acked has to be.
-        if primary or each.unique or (each.kind is Kind.UNIQUE and "time_acked" not in each.columns):
-            return each
+    for definition in definitions:
+        primary = definition.kind is Kind.PRIMARY or definition.primary  # Its columns cannot be NULL; time_acked can.
+        if primary or definition.unique or (definition.kind is Kind.UNIQUE and "time_acked" not in definition.columns):
+            return definition
     return None
 
 
 def nullable_id(tokens: TokenStream, definitions: Sequence[Definition]) -> Definition | None:
-    """The column id if it is declared without a word on NULL, so that only a primary key makes it NOT NULL."""
-    for each in definitions:
-        words = [tokens.word_of(token) for token in each.tokens if token.depth == each.tokens[0].depth]
-        if each.name == "id" and "NULL" not in words:
-            return each
+    """The column id, if its definition does not mention NULL: then only a primary key makes it NOT
+    NULL."""
+    for definition in definitions:
+        words = [tokens.word_of(token) for token in definition.tokens if token.depth == definition.tokens[0].depth]
+        if definition.name == "id" and "NULL" not in words:
+            return definition
     return None
 
 
 def of_dead_letters(tokens: TokenStream, definitions: Sequence[Definition]) -> list[bytes]:
-    """The same definitions for the table where dead messages go.
+    """The same definitions for the dead-letter table.
 
-    Constraints lose their names, of which a database can have each but once; foreign keys, and keys that are unique by
-    anything but the id, are left out, for a dead message must find its place whatever else is there.
+    Constraints lose their names, which are unique in a database. Foreign keys, and unique keys
+    other than the id's, are left out: they could refuse a dead message.
     """
     return [
-        _without_constraint_names(tokens, each)
-        for each in definitions
-        if each.kind is not Kind.FOREIGN and (each.kind is not Kind.UNIQUE or each.columns == ("id",))
+        _without_constraint_names(tokens, definition)
+        for definition in definitions
+        if definition.kind is not Kind.FOREIGN and (definition.kind is not Kind.UNIQUE or definition.columns == ("id",))
     ]
 
 
 def _without_constraint_names(tokens: TokenStream, definition: Definition) -> bytes:
-    """The definition's text without names of constraints, and without UNIQUE in a column of the application's."""
+    """The definition's text without names of constraints; a column other than id loses UNIQUE
+    too."""
     text = bytearray(tokens.sql[definition.start : definition.end])
     application_column = definition.kind is Kind.COLUMN and definition.name != "id"
     words = [*map(tokens.word_of, definition.tokens), ""]
-    for at, each in enumerate(definition.tokens):
+    for at, token in enumerate(definition.tokens):
         count = 0
         if words[at] == "CONSTRAINT":
             count = 1 if words[at + 1] in _AFTER_CONSTRAINT else 2
         elif words[at] == "UNIQUE" and application_column:
             count = 2 if words[at + 1] == "KEY" else 1
-        for gone in definition.tokens[at : at + count] if each.depth == definition.tokens[0].depth else ():
+        for gone in definition.tokens[at : at + count] if token.depth == definition.tokens[0].depth else ():
             length = gone.end - gone.start
             text[gone.start - definition.start : gone.end - definition.start] = b" " * length
     return bytes(text)
@@ -147,9 +154,9 @@ def _without_constraint_names(tokens: TokenStream, definition: Definition) -> by
 
 def _id_is_unique(definitions: Sequence[Definition]) -> bool:
     return any(
-        (each.kind in (Kind.PRIMARY, Kind.UNIQUE) and each.columns == ("id",))
-        or (each.name == "id" and (each.primary or each.unique))
-        for each in definitions
+        (definition.kind in (Kind.PRIMARY, Kind.UNIQUE) and definition.columns == ("id",))
+        or (definition.name == "id" and (definition.primary or definition.unique))
+        for definition in definitions
     )
 
 
@@ -162,7 +169,7 @@ def _definition(tokens: TokenStream, part: tuple[Token, ...], start: int, end: i
         return Definition(Kind.OTHER, part, start, end)
     if first in _KEY_WORDS and not (first == "VECTOR" and second not in {"KEY", "INDEX"}):
         return Definition(_KEY_WORDS[first], part, start, end, columns=_key_columns(tokens, rest))
-    words = [tokens.word_of(each) for each in part[1:] if each.depth == part[0].depth]
+    words = [tokens.word_of(token) for token in part[1:] if token.depth == part[0].depth]
     alone = any(
         word == "KEY" and before not in {"UNIQUE", "PRIMARY"} for before, word in zip(["", *words], words, strict=False)
     )
@@ -178,10 +185,10 @@ def _definition(tokens: TokenStream, part: tuple[Token, ...], start: int, end: i
 
 
 def _key_columns(tokens: TokenStream, part: Sequence[Token]) -> tuple[str, ...]:
-    opened = next((at for at, each in enumerate(part) if tokens.text_of(each) == "("), None)
+    opened = next((at for at, token in enumerate(part) if tokens.text_of(token) == "("), None)
     if opened is None:
         return ()
-    return tuple(_key_column(tokens, each) for each, _ in tokens.split(tokens.inside(part, opened)))
+    return tuple(_key_column(tokens, listed) for listed, _ in tokens.split(tokens.inside(part, opened)))
 
 
 def _key_column(tokens: TokenStream, part: Sequence[Token]) -> str:

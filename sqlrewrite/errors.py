@@ -1,8 +1,7 @@
-"""What is wrong with a statement of ours, in the words and numbers that MySQL would use.
+"""Errors in queue statements, with MySQL's numbers and wording.
 
-There is one exception, `SqlError`: it carries the number and SQLSTATE that go into the ERR
-packet, and the place in the statement where reading stopped. The functions below are the only
-places that word it.
+The one exception is `SqlError`. It has the number and SQLSTATE of the ERR packet, and the position
+where parsing stopped. Only the functions below make its message.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ WRONG_ARGUMENTS = 1210
 NOT_SUPPORTED_YET = 1235
 
 _NEAR_CHARACTERS = 80
-"""How much of the statement an error quotes: as much as MySQL does."""
+"""Characters of the statement that an error quotes, as in MySQL."""
 
 
 class SqlError(Exception):
-    """A statement of ours that cannot be carried out as written.
+    """A queue statement that cannot be executed as written.
 
-    `position` is the offset of the offending text in the statement as given to the parser
-    (characters of a str, bytes of bytes), None where the fault is not in the text.
+    `position` is the byte offset of the fault in the statement, None if the fault is not in the
+    text.
     """
 
     def __init__(self, message: str, position: int | None, code: int = PARSE_ERROR, sqlstate: str = "42000") -> None:
@@ -41,10 +40,10 @@ def syntax_error(statement: str, before: str, near: str, position: int, expected
 
 
 def not_supported_yet(message: str, position: int) -> SqlError:
-    """Error 1235: part of the language, and not of this release."""
+    """Error 1235: part of the language, but not of this release."""
     return SqlError(message, position, NOT_SUPPORTED_YET)
 
 
 def wrong_argument(message: str) -> SqlError:
-    """Error 1210: a parameter of a prepared statement has a value that cannot stand there."""
+    """Error 1210: a parameter of a prepared statement has an impossible value."""
     return SqlError(message, None, WRONG_ARGUMENTS, "HY000")

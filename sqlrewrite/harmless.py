@@ -14,13 +14,15 @@ from typing import Final
 from sqlrewrite.lexicon import BACKQUOTED, BLANK, COMMENT, GAP, WORD_END, bytes_pattern, quoted_alike
 
 LENGTH_MAX: Final = 2048
-"""No driver's preparations are longer. Each statement is read to its end until one in the session is unsafe."""
+"""No driver's preparations are longer. Each statement is read to its end until one in the session
+is unsafe."""
 
 _FUNCTIONS: Final = (
     "CONCAT|CONNECTION_ID|CONVERT_TZ|CURRENT_USER|DATABASE|FOUND_ROWS|IFNULL|LAST_INSERT_ID|NOW|ROW_COUNT|SCHEMA"
     "|SESSION_USER|SLEEP|USER|UTC_TIMESTAMP|VERSION"
 )
-"""The servers' own: right before a parenthesis, and without a database, such a name is no stored function."""
+"""The servers' own: right before a parenthesis, and without a database, such a name is no stored
+function."""
 
 _OTHER_STATEMENTS: Final = "ATOMIC|CALL|EXECUTE|FROM|INTO|PREPARE|PROCEDURE|STATEMENT|TABLE|VALUES|WITH"
 """Words that bring in a table, or another statement."""
@@ -45,11 +47,13 @@ _HARMLESS: Final = bytes_pattern(
     rf"(?>(?:{_TOKEN})*)(?>(?:;{GAP})?)\Z"
 )
 _STRANGE: Final = bytes_pattern(r"\\|ORACLE|UCS2|UTF16|UTF32|SWE7")
-"""What a backslash means depends on sql_mode, and so does Oracle's dialect; these character sets redefine ASCII."""
+"""What a backslash means depends on sql_mode, and so does Oracle's dialect; these character sets
+redefine ASCII."""
 
 
 def runs_nothing_stored(text: bytes) -> bool:
-    """Whether the statement can run nothing but the server's own code. Never raises, whatever the bytes."""
+    """Whether the statement can run nothing but the server's own code. Never raises, whatever the
+    bytes."""
     return (
         len(text) <= LENGTH_MAX
         and text.isascii()

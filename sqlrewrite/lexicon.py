@@ -33,7 +33,8 @@ class SqlMode:
     high_not_precedence: bool = False
     """Whether NOT binds more tightly than a comparison."""
     like_escapes: bool = True
-    """Whether a backslash escapes in a LIKE pattern without ESCAPE. no_backslash_escapes ends that on MySQL alone."""
+    """Whether a backslash escapes in a LIKE pattern without ESCAPE. no_backslash_escapes ends that
+    on MySQL alone."""
 
 
 PLAIN: Final = SqlMode()
@@ -47,7 +48,8 @@ def block_comment(pieces_max: int | None = None) -> str:
 
 
 def quoted(mark: str, *, escapes: bool, pieces_max: int | None = None) -> str:
-    """A string or name in one pair of quotes. One with more than `pieces_max` escapes does not match.
+    """A string or name in one pair of quotes. One with more than `pieces_max` escapes does not
+    match.
 
     A doubled quote is an end followed by a start, so a whole string is one or more of these.
     """
@@ -71,7 +73,8 @@ def _times(pieces_max: int | None) -> str:
 
 
 def _whole(mark: str, *, escapes: bool) -> str:
-    """A string or name. With escapes, one that is not closed fails from its beginning: the error names that place."""
+    """A string or name. With escapes, one that is not closed fails from its beginning: the error
+    names that place."""
     if escapes:
         return rf"{mark}(?>(?:[^{mark}\\]++|\\[\s\S]|{mark}{mark})*){mark}"
     return rf"(?>(?:{quoted(mark, escapes=False)})+)"
@@ -120,7 +123,8 @@ def bytes_pattern(pattern: str) -> re.Pattern[bytes]:
 
 
 def escaping_marks(*, no_backslash_escapes: bool, ansi_quotes: bool) -> Mapping[str, bool]:
-    """The quotes, each with whether a backslash escapes between two of them. In names it never does."""
+    """The quotes, each with whether a backslash escapes between two of them. In names it never
+    does."""
     return {"'": not no_backslash_escapes, '"': not (no_backslash_escapes or ansi_quotes), "`": False}
 
 

@@ -1,8 +1,8 @@
 """Constants as SQL that means the same under every sql_mode, character set and escaping rule.
 
-Nothing is escaped: numbers are digits, strings and bytes are hexadecimal, and dates and times are made
-of digits that were checked. So no value, whatever is in it, can end the literal it stands in. The one
-exception is `string`, for places where the servers take no expression.
+Nothing is escaped: numbers are digits, strings and bytes are hexadecimal, and dates and times are
+made of checked digits. So no value can end the literal that contains it. The one exception is
+`string`, for places where the servers take no expression.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from decimal import Decimal
 from typing import Final
 
 DIGITS_MAX: Final = 65
-"""The greatest precision of the servers' decimals."""
+"""The maximum precision of the servers' decimals."""
 
 TIME_MAX: Final = timedelta(hours=838, minutes=59, seconds=59)
-"""The greatest TIME there is."""
+"""The maximum TIME."""
 
 LIKE_ESCAPE: Final = "\\"
-"""What escapes in every pattern that `pattern` has written."""
+"""The escape character in the result of `pattern`."""
 
 _WILDCARDS: Final = "%_"
 NUMBER: Final = re.compile(r"(?P<digits>[0-9]+\.?[0-9]*|\.[0-9]+)(?P<exponent>[eE][+-]?[0-9]{1,3})?")
@@ -48,24 +48,25 @@ def string(value: str, *, no_backslash_escapes: bool) -> str:
 
 
 def binary(value: bytes) -> str:
-    """A string of bytes: with its introducer no server takes it for a number."""
+    """A string of bytes. The introducer prevents that a server takes it for a number."""
     return f"_binary x'{value.hex()}'"
 
 
 def pattern(value: str | bytes, escape: str) -> str:
-    """A LIKE pattern in which `escape` (empty: nothing) escapes, and its ESCAPE clause.
+    """A LIKE pattern and its ESCAPE clause. In `value`, `escape` is the escape character (empty:
+    none).
 
-    Which escape character is the default depends on sql_mode, and so does whether there can be none.
+    The default escape character depends on sql_mode, and so does whether there can be none.
     """
     given = value if isinstance(value, str) else value.decode("latin-1")
     written: list[str] = []
     characters = iter(given)
-    for each in characters:
-        following = next(characters, None) if escape and each == escape else None
-        if following is None and each in _WILDCARDS:
-            written.append(each)
+    for first in characters:
+        following = next(characters, None) if escape and first == escape else None
+        if following is None and first in _WILDCARDS:
+            written.append(first)
             continue
-        character = each if following is None else following
+        character = first if following is None else following
         written.append(LIKE_ESCAPE + character if character in _WILDCARDS + LIKE_ESCAPE else character)
     whole = "".join(written)
     literal = text(whole) if isinstance(value, str) else binary(whole.encode("latin-1"))
@@ -76,7 +77,7 @@ ESCAPE_CLAUSE: Final = f" ESCAPE {text(LIKE_ESCAPE)}"
 
 
 def number(numeral: str) -> str | None:
-    """A number without a sign as written in SQL: exact, or a double when it has an exponent. None if it is too
+    """A number without a sign, as SQL: exact, or a double if it has an exponent. None if it is too
     great or too precise."""
     found = NUMBER.fullmatch(numeral)
     if found is None or len(found["digits"]) > DIGITS_MAX + 1:
@@ -85,24 +86,26 @@ def number(numeral: str) -> str | None:
 
 
 def bits_or_hex(written: str) -> str | None:
-    """b'…', 0b…, x'…' or 0x…: a number or a string, as the context and the server have it."""
+    """b'…', 0b…, x'…' or 0x…: a number or a string, depending on context and server. None for other
+    text."""
     if bits := _BITS.fullmatch(written):
         return f"b'{bits['digits'] or bits['quoted']}'"
     found = _HEX.fullmatch(written)
     if found is None:
         return None
-    # MariaDB takes 0x… for a number where one is wanted, and x'…' never.
+    # MariaDB takes 0x… for a number in a numeric context, and x'…' never.
     return f"0x{found['digits'].lower()}" if found["digits"] else f"x'{found['quoted'].lower()}'"
 
 
 def hexadecimal(written: str) -> bytes | None:
-    """The bytes of x'…'."""
+    """The bytes of x'…'; None for other text."""
     found = _HEX.fullmatch(written)
     return None if found is None or found["quoted"] is None else bytes.fromhex(found["quoted"])
 
 
 def temporal(kind: str, written: str) -> str | None:
-    """DATE '…', TIME '…' or TIMESTAMP '…', given what stands in the quotes."""
+    """DATE '…', TIME '…' or TIMESTAMP '…', given the text in the quotes. None if there is no such
+    time."""
     found = _TEMPORAL[kind].fullmatch(written)
     if found is None:
         return None
@@ -126,7 +129,7 @@ def temporal(kind: str, written: str) -> str | None:
 
 
 def constant(value: object) -> str | None:
-    """A parameter's value; None for what cannot stand in a condition."""
+    """A parameter's value as SQL; None for what cannot stand in a condition."""
     match value:
         case None:
             return "NULL"
@@ -153,11 +156,11 @@ def constant(value: object) -> str | None:
 
 
 def unescape(quoted: str, *, no_backslash_escapes: bool) -> str:
-    """What a string says, given as written, quotes and all."""
+    """The value of a string, given as written with its quotes."""
     mark, inner = quoted[0], quoted[1:-1]
     if no_backslash_escapes or "\\" not in inner:
         return inner.replace(mark * 2, mark)
-    # The server leaves \\% and \\_ as they are, for LIKE to see.
+    # The server leaves \\% and \\_ as they are, for LIKE.
     return re.sub(
         rf"\\(?P<escaped>[\s\S])|{mark}{mark}",
         lambda found: mark if found["escaped"] is None else _ESCAPES.get(found["escaped"], found["escaped"]),

@@ -1,4 +1,4 @@
-"""Names and placeholders: the values that statements of ours share."""
+"""Names and placeholders in queue statements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table as a statement names it, without quotes. `db` is None for the session's own."""
+    """A table as a statement names it, without quotes. `db` is None for the session's default
+    database."""
 
     name: str
     db: str | None = None
@@ -25,11 +26,12 @@ class TableName:
 
 
 def quote(name: str) -> str:
-    """A name in backquotes. The proxy and the engine use engine.quoting; this package imports neither."""
+    """A name in backquotes. The proxy and the engine use engine.quoting; this package imports
+    neither."""
     return f"`{name.replace('`', '``')}`"
 
 
 def unquote(written: str) -> str:
-    """The name that is written bare, in backquotes or in double quotes."""
+    """The name, given as written: bare, in backquotes or in double quotes."""
     mark = written[:1]
     return written[1:-1].replace(mark * 2, mark) if mark in ("`", '"') else written

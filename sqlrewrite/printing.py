@@ -1,7 +1,7 @@
-"""A table, read back from the server, printed as the CREATE QUEUE that makes it.
+"""Prints a table as the CREATE QUEUE that makes it, from the server's SHOW CREATE TABLE.
 
-What CREATE QUEUE would add by itself is left out where it stands as CREATE QUEUE would have put it: columns at the
-head, in order, as both servers print them, and the keys. Everything else is printed as it is.
+What CREATE QUEUE adds by itself is left out: the columns, if they are the first ones, in order, as
+both servers print them, and the keys. Everything else is printed unchanged.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _RETENTION: Final = re.compile(
     r"(?>(?:PARTITION [`\"]?p\d+[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*)*)"
     r"PARTITION [`\"]?later[`\"]? VALUES LESS THAN \(?MAXVALUE\)? ENGINE = \w+\)(?: \*/)?\s*$"
 )
-"""The partitions that RETENTION BY PARTITION makes, whatever became of them since."""
+"""The partitions that RETENTION BY PARTITION makes, with any others that maintenance has added
+since."""
 _NEXT_ID = re.compile(r"\bAUTO_INCREMENT=[0-9]+ ?")
 
 
 def retention_read(statement: CreateQueue) -> CreateQueue:
-    """The table as the server printed it, with RETENTION BY PARTITION in the place of the partitions that it makes."""
+    """The statement with RETENTION BY PARTITION instead of the partitions that it makes."""
     codec = statement.tokens.codec
     options, found = _RETENTION.subn("", statement.table_options.decode(codec))
     if not found:
@@ -54,24 +55,25 @@ def print_queue(
     *,
     no_backslash_escapes: bool,
 ) -> str:
-    """`statement` is the table as the server printed it, read with CREATE QUEUE in the place of CREATE TABLE."""
-    texts = [(each, _text(statement, each)) for each in statement.definitions]
+    """The text of CREATE QUEUE. `statement` is the server's CREATE TABLE, parsed as a CREATE
+    QUEUE."""
+    texts = [(definition, _text(statement, definition)) for definition in statement.definitions]
     by_time = statement.by_partition or statement.by_time
     added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
-    kept = [text for each, text in _without_columns(texts) if text.replace('"', "`") not in added]
+    kept = [text for _, text in _without_columns(texts) if text.replace('"', "`") not in added]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
-    ours = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
+    own = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
     if comment:
-        ours.append(f"COMMENT = {literals.string(comment, no_backslash_escapes=no_backslash_escapes)}")
+        own.append(f"COMMENT = {literals.string(comment, no_backslash_escapes=no_backslash_escapes)}")
     if statement.by_partition:
-        ours.append("RETENTION BY PARTITION")
-    theirs = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.codec)).strip()
-    return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*ours, theirs]).strip()
+        own.append("RETENTION BY PARTITION")
+    others = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.codec)).strip()
+    return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*own, others]).strip()
 
 
 def _without_columns(texts: Sequence[tuple[Definition, str]]) -> Sequence[tuple[Definition, str]]:
-    """The definitions behind those that CREATE QUEUE puts first."""
-    declared = {each.name for each, _ in texts if each.kind is Kind.COLUMN}
+    """The definitions that follow those that CREATE QUEUE adds at the head."""
+    declared = {definition.name for definition, _ in texts if definition.kind is Kind.COLUMN}
     at = 0
     for name in OWN_COLUMNS:
         if at == len(texts):

@@ -1,8 +1,8 @@
-"""`CREATE QUEUE` and its family, read into values.
+"""Parses CREATE QUEUE and its family.
 
-What an option takes is not known here: the caller gives the options' names and judges their values,
-so that there is one table of them (engine.catalog.directives). What CREATE TABLE knows passes
-through as it was written; options of ours are cut out of it, wherever they stand among the table's.
+The caller passes the names of the options and checks their values, so there is one table of options
+(engine.catalog.directives). Everything that belongs to CREATE TABLE passes to the server as
+written. A queue's options may stand anywhere among the table's, and are cut out.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from sqlrewrite.names import TableName
 from sqlrewrite.tokens import Token, TokenStream
 
 Options = tuple[tuple[str, str | None], ...]
-"""Options by their names, in capitals, with their values as text; None for DEFAULT."""
+"""Names of options in capitals, with their values as text; None for DEFAULT."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateQueue:
-    """CREATE QUEUE [IF NOT EXISTS] t (…) …: the pieces of a CREATE TABLE, and the options among
-    them."""
+    """CREATE QUEUE [IF NOT EXISTS] t (…) …: the parts of a CREATE TABLE, and the queue's
+    options."""
 
     table: TableName
     if_not_exists: bool
     options: Options
     comment: str | None
     by_partition: bool
-    """Whether RETENTION BY PARTITION was asked for."""
+    """Whether it has RETENTION BY PARTITION."""
     by_time: bool
-    """Whether a PARTITION BY of its own has acknowledged rows in partitions by time."""
+    """Whether it has a PARTITION BY of its own that keeps acknowledged rows in partitions by
+    time."""
     engine: str | None
-    """The storage engine that it names."""
+    """The storage engine, if it names one."""
     definitions: tuple[Definition, ...]
     body: bytes
-    """What stood between the parentheses."""
+    """The text between the parentheses."""
     table_options: bytes
-    """What stood behind them, without what is ours."""
+    """The text behind them, without the queue's options."""
     tokens: TokenStream
 
     def definitions_sql(self) -> bytes:
-        """The definitions with the queue's own."""
+        """The definitions, with the queue's own columns and keys."""
         body = self.body if self.definitions else b""
         if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
             at = column.tokens[-1].end - self.definitions[0].start
@@ -55,12 +56,12 @@ class CreateQueue:
         return self._with_own(body, by_time=self.by_partition or self.by_time)
 
     def dead_letter_sql(self) -> bytes:
-        """The definitions of the table where its dead messages go."""
+        """The definitions of its dead-letter table."""
         return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)), by_time=self.by_time)
 
     def _with_own(self, body: bytes, *, by_time: bool) -> bytes:
         columns, keys = missing(self.definitions, by_time=by_time)
-        before = "".join(f"{each},\n" for each in columns).encode()
+        before = "".join(f"{column},\n" for column in columns).encode()
         after = ",\n".join(keys).encode()
         if not body.strip():
             return before + after if after else before.rstrip(b",\n")
@@ -106,11 +107,11 @@ class RedriveQueue:
     dead: TableName
     target: TableName | None
     condition: Condition | None
-    """Which dead messages; None for all. Its parameters are the statement's."""
+    """Which dead messages; None for all. Its parameters are those of the statement."""
 
     @property
     def param_count(self) -> int:
-        """The count of its `?`."""
+        """The count of its parameters."""
         return self.condition.param_count if self.condition else 0
 
     def bind(self, values: Sequence[object]) -> RedriveQueue:
@@ -126,7 +127,7 @@ class ShowQueues:
 
     db: str | None
     like: bytes | None
-    """The pattern's literal, as written."""
+    """The literal of the pattern, as written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +158,15 @@ QueueStatement = (
 def parse_queue_statement(
     sql: bytes, options: Collection[str], codec: str = "utf-8", mode: SqlMode = PLAIN
 ) -> QueueStatement:
-    """Reads a statement that `classify` found to be about queues.
+    """Parse a statement whose verb is QUEUE.
 
-    `options` are the names that an option can have, in capitals, `codec` is Python's name of the
-    client's character set. Raises SqlError (1064).
+    `options` are the possible names of options, in capitals; `codec` is Python's name of the
+    client's character set. Raises SqlError (1064 with the byte offset).
     """
     return _QueueParser(sql, options, codec, mode).statement()
 
 
-# MySQL's and MariaDB's table options: they pass through.
+# Table options of MySQL and MariaDB: they pass through.
 _TABLE_OPTIONS: Final = frozenset(
     {"AUTOEXTEND_SIZE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "CHARSET", "CHECKSUM",
      "COLLATE", "COMPRESSION", "CONNECTION", "DELAY_KEY_WRITE", "ENCRYPTED",
@@ -191,9 +192,9 @@ class _QueueParser:
 
     def __init__(self, sql: bytes, options: Collection[str], codec: str, mode: SqlMode) -> None:
         words = re.findall(r"[A-Za-z]+", sql[:200].decode("latin-1"))
-        verb = next((each.upper() for each in words if each.upper() in _VERBS), "QUEUE")
+        verb = next((word.upper() for word in words if word.upper() in _VERBS), "QUEUE")
         name = verb if verb == "SHOW" else f"{verb} QUEUE"
-        # A REDRIVE has a condition, of which nothing passes through.
+        # REDRIVE has a condition, of which nothing passes through.
         self._tokens = TokenStream(sql, codec, mode, name, passes_through=verb != "REDRIVE")
         self._tokens.check_parentheses()
         self._tokens.drop_semicolon()
@@ -272,7 +273,7 @@ class _QueueParser:
         return RedriveQueue(dead, target, self._condition(dead))
 
     def _condition(self, table: TableName) -> Condition:
-        """All that is left, read as STREAM reads its condition."""
+        """Read the rest as a condition like that of STREAM."""
         condition = read_condition(self._tokens, table)
         self._finish(f"the condition is all that follows WHERE; {GRAMMAR}")
         return condition
@@ -307,8 +308,8 @@ class _QueueParser:
     # The parts of CREATE QUEUE.
 
     def _body(self) -> tuple[Sequence[Token], int, int, int]:
-        """The tokens between the parentheses, where that text begins and ends, and where what
-        follows begins."""
+        """Read the parentheses. Returns the tokens between them, where that text begins and ends,
+        and where the text behind them begins."""
         tokens = self._tokens
         if tokens.text != "(":
             return (), tokens.position, tokens.position, tokens.position
@@ -316,8 +317,7 @@ class _QueueParser:
         return inner, opened.end, closed.start, closed.end
 
     def _table_clauses(self, clauses: _Clauses) -> None:
-        """Everything behind the parentheses: what is ours is collected, what is the table's stepped
-        over."""
+        """Read everything behind the parentheses, and collect the queue's options."""
         while self._tokens.more:
             word = self._tokens.word
             if self._tokens.take(","):
@@ -353,7 +353,7 @@ class _QueueParser:
         clauses.spans.append((start, self._tokens.last_end))
 
     def _partition_clause(self, clauses: _Clauses) -> None:
-        """PARTITION BY …, up to the next option of ours."""
+        """Read PARTITION BY … up to the queue's next option."""
         if clauses.by_partition:
             self._tokens.fail(_PARTITIONED_TWICE)
         clauses.partitioned = True
@@ -366,7 +366,7 @@ class _QueueParser:
             tokens.step()
 
     def _table_option(self, clauses: _Clauses) -> None:
-        """One of the table's own options, with its value."""
+        """Read one of the table's options with its value."""
         self._tokens.take("DEFAULT")
         word = self._tokens.word
         if word in _SECOND_WORDS:
@@ -388,7 +388,7 @@ class _QueueParser:
                 clauses.engine = tokens.string_of(value) if value.kind == "string" else tokens.name_of(value)
 
     def _remaining(self, start: int, spans: Sequence[tuple[int, int]]) -> bytes:
-        """The text from there on without those spans."""
+        """The text from `start` on, without those spans."""
         kept = b""
         for span_start, span_end in spans:
             kept += self._tokens.sql[start:span_start].rstrip(b" ,")
@@ -398,8 +398,8 @@ class _QueueParser:
     # Values.
 
     def _value(self, option: str) -> str | None:
-        """An option's value as text: a number, a string, a word, a name with or without database,
-        or names."""
+        """Read an option's value, as text: a number, a string, a word, a name with or without
+        database, or names in parentheses."""
         tokens = self._tokens
         if not tokens.more:
             tokens.fail(f"a value for {option} was expected")
@@ -427,7 +427,7 @@ class _QueueParser:
         return sign + numeral
 
     def _listed(self, part: Sequence[Token]) -> str:
-        """One of several names, with its database if that is written."""
+        """One of several names, with its database if it has one."""
         tokens = self._tokens
         if len(part) == 3 and tokens.text_of(part[1]) == ".":
             return f"{tokens.name_of(part[0])}.{tokens.name_of(part[2])}"
@@ -463,7 +463,7 @@ class _QueueParser:
 
 
 class _Clauses:
-    """The clauses of ours that were found among a table's."""
+    """The queue's options that were found among a table's."""
 
     def __init__(self) -> None:
         self.options: dict[str, str | None] = {}

@@ -1,7 +1,7 @@
-"""All that ackstream has of sqlglot: a statement's text cut into tokens, as the server would cut it.
+"""The one use of sqlglot: it cuts a statement's text into tokens as the server does.
 
-A dialect of ours customizes sqlglot's MySQL dialect, as its documentation shows. Some settings used
-here are not shown there (`VAR_SINGLE_TOKENS`, `IDENTIFIERS_CAN_START_WITH_DIGIT`), and any release
+`_SessionMySQL` customizes sqlglot's MySQL dialect, as its documentation shows. Some settings used
+here are not documented (`VAR_SINGLE_TOKENS`, `IDENTIFIERS_CAN_START_WITH_DIGIT`), and any release
 may change where a token begins and ends. So `check` cuts samples, and names those that an installed
 release cuts in another way.
 
@@ -78,7 +78,8 @@ class _SessionMySQL(MySQL):
     IDENTIFIERS_CAN_START_WITH_DIGIT = True
 
     class Tokenizer(MySQL.Tokenizer):
-        # Words are words: sqlglot would join some (PARTITION BY) and take what follows others (SHOW) for one string.
+        # Without words: sqlglot would join some (PARTITION BY), and take the text behind others
+        # (SHOW) for one string.
         KEYWORDS = {operator: MySQL.Tokenizer.KEYWORDS[operator] for operator in OPERATORS}  # noqa: RUF012
         COMMENTS = []  # noqa: RUF012
         VAR_SINGLE_TOKENS = {*MySQL.Tokenizer.VAR_SINGLE_TOKENS, "$"}  # noqa: RUF012

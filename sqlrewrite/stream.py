@@ -1,11 +1,12 @@
-"""`STREAM columns FROM t [PARTITION (p)] [WHERE condition] [LIMIT n] [PREFETCH n] [WAIT s | NOWAIT]`, as a value.
+"""Parses STREAM.
 
-The statement looks like a SELECT, so people will write all that a SELECT can hold. What the
-grammar lacks is therefore met by name: an error says not only where reading stopped, but which
-clause it was and what to do instead.
+    STREAM columns FROM t [PARTITION (p)] [WHERE condition] [LIMIT n] [PREFETCH n] [WAIT s | NOWAIT]
 
-The grammar is small enough to be walked by hand, over the words that sqlrewrite.tokens cuts, and
-strict where sqlglot's parser is lenient (it reads `a, FROM t`).
+The statement looks like a SELECT, so people write clauses of a SELECT. An error therefore names the
+clause that is not supported, and what to do instead.
+
+The parser is written by hand over the tokens of sqlrewrite.tokens. sqlglot's own parser is too
+lenient: it accepts `a, FROM t`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from sqlrewrite.tokens import TokenStream
 from sqlrewrite.values import number
 
 WHOLE_NUMBER_MAX: Final = 2**63 - 1
-"""Counts are BIGINT on the server."""
+"""The server's counts are BIGINT."""
 
 WAIT_MAX_S: Final = 86_400
-"""A longer poll is better asked again: few networks keep a silent connection for a day."""
+"""Few networks keep a silent connection for a day: a client that waits longer should repeat its
+STREAM."""
 
 
 WRITTEN_MAX: Final = 1_000
@@ -35,7 +37,7 @@ WRITTEN_MAX: Final = 1_000
 
 
 class Star(Enum):
-    """`*` among the columns: what the table's own directives make of it."""
+    """`*` among the columns: the table's directives decide which columns it means."""
 
     STAR = "*"
 
@@ -45,7 +47,7 @@ STAR: Final = Star.STAR
 
 @dataclass(frozen=True, slots=True)
 class StreamStatement:
-    """What a STREAM asks for. Options that it does not name are None."""
+    """A STREAM statement. An option that is not given is None."""
 
     table: TableName
     columns: tuple[str | Star, ...]
@@ -53,25 +55,25 @@ class StreamStatement:
     partitions: tuple[str, ...] = ()
     """Names without quotes; none means all."""
     condition: Condition | None = None
-    """Which messages it wants; None for all. Its parameters are the statement's first."""
+    """Which messages it selects; None for all. Its parameters are the first of the statement."""
     limit: int | Param | None = None
     """Rows after which it ends, at least 1."""
     prefetch: int | Param | None = None
-    """Messages delivered and not yet acknowledged, at least 1."""
+    """Messages that may be delivered and not yet acknowledged, at least 1."""
     wait: Decimal | Param | None = None
     """Seconds to wait for the first message, from 0 to WAIT_MAX_S."""
     nowait: bool = False
-    """Whether it ends as soon as nothing is due. Never together with `wait`."""
+    """Whether it ends as soon as nothing is due. Excludes `wait`."""
     param_count: int = 0
     written: str | None = field(default=None, compare=False)
-    """The condition as the client wrote it, for people."""
+    """The condition as the client wrote it, for SHOW STREAMS."""
 
     def bind(self, values: Sequence[object]) -> StreamStatement:
         """The statement with its parameters replaced by values as drivers send them.
 
-        An option's value is a number, or a numeral as text, since some drivers send all parameters as
-        text or as doubles; the condition's are what `Condition.bind` takes. Raises SqlError (1210) for
-        one that cannot stand in its place.
+        An option takes a number, or a numeral as text, because some drivers send all parameters as
+        text or as doubles. `Condition.bind` lists what a condition takes. Raises SqlError (1210)
+        for any other value, or if the count of values is wrong.
         """
         if len(values) != self.param_count:
             raise wrong_argument(f"this STREAM has {self.param_count} parameters, and {len(values)} were given")
@@ -86,14 +88,15 @@ class StreamStatement:
 
 
 def shortened(condition: str) -> str:
-    """As much of it as SHOW STREAMS shows."""
+    """The part of a condition that SHOW STREAMS shows."""
     return condition if len(condition) <= WRITTEN_MAX else condition[: WRITTEN_MAX - 1] + "…"
 
 
 def parse_stream(sql: bytes, codec: str = "utf-8", mode: SqlMode = PLAIN) -> StreamStatement:
-    """Reads a statement that `classify` found to be STREAM.
+    """Parse a statement that `classify` found to be STREAM.
 
-    `codec` is Python's name for the client's character set. Raises SqlError (1064 with the byte offset).
+    `codec` is Python's name for the client's character set. Raises SqlError (1064 with the byte
+    offset).
     """
     return _StreamParser(TokenStream(sql, codec, mode, "STREAM")).statement()
 
@@ -117,7 +120,8 @@ def _seconds(value: object) -> Decimal | None:
 
 @dataclass(frozen=True, slots=True)
 class _Option(Generic[T]):
-    """An option that takes a value: `read` makes one of a number or numeral, None of anything else."""
+    """An option that takes a value. `read` converts a number or numeral, and returns None for
+    anything else."""
 
     name: str
     takes: str
@@ -139,7 +143,7 @@ _PREFETCH = _Option("PREFETCH", _A_COUNT, _whole_number)
 _WAIT = _Option("WAIT", f"seconds from 0 to {WAIT_MAX_S}, with a fraction if wanted", _seconds)
 
 
-# What the grammar lacks: by the first word of the clause.
+# What the grammar does not have, by the first word of the clause.
 
 _ONE_TABLE = "a stream reads one table; join in a SELECT, by the ids that it delivers"
 _ONE_BY_ONE = "messages are delivered one by one; aggregate in a SELECT"
@@ -167,7 +171,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 _RESERVED: Final = frozenset({"FROM", "LIMIT", "PARTITION", "WHERE"} | _REFUSED.keys() - {"OFFSET"})
-"""Words that are no names unless quoted. The server reserves them, and more."""
+"""Words that are no names unless quoted. The server reserves these and more."""
 
 
 _OPTION_WORDS: Final = frozenset({"LIMIT", "PREFETCH", "WAIT", "NOWAIT"})
@@ -282,5 +286,6 @@ class _StreamParser:
         return name
 
     def _refuse(self, expected: str) -> NoReturn:
-        """Fails by the name of the clause that stands here, if it is one that people may try."""
+        """Raise the error for the clause that stands here, if SELECT has such a clause; else
+        `expected`."""
         self._tokens.fail(_REFUSED.get(self._tokens.word, expected))

@@ -25,9 +25,11 @@ from sqlrewrite.names import Param, unquote
 from sqlrewrite.sqlglot_adapter import UncuttableError, cut
 
 STATEMENT_BYTES_MAX: Final = 1 << 20
-"""A longer statement is not cut into tokens, each of which costs some hundred bytes and some microseconds."""
+"""A longer statement is not cut into tokens, each of which costs some hundred bytes and some
+microseconds."""
 CHUNK_BYTES: Final = 16 * 1024
-"""Text is cut in parts of about this size, because sqlglot's own tokens are three times as large as ours."""
+"""Text is cut in parts of about this size, because sqlglot's tokens are three times as large as
+Token."""
 
 _WORD = bytes_pattern(rf"{WORD_BYTE}++")
 _STAND_INS: Final = bytes.maketrans(
@@ -80,6 +82,7 @@ class TokenStream:
         self._name_marks = ("`", '"') if mode.ansi_quotes else ("`",)
         self._end = len(sql)
         self._next = 0
+        self._seen, self._text = -1, ""  # The text of the next token is used several times.
         if len(sql) > STATEMENT_BYTES_MAX:
             self.fail_at(0, f"the statement has more than {STATEMENT_BYTES_MAX} bytes")
         self.all = list(self._cut(passes_through=passes_through))
@@ -113,7 +116,8 @@ class TokenStream:
         return tokens[opened + 1 : end]
 
     def split(self, tokens: Sequence[Token]) -> Iterator[tuple[Sequence[Token], Token | None]]:
-        """The parts of a list, each with the comma behind it. Raises SqlError (1064) for an empty part."""
+        """The parts of a list, each with the comma behind it. Raises SqlError (1064) for an empty
+        part."""
         start = 0
         for at, token in enumerate(tokens):
             if token.depth == tokens[0].depth and token.kind == "mark" and self.text_of(token) == ",":
@@ -149,7 +153,9 @@ class TokenStream:
     @property
     def text(self) -> str:
         """The next token as written, empty at the end."""
-        return self.ahead(0)
+        if self._seen != self._next:
+            self._seen, self._text = self._next, self.ahead(0)
+        return self._text
 
     @property
     def word(self) -> str:
@@ -202,7 +208,8 @@ class TokenStream:
         return text
 
     def parentheses(self) -> tuple[Token, Sequence[Token], Token]:
-        """Read from the parenthesis that opens here to the one that closes it: the two and the tokens between."""
+        """Read from the parenthesis that opens here to the one that closes it: the two and the
+        tokens between."""
         opened = self.token()
         inner = self.inside(self.all, self._next - 1)
         self._next += len(inner)
@@ -214,7 +221,8 @@ class TokenStream:
         return self.all[self._next - 1]
 
     def take(self, *words: str) -> str:
-        """Read the next token if it is one of these. Returns which, in upper case, or an empty text."""
+        """Read the next token if it is one of these. Returns which, in upper case, or an empty
+        text."""
         word = self.word
         if not word or word not in words:
             return ""
@@ -254,7 +262,8 @@ class TokenStream:
         return self.name_of(token)
 
     def numeral(self, behind: int = 0) -> str:
-        """The text to be taken for a number without a sign, behind so many tokens; `step_numeral` reads it."""
+        """The text to be taken for a number without a sign, behind so many tokens; `step_numeral`
+        reads it."""
         # The tokenizer takes the point of `.5` for the one between two names.
         first = self.ahead(behind)
         return first + self.ahead(behind + 1) if first == "." else first
@@ -339,7 +348,8 @@ class TokenStream:
 
 
 def _boundaries(visible: bytearray, begin: int, position: int, end: int) -> Iterator[int]:
-    """Where text that is cut from `begin` can be parted, between `position` and `end`: no quotes are open there."""
+    """Where text that is cut from `begin` can be parted, between `position` and `end`: no quotes
+    are open there."""
     while end - begin > CHUNK_BYTES:
         found = _BOUNDARY.search(visible, max(position, begin + CHUNK_BYTES), end)
         if found is None:

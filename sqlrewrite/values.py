@@ -9,8 +9,8 @@ _NUMERAL = re.compile(r"(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[
 
 
 def number(value: object) -> Decimal | None:
-    """The number that a value is, or that a numeral stands for: some drivers send all parameters as
-    text or as doubles. None for anything else."""
+    """A number, given as such or as a numeral: some drivers send all parameters as text or as
+    doubles. None for anything else."""
     match value:
         case bool():
             return None
