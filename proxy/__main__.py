@@ -1,4 +1,4 @@
-"""The command line, and the one place where all parts are put together."""
+"""The command line of `ackstream serve`, which creates and connects all parts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ log = logging.getLogger("ackstream")
 EXIT_BAD_SETTING = 2
 
 START_AGAIN_S = 0.25
-"""Between two attempts at a server that takes no connection yet: one costs it nothing, and clients wait for us."""
+"""The pause between attempts to connect to a server that is starting: an attempt costs little, and
+clients wait."""
 
 _Taken = TypeVar("_Taken")
 
@@ -76,23 +77,25 @@ def main() -> None:
     help="mysql://USER:PASSWORD@HOST:PORT, the engine's own account. Default: a private server.",
 )
 @click.option(
-    "--backend-password-file", metavar="FILE", help="What holds that password, in place of the URL: a line, or no more."
+    "--backend-password-file", metavar="FILE", help="The file with that password, in place of the URL: one line."
 )
 @click.option("--listen", metavar="HOST:PORT", help="Where clients connect (127.0.0.1:3307; port 0: any free one).")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are served (127.0.0.1:9307).")
 @click.option("--listen-socket", metavar="PATH", help="A unix socket where clients may connect as well.")
 @click.option("--tls", metavar="on|off", help="Whether clients are offered TLS (on).")
-@click.option("--tls-certificate", metavar="FILE", help="PEM, our certificate. Default: self-signed, kept in data-dir.")
+@click.option("--tls-certificate", metavar="FILE", help="PEM, the certificate. Default: self-signed, kept in data-dir.")
 @click.option("--tls-key", metavar="FILE", help="PEM, its key, if it is not in the same file.")
 @click.option("--backend-tls", metavar="WHEN", help="mirror (what the client chose), always or never.")
-@click.option("--backend-ca", metavar="FILE", help="PEM, who signed the server's certificate, which is verified then.")
+@click.option(
+    "--backend-ca", metavar="FILE", help="PEM, the authority of the server's certificate, which is then verified."
+)
 @click.option(
     "--proxy-protocol",
     metavar="on|off",
-    help="Whether the server is told clients' addresses by the PROXY protocol (off).",
+    help="Whether the server gets clients' addresses by the PROXY protocol (off).",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file with any of the settings.")
-@click.option("--data-dir", metavar="DIR", help="Where the private server keeps its data (ackstream-data).")
+@click.option("--data-dir", metavar="DIR", help="The directory of the private server's data (ackstream-data).")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
 def serve(config: Path | None, **flags: Any) -> None:
@@ -106,7 +109,9 @@ def serve(config: Path | None, **flags: Any) -> None:
     for line in advice(settings, os.environ):
         log.warning("%s", line)
     if not concealed:
-        log.warning("whoever may list processes can read the password in the URL: --backend-password-file hides it")
+        log.warning(
+            "other users can read the password of the URL in the process list: --backend-password-file hides it"
+        )
     try:
         _check_libraries()
         uvloop.run(_serve(settings))
@@ -115,7 +120,8 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 def _check_libraries() -> None:
-    """Raise BadSetting if an installed release of a given library lacks what is used of it."""
+    """Raise BadSetting if the installed release of a library lacks something that its adapter
+    uses."""
     try:
         pymysql_adapter.check()
         sqlglot_adapter.check()
@@ -129,7 +135,8 @@ def _check_libraries() -> None:
 
 
 def _conceal_password(settings: Settings) -> bool:
-    """Take the password out of the command line that others see; False where it could be there and stays."""
+    """Remove the password from the command line that other users see; return whether they cannot
+    read it there."""
     backend = settings.backend
     if backend is None or not backend.encoded_password:
         return True
@@ -159,7 +166,7 @@ async def _serve(settings: Settings) -> None:
         starting = asyncio.ensure_future(_start(settings, stack))
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            log.info("told to stop before it was ready")
+            log.info("stopped before it was ready")
             starting.cancel()
             await asyncio.wait({starting})
             return
@@ -172,7 +179,8 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Proxy, Admin]:
-    """Put the parts together, each to be closed with the stack, and say that clients are taken. Raises BadSetting."""
+    """Create all parts, to be closed with the stack, and print that clients can connect. Raises
+    BadSetting."""
     address = await stack.enter_async_context(_backend(settings))
     tls = Tls.of(settings)
     reach = Reach()
@@ -186,7 +194,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.callback(proxy.stop_listening)
     if (path := settings.listen_socket) is not None:
         await _listening("listen-socket", path, proxy.start_locally(path))
-    if settings.tls_certificate is not None:  # Else a closed terminal ends the program, as it should.
+    if settings.tls_certificate is not None:  # Without it, SIGHUP (a closed terminal) ends the program.
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
     endpoint = settings.admin
     admin_at = shown(*await _listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
@@ -199,7 +207,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
 
 @contextlib.asynccontextmanager
 async def _backend(settings: Settings) -> AsyncIterator[BackendAddress]:
-    """The server that was named, or a private one for as long as we run."""
+    """The address of the server in the settings, or of a private one that runs as long as the
+    context."""
     if settings.backend is not None:
         given = settings.backend
         tls = {"mirror": None, "always": True, "never": False}[settings.backend_tls]
@@ -219,7 +228,7 @@ async def _backend(settings: Settings) -> AsyncIterator[BackendAddress]:
 
 
 async def _keep_private(listen: Endpoint) -> None:
-    """Raise BadSetting when other machines could reach the private server by way of this endpoint."""
+    """Raise BadSetting if other machines could reach the private server through this endpoint."""
     address = await _listening("listen", listen, asyncio.to_thread(beyond_loopback, listen.host))
     if address is not None:
         raise BadSetting(
@@ -230,14 +239,14 @@ async def _keep_private(listen: Endpoint) -> None:
 
 
 async def _started(server: EmbeddedServer) -> None:
-    """Start it on a thread; when that is cancelled, nothing is left running."""
+    """Start the server on a thread. If this is cancelled, no server is left running."""
     starting = asyncio.ensure_future(asyncio.to_thread(server.start))
     try:
         await asyncio.shield(starting)
     except asyncio.CancelledError:
         server.abandon()
         await asyncio.wait({starting})
-        if not starting.cancelled() and starting.exception() is None:  # It was faster.
+        if not starting.cancelled() and starting.exception() is None:  # It started before it could be abandoned.
             await asyncio.to_thread(server.stop)
         raise
 
@@ -257,7 +266,8 @@ async def _engine(settings: Settings, address: BackendAddress, reach: Reach) -> 
 
 
 async def _begin(engine: Engine, settings: Settings, at: str) -> None:
-    """Start the engine, once its server takes connections. Raises BadSetting when it does not in time, or objects."""
+    """Start the engine once the server accepts connections. Raises BadSetting if it does not in
+    time, or for an error."""
     clock = asyncio.get_running_loop().time
     deadline, waiting = clock() + settings.backend_wait_s, False
     while True:
@@ -275,7 +285,8 @@ async def _begin(engine: Engine, settings: Settings, at: str) -> None:
 
 
 def _may_pass(error: StoreError) -> bool:
-    """Whether a server that is starting says this. A certificate that cannot be verified looks the same at first."""
+    """Whether the server may be starting. A certificate that cannot be verified has the same error
+    code."""
     original = getattr(error.__cause__, "original_exception", None)
     return error.unreachable and not isinstance(original, ssl.SSLError)
 
@@ -287,7 +298,7 @@ def _hint(error: StoreError, settings: Settings) -> str:
 
 @contextlib.asynccontextmanager
 async def _watch(settings: Settings, engine: Engine, address: BackendAddress) -> AsyncIterator[BinlogFollower]:
-    """The server's log as a source of news, unless it is switched off."""
+    """The follower of the server's binary log, started unless it is switched off."""
     watch = BinlogFollower(engine, address)
     if settings.binlog == "auto":
         watch.start()
@@ -298,7 +309,7 @@ async def _watch(settings: Settings, engine: Engine, address: BackendAddress) ->
 
 
 def _reload(tls: Tls, settings: Settings) -> None:
-    """SIGHUP: the certificate may have been renewed."""
+    """Read the certificate again, on SIGHUP."""
     try:
         tls.reload(settings)
     except BadSetting as error:

@@ -1,4 +1,5 @@
-"""The backing server as an operator names it: a URL with the engine's own account, and a file with its password."""
+"""The backing server as the operator specifies it: a URL with the engine's account, and a file with
+its password."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 PASSWORD_BYTES_MAX = 4096
-"""A password of MySQL has at most a few hundred bytes; a larger file is another file."""
+"""A password of MySQL has at most a few hundred bytes, so a larger file is the wrong one."""
 
 ENCODED = (
     "in the URL a #, /, ?, @, %, [ or ] of the password is written %23, %2F, %3F, %40, %25, %5B or %5D;"
@@ -20,9 +21,9 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class Backend:
-    """The backing server and the engine's own account on it.
+    """The backing server and the engine's account on it.
 
-    Raises ValueError with a text that shows nothing of the password.
+    Raises ValueError, whose text shows nothing of the password.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,7 +47,7 @@ class Backend:
         self.encoded_password = encoded
         """The password as the URL has it; empty without one."""
         self.before_password = url.partition(f":{encoded}@")[0] + ":"
-        """What stands before it in the URL."""
+        """The URL up to the password."""
 
     def __repr__(self) -> str:
         return f"mysql://{self.user}:…@{self.host}:{self.port}"
@@ -66,7 +67,7 @@ def _port_of(netloc: str) -> int:
 
 
 def password_in(path: Path) -> str:
-    """The password that a file holds: all of it but one line end. Raises ValueError."""
+    """The password in a file: its content without one line end. Raises ValueError."""
     try:
         with path.open("rb") as file:
             raw = file.read(PASSWORD_BYTES_MAX + 1)
@@ -86,6 +87,7 @@ def password_in(path: Path) -> str:
 
 
 def is_exposed(path: Path) -> bool:
-    """Whether users other than its owner can read or change this file. A pipe is nobody else's."""
+    """Whether users other than its owner can read or change this file. Nobody else can read a
+    pipe."""
     mode = path.stat().st_mode
     return stat.S_ISREG(mode) and bool(mode & (stat.S_IRWXG | stat.S_IRWXO))

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Final
 
 _ARG_START: Final = 45
-"""The field of /proc/self/stat, counted from the one behind the program's name, with the address of the arguments."""
+"""The field of /proc/self/stat, counted from the one behind the program's name, with the address of
+the arguments."""
 
 
 def conceal(before: str, secret: str) -> bool:
     """Overwrite `secret` with x's wherever it follows `before` in the command line.
 
-    Until the call it could be read there. Returns False where it cannot be overwritten (that takes Linux); True also
-    when the command line does not have it.
+    Before the call, other users can read it there. Returns False where it cannot be overwritten
+    (that needs Linux); True also if the command line does not contain it.
     """
     prefix, hidden = (text.encode("utf-8", "surrogateescape") for text in (before, secret))
     try:

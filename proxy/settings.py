@@ -1,7 +1,8 @@
 """Every setting of `ackstream serve`.
 
-They come from the command line, from `ACKSTREAM_…` in the environment, and from a TOML file, in that order. One
-frozen object, checked once. Each limit has its reason beside it.
+They are read from the command line, from `ACKSTREAM_…` in the environment, and from a TOML file, in
+this order. They form one frozen object, which is validated once. Each limit has its reason beside
+it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from proxy.login.relay import BackendTls
 
 PREFIX = "ACKSTREAM_"
 OF_OTHERS = frozenset({"ACKSTREAM_URL", "ACKSTREAM_PASSWORD", "ACKSTREAM_CACHE", "ACKSTREAM_SPARK_LOG"})
-"""Variables that the pipeline's programs, or the tests, read."""
+"""Variables that are read by the pipeline's programs or the tests."""
 
 
 class BadSetting(Exception):
-    """A setting that cannot be used; the text is one line that says which and why."""
+    """A setting is invalid. The text is one line with its name and the reason."""
 
 
 class Endpoint(str):
@@ -46,7 +47,7 @@ class Endpoint(str):
 
     @classmethod
     def check(cls, text: str) -> Endpoint:
-        """Raises ValueError unless it is one."""
+        """The endpoint that `text` denotes. Raises ValueError."""
         host, colon, port = text.rpartition(":")
         if not (colon and host and port.isdecimal() and int(port) <= 65535):
             raise ValueError(f"'{text}' is not HOST:PORT (for instance 127.0.0.1:3307)")
@@ -59,78 +60,93 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     backend: Backend | None = None
-    """The server to stand in front of. None: a private one, its data under `data_dir`."""
+    """The backing server. None: a private one, with its data under `data_dir`."""
     backend_password_file: Path | None = None
-    """The password of the engine's account, in place of one in the URL: whoever may list processes reads a command
-    line. One line end behind it is no part of it."""
+    """The file with the password of the engine's account, in place of the URL: every user who may
+    list processes can read a command line. One line end behind the password is not part of it."""
     backend_wait_s: float = Field(default=15.0, ge=0)
-    """How long a server that takes no connection is waited for at start: it may be starting, too. Longer is for whoever
-    starts the program again."""
+    """How long to wait at start for a server that accepts no connection: it may be starting as
+    well. A longer wait is the task of the program that restarts the proxy."""
     proxy_protocol: bool = False
-    """Whether the server is told each client's address by a header of the PROXY protocol, so that accounts match the
-    client's host. The server must be set to take it from the proxy (MariaDB: proxy_protocol_networks); MySQL cannot."""
+    """Whether the proxy sends the server each client's address in a header of the PROXY protocol,
+    so that accounts match the client's host. The server must be configured to accept it (MariaDB:
+    proxy_protocol_networks); MySQL cannot."""
     listen: Endpoint = Endpoint("127.0.0.1:3307")
     """Where clients connect."""
     admin: Endpoint = Endpoint("127.0.0.1:9307")
     """Where metrics and health are served over HTTP."""
     listen_socket: Path | None = None
-    """A unix socket on which clients may connect as well. They log in as over TCP, by password; libmysql shows it there
-    without TLS, since nothing leaves the machine."""
+    """A unix socket on which clients may connect as well. They log in by password, as over TCP.
+    libmysql sends the password there without TLS, because nothing leaves the machine."""
     listen_socket_mode: int = 0o777
-    """Who may connect to it. Everybody, as to mysqld's: who may log in is decided by the server."""
+    """The mode of that socket. All users may connect, as to mysqld's: the server decides who may
+    log in."""
     tls: bool = True
-    """Whether TLS is offered to clients. Without, default clients of caching_sha2_password accounts cannot log in."""
+    """Whether TLS is offered to clients. Without it, default clients of caching_sha2_password
+    accounts cannot log in."""
     tls_certificate: Path | None = None
-    """PEM: our certificate, then those that lead to its authority. None: a self-signed one, kept under `data_dir`."""
+    """PEM: the proxy's certificate, then those up to its authority. None: a self-signed one, kept
+    under `data_dir`."""
     tls_key: Path | None = None
-    """PEM: its key. None: it is in the same file."""
+    """PEM: the key of that certificate. None: it is in the same file."""
     backend_tls: BackendTls = "mirror"
-    """Which connections to the server have TLS. `mirror`: those of clients that have it, where the server offers it.
-    `always`: all; then a client that sends everything in clear satisfies an account's REQUIRE SSL. `never`: none."""
+    """Which backing connections have TLS. `mirror`: those of clients that have it, if the server
+    offers it. `always`: all; a client without TLS then satisfies an account's REQUIRE SSL. `never`:
+    none."""
     backend_ca: Path | None = None
-    """PEM: who signed the server's certificate, which is verified then, and its host name too, and TLS that `mirror`
-    asks for is not done without. None: connections are encrypted, and nothing proves who is at the other end."""
+    """PEM: the authority of the server's certificate. The certificate and its host name are then
+    verified, and TLS is required where `mirror` would use it. None: connections are encrypted, but
+    the server is not authenticated."""
     data_dir: Path = Path("ackstream-data")
-    """Where the private server keeps its data, and the proxy its self-signed certificate."""
+    """The directory of the private server's data and of the self-signed certificate."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     connections_max: int = Field(default=1_000, ge=1, le=100_000)
-    """Client connections at once. Each has one connection to the server, whose own max_connections is often 151; beyond
-    it the server itself says error 1040."""
+    """Simultaneous client connections. Each has one connection to the server, whose own
+    max_connections is often 151; beyond that the server refuses with error 1040."""
     login_timeout_s: float = Field(default=10.0, gt=0)
-    """Time for a client to log in, as long as MySQL's connect_timeout: a silent peer holds a connection no longer."""
+    """Time for a client to log in, the same as MySQL's connect_timeout. A silent peer holds a
+    connection no longer."""
     connect_timeout_s: float = Field(default=5.0, gt=0)
-    """Time for the server to take a connection; after it the client is told."""
+    """Time for the server to accept a connection; after it the client gets an error."""
     withheld_bytes_max: int = Field(default=1 << 20, ge=1 << 12)
-    """What a client may send ahead while a statement of ours runs; beyond it the proxy stops reading from it."""
+    """Bytes that a client may send ahead while a queue statement runs; beyond them the proxy stops
+    reading from it."""
     gathered_bytes_max: int = Field(default=64 << 20, ge=16 << 20)
-    """What all clients together may have sent of statements of ours that are not carried out yet, and ahead of what
-    runs; beyond it the longest incomplete statement is refused. One has 16 MB at most, and takes six times as much
-    while it is carried out."""
+    """Bytes of queue statements that are not carried out yet, and of what is sent ahead of running
+    ones, for all clients together; beyond them the longest incomplete statement is refused. A
+    statement has at most 16 MB, and takes six times as much while it is carried out."""
     pipelined_max: int = Field(default=1_000, ge=1)
-    """Commands that a client may have unanswered; beyond it the proxy stops reading. Drivers have one or two."""
+    """Unanswered commands of one client; beyond them the proxy stops reading from it. Drivers have
+    one or two."""
     write_buffer_bytes: int = Field(default=256 << 10, ge=1 << 12)
-    """What may wait for a client that reads slowly before its server, or its stream, is paused."""
+    """Bytes that may wait for a client that reads slowly before its server or its stream is
+    paused."""
     keepalive_idle_s: int = Field(default=60, ge=1)
-    """A silent connection is probed after so long: middle boxes forget idle ones after a minute or more. There is no
-    TCP_USER_TIMEOUT, since it ends connections to clients that are well and read nothing for a while."""
+    """A silent connection is probed after this time: middle boxes drop idle ones after a minute or
+    more. There is no TCP_USER_TIMEOUT, because it ends connections to healthy clients that read
+    nothing for a while."""
     abandoned_s: float = Field(default=0.5, ge=0)
-    """What a vanished client asked for last may take so long; then it is killed. It need not be more: the server
-    alone would notice after seconds, or only when it is done."""
+    """How long the last statement of a vanished client may run before it is killed. The server
+    alone would notice after seconds, or when the statement is done."""
     ping_interval_s: float = Field(default=60.0, gt=0)
-    """A stream's backing connection is pinged as often, or the server would close it after its wait_timeout."""
+    """The interval of pings on a stream's backing connection, which the server would close after
+    its wait_timeout."""
     rights_max_age_s: float = Field(default=4.0, gt=0)
-    """A running stream delivers nothing on privileges that its client has shown longer ago; it shows them again by two
-    short statements on its own connection, every half of this while rows come, and never while none come."""
+    """A running stream delivers no rows if its client's privileges were proven longer ago. The
+    proof takes two short statements on the backing connection, at half of this interval while rows
+    come, and never while none come."""
     drain_timeout_s: float = Field(default=4.0, gt=0)
-    """Time for commands under way when the proxy is told to stop; a private server may take 5 s more to stop."""
+    """Time for commands under way when the proxy stops; a private server may take 5 s more to
+    stop."""
     engine_connections: int = Field(default=8, ge=2, le=256)
-    """Connections that the engine itself keeps to the server, over all queues."""
+    """Connections of the engine to the server, for all queues."""
     catalog_interval_s: float = Field(default=10.0, gt=0)
-    """How soon a message table that was made or altered behind the proxy's back is noticed."""
+    """How soon the engine notices a message table that was created or altered without the proxy."""
 
     binlog: Literal["auto", "off"] = "auto"
-    """Whether what bypasses the proxy is seen in the server's binary log, where it can be read. It takes a process."""
+    """Whether changes that bypass the proxy are read from the server's binary log, if it can be
+    read. It takes a process."""
 
     _password: str = PrivateAttr("")
 
@@ -142,7 +158,7 @@ class Settings(BaseSettings):
     @field_validator("listen_socket_mode", mode="before")
     @classmethod
     def _mode(cls, value: object) -> object:
-        """Octal digits; TOML has octal numbers of its own."""
+        """A number from octal digits. TOML has octal numbers of its own."""
         if isinstance(value, str) and (not re.fullmatch("[0-7]{3,4}", value)):
             raise ValueError(f"'{value}' is no file mode in octal (for instance 0770)")
         return int(value, 8) if isinstance(value, str) else value
@@ -188,12 +204,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` gives, in its order."""
+        """Only the values that `load` gives."""
         return (init_settings,)
 
 
 def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
-    """The settings; flags win over the environment, the environment over the file. Raises BadSetting."""
+    """The settings. Flags override the environment, and the environment overrides the file. Raises
+    BadSetting."""
     names = Settings.model_fields
     origins: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -212,7 +229,7 @@ def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:  # What is wrong lies between two of them.
+        if not first["loc"]:  # Two settings do not fit together.
             raise BadSetting(reason) from None
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
@@ -222,7 +239,7 @@ def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
 
 
 def advice(settings: Settings, environment: Mapping[str, str]) -> list[str]:
-    """What is probably not meant as it is, each in a line for the log; none of it keeps the program from running."""
+    """Settings that are valid and probably not meant so: one line for the log each."""
     names = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
     unknown = sorted(name for name in environment if name.startswith(PREFIX) and name not in names | OF_OTHERS)
     lines = [f"{name} is ignored: there is no such setting{_nearest(name, names)}" for name in unknown]
@@ -240,7 +257,7 @@ def _password_of(path: Path) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    """A question for the known name that is most like this one; nothing if none is."""
+    """A hint at the known name that is most similar to this one; empty if none is similar."""
     by_tail = {known.removeprefix(PREFIX): known for known in names}
     found = difflib.get_close_matches(name.removeprefix(PREFIX), by_tail, n=1)
     return f"; did you mean {by_tail[found[0]]}?" if found else ""

@@ -1,5 +1,7 @@
-"""One client and its backing connection: relaying, classifying commands, what statements see of it.
+"""One client connection with its backing connection: relaying, classifying commands, running
+internal queries.
 
-`ports` has the protocols by which the parts see each other. It imports `proxy.transport`, `proxy.login`, `proxy.wire`,
-the engine and `sqlrewrite`, and no statement.
+`ports` has the protocols by which sessions, statements and the listener use each other. This folder
+imports `proxy.transport`, `proxy.login`, `proxy.wire`, the engine and `sqlrewrite`, and nothing of
+`proxy.statements`.
 """

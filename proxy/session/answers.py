@@ -1,4 +1,4 @@
-"""What the server says to a question of ours, gathered until it is whole."""
+"""The server's answer to an internal query, collected until it is complete."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from proxy.wire.packets import ServerError, parse_err
 from proxy.wire.walker import Outcome
 
 ANSWER_MAX = 1 << 20
-"""Bytes that the server may answer to a question of ours: a header of a table with 4,096 columns is below it."""
+"""Bytes of an answer to an internal query. The column packets of a table with 4,096 columns are
+below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The server's answer to a question of ours: its packets, and how it ended."""
+    """The server's answer to an internal query: its packets, and how it ended."""
 
     packets: tuple[Packet, ...]
     outcome: Outcome[PendingCommand]
 
     @property
     def error(self) -> ServerError | None:
-        """What the server objected to, if it did."""
+        """The server's error; None if it was not an error."""
         return None if self.outcome.ok else parse_err(self.packets[-1].payload)
 
 
 class InternalQuery:
-    """A question of ours that the server has not answered yet."""
+    """An internal query that the server has not answered yet."""
 
     def __init__(self) -> None:
         self.packets = Packets(ANSWER_MAX)
@@ -37,7 +38,7 @@ class InternalQuery:
         self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def feed(self, data: bytes) -> None:
-        """More of the answer; beyond ANSWER_MAX bytes it is forgotten."""
+        """Add bytes of the answer. Beyond ANSWER_MAX all are dropped."""
         self.size += len(data)
         if self.size <= ANSWER_MAX:
             self.received += self.packets.feed(data)
@@ -45,11 +46,12 @@ class InternalQuery:
             self.received.clear()
 
     def finish(self, outcome: Outcome[PendingCommand]) -> None:
-        """The answer is whole: `answered` has it, or the error that it was too long."""
+        """The answer is complete: set the result of `answered`, or its exception if the answer was
+        too long."""
         if self.answered.done():
             return
         if self.size <= ANSWER_MAX:
             self.answered.set_result(Answer(tuple(self.received), outcome))
         else:
-            text = f"ackstream's question about the table was answered with more than {ANSWER_MAX} bytes"
+            text = f"The server's answer to an internal query of ackstream has more than {ANSWER_MAX} bytes"
             self.answered.set_exception(ServerError(1105, "HY000", text))

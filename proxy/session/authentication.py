@@ -1,7 +1,7 @@
 """A session's login, and its changes of user where the two connections differ in kind.
 
-The server authenticates the client itself. Bytes of either side go to the relay of `proxy.login`, whose steps are
-carried out on the connections.
+The server authenticates the client itself. Bytes of either side go to the relay of `proxy.login`,
+whose steps are carried out on the connections.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Authentication:
         return False
 
     def begin_change_of_user(self, info: LoggedIn, payload: bytes) -> None:
-        """A dialogue follows in which a password may be shown: adapt it to the two connections, as the login was."""
+        """A dialogue follows in which a password may be shown: adapt it to the two connections, as
+        the login was."""
         self.change_user = ChangeUserRelay(info)
         self._connections.carry_out(self.change_user.begin(payload))
 
@@ -55,6 +56,7 @@ class Authentication:
             self.change_user = None
 
     def refusal(self, error: ServerError) -> bytes | None:
-        """The packet that ends the dialogue under way with this error; None if there is no dialogue."""
+        """The packet that ends the dialogue under way with this error; None if there is no
+        dialogue."""
         relay = self.login or self.change_user
         return None if relay is None else relay.refusal(error)

@@ -1,4 +1,4 @@
-"""MySQL's names of character sets, in Python's."""
+"""Python's names of MySQL's character sets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _DIFFERENT: Final[Mapping[str, str]] = {
 
 
 def codec_of(charset: str) -> str:
-    """Python's codec for a MySQL character set; Latin-1, which loses no byte, for those that Python does not know."""
+    """Python's codec for a MySQL character set. Latin-1, which keeps every byte, where Python has
+    none."""
     codec = _DIFFERENT.get(charset, charset)
     try:
         return codecs.lookup(codec).name

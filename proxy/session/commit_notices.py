@@ -27,16 +27,17 @@ from sqlrewrite.stream import StreamStatement
 TOUCHED_TABLES_MAX = 64
 """Tables remembered for one transaction; one that touches more wakes all."""
 SETTLED_VALUES_MAX = KEYS_MAX
-"""Message ids remembered for one transaction, of all tables; beyond them, what is in flight is looked up."""
+"""Message ids remembered for one transaction, of all tables; beyond them, what is in flight is
+looked up."""
 
 DIGITS_MAX = 80
-"""Of a number that can be an id; a DECIMAL has 65."""
+"""Digits of a number that can be an id. A DECIMAL has 65."""
 
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The statement may have changed rows of a table of this bare name (None: of any), or tables themselves; `inserts`:
-    it has only added rows."""
+    """The statement may have changed rows of a table with this name in any database (None: of any
+    table), or with `schema` the table itself. `inserts`: it can only have added rows."""
 
     table: str | None
     schema: bool = False
@@ -44,7 +45,7 @@ class Touched:
 
     @classmethod
     def by(cls, head: Head) -> Touched | None:
-        """What a statement with this head touches."""
+        """The pending command of a statement with this head."""
         if head.verb is Verb.WRITE:
             return cls(head.table, inserts=head.inserts)
         return cls(head.table, schema=True) if head.verb is Verb.SCHEMA else None
@@ -52,31 +53,32 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The statement is an ACK, NACK or EXTEND of messages: of these, or any (None)."""
+    """The statement is an ACK, NACK or EXTEND of these messages, or of unknown ones (None)."""
 
     verb: Verb
     table: TableId
     values: Sequence[object] | None
     """Numbers are int or Decimal, strings bytes."""
     certain: bool = False
-    """Whether it is known that the table is the queue and the values are all that it was about, so that, committed and
-    with as many rows affected, it has acknowledged these."""
+    """Whether the table is known to be the queue, and the values to be all that the statement
+    names. If it is then committed with as many rows affected, it has acknowledged exactly these."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSettle:
-    """A prepared ACK, NACK or EXTEND: its keys are literals and places of parameters."""
+    """A prepared ACK, NACK or EXTEND. Its keys are literals and parameters."""
 
     table: TableId
     statement: SettleStatement
 
     @property
     def delay_is_param(self) -> bool:
-        """Whether each execution brings the time: the UPDATE then has its parameters in another order."""
+        """Whether the delay is a parameter. The UPDATE then has its parameters in another order."""
         return isinstance(self.statement.delay_s, Param)
 
     def settled(self, values: Sequence[object] | None, *, may_be_hidden: bool) -> Settled:
-        """What an execution with these values is about; None where they cannot be read."""
+        """The messages that an execution with these values settles; None: the values could not be
+        read."""
         statement = self.statement
         keys = _literals(statement)
         if keys is None or values is None:
@@ -88,22 +90,24 @@ class PreparedSettle:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStream:
-    """A prepared STREAM; its table is resolved anew at each execution, in the database it was prepared in."""
+    """A prepared STREAM. Its table is looked up at each execution, in the database that was the
+    default at PREPARE."""
 
     table: TableId
     statement: StreamStatement
     columns: tuple[str, ...]
-    """What `*` meant then: the server has the statement with these, and shows no others."""
+    """What `*` stood for at PREPARE: the server has prepared a SELECT of these columns."""
 
 
 def settled(statement: SettleStatement, table: TableId, *, may_be_hidden: bool) -> Settled:
-    """What a statement without parameters is about. `may_be_hidden`: a temporary table may stand before the queue."""
+    """The messages that a statement without parameters settles. `may_be_hidden`: the queue may be
+    hidden by a temporary table."""
     values = None if statement.param_count else ()
     return PreparedSettle(table, statement).settled(values, may_be_hidden=may_be_hidden)
 
 
 def _literals(statement: SettleStatement) -> Sequence[object] | None:
-    """The ids that a statement names, None when it names them otherwise."""
+    """The ids that a statement names; None if its condition is of another form."""
     keys = statement.keys
     if keys is None or statement.key_literals is not KeyLiterals.NUMBERS:
         return keys
@@ -114,14 +118,15 @@ def _literals(statement: SettleStatement) -> Sequence[object] | None:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The server is asked to end another connection, or its statement."""
+    """The statement is a KILL of another connection, or of its statement."""
 
     kill: Kill
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedQueueStatement:
-    """A prepared CREATE QUEUE or one of its family, its tables resolved in the database it was prepared in."""
+    """A prepared CREATE QUEUE or one of its family. Its tables have the database that was the
+    default at PREPARE."""
 
     statement: QueueStatement
 
@@ -131,7 +136,7 @@ Prepared = Touched | PreparedSettle | PreparedStream | PreparedQueueStatement | 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The server prepares a statement that matters."""
+    """The server prepares a statement that is tracked."""
 
     statement: Prepared
 
@@ -140,7 +145,7 @@ PendingCommand = Touched | Settled | Preparing | Killed | None
 
 
 class CommitNotices:
-    """One session's open transaction, as far as the engine cares."""
+    """What the open transaction of one session has touched and settled."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -150,13 +155,14 @@ class CommitNotices:
         """By table, whether rows were only added to it."""
         self._settled: dict[tuple[Verb, TableId], list[object] | None] = {}
         self._values = 0
-        """How many values that holds."""
+        """The number of values in `_settled`."""
 
     def command_finished(self, outcome: Outcome[PendingCommand]) -> None:
-        """A command ended; tell the engine what can be told now."""
+        """The server has answered a command. Notify the engine of everything that is committed by
+        now."""
         pending = outcome.pending
         if pending is None and not (self._touched or self._settled):
-            return  # As it is for those who only read.
+            return  # As for all commands of clients that only read.
         match pending:
             case Touched() as pending if outcome.ok or outcome.results:
                 self._touch(pending)
@@ -177,10 +183,10 @@ class CommitNotices:
     def _remember(self, pending: Settled, outcome: Outcome[PendingCommand]) -> None:
         values = pending.values
         if values is not None and outcome.affected_rows > len(values):
-            values = None  # It was about others as well: a number equals many an id that is text.
+            values = None  # It settled others as well: a number equals several ids that are text.
         if not outcome.in_transaction:
             certain = pending.certain and values is not None and outcome.affected_rows == len(values)
-            self._tell(pending.verb, pending.table, values, certain=certain)
+            self._notify(pending.verb, pending.table, values, certain=certain)
             return
         known = self._settled.setdefault((pending.verb, pending.table), [])
         if known is None or values is None or self._values + len(values) > SETTLED_VALUES_MAX:
@@ -190,7 +196,7 @@ class CommitNotices:
             self._values += len(values)
             known.extend(values)
 
-    def _tell(self, verb: Verb, table: TableId, values: Sequence[object] | None, *, certain: bool) -> None:
+    def _notify(self, verb: Verb, table: TableId, values: Sequence[object] | None, *, certain: bool) -> None:
         match verb:
             case Verb.NACK:
                 self._engine.given_back(table, values)
@@ -204,7 +210,7 @@ class CommitNotices:
         quick = self._clock() < self._since_s + SETTLING_NS / NS_PER_S
         settled, self._settled, self._values = self._settled, {}, 0
         for (verb, table), values in settled.items():
-            self._tell(verb, table, values, certain=False)
+            self._notify(verb, table, values, certain=False)
         if None in touched:
             touched = {None: False}
         for name, inserts in touched.items():

@@ -1,7 +1,9 @@
-"""The two connections of a session: what is written to them, TLS on them, and when they are not read.
+"""The two connections of a session: what is written to them, TLS on them, and when they are not
+read.
 
-A connection is not read while what it sends cannot be passed on: the client while the server is full or the client has
-too many commands unanswered, the server while the client is full. A stream is paused in the server's place.
+A connection is not read while what it sends cannot be passed on: the client while the server is
+full or the client has too many commands unanswered, the server while the client is full. A stream
+is paused in the server's place.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Connections:
         client_tls_failed: Callable[[str], None],
         server_tls_failed: Callable[[str], None],
     ) -> None:
-        """`host`: the server's, which its certificate is checked against. The functions are given a reason."""
+        """`host`: the server's, which its certificate is checked against. The functions are given a
+        reason."""
         self.client: asyncio.Transport
         self.server: asyncio.Transport
         self.server_ready = False
@@ -101,7 +104,8 @@ class Connections:
     # Steps of a login.
 
     def carry_out(self, steps: Sequence[Step]) -> None:
-        """Carry out the steps of a login. Beginning TLS may bring more from the client at once, so it comes last."""
+        """Carry out the steps of a login. Beginning TLS may bring more from the client at once, so
+        it comes last."""
         for step in steps:
             match step:
                 case ToClient(data):

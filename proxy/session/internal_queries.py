@@ -1,7 +1,8 @@
-"""Questions to the server on a client's own session: with its rights, in its character set, unseen by it.
+"""Internal queries: statements of the proxy on a client's backing connection, which the client does
+not see.
 
-What a question finds out is the server's own word on what the client may do and how it reads names. A refusal is
-passed on as it came.
+They run with the client's rights and in its character set, so the server itself decides what the
+client may do and how names are read. An error of the server is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 NO_DATABASE = ServerError(1046, "3D000", "No database selected")
 
 RESTORING_ATTEMPTS = 3
-"""Times that a setting of the client's session is set back before the connection is given up."""
+"""Attempts to restore a setting of the client's session before the connection is closed."""
 
 NOT_SHOWN = frozenset({ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
-"""Errors of SHOW CREATE TABLE where other questions tell the client in the usual words what is wrong."""
+"""Errors of SHOW CREATE TABLE after which another query gets the error that clients expect."""
 
 _COUNTER = re.compile(rb"(?<= )AUTO_INCREMENT=[0-9]+ ")
-"""The part of a definition that each INSERT changes."""
+"""The part of a table's definition that each INSERT changes."""
 
 UNBOUND = ServerError(
     1064, "42000", "You have an error in your SQL syntax: '?' can stand only in a statement that is prepared"
@@ -47,7 +48,7 @@ UNBOUND = ServerError(
 
 
 class Refused(Exception):
-    """The server refused a question of ours: its ERR packet is the client's answer."""
+    """The server refused an internal query. Its ERR packet is the client's answer."""
 
     def __init__(self, payload: bytes) -> None:
         super().__init__(payload)
@@ -56,7 +57,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A session's settings, as far as they matter to us."""
+    """The settings of a session that decide how names and conditions are read, and the bytes of
+    rows."""
 
     db: str | None
     codec: str
@@ -67,7 +69,7 @@ class Context:
 
     @property
     def mode(self) -> SqlMode:
-        """How text is read."""
+        """The sql_mode, as far as it decides how text is read."""
         return SqlMode(
             ansi_quotes="ANSI_QUOTES" in self.sql_mode,
             no_backslash_escapes="NO_BACKSLASH_ESCAPES" in self.sql_mode,
@@ -80,19 +82,23 @@ class Context:
         return TableName(table.name, table.db or self.db)
 
     def row_format(self, columns: tuple[str, ...], *, binary: bool) -> RowFormat:
-        """How this session's rows look."""
+        """The format of rows in this session."""
         pad_char = "PAD_CHAR_TO_FULL_LENGTH" in self.sql_mode
         return RowFormat(columns, binary, self.charset_results, self.time_zone, pad_char)
 
 
 async def end_own_transaction(session: ClientSession, *, was_in_transaction: bool) -> None:
-    """With autocommit off, our questions begin a transaction: left open, it would pin the table's metadata."""
+    """Commit a transaction that internal queries have begun, as they do with autocommit off.
+
+    Left open, it would hold the table's metadata lock.
+    """
     if session.in_transaction and not was_in_transaction:
         await session.internal_query(sql("commit").encode())
 
 
 def keep_next_transaction(session: ClientSession) -> None:
-    """A SET TRANSACTION is for the client's next transaction. Our questions read tables, which would be that one."""
+    """Raise ServerError if a SET TRANSACTION is in effect for the client's next transaction: an
+    internal query that reads a table would use it up."""
     if session.classifier.next_transaction_is_set and not session.in_transaction:
         text = (
             "This statement would use up the SET TRANSACTION of this session, which is for its next transaction: begin"
@@ -102,32 +108,32 @@ def keep_next_transaction(session: ClientSession) -> None:
 
 
 async def definition_seen(session: ClientSession, table: TableName) -> bytes | None:
-    """A digest of the table's definition as this session is shown it, for Queues.inspect: any other definition has
-    another. None where the session is not shown all of it.
+    """A digest of the table's definition as this session sees it, for Queues.inspect. Different
+    definitions have different digests. None if the session does not see all of the definition.
 
-    With a temporary table of the queue's name in its place, our questions would show rights on that one: raises
-    ServerError.
+    Raises ServerError if a temporary table hides the queue: internal queries would show the rights
+    on that table.
     """
     answer = await spelled(session, sql("show_create_table", table=table.quoted()), session.internal_query)
     if answer.outcome.error_code in NOT_SHOWN:
-        return None  # With rights on single columns only: on a temporary table one has all rights.
+        return None  # It has rights on single columns only. On a temporary table it would have all.
     not_refused(answer)
     text = (text_values(answer.packets[-2].payload)[1] or b"").replace(b"\0", b"")
     if text.startswith(b"CREATE TEMPORARY"):
         refusal = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
         raise ServerError(1105, "HY000", refusal)
     if not is_marked(text.decode("utf-8", "replace")):
-        return None  # It is no queue, or MariaDB leaves the comment out, as this session's sql_mode asks for.
+        return None  # It is no queue, or MariaDB omits the comment because of this session's sql_mode.
     return hashlib.blake2b(_COUNTER.sub(b"", text), digest_size=16).digest()
 
 
 async def refuse_temporary(session: ClientSession, table: TableName) -> None:
-    """A temporary table of the queue's name is in its place: raises ServerError."""
+    """Raise ServerError if a temporary table of this session hides the queue."""
     await definition_seen(session, table)
 
 
 def as_packet(error: Exception) -> bytes:
-    """The ERR packet that tells the client why its statement was not carried out."""
+    """The ERR packet for an error that ended a queue statement."""
     match error:
         case Refused():
             return error.payload
@@ -144,8 +150,8 @@ def as_packet(error: Exception) -> bytes:
 async def checked_query(session: ClientSession, text: str | bytes) -> Answer:
     """The server's answer to a statement; bytes are sent unchanged.
 
-    Raises Refused with the server's error. If the running queue statement is interrupted, nothing is sent, and the
-    error that it ends with is raised.
+    Raises Refused with the server's error. If the running queue statement is interrupted, nothing
+    is sent, and the error that it ends with is raised.
     """
     session.check_interrupted()
     if isinstance(text, bytes):
@@ -154,10 +160,11 @@ async def checked_query(session: ClientSession, text: str | bytes) -> Answer:
 
 
 async def spelled(session: ClientSession, text: str, send: Callable[[bytes], Awaitable[Answer]]) -> Answer:
-    """What `asked` answers to the text in the session's charset.
+    """The answer that `send` returns to the text in the session's character set.
 
-    Where that lacks a character, the session reads UTF-8 for this one question: a client of the server may well SELECT
-    all columns of a table, some of whose names its charset cannot spell, and is shown a question mark in them.
+    If that lacks a character, the session reads UTF-8 for this one query. Names of columns may have
+    such characters: the server lets a client SELECT all columns of a table, and shows question
+    marks in their names.
     """
     if (encoded := encodable(session, text)) is not None:
         return await send(encoded)
@@ -172,7 +179,7 @@ async def spelled(session: ClientSession, text: str, send: Callable[[bytes], Awa
 
 
 def encodable(session: ClientSession, text: str) -> bytes | None:
-    """The text in the client's charset, None where that lacks a character."""
+    """The text in the client's character set; None if that lacks a character."""
     try:
         return text.encode(session.codec)
     except UnicodeEncodeError:
@@ -185,25 +192,25 @@ async def set_charset(session: ClientSession, variable: str, charset: str) -> An
 
 
 async def set_surely(session: ClientSession, variable: str, charset: str) -> None:
-    """Set one of the session's character sets back to what the client has set it to."""
-    for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY may be meant for the question and reach this one.
+    """Restore one of the session's character sets; close the connection if that is not possible."""
+    for _ in range(RESTORING_ATTEMPTS):  # A KILL QUERY meant for the query before may hit this one.
         if (await set_charset(session, variable, charset)).outcome.ok:
             return
     session.hang_up(ServerError(1105, "HY000", f"ackstream could not set {variable} back"))
 
 
 def not_refused(answer: Answer) -> Answer:
-    """The answer, which is no error."""
+    """The answer itself. Raises Refused if it is an error."""
     if not answer.outcome.ok:
         raise Refused(answer.packets[-1].payload)
     return answer
 
 
 async def read_context(session: ClientSession) -> Context:
-    """The session's settings as they are now."""
+    """Read the session's settings, and update what the session remembers of them."""
     answer = await checked_query(session, sql("context"))
     row = answer.packets[-2].payload
-    db, client, results, time_zone, sql_mode, like_escapes, server = (_text(each) for each in text_values(row))
+    db, client, results, time_zone, sql_mode, like_escapes, server = (_text(value) for value in text_values(row))
     context = Context(
         None if db is None else bytes.fromhex(db).decode(),
         codec_of(client or "utf8mb4"),
@@ -220,14 +227,14 @@ async def read_context(session: ClientSession) -> Context:
 
 
 def raw_rows(session: ClientSession, answer: Answer) -> list[list[bytes | None]]:
-    """The rows of an answer, the values as the server sent them."""
+    """The rows of an answer, with the bytes that the server sent."""
     count = Reader(answer.packets[0].payload).lenenc()
     first = 1 + count + (0 if session.capabilities & DEPRECATE_EOF else 1)
     return [text_values(packet.payload) for packet in answer.packets[first:-1]]
 
 
 def text_rows(session: ClientSession, answer: Answer) -> list[list[str | None]]:
-    """The same where all values are ASCII: numbers, and other things as HEX."""
+    """The rows of an answer whose values are ASCII: numbers, and text as HEX."""
     return [list(map(_text, row)) for row in raw_rows(session, answer)]
 
 
@@ -243,10 +250,10 @@ async def server_time_ns(session: ClientSession) -> int:
 
 
 def from_hex(value: str | None) -> str:
-    """The text that a column's HEX(CONVERT(… USING utf8mb4)) stands for."""
+    """The text of a column that was read as HEX(CONVERT(… USING utf8mb4))."""
     return bytes.fromhex(value or "").decode()
 
 
 def _text(value: bytes | None) -> str | None:
-    # Settings are ASCII; a client that wants its results in UCS-2 gets them with NULs between.
+    # Settings are ASCII. In UCS-2 results they have NULs between the characters.
     return None if value is None else value.replace(b"\0", b"").decode("ascii", "replace")

@@ -1,6 +1,7 @@
-"""What the parts of the proxy see of each other: protocols, so that they need not import one another.
+"""Protocols by which parts of the proxy use each other without importing each other.
 
-`ClientSession` is a session as statements of ours see it. `SessionHost` is what a session needs of whoever runs it.
+`ClientSession` is a session as queue statements use it. `SessionHost` is what a session needs of
+the listener.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from sqlrewrite.classify import Kill, Verb
 
 
 class ClientTransport(Protocol):
-    """The client's connection, as statements see it."""
+    """The client connection, as queue statements use it."""
 
     def close(self) -> None:
-        """Close it when all that was sent is written."""
+        """Close the connection when everything is written."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """As asyncio's transports do."""
 
 
 class ClientSession(Protocol):
-    """One client's session, as statements of ours see it. They run one at a time."""
+    """One client's session, as queue statements use it. They run one at a time."""
 
     classifier: CommandClassifier
     commit_notices: CommitNotices
@@ -44,11 +45,11 @@ class ClientSession(Protocol):
 
     @property
     def number(self) -> int:
-        """The proxy's own number for it, which no other session ever has."""
+        """The proxy's own number of the session. It is never used again."""
 
     @property
     def connection_id(self) -> int:
-        """The server's number for it."""
+        """The server's id of the backing connection."""
 
     @property
     def info(self) -> LoggedIn | None:
@@ -56,11 +57,11 @@ class ClientSession(Protocol):
 
     @property
     def client(self) -> ClientTransport:
-        """The client's connection."""
+        """The client connection."""
 
     @property
     def capabilities(self) -> int:
-        """What client and server agreed upon."""
+        """The capabilities that client and server agreed upon."""
 
     @property
     def status(self) -> int:
@@ -72,43 +73,44 @@ class ClientSession(Protocol):
 
     @property
     def no_backslash_escapes(self) -> bool:
-        """Whether the session's sql_mode says so."""
+        """Whether the session's sql_mode has NO_BACKSLASH_ESCAPES."""
 
     @property
     def in_step(self) -> bool:
-        """Whether a statement of ours can fail and the connection go on."""
+        """Whether the connection survives the failure of a queue statement."""
 
     async def internal_query(self, text: bytes) -> Answer:
-        """Run a statement on the backing connection; its answer is not shown to the client. Raises ConnectionError,
-        WireError."""
+        """Run a statement on the backing connection; its answer is not sent to the client. Raises
+        ConnectionError, WireError."""
 
     async def internal_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
 
     def check_interrupted(self) -> None:
-        """Raise the error that the running statement of ours is to end with, if somebody wants it to end."""
+        """Raise the error that the running queue statement is to end with, if it was
+        interrupted."""
 
     def forward(self, payload: bytes, pending: PendingCommand) -> None:
         """Send a command in the client's name; its answer goes to the client."""
 
     def show(self, answer: Answer, pending: PendingCommand) -> None:
-        """Pass the answer to a command of ours on to the client."""
+        """Send the answer to an internal command to the client."""
 
     def send(self, data: bytes) -> None:
         """Send packets to the client."""
 
     def server_is(self, name: str | None) -> None:
-        """The server has said which one it is."""
+        """The server has returned its name."""
 
     def hang_up(self, error: ServerError) -> None:
-        """Close the connection, having said why."""
+        """Close the connection with this error."""
 
 
 Hosted_contra = TypeVar("Hosted_contra", contravariant=True)
 
 
 class SessionHost(Protocol[Hosted_contra]):
-    """What a session needs of whoever runs it."""
+    """What a session needs of the listener."""
 
     settings: Settings
     backend: tuple[str, int]
@@ -118,7 +120,7 @@ class SessionHost(Protocol[Hosted_contra]):
 
     @property
     def carry_out(self) -> Callable[[Hosted_contra, Verb, bytes], Coroutine[Any, Any, None]]:
-        """Carries out a withheld statement of ours, and answers the client."""
+        """Carries out a withheld queue statement and answers the client."""
 
     def session_begun(self, session: Hosted_contra) -> None:
         """A client has connected: open its backing connection."""
@@ -130,10 +132,10 @@ class SessionHost(Protocol[Hosted_contra]):
         """A client is gone."""
 
     def abandoned(self, session: Hosted_contra) -> None:
-        """A client is gone and its server still at work for it."""
+        """A client is gone, and the server still runs a statement of its."""
 
     def server_is(self, origin: Origin) -> None:
-        """A session was told which server it has."""
+        """A session has the name of its server."""
 
     def killed(self, kill: Kill, origin: Origin) -> None:
-        """That server has accepted a KILL of a client's."""
+        """This server has accepted a KILL of a client's."""

@@ -1,4 +1,5 @@
-"""Prepared statements that the proxy knows: queue statements, and statements that change rows or kill."""
+"""Prepared statements that a session tracks: queue statements, and statements that change rows or
+kill."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class TrackedStatement:
     def rearranged(self, payload: bytes, order: Sequence[int], *, attributes: bool) -> bytes:
         """An execution with its parameters in this order, and its query attributes behind them.
 
-        Forgets the long data, which is for one execution. Returns the payload itself if there are no parameters.
+        Forgets the long data, which is for one execution. Returns the payload itself if there are
+        no parameters.
         """
         if order:
             payload = rearranged(payload, order, types=self.types, long_data=self.long_data, attributes=attributes)
@@ -39,6 +41,7 @@ class TrackedStatement:
 
 
 def python_values(execution: Execute, codec: str) -> list[object]:
-    """The parameters of an execution as Python's values; `codec` is that of the client's character set."""
+    """The parameters of an execution as Python's values; `codec` is that of the client's character
+    set."""
     values = zip(execution.values, execution.types, strict=False)  # Query attributes have types as well.
     return [python_value(value, kind, codec) for value, kind in values]

@@ -1,7 +1,7 @@
 """The statements of queries.sql, made complete: identifiers quoted, values as literals.
 
-Nothing is escaped by hand. An identifier is quoted by `engine.quoting`; a value goes in as digits or as hexadecimal,
-so that no value can end the literal it stands in.
+Nothing is escaped by hand. An identifier is quoted by `engine.quoting`; a value goes in as digits
+or as hexadecimal, so that no value can end the literal it stands in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def templates() -> Mapping[str, Template]:
 
 
 def sql(name: str, /, **values: object) -> str:
-    """The named statement with `values` in the places of its words, unchanged: give literals and quoted identifiers.
+    """The named statement with `values` in the places of its words, unchanged: give literals and
+    quoted identifiers.
 
     Raises KeyError for a name that does not exist, and for a word without a value.
     """

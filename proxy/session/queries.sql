@@ -3,14 +3,17 @@
 -- The rules behind it:
 --   * It runs with the client's rights, and under the client's settings: sql_mode, character set, time zone.
 --   * A SELECT that returns rows has a LIMIT of its own, because the session's sql_select_limit may be 0.
---   * Text is read as HEX(CONVERT(… USING utf8mb4)), so that the character set of the client's results does not matter.
+--   * Text is read as HEX(CONVERT(… USING utf8mb4)), so that the character set of the client's
+--     results does not matter.
 --
--- $words are filled in by proxy/session/queries.py: identifiers quoted, values as literals that need no escaping.
+-- $words are filled in by proxy/session/queries.py: identifiers quoted, values as literals that
+-- need no escaping.
 
 -- name: context
--- What decides how names and conditions are read, and the bytes of rows. DATABASE() is read in hexadecimal, because it
--- may be in any character set. Whether a backslash escapes in LIKE is tested, because the servers disagree on when it
--- does. The last column is the server's name for Origin, computed as in the engine's `server_name`.
+-- What decides how names and conditions are read, and the bytes of rows. DATABASE() is read in
+-- hexadecimal, because it may be in any character set. Whether a backslash escapes in LIKE is
+-- tested, because the servers disagree on when it does. The last column is the server's name for
+-- Origin, computed as in the engine's `server_name`.
 SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,
     _utf8mb4 x'25' LIKE _utf8mb4 x'5c25',
     SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
@@ -25,8 +28,8 @@ START TRANSACTION
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED
 
 -- name: commit
--- Ends a transaction of the proxy's own. A plain COMMIT does what the session's completion_type says: it may begin
--- another transaction, or close the connection.
+-- Ends a transaction of the proxy's own. A plain COMMIT does what the session's completion_type
+-- says: it may begin another transaction, or close the connection.
 COMMIT AND NO CHAIN NO RELEASE
 
 -- name: rollback
@@ -34,7 +37,8 @@ COMMIT AND NO CHAIN NO RELEASE
 ROLLBACK AND NO CHAIN NO RELEASE
 
 -- name: set_charset
--- One of the session's character sets, for a statement that the client's own cannot spell, and back.
+-- One of the session's character sets, for a statement that the client's own cannot spell, and
+-- back.
 SET $variable = $charset
 
 -- name: server_time
@@ -50,8 +54,8 @@ SHOW CREATE TABLE $table
 SELECT 1 FROM $table LIMIT 0
 
 -- name: right_to_stream
--- Changes no row. The server denies it to a client that may not settle messages of the table, or may not read the
--- columns that the condition names.
+-- Changes no row. The server denies it to a client that may not settle messages of the table, or
+-- may not read the columns that the condition names.
 UPDATE $table SET epoch = 0, time_next = NULL, time_acked = NULL WHERE $condition LIMIT 0
 
 -- name: right_to_redrive
@@ -67,14 +71,16 @@ SHOW CREATE USER CURRENT_USER()
 SELECT $columns FROM $table WHERE $condition LIMIT 0
 
 -- name: result
--- Rows that the proxy computed, as JSON, with the types that the columns have. The server encodes them for the client.
+-- Rows that the proxy computed, as JSON, with the types that the columns have. The server encodes
+-- them for the client.
 SELECT $columns FROM JSON_TABLE($document, '$$[*]' COLUMNS (n FOR ORDINALITY, $paths)) AS q
 WHERE $condition
 ORDER BY n
 LIMIT $limit
 
 -- name: nothing
--- Returns no row: what the server prepares for a queue statement that has an OK packet for an answer.
+-- Returns no row: what the server prepares for a queue statement that has an OK packet for an
+-- answer.
 DO $values
 
 -- name: table_comment
@@ -125,7 +131,8 @@ ALTER TABLE $table COMMENT = $comment
 DROP TABLE $if_exists$table
 
 -- name: take_lock
--- Keeps changes of the same comment by other proxies out. LOCK TABLES would need a privilege that ALTER TABLE does not.
+-- Keeps changes of the same comment by other proxies out. LOCK TABLES would need a privilege that
+-- ALTER TABLE does not.
 SELECT GET_LOCK($name, $wait_s) LIMIT 1
 
 -- name: release_lock
@@ -137,7 +144,8 @@ DO RELEASE_LOCK($name)
 SELECT MIN(priority) FROM $table WHERE $condition LIMIT 1
 
 -- name: counts
--- All counts of a queue in one statement. Without the outer SELECT, the LIMIT would be that of the last one.
+-- All counts of a queue in one statement. Without the outer SELECT, the LIMIT would be that of the
+-- last one.
 SELECT * FROM ($counts) AS every_one LIMIT $limit
 
 -- name: count_entries
@@ -145,8 +153,9 @@ SELECT * FROM ($counts) AS every_one LIMIT $limit
 SELECT $place AS place, COUNT(*), 0 FROM (SELECT 1 FROM $index WHERE $range LIMIT $limit) AS q
 
 -- name: count_delivered
--- The same with the number of messages that were delivered before, which only the rows hold. MySQL reads thousands of
--- rows ahead of an inner SELECT in spite of its LIMIT, so the inner one reads the index alone.
+-- The same with the number of messages that were delivered before, which only the rows hold. MySQL
+-- reads thousands of rows ahead of an inner SELECT in spite of its LIMIT, so the inner one reads
+-- the index alone.
 SELECT $place AS place, COUNT(*), COALESCE(SUM(r.epoch > 0), 0)
 FROM (SELECT id FROM $index WHERE $range LIMIT $limit) AS q
 STRAIGHT_JOIN $table AS r FORCE INDEX ($id_index) ON r.id = q.id AND r.time_acked IS NULL

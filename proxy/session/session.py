@@ -1,13 +1,16 @@
-"""One client connection with its backing connection: logging in, relaying, and carrying out queue statements.
+"""One client connection with its backing connection: logging in, relaying, and carrying out queue
+statements.
 
-A session has three phases. *Login*: the server's greeting and the dialogue that follows are passed on, so that the
-server authenticates the client itself. *Relay*: bytes are passed on unchanged. Each command is classified by its first
-bytes, and the walker follows the structure of the answers, which shows when the connection is quiet, whether a
-transaction is open, and what a statement changed. *Statement*: a queue statement is withheld and carried out by
-proxy.statements, which may run internal queries on the backing connection, with this client's rights. Whatever else
-the client sends meanwhile is withheld as well.
+A session has three phases. *Login*: the server's greeting and the dialogue that follows are passed
+on, so that the server authenticates the client itself. *Relay*: bytes are passed on unchanged. Each
+command is classified by its first bytes, and the walker follows the structure of the answers, which
+shows when the connection is quiet, whether a transaction is open, and what a statement changed.
+*Statement*: a queue statement is withheld and carried out by proxy.statements, which may run
+internal queries on the backing connection, with this client's rights. Whatever else the client
+sends meanwhile is withheld as well.
 
-Everything runs on the event loop's thread. A session's only task is the one that runs a queue statement.
+Everything runs on the event loop's thread. A session's only task is the one that runs a queue
+statement.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ NO_BACKSLASH_ESCAPES = int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPES)
 
 
 class Session:
-    """One client connection, its backing connection, and where they stand."""
+    """One client connection with its backing connection, and their state in the protocol."""
 
     def __init__(self, proxy: SessionHost[Session], number: int, *, client_is_local: bool = False) -> None:
         self.proxy = proxy
@@ -65,13 +68,14 @@ class Session:
         """The server that the backing connection leads to."""
         self.stream: Stream | None = None
         self.interrupted: ServerError | None = None
-        """The error that the running queue statement is to end with, if it was interrupted: checked between its
-        steps."""
+        """The error that the running queue statement is to end with, if it was interrupted: checked
+        between its steps."""
         self.classifier = CommandClassifier()
         self.commit_notices = CommitNotices(proxy.engine)
         self.codec = "utf-8"
         self.charset = "utf8mb4"
-        """The client's character set, as last read from the server; `codec` is Python's name of it."""
+        """The client's character set, as last read from the server; `codec` is Python's name of
+        it."""
         self._connections = Connections(
             proxy.tls,
             proxy.backend[0],
@@ -118,12 +122,12 @@ class Session:
 
     @property
     def connection_id(self) -> int:
-        """The server's own number for this connection, which the client sees as well."""
+        """The server's id of the backing connection, which the client sees as well."""
         return self.info.connection_id if self.info else 0
 
     @property
     def capabilities(self) -> int:
-        """What client and server agreed upon."""
+        """The capabilities that client and server agreed upon."""
         return self.info.capabilities if self.info else 0
 
     @property
@@ -138,13 +142,13 @@ class Session:
 
     @property
     def no_backslash_escapes(self) -> bool:
-        """Whether the session's sql_mode says so."""
+        """Whether the session's sql_mode has NO_BACKSLASH_ESCAPES."""
         return bool(self.status & NO_BACKSLASH_ESCAPES)
 
     @property
     def in_step(self) -> bool:
-        """Whether the server is there and owes no answer, so that the connection survives a queue statement's
-        failure."""
+        """Whether the server is there and owes no answer, so that the connection survives a queue
+        statement's failure."""
         return self._walker.idle and self._internal_query is None and self._connections.server_ready
 
     @property
@@ -197,7 +201,7 @@ class Session:
             self._fail(error)
 
     def client_lost(self) -> None:
-        """The client is gone: free its backing connection and what it holds."""
+        """The client is gone: close its backing connection and release what it holds."""
         if self._closed:
             return
         self._closed = True
@@ -211,7 +215,8 @@ class Session:
         self.proxy.session_closed(self)
 
     def _leave_server(self) -> None:
-        """Close the backing connection when the client's last statement is done, or after `abandoned_s`."""
+        """Close the backing connection when the client's last statement is done, or after
+        `abandoned_s`."""
         if self.logging_in or self._connections.client_is_full or self._walker.idle:
             self.server.close()
         else:
@@ -276,18 +281,20 @@ class Session:
         self.client.close()
 
     def _fail(self, error: Exception) -> None:
-        """End the connection: an unforeseen error outside a queue statement leaves it unknown where in the protocol the
-        two sides are."""
+        """End the connection: an unforeseen error outside a queue statement leaves it unknown where
+        in the protocol the two sides are."""
         log.error("%r: the connection ends", self, exc_info=error)
         self.hang_up(unforeseen(error, self.number))
 
     def server_lost(self) -> None:
-        """The server closed the connection: close the client's, with an error where there is a place for one."""
+        """The server closed the connection: close the client's, with an error where there is a
+        place for one."""
         self._connections.server_ready = False
         if self._closed:
             self._deadline.cancel()
             return
-        # The client can acknowledge nothing any more, and may take long to read what was written to it.
+        # The client can acknowledge nothing any more, and may take long to read what was written to
+        # it.
         self.proxy.engine.disconnected(self.number)
         if self._internal_query is not None and not self._internal_query.answered.done():
             self._internal_query.answered.set_exception(ConnectionResetError("the server closed the connection"))
@@ -307,12 +314,14 @@ class Session:
     # What the listener and other sessions call.
 
     def refuse_login(self, error: ServerError) -> None:
-        """Send an error in place of the greeting, and close: there is no server, or no room for another session."""
+        """Send an error in place of the greeting, and close: there is no server, or no room for
+        another session."""
         self.send(frame(make_err(error.code, error.sqlstate, error.message, protocol41=False), 0))
         self.client.close()
 
     def interrupt(self, error: ServerError) -> None:
-        """End the running queue statement with this error, as KILL QUERY does; without one, do nothing."""
+        """End the running queue statement with this error, as KILL QUERY does; without one, do
+        nothing."""
         self.interrupted = error
         if self.stream is not None:
             self.stream.abort(error)
@@ -332,7 +341,8 @@ class Session:
             raise self.interrupted.again()
 
     def hang_up(self, error: ServerError) -> None:
-        """Close the connection with this error, in place of the answer that is owed or behind those under way."""
+        """Close the connection with this error, in place of the answer that is owed or behind those
+        under way."""
         if (refusal := self._authentication.refusal(error)) is not None:
             self.send(refusal)
         elif self.stream is not None:
@@ -373,7 +383,8 @@ class Session:
         self._connections.write_server(frame(payload, 0))
 
     def show(self, answer: Answer, pending: PendingCommand) -> None:
-        """Send the answer to an internal command to the client, as if the client had sent that command."""
+        """Send the answer to an internal command to the client, as if the client had sent that
+        command."""
         self.classifier.command_answered(replace(answer.outcome, pending=pending))
         self.send(b"".join(frame(packet.payload, packet.seq) for packet in answer.packets))
 
@@ -412,7 +423,8 @@ class Session:
     def _pass(self, event: Event) -> bool:
         """Send an event on to the server, or begin to carry it out here.
 
-        Returns False if it has to wait until the server has answered what precedes it: then nothing is done.
+        Returns False if it has to wait until the server has answered what precedes it: then nothing
+        is done.
         """
         if isinstance(event, Dropped):
             return self._refuse_dropped(event)
@@ -484,7 +496,8 @@ class Session:
             self._internal_query.finish(outcome)
             return
         if outcome.command is None and self.stream is not None:
-            # The server closes the connection with an error. The client of a stream gets one behind its rows.
+            # The server closes the connection with an error. The client of a stream gets one behind
+            # its rows.
             self.stream.abort(SERVER_LOST)
             return
         if outcome.pending is not None or outcome.command not in UNREMARKABLE:

@@ -1,8 +1,10 @@
-"""What all sessions together hold of statements of ours, and of what clients send ahead, and the bound of it.
+"""Bounds the memory that all sessions together use for queue statements, and for what clients send
+ahead of them.
 
-A statement of ours is gathered to its end before it is carried out, up to 16 MB. Its sender decides how fast that goes,
-and whether it ends. So where all together would hold more than the bound, the largest one that is still incomplete is
-dropped: a few senders of very long statements, or of some that never end, keep nobody from sending short ones.
+A queue statement of up to 16 MB is received completely before it is carried out. Its sender decides
+how long that takes, and whether it ends. If all sessions together would hold more than the bound,
+the largest incomplete statement is dropped. So a few clients that send very long statements, or
+never end one, do not prevent others from sending short ones.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from proxy.wire.packets import ServerError
 
 
 class Sender(Protocol):
-    """A session that gathers a statement."""
+    """A session that receives a statement."""
 
     def drop_statement(self) -> None:
-        """Forget what is gathered and what comes of it yet; its answer is an error."""
+        """Forget the incomplete statement and the rest of it; its answer is an error."""
 
 
 class StatementMemory:
-    """The bytes that are held, by session."""
+    """The bytes that each session holds."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -36,17 +38,18 @@ class StatementMemory:
         return ServerError(
             1105,
             "HY000",
-            f"ackstream has {self.bytes_max} bytes in hand of long statements that clients are sending, as many as"
+            f"ackstream holds {self.bytes_max} bytes of long statements that clients are sending, as many as"
             " gathered_bytes_max allows, and this was the longest: name fewer messages in one statement, or try again",
         )
 
     @property
     def full(self) -> bool:
-        """Whether more is held than may be."""
+        """Whether all sessions together hold more than the bound."""
         return self.used > self.bytes_max
 
     def grown(self, sender: Sender, size: int) -> bool:
-        """A statement has grown to so many bytes and is not complete; False when it is to be dropped."""
+        """An incomplete statement has grown to this size. Returns False if the sender has to drop
+        it."""
         self._set(self._incomplete, sender, size)
         while self.full:
             largest = max(self._incomplete, key=self._incomplete.__getitem__)
@@ -57,7 +60,8 @@ class StatementMemory:
         return True
 
     def holds(self, sender: Sender, incomplete: int, complete: int) -> None:
-        """What a session holds now: of a statement that is not complete, and otherwise."""
+        """A session now holds these bytes of an incomplete statement, and these bytes besides
+        it."""
         self._set(self._incomplete, sender, incomplete)
         self._set(self._complete, sender, complete)
 

@@ -1,8 +1,9 @@
-"""A running stream: row payloads in, packets with running sequence numbers out.
+"""A running stream: row payloads in, packets with consecutive sequence numbers out.
 
-The column packets have been sent already, as the server wrote them; here come the rows that the engine delivers, and in
-the end what ends a result set, or an error in its place. The client's socket is the only buffer: when it is full, the
-engine is told to deliver nothing (`pause`), so a client that does not read costs a batch of rows and no more.
+The column packets were sent before, as the server wrote them. The stream sends the rows that the
+engine delivers, and then the end of the result set or an error. The client's socket is the only
+buffer: while it is full, the stream is paused in the engine, so a client that does not read costs
+one batch of rows.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ SERVER_LOST = ServerError(
 
 
 def unforeseen(error: Exception, session: int) -> ServerError:
-    """What a client is told of a fault of ours. What the exception says may be nobody's business but the log's."""
-    text = f"ackstream failed ({type(error).__name__}): its log tells more, at session {session}"
+    """The client's error for a fault of the proxy. The exception's text may be confidential, so
+    only the log has it."""
+    text = f"ackstream failed ({type(error).__name__}): its log has the details, at session {session}"
     return ServerError(1105, "HY000", text)
 
 
 class Stream:
     """The engine's sink for one client's STREAM statement.
 
-    Its client has shown that it may have the rows before it began, and shows it again while it runs: rows are written
-    on a proof that is no older than `proof_max_age_s`, and wait for another one otherwise (`unproven`). The next one is
-    wanted when rows come and half that time has passed, so that those of a busy stream do not wait; an idle one wants
-    none.
+    The client's right to the rows is proven before the stream begins, and again while it runs. Rows
+    are written only on a proof that is at most `proof_max_age_s` old, else they wait for the next
+    one (`unproven`). A proof is requested when rows come and half of that time has passed, so the
+    rows of a busy stream do not wait. An idle stream needs none.
     """
 
     def __init__(
@@ -51,44 +53,45 @@ class Stream:
         proven_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seq` is that of the last column packet, `condition` what it wants, for people, if not all. `proven_s`: when
-        the first proof was begun (now)."""
+        """`seq` is that of the last column packet. `condition` selects the messages, as SHOW
+        STREAMS displays it (None: all). `proven_s` is when the first proof was begun; None: now."""
         self._write = write
         self._seq = seq
         self._handle: StreamHandle | None = None
         self._clock = clock
         self._over = False
         self._error: ServerError | None = None
-        self._news = asyncio.Event()
-        """Set when it is over or a proof is wanted."""
+        self._attention = asyncio.Event()
+        """Set when the stream is over or needs a proof."""
         self._proof_max_age_s = proof_max_age_s
         self._proven_s = clock() if proven_s is None else proven_s
         self._held: list[tuple[bytes, ...]] = []
-        """Rows that wait for a proof: no more than was claimed for the stream, for it is paused meanwhile."""
+        """Rows that wait for a proof: at most those that were claimed for the stream, which is
+        paused meanwhile."""
         self._client_is_full = False
         self._is_paused = False
         self.unproven = False
-        """Whether a proof is wanted."""
+        """Whether the stream needs a proof."""
         self.rows = 0
         self.condition = condition
         self.since_s = self.last_row_s = clock()
 
     @property
     def standing(self) -> Standing | None:
-        """Where it stands with the engine; None when it is over."""
+        """Its state in the engine; None when it is over."""
         return None if self._handle is None or self.over else self._handle.standing
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be delivered, but what waits for a proof."""
+        """Whether nothing more is delivered. Rows that wait for a proof may still be sent."""
         return self._over
 
     def attach(self, handle: StreamHandle) -> None:
-        """Where to ask the engine for less. The engine may have ended the stream by then."""
+        """Set the engine's handle. The engine may have ended the stream before."""
         self._handle = handle
 
     def deliver(self, rows: tuple[bytes, ...]) -> None:
-        """See engine.service.Sink."""
+        """Send rows, or keep them until the next proof."""
         if self._over:
             return
         age_s = self._clock() - self._proven_s
@@ -99,10 +102,10 @@ class Stream:
             self._send(rows)
         if age_s > self._proof_max_age_s / 2:
             self.unproven = True
-            self._news.set()
+            self._attention.set()
 
     def end(self, cause: Cause, text: str) -> None:
-        """See engine.service.Sink."""
+        """The engine ends the stream; `text` is the reason if its table is unusable."""
         match cause:
             case Cause.COMPLETE:
                 self._finish(None)
@@ -114,7 +117,8 @@ class Stream:
                 self._finish(ServerError(1105, "HY000", f"The stream ended: {text}"))
 
     def abort(self, error: ServerError) -> None:
-        """End it from the client's side: nothing is delivered any more, what was sent stays the client's."""
+        """End the stream with this error. Nothing more is delivered, and the messages that were
+        sent stay in flight."""
         if error.code != INTERRUPTED.code:
             self._drop()
         if not self._over:
@@ -123,7 +127,7 @@ class Stream:
                 self._handle.cancel()
 
     def proven(self, begun_s: float) -> None:
-        """The client may have the rows, as it has shown by questions that began then."""
+        """The client may have the rows, as internal queries have shown that began at `begun_s`."""
         self._proven_s = begun_s
         self.unproven = False
         held, self._held = self._held, []
@@ -132,10 +136,11 @@ class Stream:
         self._throttle()
 
     def refuse(self, error: ServerError) -> None:
-        """The client may not have the rows any more: it ends with this, and others get what is not acknowledged."""
+        """End the stream with this error because the client may not have the rows any more. Its
+        unacknowledged messages are released."""
         self._drop()
         self._over, self._error = True, error
-        self._news.set()
+        self._attention.set()
         if self._handle is not None:
             self._handle.revoke()
 
@@ -150,15 +155,16 @@ class Stream:
         self._throttle()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether the stream is over or wants a proof, at the latest after so long."""
+        """Wait until the stream is over or needs a proof, or the time has passed; return whether
+        one of the former."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        self._news.clear()
+                await self._attention.wait()
+        self._attention.clear()
         return self._over or self.unproven
 
     def close(self, capabilities: int, status: int) -> None:
-        """Write the result's last packet."""
+        """Write the last packet of the result set."""
         error = self._error
         if error is None:
             last = make_end(capabilities, status)
@@ -173,12 +179,13 @@ class Stream:
         self._write(data)
 
     def _drop(self) -> None:
-        """What waits will not be sent, so no proof is wanted."""
+        """Drop the rows that wait, so that no proof is needed."""
         self._held.clear()
         self.unproven = False
 
     def _throttle(self) -> None:
-        """Have the engine deliver nothing while there is a reason."""
+        """Pause the stream in the engine while the client is full or rows wait for a proof; else
+        resume it."""
         paused = self._client_is_full or bool(self._held)
         if paused != self._is_paused and self._handle is not None and not self._over:
             self._is_paused = paused
@@ -191,4 +198,4 @@ class Stream:
         if not self._over:
             self._over, self._error = True, error
             self.unproven &= bool(self._held)
-            self._news.set()
+            self._attention.set()

@@ -1,4 +1,4 @@
-"""Carrying out what is ours: STREAM, ACK and its kin, and the statements about queues.
+"""Carries out queue statements: STREAM; ACK, NACK and EXTEND; and the statements about queues.
 
-Each sees a session by `proxy.session.ports.ClientSession` alone.
+They use a session through the protocol `proxy.session.ports.ClientSession` alone.
 """

@@ -1,7 +1,8 @@
 """ACK, NACK and EXTEND: each is one guarded UPDATE in the client's session and transaction.
 
-The server's answer to the UPDATE is the answer to the statement. Before it is sent, the table is known to be a queue.
-A prepared one is prepared on the server as its UPDATE, so most executions are relayed and never come here.
+The server's answer to the UPDATE is the answer to the statement. Before it is sent, the table is
+known to be a queue. A prepared one is prepared on the server as its UPDATE, so most executions are
+relayed and never come here.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Acknowledgement:
 
     @staticmethod
     def execute(session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes) -> None:
-        """Run a prepared NACK or EXTEND whose delay is a parameter: the client's last, and the first of the UPDATE."""
+        """Run a prepared NACK or EXTEND whose delay is a parameter: the client's last, and the
+        first of the UPDATE."""
         statement = prepared.statement
         attributes = session.classifier.attributes
         execution = own.read_execution(payload, statement.param_count, attributes=attributes)
@@ -56,7 +58,8 @@ class Acknowledgement:
         session.forward(reordered, prepared.settled(execution.values, may_be_hidden=True))
 
     async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId]:
-        """The statement and its table, which is a queue. Raises SqlError, Refused, UnusableQueue."""
+        """The statement and its table, which is a queue. Raises SqlError, Refused,
+        UnusableQueue."""
         codec, ansi_quotes = "utf-8", False
         if b'"' in text or not text.isascii():
             context = await read_context(session)

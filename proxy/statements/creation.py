@@ -1,9 +1,10 @@
-"""CREATE QUEUE, and the dead-letter table of a queue: made with the client's own rights, and never taken back.
+"""CREATE QUEUE, and the dead-letter table of a queue: created with the client's own rights, and
+never dropped.
 
-A dead-letter table that has to be made comes first: without its queue it is a queue by itself, empty, and the next
-attempt finds it there. What could be no queue is refused beforehand, by its declarations (proxy.declared). Nothing is
-ever dropped here: between a CREATE TABLE and a DROP TABLE a table of that name may have become somebody else's, or have
-been filled, or be relied upon.
+A missing dead-letter table is created first. Without its queue it is an empty queue by itself, and
+the next attempt finds it. Declarations that cannot be a queue are refused beforehand (`declared`).
+Nothing is dropped here: between a CREATE TABLE and a DROP TABLE, another session may have replaced,
+filled or begun to use the table of that name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ TABLE_EXISTS = 1050
 
 
 class Creation:
-    """Makes queues and dead-letter tables."""
+    """Creates queues and dead-letter tables."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,7 +50,8 @@ class Creation:
     async def create(
         self, session: ClientSession, statement: CreateQueue, given: Mapping[str, str], without: set[str]
     ) -> bytes:
-        """CREATE QUEUE with these directives, and `without` those; the OK packet."""
+        """CREATE QUEUE with the directives `given`, and without those in `without`; returns the OK
+        packet."""
         values = queue_values(given, without)
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
@@ -68,7 +70,9 @@ class Creation:
         if answer.error is None:
             await self._refuse_broken(statement.table)
             return answer.packets[0].payload
-        if answer.error.code == TABLE_EXISTS and statement.if_not_exists:  # Somebody was quicker: it is left alone.
+        if (
+            answer.error.code == TABLE_EXISTS and statement.if_not_exists
+        ):  # Another session was quicker. Its table is left alone.
             return await self._change_schema(session, if_none)
         raise Refused(answer.packets[-1].payload)
 
@@ -79,8 +83,8 @@ class Creation:
         values: Mapping[str, str],
         definition: Callable[[], Awaitable[CreateQueue]],
     ) -> None:
-        """Have the table where dead messages of `table` go, if its directives name one, take them: its comment is
-        changed, or it is made from the definition of `table`."""
+        """Make the dead-letter table of `table` accept its dead messages, if its directives
+        (`values`) name one: change its comment, or create it from the definition of `table`."""
         dead = _dead_letter(values, table)
         if dead is None:
             return
@@ -98,25 +102,28 @@ class Creation:
                 return
             if answer.error.code != TABLE_EXISTS:
                 raise Refused(answer.packets[-1].payload)
-            # Made meanwhile; or it is none of this client's business, which the server will say.
+            # It was created meanwhile, or this client may not see it. Then the server refuses what
+            # follows.
         elif not is_marked(comment):
             raise no_queue(dead, "so it cannot be a DEAD_LETTER")
         await self._let_in(session, dead, table)
 
     async def _let_in(self, session: ClientSession, dead: TableName, source: TableName) -> None:
-        """Have the comment of `dead` name `source`, whose dead messages may come there, with the client's rights."""
+        """Add `source` to the comment of `dead`, which then accepts its dead messages, with the
+        client's rights."""
         if _takes(await marked_comment(session, dead), dead, source):
             return
 
         def change(values: dict[str, str], rest: str) -> tuple[dict[str, str], str]:
-            if _takes(make_comment(values, rest), dead, source):  # Somebody else has done it meanwhile.
+            if _takes(make_comment(values, rest), dead, source):  # Another session has done it meanwhile.
                 return values, rest
             return _consenting(values, dead, source), rest
 
         await change_comment(self._engine, session, dead, change)
 
     async def _refuse_broken(self, table: TableName) -> None:
-        """Declarations that only the server understands have made a table that is useless as a queue."""
+        """Raise ServerError if the new table is no queue, because of declarations that only the
+        server understands."""
         found = await self._engine.inspect(table_id(table), fresh=True)
         if isinstance(found, BrokenTable) and not found.denied:
             hint = f"the table was made: ALTER TABLE {table.quoted()} can mend it, or DROP TABLE removes it"
@@ -127,11 +134,12 @@ class Creation:
 
 
 _NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused"})
-"""The directives that a dead-letter table does not take over from its queue."""
+"""The directives of a queue that its dead-letter table does not get."""
 
 
 def _dead_letter(values: Mapping[str, str], table: TableName) -> TableName | None:
-    """Where the dead messages of a table go. A name without database is in that of its queue."""
+    """The dead-letter table of a table, if it has one. A name without a database is in that of the
+    table."""
     if "dead_letter" not in values:
         return None
     db, _, name = values["dead_letter"].rpartition(".")
@@ -139,7 +147,8 @@ def _dead_letter(values: Mapping[str, str], table: TableName) -> TableName | Non
 
 
 def _takes(comment: str, dead: TableName, source: TableName) -> bool:
-    """Whether a comment lets dead messages of `source` into the table `dead`; raises where it is none of a queue."""
+    """Whether a comment lets dead messages of `source` into the table `dead`. Raises ServerError if
+    it is not that of a queue."""
     match parse_comment(comment):
         case Policy() as policy:
             named = (TableId(db or table_id(dead).db, name) for db, name in policy.dead_letter_of)
@@ -158,7 +167,7 @@ def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -
 
 
 async def _refuse_unfit(session: ClientSession, statement: CreateQueue, comment: str) -> None:
-    """A table whose own declarations make it useless as a queue is not made."""
+    """Raise ServerError if the declared table could not be a queue."""
     engine = statement.engine
     if engine is None:
         ((engine,),) = await rows(session, sql("storage_engine"))

@@ -1,4 +1,5 @@
-"""CREATE, ALTER, PAUSE, RESUME, DROP and SHOW CREATE QUEUE: a queue's table and the directives in its comment."""
+"""CREATE, ALTER, PAUSE, RESUME, DROP and SHOW CREATE QUEUE: a queue's table and the directives in
+its comment."""
 
 from __future__ import annotations
 
@@ -120,8 +121,8 @@ class Definition:
 
 
 def _checked(options: Options) -> tuple[dict[str, str], set[str]]:
-    """The directives that options stand for, and those that are NONE. Raises ServerError for a value that is not
-    allowed."""
+    """The directives that options stand for, and those that are NONE. Raises ServerError for a
+    value that is not allowed."""
     values: dict[str, str] = {}
     without: set[str] = set()
     for name, value in options:
@@ -137,7 +138,8 @@ def _checked(options: Options) -> tuple[dict[str, str], set[str]]:
 
 
 def _check(values: Mapping[str, str], comment: str | None) -> None:
-    """Raise ServerError if these directives, or this comment besides them, are not allowed together."""
+    """Raise ServerError if these directives, or this comment besides them, are not allowed
+    together."""
     problem = combination_problem(values) or text_problem(comment or "")
     if problem:
         raise ServerError(1105, "HY000", problem)

@@ -1,14 +1,16 @@
-"""How deep a queue is, without counting all of it.
+"""Counts the messages of a queue by state, without reading all of them.
 
-Ten million entries of an index cannot be counted in a blink. So each state is counted up to a bound, exactly, by a
-range of the index that holds nothing else; beyond the bound the server's own estimate of the range stands in for the
-count, and is marked as one. States are told apart by priority, because the index is: the priorities that have work
-are found by skipping from one to the next, as the engine does.
+Counting ten million index entries takes seconds. So each state is counted exactly up to a bound, by
+a range of the index that holds nothing else. Beyond the bound, the optimizer's estimate of the
+range replaces the count, and is marked as estimated. The ranges are those of single priorities,
+because the index has the priority before the time. The priorities that have messages are found by
+skipping from one to the next, as the engine does.
 
-A message is *ready* when it is due. One that is not due is *in flight* when it was delivered before and its time
-lies within the greatest wait after a delivery (it may also have been given back with a delay); else it is
-*scheduled*. Whether it was delivered before, the index does not know: the rows of the next ones are looked up, and with
-more than that, their share is taken for that of all.
+A message is *ready* when it is due. A message that is not due is *in flight* if it was delivered
+before and its time is within the greatest wait after a delivery (it may also have been given back
+with a delay); else it is *scheduled*. The index does not hold whether it was delivered before. So
+the rows of the next messages are read, and where there are more of them, the same share is assumed
+for all.
 """
 
 from __future__ import annotations
@@ -34,24 +36,26 @@ COUNT_MAX = 5_000
 """Index entries counted for one state of one queue, shared by its priorities: some milliseconds."""
 
 LOOKUPS_MAX = 1_000
-"""Rows looked up to tell those in flight from those scheduled, since the index does not hold `epoch`."""
+"""Rows read to distinguish in flight from scheduled, because the index does not hold `epoch`."""
 
 PRIORITIES_MAX = 16
-"""Priorities counted one by one; a queue with more is estimated beyond them."""
+"""Priorities that are counted. The rest of a queue with more is estimated."""
 
 WAIT_DOUBLINGS = 10
-"""Without max_backoff, a delivery later than this many doublings of the first wait counts as scheduled."""
+"""Without max_backoff, a delivery later than this many doublings of the first wait counts as
+scheduled."""
 
 RATE_WINDOW_S = 60
 """Acknowledgements are counted over the last minute."""
 
 Numbered = partial[str]
-"""A SELECT of one row of counts; called with its `place` in the UNION, which its row begins with."""
+"""A SELECT of one row of counts; called with its `place` in the UNION, which its row begins
+with."""
 
 
 @dataclass(slots=True)
 class Depth:
-    """What was counted; `estimated` names what is not exact."""
+    """The counts of a queue; `estimated` names those that are not exact."""
 
     ready: int = 0
     scheduled: int = 0
@@ -65,7 +69,7 @@ class Depth:
 
 
 async def measure(session: ClientSession, queue: QueueTable) -> Depth:
-    """Count a queue that has an index to count by, on the client's session. Raises what the server objects to."""
+    """Count a queue that has a scan index, on the client's session. Raises Refused."""
     assert queue.scan_index is not None
     table = _indexed(queue)
     depth = Depth(now_ns=await server_time_ns(session))
@@ -73,14 +77,14 @@ async def measure(session: ClientSession, queue: QueueTable) -> Depth:
     if not all_found:
         depth.estimated |= {"ready", "scheduled", "in_flight"}
     bound = max(1, COUNT_MAX // max(1, len(priorities)))
-    parts = [_Priority(each, depth.now_ns, queue.policy, bound) for each in priorities]
+    parts = [_Priority(priority, depth.now_ns, queue.policy, bound) for priority in priorities]
     acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
     recent = _Range(f"time_acked > {depth.now_ns - RATE_WINDOW_S * NS_PER_S}", COUNT_MAX)
-    ranges = [acknowledged, recent, *(each for part in parts for each in part.ranges)]
+    ranges = [acknowledged, recent, *(entries for part in parts for entries in part.ranges)]
     others = [partial(sql, "earliest", index=table, range=part.own) for part in parts]
     if queue.id_grows:
         others.append(partial(sql, "newest_id", table=qualified(queue.id)))
-    whole = [acknowledged, *(each for part in parts for each in part.whole)] if all_found else ()
+    whole = [acknowledged, *(entries for part in parts for entries in part.whole)] if all_found else ()
     oldest = await _count(session, queue, ranges, others, whole=whole)
     if queue.id_grows:
         depth.newest_id = int(oldest.pop() or 0)
@@ -95,7 +99,8 @@ async def measure(session: ClientSession, queue: QueueTable) -> Depth:
 
 
 async def count_unacknowledged(session: ClientSession, queue: QueueTable) -> tuple[int, bool]:
-    """The messages of a queue that are not acknowledged, and whether that is exact: how many are dead, for one."""
+    """The number of unacknowledged messages of a queue (for a dead-letter table: the dead ones),
+    and whether it is exact."""
     unacknowledged = _Range("time_acked IS NULL", COUNT_MAX)
     if queue.scan_index is None:
         unacknowledged.exact = False
@@ -109,22 +114,23 @@ async def count_unacknowledged(session: ClientSession, queue: QueueTable) -> tup
 
 @dataclass(slots=True)
 class _Range:
-    """A range of the index, of which so many entries are counted, and of their rows those that were delivered."""
+    """A range of the index. At most `bound` of its entries are counted, and of their rows those
+    that were delivered."""
 
     where: str
     bound: int
-    looks_up: bool = False
-    """Whether `epoch` is looked up, which is in the rows alone."""
+    reads_rows: bool = False
+    """Whether `epoch` is read, which only the rows hold."""
     count: int = 0
     """Exact, or the server's estimate."""
     delivered: int = 0
-    """Of those whose `epoch` was looked up."""
+    """The messages with an epoch, of those whose `epoch` was read."""
     exact: bool = True
 
     def count_in(self, queue: QueueTable) -> Numbered:
-        """The statement that counts it: one entry more than the bound, where there are more."""
+        """The SELECT that counts the range: up to one entry more than the bound."""
         count = partial(sql, index=_indexed(queue), range=self.where, limit=self.bound + 1)
-        if not self.looks_up:
+        if not self.reads_rows:
             return partial(count, "count_entries")
         return partial(count, "count_delivered", table=qualified(queue.id), id_index=quoted(queue.id_index))
 
@@ -140,12 +146,12 @@ class _Priority:
         self._due = _Range(f"{self.own} AND (time_next IS NULL OR time_next <= {now_ns})", bound)
         self._near = _Range(near, bound)
         self._far = _Range(f"{self.own} AND time_next > {until_ns}", bound)
-        self._sample = _Range(near, max(1, bound * LOOKUPS_MAX // COUNT_MAX), looks_up=True)
+        self._sample = _Range(near, max(1, bound * LOOKUPS_MAX // COUNT_MAX), reads_rows=True)
         self.whole = (self._due, self._near, self._far)
         self.ranges = (*self.whole, self._sample)
 
     def add_to(self, depth: Depth, oldest: str | None) -> None:
-        """Its counts; `oldest` is the earliest time_next."""
+        """Add its counts to `depth`; `oldest` is the earliest time_next."""
         in_flight = self._near.count * self._sample.delivered // max(1, self._sample.count)
         depth.ready += self._due.count
         depth.in_flight += in_flight
@@ -153,7 +159,7 @@ class _Priority:
         depth.estimated |= set() if self._due.exact else {"ready"}
         depth.estimated |= set() if self._sample.exact else {"in_flight", "scheduled"}
         depth.estimated |= set() if self._far.exact else {"scheduled"}
-        if self._due.count and int(oldest or 0) > 0:  # 0 is a default of old that says nothing about age.
+        if self._due.count and int(oldest or 0) > 0:  # 0 was a default and is no age.
             age_s = (self._now_ns - int(oldest or 0)) / NS_PER_S
             depth.oldest_ready_s = max(age_s, depth.oldest_ready_s or 0.0)
 
@@ -163,7 +169,8 @@ def _indexed(queue: QueueTable) -> str:
 
 
 async def _priorities(session: ClientSession, table: str) -> tuple[list[str], bool]:
-    """The priorities that have unacknowledged messages, most urgent first, and whether these are all."""
+    """The priorities that have unacknowledged messages, most urgent first, and whether the list is
+    complete."""
     found: list[str] = []
     condition = "time_acked IS NULL"
     while len(found) <= PRIORITIES_MAX:
@@ -183,44 +190,44 @@ async def _count(
     *,
     whole: Sequence[_Range] = (),
 ) -> list[str | None]:
-    """Count all of them in one question, and estimate those that hold more in another; what the others say. `whole`
-    are those that make up the table."""
-    selects = [*(each.count_in(queue) for each in ranges), *others]
+    """Count all ranges in one query, and estimate in a second one those that hold more than their
+    bound. Returns the values of `others`. `whole` are the ranges that make up the table."""
+    selects = [*(entries.count_in(queue) for entries in ranges), *others]
     counts = " UNION ALL ".join(select(place=at) for at, select in enumerate(selects))
     text = sql("counts", counts=counts, limit=len(selects))
     found = {int(at or 0): answer for at, *answer in await rows(session, text)}
-    for at, each in enumerate(ranges):
-        each.count, each.delivered = (int(float(value or 0)) for value in found[at])
-        each.exact = each.count <= each.bound
-    await _estimate(session, _indexed(queue), [each for each in ranges if not each.looks_up], whole=whole)
+    for at, entries in enumerate(ranges):
+        entries.count, entries.delivered = (int(float(value or 0)) for value in found[at])
+        entries.exact = entries.count <= entries.bound
+    await _estimate(session, _indexed(queue), [entries for entries in ranges if not entries.reads_rows], whole=whole)
     return [found[at][0] for at in range(len(ranges), len(selects))]
 
 
 async def _estimate(
     session: ClientSession, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()
 ) -> None:
-    """Put the optimizer's estimates in the place of what was not counted to its end.
+    """Replace counts that are not exact by the optimizer's estimates.
 
-    It looks at both ends of each range. InnoDB makes double of what it finds, or half of the table if that is less; so
-    all are scaled to what it takes the whole table to hold, where that is known.
+    The optimizer reads both ends of each range. InnoDB doubles what it finds, up to half of the
+    table. So all estimates are scaled to its estimate of the whole table, where `whole` is given.
     """
-    estimated = [each for each in ranges if not each.exact]
+    estimated = [entries for entries in ranges if not entries.exact]
     if not estimated:
         return
-    selects = [sql("count_range", table=table, range=each.where) for each in estimated]
+    selects = [sql("count_range", table=table, range=entries.where) for entries in estimated]
     selects.append(sql("count_table", table=table))
     answer = await checked_query(session, sql("estimates", counts=" UNION ALL ".join(selects)))
     extended = bool(session.capabilities & MARIADB_EXTENDED_METADATA)
     count = Reader(answer.packets[0].payload).lenenc()
-    names = [parse_column(each.payload, extended=extended).name for each in answer.packets[1 : 1 + count]]
+    names = [parse_column(packet.payload, extended=extended).name for packet in answer.packets[1 : 1 + count]]
     found = [int(row[names.index(b"rows")] or 0) for row in text_rows(session, answer)]
-    for each, rows_found in zip(estimated, found, strict=False):
-        each.count = max(each.count, rows_found)
-    scaled = sum(each.count for each in whole if not each.exact)
-    rest = found[len(estimated)] - sum(each.count for each in whole if each.exact)
+    for entries, rows_expected in zip(estimated, found, strict=False):
+        entries.count = max(entries.count, rows_expected)
+    scaled = sum(entries.count for entries in whole if not entries.exact)
+    rest = found[len(estimated)] - sum(entries.count for entries in whole if entries.exact)
     if scaled and rest > 0:
-        for each in estimated:
-            each.count = max(each.bound + 1, each.count * rest // scaled)
+        for entries in estimated:
+            entries.count = max(entries.bound + 1, entries.count * rest // scaled)
 
 
 def _greatest_wait_ns(policy: Policy) -> int:

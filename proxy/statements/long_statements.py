@@ -1,8 +1,9 @@
 """Reads long queue statements while the event loop goes on with other sessions.
 
-A short statement is read at once. An ACK of up to 16 MB is read in steps, with a turn of the loop between them. Other
-statements are split into tokens in Python. For the longest possible text that takes seconds and a hundred times its
-bytes, so it is done on a thread, for one statement at a time over all sessions.
+A short statement is read at once. An ACK of up to 16 MB is read in steps, with a turn of the loop
+between them. Other statements are split into tokens in Python. For the longest possible text that
+takes seconds and a hundred times its bytes, so it is done on a thread, for one statement at a time
+over all sessions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class LongStatementReader:
         self._thread = ThreadPoolExecutor(1, "reading")
 
     async def read(self, session: ClientSession, text: bytes, read: Callable[[bytes], T]) -> T:
-        """The result of `read(text)`. Raises what it raises, and the error that interrupts the session meanwhile."""
+        """The result of `read(text)`. Raises what it raises, and the error that interrupts the
+        session meanwhile."""
         if len(text) <= AT_ONCE_BYTES_MAX:
             return read(text)
         found = await asyncio.get_running_loop().run_in_executor(self._thread, read, text)
@@ -41,7 +43,8 @@ class LongStatementReader:
 
 
 async def in_steps(session: ClientSession, steps: Generator[None, None, T]) -> T:
-    """The generator's result. Raises what it raises, and the error that interrupts the session meanwhile."""
+    """The generator's result. Raises what it raises, and the error that interrupts the session
+    meanwhile."""
     while True:
         try:
             next(steps)

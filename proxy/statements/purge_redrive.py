@@ -1,9 +1,10 @@
-"""PURGE QUEUE and REDRIVE QUEUE: many rows, batch by batch, each batch one transaction on the client's own session.
+"""PURGE QUEUE and REDRIVE QUEUE: many rows in batches, each batch one transaction on the client's
+own session.
 
-Rows that somebody has locked are passed over, so an application's open transaction is not waited for and what it does
-stands. Whatever ends the work between two batches (KILL QUERY, a lost connection, an error) leaves every message in
-one of the two tables. That is why neither runs inside a transaction of the client's: its size would be that of the
-table.
+Locked rows are passed over, so these statements do not wait for an application's open transaction
+and do not undo what it does. If the work ends between two batches (KILL QUERY, a lost connection,
+an error), every message is in one of the two tables. Neither runs inside a transaction of the
+client's, which would have to be as large as the table.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 BATCH_ROWS = 1_000
-"""Rows of one transaction: enough that commits do not dominate, few enough that locks are held for milliseconds."""
+"""Rows of one transaction: so many that commits do not dominate, so few that locks are held for
+milliseconds."""
 
 COLUMNS_MAX = 4_096
-"""A table has no more. Every question has a LIMIT of its own, because the session's sql_select_limit may be 0."""
+"""The most columns that a table can have."""
 
 ATTEMPTS_MAX = 5
-"""Times that a batch is tried when the server chose it as a deadlock's victim."""
+"""Attempts at a batch that the server chose as the victim of a deadlock."""
 
 DEADLOCK = 1213
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What one transaction did."""
+    """The result of one transaction: its number of rows, and the last id."""
 
     count: int
     last: Key | None = None
@@ -114,7 +116,7 @@ class PurgeRedrive:
         await checked_query(session, sql("right_to_redrive", into=into, source=source))
         columns = await _common_columns(session, dead, target)
         names = ", ".join(map(quoted, columns))
-        values = ", ".join(_AS_NEW.get(each.casefold(), quoted(each)) for each in columns)
+        values = ", ".join(_AS_NEW.get(column.casefold(), quoted(column)) for column in columns)
 
         async def batch(last: Key | None) -> _Batch:
             behind = "" if last is None else f" AND id > {form.literal(last)}"
@@ -135,7 +137,7 @@ class PurgeRedrive:
             moved = await checked_query(session, copy)
             deleted = await checked_query(session, sql("delete_dead", table=source, ids=ids))
             counts = moved.outcome.affected_rows, deleted.outcome.affected_rows
-            if set(counts) != {len(keys)}:  # A trigger, a strange collation: rather no message moved than one lost.
+            if set(counts) != {len(keys)}:  # By a trigger or a collation. No message may be lost.
                 problem = f"Of {len(keys)} dead messages {counts[0]} were copied and {counts[1]} deleted: rolled back"
                 raise ServerError(1105, "HY000", problem)
             return _Batch(len(keys), keys[-1])
@@ -144,7 +146,7 @@ class PurgeRedrive:
 
 
 def refuse_in_transaction(statement: PurgeQueue | RedriveQueue, *, in_transaction: bool) -> None:
-    """Neither can be part of the client's transaction."""
+    """Raise ServerError inside a transaction of the client's."""
     if in_transaction:
         name = "PURGE QUEUE" if isinstance(statement, PurgeQueue) else "REDRIVE QUEUE"
         text = f"{name} commits batch by batch, so it cannot run inside a transaction: COMMIT or ROLLBACK first"
@@ -152,7 +154,7 @@ def refuse_in_transaction(statement: PurgeQueue | RedriveQueue, *, in_transactio
 
 
 _AS_NEW = {"epoch": "0", "time_next": NOW_NS, "time_acked": "NULL"}
-"""What a message that is moved back has in place of its own."""
+"""The values of columns that a moved message does not keep."""
 
 
 async def _in_batches(
@@ -160,7 +162,7 @@ async def _in_batches(
     batch: Callable[[Key | None], Awaitable[_Batch]],
     committed: Callable[[], None] | None = None,
 ) -> bytes:
-    """Run batches until one finds nothing; the OK packet with the count of all rows."""
+    """Run batches until one finds nothing; returns the OK packet with the number of all rows."""
     await end_own_transaction(session, was_in_transaction=False)
     total = 0
     last: Key | None = None
@@ -175,7 +177,7 @@ async def _in_batches(
 
 
 async def _in_transaction(session: ClientSession, work: Callable[[], Awaitable[_Batch]]) -> _Batch:
-    """One batch, committed; tried again when it was a deadlock's victim."""
+    """Run one batch and commit it; repeat it if it was the victim of a deadlock."""
     attempts = 0
     while True:
         attempts += 1
@@ -202,7 +204,7 @@ async def _keys(session: ClientSession, queue: QueueTable, find: str) -> list[Ke
 
 
 async def _common_columns(session: ClientSession, dead: QueueTable, target: QueueTable) -> list[str]:
-    """The columns to copy: all that the dead messages have. Raises where the target lacks one."""
+    """The columns to copy: all of the dead messages. Raises ServerError if the target lacks one."""
     there = {name.casefold(): extra for name, extra in await _written_columns(session, target)}
     here = [name for name, _ in await _written_columns(session, dead)]
     if lost := [name for name in here if name.casefold() not in there]:
@@ -212,13 +214,13 @@ async def _common_columns(session: ClientSession, dead: QueueTable, target: Queu
             f"{target.id} has no column {', '.join(lost)}, which the messages in {dead.id} would lose: add it first",
         )
     if target.dead_letter != dead.id and "auto_increment" in there["id"]:
-        here = [name for name in here if name.casefold() != "id"]  # There, others may have these ids.
+        here = [name for name in here if name.casefold() != "id"]  # Other messages there may have these ids.
     return here
 
 
 async def _written_columns(session: ClientSession, queue: QueueTable) -> list[tuple[str, str]]:
-    """The columns that are not generated, with what else is said of them."""
+    """The columns that are not generated, each with its `extra`."""
     db, table = text_literal(queue.id.db), text_literal(queue.id.name)
     read = await rows(session, sql("table_columns", db=db, name=table, limit=COLUMNS_MAX))
     found = [(from_hex(name), from_hex(extra).lower()) for name, extra in read]
-    return [each for each in found if "generated" not in each[1].replace("default_generated", "")]
+    return [(name, extra) for name, extra in found if "generated" not in extra.replace("default_generated", "")]

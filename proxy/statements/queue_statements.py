@@ -1,7 +1,7 @@
 """The statements about queues (CREATE QUEUE and its family), as text and prepared.
 
-They run on the client's own backing connection, with its rights. Each change of a table is one statement of the
-server, so it is done or not done, whenever the server dies.
+They run on the client's own backing connection, with its rights. Each change of a table is one
+statement of the server, so it is done or not done, whenever the server dies.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class QueueStatements:
             session.send(frame(answer, 1))
 
     async def prepare(self, session: ClientSession, payload: bytes) -> None:
-        """PREPARE: the server prepares a statement with the same columns and parameters, and so gives it a number."""
+        """PREPARE: the server prepares a statement with the same columns and parameters, and so
+        gives it a number."""
         was_in_transaction = session.in_transaction
         _, statement = await self._read(session, payload[1:])
         await end_own_transaction(session, was_in_transaction=was_in_transaction)

@@ -1,8 +1,9 @@
-"""Results that the proxy itself has to show, told by the server.
+"""Results whose rows the proxy computes and the server encodes.
 
-The rows go to the server as JSON inside one SELECT, whose answer goes to the client: so types, character set, time
-zone and protocol are the server's own and right for this client, whatever it asked for. A prepared statement is a
-second one, hidden from the client, and its execution is the answer to the client's.
+The rows are sent to the server as JSON inside a SELECT, and its answer is sent to the client. So
+the server encodes types, character set, time zone and protocol as this client has set them. For a
+prepared statement, a second one is prepared internally, and the answer to its execution is the
+client's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ RATE = "DECIMAL(20,2)"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a result: its name, its SQL type, and an expression of it if not itself (`{}`)."""
+    """A column of a result: its name, its SQL type, and the expression to show, in which `{}` is
+    the column."""
 
     name: str
     type: str
@@ -43,22 +45,24 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Rows to show. Values are what JSON knows."""
+    """Rows to show. Their values can be written as JSON."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[object]] = ()
 
     def select(self, param_count: int = 0) -> str:
-        """The SELECT whose answer it is; with so many parameters that change nothing."""
-        shown = ", ".join(f"{each.expression.format(f'c{at}')} AS {quoted(each.name)}" for at, each in _counted(self))
-        paths = ", ".join(f"c{at} {each.type} PATH '$[{at}]'" for at, each in _counted(self))
+        """The SELECT that returns the rows. It has `param_count` parameters without effect."""
+        shown = ", ".join(
+            f"{column.expression.format(f'c{at}')} AS {quoted(column.name)}" for at, column in _numbered(self)
+        )
+        paths = ", ".join(f"c{at} {column.type} PATH '$[{at}]'" for at, column in _numbered(self))
         document = text_literal(json.dumps(self.rows))
         places = " AND ".join(["TRUE", *["? IS NULL"] * param_count])
         limit = len(self.rows) + 1
         return sql("result", columns=shown, document=document, paths=paths, condition=places, limit=limit)
 
 
-def _counted(result: Result) -> Sequence[tuple[int, Column]]:
+def _numbered(result: Result) -> Sequence[tuple[int, Column]]:
     return list(enumerate(result.columns))
 
 
@@ -83,9 +87,9 @@ _PLAIN_EXECUTION = b"\0\1\0\0\0"
 
 
 async def _pass_on(session: ClientSession, answer: Answer, *, was_in_transaction: bool) -> None:
-    """With autocommit off the SELECT has begun a transaction, which the client did not ask for: it ends before the
-    client hears of it."""
+    """Send the answer to the client. With autocommit off, the SELECT has begun a transaction, which
+    is ended before the client sees its flag."""
     *packets, last = answer.packets
     await end_own_transaction(session, was_in_transaction=was_in_transaction)
     end = make_end(session.capabilities, session.status)
-    session.send(b"".join(frame(each.payload, each.seq) for each in packets) + frame(end, last.seq))
+    session.send(b"".join(frame(packet.payload, packet.seq) for packet in packets) + frame(end, last.seq))

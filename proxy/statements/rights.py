@@ -1,10 +1,11 @@
-"""Whether a client may still have what a running stream delivers, shown on its own connection.
+"""Proves on the client's own connection that it may still have the rows of a running stream.
 
-STREAM shows it once, when it begins; privileges are taken away later. So the same is asked again, by an UPDATE of no
-row whose condition names every column that the stream reads: the server denies it what it would deny the client.
-Privileges that were granted globally or on the session's default database the server itself reads only when a session
-begins, so a session keeps them until it ends, here as there. An account that is dropped leaves its sessions with
-those, too: it is asked for besides.
+STREAM proves it when it begins, and privileges may be revoked later. So the proof is repeated by an
+UPDATE of no row whose condition names every column that the stream reads: the server denies it
+exactly what it would deny the client. The server reads privileges that were granted globally, or on
+the session's default database, only when a session begins. A session therefore keeps them until it
+ends, with and without the proxy. The sessions of a dropped account keep them as well, so whether
+the account exists is read too.
 """
 
 from __future__ import annotations
@@ -24,27 +25,29 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 NO_ACCOUNT: Final = (1133, 1141, 1396)
-"""How the servers say that there is none."""
+"""Errors of the servers for an account that does not exist."""
 
 TRANSIENT: Final = (1205, 1317, 1969, 3024)
-"""Errors that say nothing about rights: a lock that was waited for too long, a KILL QUERY, a time limit."""
+"""Errors that do not concern rights: a lock wait timeout, a KILL QUERY, a time limit."""
 
 ATTEMPTS_MAX: Final = 10
-"""Times that a question is asked again in a row. Each of these errors takes its time; then it is a fault."""
+"""Attempts at a query after such errors. Each of them takes its time; after so many the cause is
+not transient."""
 
 
 class Rights:
-    """What one stream needs, as a question. Asked of the session that runs it."""
+    """The rights that one stream needs, as queries for the session that runs it."""
 
     def __init__(self, queue: QueueTable, columns: Iterable[str]) -> None:
-        """`columns`: all that it reads, those of its condition too."""
+        """`columns`: all that the stream reads, those of its condition as well."""
         table = TableName(queue.id.name, queue.id.db).quoted()
-        # No constants: what a SELECT is warned of when they are converted is an error of an UPDATE.
+        # No constants: a conversion that is a warning in a SELECT is an error in an UPDATE.
         read = " OR ".join(f"{quoted(column)} IS NULL" for column in columns)
         self._probe = sql("right_to_stream", table=table, condition=f"FALSE AND ({read})")
 
     async def lost(self, session: ClientSession) -> ServerError | None:
-        """The server's word that the client may not have the rows any more; None if it may. Raises ConnectionError."""
+        """The server's error if the client may not have the rows any more; None if it may. Raises
+        ConnectionError."""
         was_in_transaction = session.in_transaction
         refusal = await self._refusal(session, self._probe)
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
@@ -56,12 +59,12 @@ class Rights:
                 )
         return refusal
 
-    async def _refusal(self, session: ClientSession, question: str) -> ServerError | None:
+    async def _refusal(self, session: ClientSession, query: str) -> ServerError | None:
         refusal = None
         for _ in range(ATTEMPTS_MAX):
-            refusal = (await spelled(session, question, session.internal_query)).error
+            refusal = (await spelled(session, query, session.internal_query)).error
             if refusal is None or refusal.code not in TRANSIENT:
                 break
             if refusal.code == INTERRUPTED.code and session.stream is not None:
-                session.stream.abort(INTERRUPTED)  # A KILL QUERY on the server itself has met this question.
+                session.stream.abort(INTERRUPTED)  # A KILL QUERY sent to the server directly.
         return refusal

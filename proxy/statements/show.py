@@ -1,8 +1,8 @@
-"""SHOW QUEUES and SHOW STREAMS: what the client may see, and how it stands.
+"""SHOW QUEUES and SHOW STREAMS: the queues and streams that the client may see, and their state.
 
-What may be seen is the server's decision both times: the tables that its information_schema shows on the client's own
-session, and the connections that its process list shows there. What is not known is NULL, and what is estimated is
-named in the row.
+The server decides what the client may see: the tables in information_schema and the connections in
+the process list, both read on the client's own session. An unknown value is NULL, and the row names
+the estimated ones.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ QUEUES_MAX = 1_000
 """Queues that one SHOW QUEUES shows; each costs some milliseconds."""
 
 CONNECTIONS_MAX = 20_000
-"""Connections of the server that SHOW STREAMS looks through."""
+"""Connections of the server that SHOW STREAMS reads."""
 
 WINDOW_NS = 60 * NS_PER_S
-"""Enqueueing is measured from the look at a queue that was at least this long ago, or else from the first one."""
+"""The enqueue rate is measured from the sample that is at least this old, or else from the oldest
+one."""
 
 FORGET_NS = 600 * NS_PER_S
-"""A look longer ago than this says nothing about now."""
+"""A sample older than this is not used."""
 
 UNCHANGED = "latin-1"
 """A codec by which a LIKE pattern keeps the client's bytes."""
 
 APART_NS = 5 * NS_PER_S
-"""Looks are remembered at this distance at least, so that few cover the window."""
+"""The least distance of the samples that are kept, so that a few cover the window."""
 
 QUEUE_COLUMNS = (
     Column("Database", NAME),
@@ -78,35 +79,35 @@ STREAM_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The greatest id of a table at a time."""
+class _Sample:
+    """The greatest id of a table at one time."""
 
     at_ns: int
     newest_id: int
 
 
 class Show:
-    """Answers both."""
+    """Carries out SHOW QUEUES and SHOW STREAMS."""
 
     def __init__(self, engine: Engine, streams: Callable[[], Iterable[ClientSession]]) -> None:
         self._engine = engine
         self._streams = streams
-        self._looks: dict[TableId, deque[_Look]] = {}
+        self._samples: dict[TableId, deque[_Sample]] = {}
 
     async def queues(self, session: ClientSession, db: str | None, like: bytes | None) -> Result:
-        """The message tables that the client may see, and how they stand."""
+        """The message tables that the client may see, and their state."""
         tables = await _visible_tables(session, db, like)
         if len(tables) > QUEUES_MAX:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
-        return Result(QUEUE_COLUMNS, [await self._row(session, each) for each in tables])
+        return Result(QUEUE_COLUMNS, [await self._row(session, table) for table in tables])
 
     async def streams(self, session: ClientSession) -> Result:
         """The running streams that the client may see."""
         visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
         users = {int(number or 0): from_hex(user) for number, user in visible}
-        seen = [each for each in self._streams() if each.connection_id in users]
-        seen.sort(key=lambda each: each.connection_id)
-        return Result(STREAM_COLUMNS, [_stream_row(each, users[each.connection_id]) for each in seen])
+        seen = [running for running in self._streams() if running.connection_id in users]
+        seen.sort(key=lambda running: running.connection_id)
+        return Result(STREAM_COLUMNS, [_stream_row(running, users[running.connection_id]) for running in seen])
 
     async def _row(self, session: ClientSession, table: TableId) -> list[object]:
         try:
@@ -123,7 +124,7 @@ class Show:
 
     async def _queue_row(self, session: ClientSession, queue: QueueTable) -> list[object]:
         state = "paused" if queue.policy.paused else "running"
-        subscribers = {each.id: len(dispatcher.subscribers) for each, dispatcher in self._engine.runners()}
+        subscribers = {table.id: len(dispatcher.subscribers) for table, dispatcher in self._engine.runners()}
         problems = [*queue.warnings, *await self._dead_letter_problems(queue)]
         if queue.scan_index is None:
             return _bare_row(queue.id, state, "; ".join([*problems, *queue.advice]))
@@ -150,7 +151,7 @@ class Show:
         ]
 
     async def _dead_letter_problems(self, queue: QueueTable) -> list[str]:
-        """Why its dead messages stay where they are, if they do."""
+        """Why its dead messages are not moved, if they are not."""
         if queue.dead_letter is None:
             return []
         try:
@@ -166,7 +167,8 @@ class Show:
         return [chain.problem] if chain.problem else []
 
     async def _dead(self, session: ClientSession, queue: QueueTable, depth: Depth) -> int | None:
-        """The messages in its dead-letter table; None without one, or where the client may not look."""
+        """The number of messages in its dead-letter table; None without one, or if the client may
+        not read it."""
         if queue.dead_letter is None:
             return None
         table = await self._engine.inspect(queue.dead_letter)
@@ -180,21 +182,20 @@ class Show:
         return count
 
     def _enqueued_per_s(self, queue: QueueTable, depth: Depth) -> float | None:
-        """Since about a minute ago, or since the first look; None before there was one, and for a dead-letter table,
-        whose ids are those that other queues gave out."""
+        """The enqueue rate of the last minute, or since the first sample. None before there was a
+        sample, and for a dead-letter table, whose ids come from other queues."""
         table = queue.id
         if depth.newest_id is None or queue.policy.dead_letter_of:
             return None
-        if len(self._looks) > QUEUES_MAX and table not in self._looks:
-            self._looks.clear()
-        looks = self._looks.setdefault(table, deque())
-        while looks and (
-            looks[0].at_ns < depth.now_ns - FORGET_NS or (len(looks) > 1 and looks[1].at_ns <= depth.now_ns - WINDOW_NS)
-        ):
-            looks.popleft()
-        before = looks[0] if looks else None
-        if before is None or looks[-1].at_ns <= depth.now_ns - APART_NS:
-            looks.append(_Look(depth.now_ns, depth.newest_id))
+        if len(self._samples) > QUEUES_MAX and table not in self._samples:
+            self._samples.clear()
+        samples = self._samples.setdefault(table, deque())
+        oldest_ns, window_ns = depth.now_ns - FORGET_NS, depth.now_ns - WINDOW_NS
+        while samples and (samples[0].at_ns < oldest_ns or (len(samples) > 1 and samples[1].at_ns <= window_ns)):
+            samples.popleft()
+        before = samples[0] if samples else None
+        if before is None or samples[-1].at_ns <= depth.now_ns - APART_NS:
+            samples.append(_Sample(depth.now_ns, depth.newest_id))
         if before is None or before.at_ns >= depth.now_ns:
             return None
         return max(0, depth.newest_id - before.newest_id) * NS_PER_S / (depth.now_ns - before.at_ns)

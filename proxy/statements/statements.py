@@ -1,7 +1,7 @@
 """Carries out the queue statements of a session, each by the module that it belongs to.
 
-One statement runs at a time in a session, as the session's task, while nothing is relayed. Whatever is raised becomes
-the client's answer.
+One statement runs at a time in a session, as the session's task, while nothing is relayed. Whatever
+is raised becomes the client's answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""STREAM: proves the client's rights, sends the column packets, and then rows until the stream ends.
+"""STREAM: proves the client's rights, sends the column packets, and then rows until the stream
+ends.
 
-Rights are the client's own. Before the engine delivers anything, the client's session runs statements that change and
-return no row: an UPDATE, and a SELECT of the columns. What is denied is therefore denied by the server in its own
-words. The SELECT also returns the column packets, which are passed on as the server wrote them. A prepared STREAM is
-prepared on the server as that SELECT.
+Rights are the client's own. Before the engine delivers anything, the client's session runs
+statements that change and return no row: an UPDATE, and a SELECT of the columns. What is denied is
+therefore denied by the server in its own words. The SELECT also returns the column packets, which
+are passed on as the server wrote them. A prepared STREAM is prepared on the server as that SELECT.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Streaming:
         context = await read_context(session)
         statement = await self._reader.read(session, text, partial(_parse_stream, context))
         queue = await self._queue(session, context.full_name(statement.table))
-        # The SELECT has as many parameters as the statement, so that the server counts and takes them.
+        # The SELECT has as many parameters as the statement, so that the server counts and takes
+        # them.
         condition = statement.condition
         others = statement.param_count - (condition.param_count if condition else 0)
         where = (condition.template() if condition else "TRUE") + " AND ? IS NULL" * others
@@ -138,7 +140,8 @@ class Streaming:
         )
 
     async def _queue(self, session: ClientSession, table: TableName) -> QueueTable:
-        """The table as the queue that it is now, if the client may stream from it and settle its messages."""
+        """The table as the queue that it is now, if the client may stream from it and settle its
+        messages."""
         table_id = known_table_id(table)
         seen = await definition_seen(session, table)
         found = self._engine.queue(table_id, text=seen, fresh=seen is None)
@@ -158,7 +161,8 @@ class Streaming:
         proof_begun_s: float,
         was_in_transaction: bool,
     ) -> None:
-        """Send the column packets, then rows until the stream ends, then the last packet of the result."""
+        """Send the column packets, then rows until the stream ends, then the last packet of the
+        result."""
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
         *columns, last = header.packets
@@ -198,8 +202,8 @@ class Streaming:
             session.client.close()
 
     async def _attend(self, session: ClientSession, stream: Stream, rights: Rights) -> None:
-        """Prove the client's rights again and keep the backing connection open, until the stream is over and every row
-        that it was given is sent or released."""
+        """Prove the client's rights again and keep the backing connection open, until the stream is
+        over and every row that it was given is sent or released."""
         while stream.unproven or not stream.over:
             if stream.unproven:
                 begun_s = time.monotonic()
@@ -216,7 +220,8 @@ async def _prepare_internally(session: ClientSession, text: bytes) -> Answer:
 
 
 def _select(queue: QueueTable, columns: Sequence[str], partitions: Sequence[str], condition: str) -> str:
-    """A SELECT of no row. Its answer describes the columns, or is an error if one is missing or denied."""
+    """A SELECT of no row. Its answer describes the columns, or is an error if one is missing or
+    denied."""
     table = TableName(queue.id.name, queue.id.db).quoted()
     if partitions:
         table += f" {_partition_clause(partitions)}"
@@ -265,7 +270,8 @@ def _selection(statement: StreamStatement, time_zone: str) -> Selection:
 
 
 def _written_condition(statement: StreamStatement) -> str | None:
-    """The selection as SHOW STREAMS shows it: as written, with the values of parameters. None: all messages."""
+    """The selection as SHOW STREAMS shows it: as written, with the values of parameters. None: all
+    messages."""
     condition = statement.condition
     written = shortened(condition.sql()) if condition and "?" in (statement.written or "") else statement.written
     if not statement.partitions:

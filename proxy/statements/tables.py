@@ -1,8 +1,9 @@
-"""A queue as a table on the client's own session: what its comment says, and changes of it, with the client's rights.
+"""A queue's table on the client's own session: its comment, and changes of both, with the client's
+rights.
 
-What a comment says is changed by reading it and writing it anew; between the two an advisory lock keeps other proxies'
-changes out. A name or a comment may hold what the client's character set cannot spell: such statements are asked in
-UTF-8.
+A comment is changed by reading it and writing it again. An advisory lock excludes the changes of
+other proxies between the two. A name or a comment may have characters that the client's character
+set lacks: such statements are sent in UTF-8.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOCK_WAIT_S = 10
-"""Time for another proxy's change of the same comment: it needs a millisecond once it has the table."""
+"""How long to wait for another proxy's change of the same comment, which takes milliseconds."""
 
 Change = Callable[[dict[str, str], str], tuple[dict[str, str], str]]
-"""Makes of the directives in a comment, and of the text besides them, those that it is to have."""
+"""From the directives in a comment and the text besides them to the new ones."""
 
 
 def table_id(table: TableName) -> TableId:
@@ -66,7 +67,8 @@ def known_table_id(table: TableName) -> TableId:
 async def refused_as_client(session: ClientSession, table: TableName, finding: Awaitable[T]) -> T:
     """The result of `finding`, which raises UnusableQueue if the table is no queue.
 
-    A client that may not see the table learns no more about it than the server's error: raises Refused with that.
+    A client that may not see the table learns no more about it than the server's error: raises
+    Refused with that.
     """
     try:
         return await finding
@@ -76,28 +78,31 @@ async def refused_as_client(session: ClientSession, table: TableName, finding: A
 
 
 def no_queue(table: TableName, hint: str) -> ServerError:
-    """The error for a table that is none."""
+    """The error for a table that is no queue."""
     return ServerError(1347, "HY000", f"'{table.db}.{table.name}' is not a queue ({hint})")
 
 
 def string_literal(session: ClientSession, text: str) -> str:
-    """A string where the server takes no expression, in the session's sql_mode."""
+    """A string literal in the session's sql_mode, for places where the server takes no
+    expression."""
     return literals.string(text, no_backslash_escapes=session.no_backslash_escapes)
 
 
 async def comment_of(session: ClientSession, table: TableName) -> str | None:
-    """The comment of a table that the client may see; None where there is none."""
+    """The comment of a table; None if the client sees no such table."""
     assert table.db is not None
     found = await rows(session, sql("table_comment", db=text_literal(table.db), name=text_literal(table.name)))
     for db, name, comment, _ in found:
         if (from_hex(db), from_hex(name)) == (table.db, table.name):
             return from_hex(comment)
-    # MariaDB compares names here without regard to case, which counts only where the server does so everywhere.
+    # MariaDB compares names here without regard to case. That is right only where the server does
+    # so everywhere.
     return next((from_hex(comment) for _, _, comment, folded in found if folded != "0"), None)
 
 
 async def marked_comment(session: ClientSession, table: TableName) -> str:
-    """The comment of a queue; raises what the server says of a table that is not there, or not for this client."""
+    """The comment of a queue. Raises Refused with the server's error if the table does not exist or
+    is denied to the client, and ServerError if it is no queue or is hidden by a temporary table."""
     comment = await comment_of(session, table)
     if comment is None:
         await checked_query(session, sql("right_to_see", table=table.quoted()))
@@ -109,7 +114,8 @@ async def marked_comment(session: ClientSession, table: TableName) -> str:
 
 
 async def show_create_table(session: ClientSession, context: Context, table: TableName) -> bytes:
-    """In UTF-8, whatever the character set of the client's results is: SHOW knows no HEX."""
+    """The table's definition in UTF-8, whatever the character set of the client's results is: SHOW
+    cannot convert."""
     elsewhere = context.charset_results not in {"utf8mb4", None}
     if elsewhere:
         session.check_interrupted()
@@ -122,7 +128,8 @@ async def show_create_table(session: ClientSession, context: Context, table: Tab
 
 
 async def change_schema(engine: Engine, session: ClientSession, text: str, *, may_fail: bool = False) -> Answer:
-    """A change of a table. It ends the client's transaction, as the server's own DDL does."""
+    """Run DDL. It ends the client's transaction, as the server's own DDL does. Raises Refused,
+    unless it `may_fail`."""
     answer = await spelled(session, text, session.internal_query)
     session.commit_notices.command_finished(answer.outcome)
     engine.schema_changed()
@@ -130,7 +137,7 @@ async def change_schema(engine: Engine, session: ClientSession, text: str, *, ma
 
 
 async def change_comment(engine: Engine, session: ClientSession, table: TableName, change: Change) -> bytes:
-    """Read a queue's comment, and write it anew as `change` makes it; the OK packet."""
+    """Read a queue's comment and write it as `change` returns it; returns the OK packet."""
 
     async def locked() -> bytes:
         values, rest = change(*split_comment(await marked_comment(session, table)))
@@ -143,7 +150,7 @@ async def change_comment(engine: Engine, session: ClientSession, table: TableNam
 
 
 async def _with_lock(session: ClientSession, table: TableName, change: Callable[[], Awaitable[bytes]]) -> bytes:
-    """Run `change` while no other proxy does the same. LOCK TABLES would want a privilege that ALTER TABLE does not."""
+    """Run `change` while no other proxy changes the same table."""
     digest = hashlib.sha256(table.quoted().casefold().encode()).hexdigest()[:32]
     name = text_literal(f"ackstream:{digest}")
     answer = await session.internal_query(sql("take_lock", name=name, wait_s=LOCK_WAIT_S).encode())
@@ -153,7 +160,7 @@ async def _with_lock(session: ClientSession, table: TableName, change: Callable[
     release = sql("release_lock", name=name).encode()
     try:
         packet = await change()
-    except (Refused, ServerError, SqlError):  # Where the connection is lost, the lock is gone with it.
+    except (Refused, ServerError, SqlError):  # A lost connection releases the lock.
         if taken:
             await session.internal_query(release)
         raise

@@ -1,4 +1,4 @@
-"""What a client's commands mean, by what its session has said so far."""
+"""Classifying a client's commands, given the earlier commands of its session."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_glance_at_an_execution_sees_what_a_look_would_or_leaves_it_to_that(st
     assert classifier.classify_fast(about(EXECUTE, 8).data) is None
 
 
-def test_no_execution_is_judged_while_the_number_of_a_statement_of_ours_is_awaited() -> None:
+def test_no_execution_is_classified_before_the_number_of_a_queue_statement_is_known() -> None:
     classifier = CommandClassifier()
     classifier.preparing = True
     assert classifier.classify_fast(about(EXECUTE, 7).data) is NOT_FAST
@@ -162,7 +162,7 @@ def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_b
 # -- Whether a temporary table may stand before a queue
 
 
-def told(classifier: CommandClassifier, payload: bytes) -> None:
+def relay(classifier: CommandClassifier, payload: bytes) -> None:
     """The client sends a command, seen at a glance or looked at."""
     if classifier.classify_fast(frame(payload, 0)) is NOT_FAST:
         classifier.classify(command(payload))
@@ -185,33 +185,33 @@ def told(classifier: CommandClassifier, payload: bytes) -> None:
 def test_whatever_may_run_something_stored_may_have_made_a_temporary_table(payload: bytes) -> None:
     classifier = CommandClassifier()
     for harmless in (b"SET NAMES utf8mb4", b"BEGIN", b"STREAM * FROM orders", b"ACK orders WHERE id = 1"):
-        told(classifier, b"\x03" + harmless)
+        relay(classifier, b"\x03" + harmless)
     assert not classifier.may_be_hidden(TABLE)
-    told(classifier, payload)
+    relay(classifier, payload)
     assert classifier.may_be_hidden(TABLE)
 
 
-def test_a_table_that_the_server_was_asked_about_is_not_hidden_until_something_runs() -> None:
+def test_a_table_that_the_server_has_shown_is_not_hidden_until_something_runs() -> None:
     classifier = CommandClassifier()
-    told(classifier, b"\x03CALL p")
+    relay(classifier, b"\x03CALL p")
     classifier.not_hidden(TABLE)
-    told(classifier, b"\x03ACK orders WHERE id = 1")
+    relay(classifier, b"\x03ACK orders WHERE id = 1")
     assert not classifier.may_be_hidden(TABLE)
     assert classifier.may_be_hidden(TableId("shop", "others"))
-    told(classifier, b"\x03CALL p")
+    relay(classifier, b"\x03CALL p")
     assert classifier.may_be_hidden(TABLE)
 
 
 def test_what_drops_temporary_tables_is_believed_when_it_is_done_but_for_what_was_sent_behind_it() -> None:
     classifier = CommandClassifier()
     reset: Outcome[PendingCommand] = Outcome(RESET, None, True, 0)
-    told(classifier, b"\x03CALL p")
-    told(classifier, bytes([RESET]))
+    relay(classifier, b"\x03CALL p")
+    relay(classifier, bytes([RESET]))
     assert classifier.may_be_hidden(TABLE)
     classifier.command_answered(reset)
     assert not classifier.may_be_hidden(TABLE)
-    told(classifier, bytes([RESET]))
-    told(classifier, b"\x03CALL p")
+    relay(classifier, bytes([RESET]))
+    relay(classifier, b"\x03CALL p")
     classifier.command_answered(reset)
     assert classifier.may_be_hidden(TABLE)
 
@@ -220,7 +220,7 @@ def test_a_prepared_ack_is_certain_where_no_temporary_table_can_be() -> None:
     classifier = CommandClassifier()
     answered(classifier, PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1")), 3)
     assert classifier.classify(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=True)
-    told(classifier, b"\x03CALL p")
+    relay(classifier, b"\x03CALL p")
     assert classifier.classify(about(EXECUTE, 3))[1] == Settled(Verb.ACK, TABLE, [1], certain=False)
 
 

@@ -12,7 +12,7 @@ from sqlrewrite.queues import CreateQueue, parse_queue_statement
 from tests.support.queues import directives
 
 
-def told(definitions: str, engine: str = "InnoDB", **changed: str) -> str:
+def problems(definitions: str, engine: str = "InnoDB", **changed: str) -> str:
     statement = parse_queue_statement(f"CREATE QUEUE q {definitions}".encode(), OPTIONS)
     assert isinstance(statement, CreateQueue)
     statement = replace(statement, table=replace(statement.table, db="shop"))
@@ -38,7 +38,7 @@ def told(definitions: str, engine: str = "InnoDB", **changed: str) -> str:
     ],
 )
 def test_what_can_be_a_queue_is_no_problem(definitions: str) -> None:
-    assert told(definitions) == ""
+    assert problems(definitions) == ""
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_what_can_be_a_queue_is_no_problem(definitions: str) -> None:
         ("(a INT) ENGINE `Aria` MAX_RATE 5", "only InnoDB"),
     ],
 )
-def test_what_could_be_no_queue_is_told_with_the_reason(definitions: str, problem: str) -> None:
-    assert problem in told(definitions)
+def test_what_could_be_no_queue_is_refused_with_the_reason(definitions: str, problem: str) -> None:
+    assert problem in problems(definitions)
 
 
 def test_the_servers_own_storage_engine_counts_where_none_is_named() -> None:
-    assert "MyISAM" in told("(a INT)", engine="MyISAM")
-    assert told("(a INT) ENGINE = InnoDB", engine="MyISAM") == ""
+    assert "MyISAM" in problems("(a INT)", engine="MyISAM")
+    assert problems("(a INT) ENGINE = InnoDB", engine="MyISAM") == ""
 
 
 def test_columns_are_named_as_they_are_written() -> None:
-    assert told("(`Größe` INT)", vt_message_cols="id|größe") == ""
-    assert "'b', which the table does not have" in told("(a INT)", vt_message_cols="id|b")
+    assert problems("(`Größe` INT)", vt_message_cols="id|größe") == ""
+    assert "'b', which the table does not have" in problems("(a INT)", vt_message_cols="id|b")

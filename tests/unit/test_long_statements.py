@@ -128,7 +128,7 @@ def test_others_have_their_turn_between_steps() -> None:
     played(play)
 
 
-def test_who_is_interrupted_while_a_text_is_read_is_told() -> None:
+def test_an_interruption_while_a_text_is_read_is_raised() -> None:
     async def play(reader: LongStatementReader) -> None:
         with pytest.raises(ServerError) as long:
             await reader.read(session(interrupted=True), LONG, len)

@@ -1,4 +1,4 @@
-"""What nobody foresaw in a session: the client is told of it by an error, and no connection ends without one."""
+"""Unforeseen faults in a session: the client gets an error, and no connection ends without one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def never(_session: Session, _verb: Verb, _payload: bytes) -> None:
     raise AssertionError
 
 
-def test_a_fault_in_a_statement_of_ours_is_an_error_and_the_connection_goes_on(
+def test_a_fault_in_a_queue_statement_is_an_error_and_the_connection_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def play() -> None:
@@ -103,7 +103,7 @@ def test_an_error_never_stands_inside_an_answer_of_the_server_but_behind_it() ->
     asyncio.run(play())
 
 
-def test_a_server_that_is_gone_before_it_has_answered_a_question_of_ours_is_an_error() -> None:
+def test_a_server_that_is_gone_before_it_has_answered_an_internal_query_is_an_error() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
         played.say(b'ACK FROM "m" WHERE id = 1')
@@ -134,13 +134,13 @@ def test_an_answer_too_large_for_us_is_the_statement_s_error_and_takes_no_memory
     asyncio.run(play())
 
 
-def test_an_interruption_while_the_server_is_asked_ends_the_statement_with_that_error() -> None:
+def test_an_interruption_during_an_internal_query_ends_the_statement_with_that_error() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
         played.say(b'ACK FROM "m" WHERE id = 1')
         assert (await played.asked()).startswith(b"\x03SELECT HEX(DATABASE())")
         played.session.interrupt(INTERRUPTED)
-        played.answer(make_err(1317, "70100", "of the question"))
+        played.answer(make_err(1317, "70100", "of the query"))
         assert parse_err((await played.told()).payload).code == 1317
         assert not played.server.written
 
@@ -158,7 +158,7 @@ def test_an_interruption_that_comes_before_the_statement_has_begun_is_not_lost()
     asyncio.run(play())
 
 
-def test_a_transaction_that_our_questions_began_ends_before_the_client_hears_of_a_fault() -> None:
+def test_a_transaction_that_internal_queries_began_ends_before_the_client_gets_the_error() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
         played.say(b'ACK FROM "m" WHERE id = 1')

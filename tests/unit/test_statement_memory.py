@@ -1,4 +1,4 @@
-"""What all clients together may send of statements of ours, and who is refused when it is too much."""
+"""The bound of all incomplete queue statements, and which of them is refused beyond it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_beyond_it_the_longest_statement_is_dropped_whoever_asks() -> None:
     assert (gathering.used, long.dropped, short.dropped) == (20, 1, 0)
 
 
-def test_whose_own_is_the_longest_is_told_so() -> None:
+def test_the_sender_of_the_longest_one_gets_the_error() -> None:
     gathering, long, short = StatementMemory(100), Sender(), Sender()
     assert gathering.grown(short, 20)
     assert not gathering.grown(long, 90)

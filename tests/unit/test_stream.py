@@ -20,17 +20,17 @@ DENIED = ServerError(1142, "42000", "denied")
 
 
 class Handle:
-    """Writes down what the engine is told."""
+    """Records the calls of the engine's handle."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        return lambda: self.told.append(name)
+        return lambda: self.calls.append(name)
 
 
 class Played:
-    """A stream, what its client got, and what its engine was told."""
+    """A stream, what its client got, and the calls of its engine's handle."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -69,19 +69,19 @@ def test_a_stream_at_work_asks_for_the_next_proof_before_the_last_one_is_too_old
     played.stream.deliver((b"a",))
     assert played.stream.unproven
     assert played.rows == [b"a"]
-    assert played.handle.told == []
+    assert played.handle.calls == []
 
 
 def test_rows_for_which_the_proof_is_too_old_wait_for_another_one_and_no_more_are_taken(played: Played) -> None:
     played.now_s += MAX_AGE_S + 1
     played.stream.deliver((b"a",))
     played.stream.deliver((b"b",))
-    assert (played.rows, played.handle.told, played.stream.unproven) == ([], ["pause"], True)
+    assert (played.rows, played.handle.calls, played.stream.unproven) == ([], ["pause"], True)
     played.stream.proven(played.now_s)
-    assert (played.rows, played.handle.told, played.stream.unproven) == ([b"a", b"b"], ["pause", "resume"], False)
+    assert (played.rows, played.handle.calls, played.stream.unproven) == ([b"a", b"b"], ["pause", "resume"], False)
 
 
-def test_the_age_of_a_proof_counts_from_when_it_was_asked_for(played: Played) -> None:
+def test_the_age_of_a_proof_counts_from_when_it_was_begun(played: Played) -> None:
     played.stream.proven(played.now_s - MAX_AGE_S - 1)
     played.stream.deliver((b"a",))
     assert played.rows == []
@@ -99,7 +99,7 @@ def test_a_refusal_ends_it_with_the_server_s_error_and_what_waited_is_for_others
     played.now_s += MAX_AGE_S + 1
     played.stream.deliver((b"a",))
     played.stream.refuse(DENIED)
-    assert played.handle.told == ["pause", "revoke"]
+    assert played.handle.calls == ["pause", "revoke"]
     assert (played.rows, played.close()) == ([], 1142)
 
 
@@ -156,9 +156,9 @@ def test_the_engine_delivers_again_only_when_there_is_no_reason_left_to_pause(pl
     played.stream.deliver((b"a",))
     played.stream.pause()
     played.stream.proven(played.now_s)
-    assert played.handle.told == ["pause"]
+    assert played.handle.calls == ["pause"]
     played.stream.resume()
-    assert played.handle.told == ["pause", "resume"]
+    assert played.handle.calls == ["pause", "resume"]
 
 
 def test_whoever_waits_is_woken_by_the_end_and_by_a_wanted_proof(played: Played) -> None:
