@@ -1,33 +1,48 @@
-"""The claims under way, whose answers are taken in the order in which they were begun.
+"""The claims under way. Their answers are taken in the order in which the claims were started.
 
-A slow commit must not turn the order of delivery around, so the answer of a later claim waits for
-those before it.
+A slow commit must not change the order of delivery. The answer to a later claim therefore waits for
+the answers to those before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.dispatch.effects import Claim
 from engine.dispatch.filter_groups import FilterGroup
-from engine.model import Claimed, Entry, Key
+from engine.dispatch.instant import Instant
+from engine.dispatch.redelivery import wait_ns
+from engine.model import Claimed, Entry, Key, Policy, Wanted
 
 
 @dataclass(slots=True)
 class ClaimAttempt:
-    """A claim under way: what it was to take, for which filter groups."""
+    """A claim under way: the entries that it was started for, each with its filter group."""
 
     picked: Mapping[Key, tuple[FilterGroup, Entry]]
     started_ns: int
-    """When it was begun (monotonic)."""
+    """When it was started (monotonic)."""
     answer: Sequence[Claimed] | None = None
-    """What it took, once that is known."""
+    """The rows that it took; None until that is known."""
+
+    def missed_by_group(self, taken: Collection[Key]) -> dict[FilterGroup, list[Entry]]:
+        """The entries that are not `taken`, for each group that the claim was for."""
+        missed: dict[FilterGroup, list[Entry]] = {}
+        for group, entry in self.picked.values():
+            entries = missed.setdefault(group, [])
+            if entry.key not in taken:
+                entries.append(entry)
+        return missed
 
 
 class ClaimsUnderWay:
-    """The claims that were begun and whose answers were not taken yet."""
+    """The claims that were started and whose answers have not been taken yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy, jitter: Callable[[], float], numbers: Iterator[int]) -> None:
+        self._policy = policy
+        self._jitter = jitter
+        self._numbers = numbers
         self._by_id: dict[int, ClaimAttempt] = {}
 
     def __len__(self) -> int:
@@ -42,25 +57,30 @@ class ClaimsUnderWay:
         """How many messages are being claimed."""
         return sum(len(attempt.picked) for attempt in self._by_id.values())
 
-    def add_attempt(self, claim_id: int, attempt: ClaimAttempt) -> None:
-        """A claim is begun; its group's credit is reserved."""
-        self._by_id[claim_id] = attempt
-        for group, _ in attempt.picked.values():
+    def start_claim(self, picked: Mapping[Key, tuple[FilterGroup, Entry]], now: Instant) -> Claim:
+        """Claim these entries for their groups. Credit of the groups is reserved for them."""
+        claim_id = next(self._numbers)
+        self._by_id[claim_id] = ClaimAttempt(picked, now.mono_ns)
+        wanted: list[Wanted] = []
+        for group, entry in picked.values():
             group.reserved += 1
+            duration_ns = wait_ns(self._policy, entry.epoch, self._jitter())
+            wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection))
+        return Claim(claim_id, tuple(wanted))
+
+    def get(self, claim_id: int) -> ClaimAttempt:
+        """The claim under way with this id."""
+        return self._by_id[claim_id]
 
     def record_answer(self, claim_id: int, claims: Sequence[Claimed]) -> ClaimAttempt:
-        """A claim has this answer."""
+        """Note the rows that a claim took (none if it failed); returns the claim."""
         attempt = self._by_id[claim_id]
         attempt.answer = claims
         return attempt
 
-    def get(self, claim_id: int) -> ClaimAttempt:
-        """A claim under way."""
-        return self._by_id[claim_id]
-
     def take_answers(self) -> Iterator[tuple[ClaimAttempt, Sequence[Claimed]]]:
-        """Take the answers whose turn it is. The credit that was reserved for them is free
-        again."""
+        """Remove and yield the answered claims before the first unanswered one. The credit reserved
+        for them is free again."""
         while (first := next(iter(self._by_id.items()), None)) is not None:
             claim_id, attempt = first
             if attempt.answer is None:
@@ -69,3 +89,7 @@ class ClaimsUnderWay:
             for group, _ in attempt.picked.values():
                 group.reserved -= 1
             yield attempt, attempt.answer
+
+    def set_policy(self, policy: Policy) -> None:
+        """The table's comment has changed: claims that start from now on have its waits."""
+        self._policy = policy

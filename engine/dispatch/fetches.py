@@ -1,21 +1,22 @@
-"""The fetches under way: which leases' rows are being read, in which format."""
+"""The fetches under way: the leases whose rows are being read, and for which streams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 
 from engine.dispatch.effects import Effect, Fetch
-from engine.dispatch.filter_groups import FilterGroup
+from engine.dispatch.filter_groups import FilterGroups
 from engine.dispatch.leases import FETCHING_STATES, Lease, LeaseEvent, LeaseState
 from engine.dispatch.subscribers import Subscriber
 from engine.model import RowFormat
 
 
 class FetchesUnderWay:
-    """The fetches that were begun and have not come back."""
+    """The fetches that were started and have not come back."""
 
-    def __init__(self, rows_max: int, numbers: Iterator[int]) -> None:
+    def __init__(self, groups: FilterGroups, rows_max: int, numbers: Iterator[int]) -> None:
+        self._groups = groups
         self._rows_max = rows_max
         self._numbers = numbers
         self._by_id: dict[int, list[Lease]] = {}
@@ -23,10 +24,11 @@ class FetchesUnderWay:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def start_fetches(self, groups: Iterable[FilterGroup]) -> list[Effect]:
-        """Fetch the rows of what was dealt: one fetch for all subscribers of the same format."""
+    def start_fetches(self) -> list[Effect]:
+        """Fetch the rows of unsent leases: one fetch for all subscribers of one row format, at most
+        `rows_max` rows each."""
         batches: dict[RowFormat, list[Lease]] = {}
-        for group in groups:
+        for group in self._groups:
             for subscriber in group.subscribers.to_fetch():
                 batch = batches.setdefault(subscriber.spec.row_format, [])
                 room = max(0, self._rows_max - len(batch))
@@ -36,19 +38,19 @@ class FetchesUnderWay:
                     group.subscribers.set_fetching(subscriber, fetching=True)
         return [self._start_fetch(row_format, leases) for row_format, leases in batches.items() if leases]
 
-    def finish_fetch(
-        self, fetch_id: int, subscribers: Mapping[int, Subscriber]
-    ) -> tuple[list[tuple[Lease, Subscriber]], list[Subscriber]]:
-        """A fetch came back, or failed. Returns the leases that still stand and are still to be sent, with their
-        subscribers, and all subscribers that it was for and that still are there."""
-        standing: list[tuple[Lease, Subscriber]] = []
+    def finish_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
+        """A fetch came back, or failed. Returns the leases that have not ended meanwhile, with their
+        subscribers."""
+        remaining: list[tuple[Lease, Subscriber]] = []
         served: dict[int, Subscriber] = {}
         for lease in self._by_id.pop(fetch_id):
-            if subscriber := subscribers.get(lease.subscriber or 0):
+            if subscriber := self._groups.subscribers.get(lease.subscriber or 0):
                 served[subscriber.spec.id] = subscriber
                 if lease.state in FETCHING_STATES:
-                    standing.append((lease, subscriber))
-        return standing, list(served.values())
+                    remaining.append((lease, subscriber))
+        for subscriber in served.values():
+            self._groups.members_with(subscriber).set_fetching(subscriber, fetching=False)
+        return remaining
 
     def leases(self, fetch_id: int) -> list[Lease]:
         """The leases whose rows a fetch reads."""

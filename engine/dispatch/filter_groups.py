@@ -1,26 +1,26 @@
-"""Filter groups: the streams of one table that want the same messages.
+"""Filter groups: the streams of one table that select the same messages.
 
-Streams without a condition are one group, those of each condition another, and each group has a
-read-ahead buffer of its own. A message may stand in the buffers of several groups; it is claimed
-for one. A claim checks the condition in the database again, so a message goes to exactly one
-stream.
+The streams without a condition are one group, the streams of each condition another. Each group has
+its own read-ahead buffer. A message may be in the buffers of several groups; it is claimed for one
+of them. The claim checks the condition in the database again, so a message goes to one stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from engine.dispatch.instant import Instant
 from engine.dispatch.scan_position import ScanPosition
 from engine.dispatch.scan_state import ScanState
-from engine.dispatch.subscribers import Subscribers
+from engine.dispatch.subscribers import Subscriber, Subscribers, Subscription
 from engine.model import ANYTHING, Selection
 
 
 @dataclass(slots=True, eq=False)
 class FilterGroup:
-    """The streams of one selection. `subscribers` and `reserved` are the dispatcher's to change,
-    `scans` is the scan scheduler's."""
+    """The streams of one selection. Only the scan scheduler changes `scans`; only the claims under
+    way change `reserved`."""
 
     selection: Selection
     subscribers: Subscribers
@@ -30,29 +30,46 @@ class FilterGroup:
 
     @property
     def credit(self) -> int:
-        """How many more messages could be claimed for this group."""
+        """How many more messages may be claimed for this group."""
         return max(0, self.subscribers.credit - self.reserved)
 
     @property
     def awaits_scan(self) -> bool:
-        """Whether a bounded stream waits for a scan that began after it did."""
+        """Whether a bounded stream waits for a scan that starts after it did."""
         return self.subscribers.awaits_scan(self.scans.completed, self.scans.started)
+
+    def finished_streams(self, now: Instant, *, closed: bool) -> list[Subscriber]:
+        """The streams that have reached their LIMIT, and the bounded ones for which nothing is left
+        now. `closed`: the table hands out no messages at present, whatever is in the buffer. The
+        streams stay in the group until they are removed."""
+        self.subscribers.end_first_waits(now.mono_ns)
+        if self.reserved:
+            nothing_to_give, completed = False, 0
+        elif closed:
+            nothing_to_give, completed = True, self.scans.started + 1
+        else:
+            nothing_to_give, completed = self.scans.is_exhausted, self.scans.completed
+        return self.subscribers.finished_streams(nothing_to_give=nothing_to_give, completed=completed)
 
 
 class TooManyFilterGroups(Exception):
-    """There is no room for another condition."""
+    """The streams of a table have as many different conditions as allowed. The text names the
+    limit."""
 
 
 class FilterGroups:
-    """All filter groups of a table: the one for everything, and up to `most` others, the idle ones
-    forgotten first."""
+    """All streams of a table and their groups: the group without a condition, and up to `most` others.
+    Groups without streams are kept until their place is needed."""
 
     def __init__(self, most: int, scan_min: int, batch_size: int) -> None:
         self._most = most
         self._scan_min = scan_min
         self._batch_size = batch_size
         self._by_selection: dict[Selection, FilterGroup] = {}
-        self.main = self.group(ANYTHING)
+        self._subscribers: dict[int, Subscriber] = {}
+        self._streams_of: dict[int, set[int]] = {}
+        """The ids of the subscribers of each holder."""
+        self.main = self._group(ANYTHING)
         """The group of the streams without a condition."""
 
     def __iter__(self) -> Iterator[FilterGroup]:
@@ -61,8 +78,64 @@ class FilterGroups:
     def __len__(self) -> int:
         return len(self._by_selection)
 
-    def group(self, selection: Selection) -> FilterGroup:
-        """The group of a selection, made if there is none. Raises TooManyFilterGroups."""
+    @property
+    def subscribers(self) -> Mapping[int, Subscriber]:
+        """The streams of all groups, by id; for reading."""
+        return self._subscribers
+
+    def add_subscription(self, spec: Subscription, now: Instant) -> None:
+        """Begin a stream, in a new group if it is the first with its selection. Raises
+        TooManyFilterGroups."""
+        group = self._group(spec.selection)
+        subscriber = Subscriber(
+            spec,
+            since_scan=group.scans.started + 1,
+            first_wait_until_ns=None if spec.first_wait_ns is None else now.mono_ns + spec.first_wait_ns,
+            remaining=spec.limit,
+        )
+        self._subscribers[spec.id] = subscriber
+        self._streams_of.setdefault(spec.holder, set()).add(spec.id)
+        group.subscribers.add_stream(subscriber)
+
+    def remove_subscription(self, subscriber: Subscriber) -> None:
+        """End a stream. The caller gives its unsent leases back."""
+        del self._subscribers[subscriber.spec.id]
+        streams = self._streams_of[subscriber.spec.holder]
+        streams.discard(subscriber.spec.id)
+        if not streams:
+            del self._streams_of[subscriber.spec.holder]
+        self.members_with(subscriber).remove_stream(subscriber)
+
+    def set_paused(self, subscriber_id: int, *, paused: bool) -> None:
+        """The client of a stream stopped reading, or reads again. Without effect if the stream has
+        ended."""
+        if subscriber := self._subscribers.get(subscriber_id):
+            self.members_with(subscriber).set_paused(subscriber, paused=paused)
+
+    def streams_of(self, holder: int) -> list[Subscriber]:
+        """The streams of a client connection, in the order of their ids."""
+        return [self._subscribers[number] for number in sorted(self._streams_of.get(holder, ()))]
+
+    def members_with(self, subscriber: Subscriber) -> Subscribers:
+        """The subscribers of the group that a stream is in, itself among them."""
+        return self._by_selection[subscriber.spec.selection].subscribers
+
+    def with_credit(self) -> list[FilterGroup]:
+        """The groups in which a stream may be given a message."""
+        return [group for group in self if group.subscribers.credit > 0]
+
+    def need_acknowledgements(self, *, full: bool) -> bool:
+        """Whether a stream can be given nothing more before messages are acknowledged. `full`: the
+        table has as many messages in flight as allowed."""
+        return any(group.subscribers.any_starved or (full and group.subscribers.any_reading) for group in self)
+
+    def resize(self, batch_size: int) -> None:
+        """The table's batch size is this from now on."""
+        self._batch_size = batch_size
+        for group in self:
+            group.subscribers.resize(batch_size)
+
+    def _group(self, selection: Selection) -> FilterGroup:
         group = self._by_selection.pop(selection, None)
         if group is None:
             if len(self._by_selection) > self._most:
@@ -73,19 +146,10 @@ class FilterGroups:
         self._by_selection[selection] = group
         return group
 
-    def get(self, selection: Selection) -> FilterGroup | None:
-        """The group of a selection, if it is known."""
-        return self._by_selection.get(selection)
-
-    def resize(self, batch_size: int) -> None:
-        """The table's batch size is this from now on."""
-        self._batch_size = batch_size
-        for group in self:
-            group.subscribers.resize(batch_size)
-
     def _forget_one(self) -> None:
+        """Make room for another group. Raises TooManyFilterGroups."""
         for selection, group in self._by_selection.items():
             if group is not self.main and not (len(group.subscribers) or group.reserved or group.scans.running):
                 del self._by_selection[selection]
                 return
-        raise TooManyFilterGroups
+        raise TooManyFilterGroups(f"the streams of this table have {self._most} different conditions already")

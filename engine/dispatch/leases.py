@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engine.model import Claimed, Delivery, Key, Return
+from engine.model import Claimed, Delivery, Entry, Key, Return
 
 
 class LeaseState(enum.Enum):
@@ -141,6 +141,11 @@ class Lease:
         """What its row shows while the lease stands."""
         return Delivery(self.epoch, self.deadline_ns)
 
+    @property
+    def expired_entry(self) -> Entry:
+        """The row as it is once the wait of this delivery is over."""
+        return Entry(self.key, self.epoch, self.priority, self.deadline_ns)
+
     def returned(self) -> Return:
         """What giving it back takes. To be made before the lease ends."""
         return Return(self.key, self.epoch, self.deadline_ns, self.due_ns, self.is_sent, self.priority)
@@ -163,6 +168,12 @@ class Leases:
     def get(self, key: Key) -> Lease | None:
         """The lease of that message."""
         return self._by_key.get(key)
+
+    def is_outdated(self, entry: Entry, scan_id: int) -> bool:
+        """Whether a scan shows a row as it was before our claim of it, and not as it was changed
+        since."""
+        lease = self._by_key.get(entry.key)
+        return lease is not None and entry.epoch < lease.epoch and scan_id < lease.known_since
 
     def add_lease(self, lease: Lease) -> None:
         """Begin a lease; there must be none of that key."""

@@ -133,6 +133,11 @@ class DeadLetters:
             heapq.heappop(self._later_heap)
         return self._later_heap[0][0] if self._later_heap else None
 
+    def wake_times(self, now: Instant) -> list[int | None]:
+        """When a dead message comes due, or the next move may start (monotonic)."""
+        due_ns = self.next_due_ns
+        return [None if due_ns is None else now.until(due_ns), self.move_ns]
+
     def add_dead(self, entry: Entry, now: Instant) -> None:
         """This message is dead: it is moved when it is due."""
         if entry.due_ns <= now.server_ns:
@@ -144,6 +149,13 @@ class DeadLetters:
             if len(self._later_heap) > 2 * len(self._later) + 64:
                 self._later_heap = [(later.due_ns, later.key) for later in self._later.values()]
                 heapq.heapify(self._later_heap)
+
+    def add_if_dead(self, entry: Entry, now: Instant) -> bool:
+        """Move this message when it is due, if it is dead. Returns whether it is dead."""
+        dead = self.is_dead(entry)
+        if dead:
+            self.add_dead(entry, now)
+        return dead
 
     def forget(self, keys: Iterable[Key]) -> None:
         """These messages are acknowledged, gone, or not dead any more."""
@@ -184,7 +196,8 @@ class DeadLetters:
 class Purges:
     """Old acknowledged messages, deleted from time to time, some at a time."""
 
-    def __init__(self, limits: Limits, now: Instant) -> None:
+    def __init__(self, policy: Policy, limits: Limits, now: Instant) -> None:
+        self._policy = policy
         self._limits = limits
         self._purge_ns = now.mono_ns
         self.under_way = False
@@ -194,23 +207,24 @@ class Purges:
         """When to begin again (monotonic)."""
         return None if self.under_way else self._purge_ns
 
-    def start_purge(self, now: Instant, policy: Policy) -> list[Effect]:
+    def start_purge(self, now: Instant) -> list[Effect]:
         """Purge when it is time."""
         if self.under_way or now.mono_ns < self._purge_ns:
             return []
         self.under_way = True
-        return [Purge(policy.purge_after_ns, self._limits.purge_rows)]
+        return [Purge(self._policy.purge_after_ns, self._limits.purge_rows)]
 
-    def purge_answered(self, now: Instant, policy: Policy, count: int) -> None:
+    def purge_answered(self, now: Instant, count: int) -> None:
         """So many were deleted; a full batch means that there are more."""
         self.under_way = False
         at_ns = now.mono_ns
-        self._purge_ns = at_ns if count >= self._limits.purge_rows else at_ns + self._pause_ns(policy)
+        self._purge_ns = at_ns if count >= self._limits.purge_rows else at_ns + self._pause_ns()
 
-    def set_policy(self, now: Instant, policy: Policy) -> None:
-        """The table's comment changed."""
-        self._purge_ns = min(self._purge_ns, now.mono_ns + self._pause_ns(policy))
+    def set_policy(self, policy: Policy, now: Instant) -> None:
+        """The table's comment has changed."""
+        self._policy = policy
+        self._purge_ns = min(self._purge_ns, now.mono_ns + self._pause_ns())
 
-    def _pause_ns(self, policy: Policy) -> int:
-        tenth = policy.purge_after_ns // 10
+    def _pause_ns(self) -> int:
+        tenth = self._policy.purge_after_ns // 10
         return min(max(tenth, self._limits.purge_pause_min_ns), self._limits.purge_pause_max_ns)

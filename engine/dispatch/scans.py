@@ -22,7 +22,7 @@ from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.visibility import AwaitingVisibility
-from engine.model import Entry, Key, Policy, Range, ScanResult
+from engine.model import Entry, Key, Policy, Range, Return, ScanResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,14 @@ class ScanScheduler:
     def full_scan_ns(self, group: FilterGroup) -> int:
         """When a group is to scan all of the table at the latest (monotonic)."""
         return group.scans.full_begun_ns + self._policy.poller_interval_ns
+
+    def dead_scan_ns(self, now: Instant) -> int:
+        """When to scan for dead messages even if no stream has demand (monotonic): at start, and when
+        the last full scan of the main group is long ago."""
+        main = self._groups.main
+        if not main.scans.started:
+            return now.mono_ns
+        return max(self.full_scan_ns(main), main.scans.full_begun_ns + self._limits.dead_scan_ns)
 
     # Reports of messages that nobody here holds.
 
@@ -141,9 +149,19 @@ class ScanScheduler:
         for entry in entries:
             self.rescan_place(entry, but=of)
 
-    def claim_succeeded(self, group: FilterGroup, keys: Collection[Key]) -> None:
-        """These were claimed for a group: whoever had them locked has let go."""
-        group.scans.buffer.forget_misses(keys)
+    def claim_answered(self, group: FilterGroup, taken: Collection[Key], missed: Sequence[Entry], now: Instant) -> None:
+        """A claim for a group took some messages and missed others. Nobody locks the taken ones any
+        more; the missed ones are scanned for again."""
+        self.retry_later(missed, now, group)
+        group.scans.buffer.forget_misses(taken)
+
+    def rescan_returned(self, returns: Iterable[Return]) -> None:
+        """These claims have been given back, or may have been: unsent messages are at their old places
+        again."""
+        for claim in returns:
+            if not claim.sent:
+                self.rescan_place(claim.entry)
+        self.request_scans()
 
     def forget(self, keys: Sequence[Key]) -> None:
         """These messages are acknowledged, or gone."""
@@ -205,9 +223,15 @@ class ScanScheduler:
         if self._awaiting.start_rescan(now.mono_ns):
             self.request_scans(anywhere=self._awaiting.commit_is_slow)
 
-    def start_scans(self, groups: Iterable[FilterGroup], now: Instant, unavailable: int) -> list[Effect]:
-        """Scan for those of these groups whose time it is. `unavailable`: so many rows show as due
-        and are taken."""
+    def start_scans(
+        self, groups: Collection[FilterGroup], now: Instant, unavailable: int, *, find_dead: bool
+    ) -> list[Effect]:
+        """Scan for those of these groups that are due for a scan. `unavailable`: how many rows a scan
+        shows as due although they are taken. `find_dead`: also scan for dead messages from time to
+        time."""
+        main = self._groups.main
+        if find_dead and now.mono_ns >= self.dead_scan_ns(now) and main not in groups:
+            groups = [*groups, main]
         due = [group for group in groups if self._is_due(group, now)]
         due.sort(key=lambda group: group.scans.begun_ns)
         room = max(0, self._limits.scans_max - len(self._running))

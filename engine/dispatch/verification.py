@@ -95,15 +95,15 @@ class LeaseVerification:
         self._all_extended |= extended
         self._pause.reset()
 
-    def suspect_keys(self, keys: Iterable[Key], *, extended: bool, strangers: bool) -> bool:
+    def suspect_keys(self, keys: Iterable[Key], *, extended: bool, unleased: bool) -> bool:
         """Somebody may have changed these messages, ours or, as far as there is room and
-        `strangers` are of interest, others'; returns whether all are going to be looked up."""
+        `unleased` messages are of interest, others'; returns whether all are going to be looked up."""
         all_of_them = True
         for key in keys:
             if lease := self._leases.get(key):
                 lease.apply(LeaseEvent.SUSPECT)
                 self._note(key, extended=extended)
-            elif strangers and len(self._suspects) < self._limits.suspects_max:
+            elif unleased and len(self._suspects) < self._limits.suspects_max:
                 self._note(key, extended=False)
             else:
                 all_of_them = False

@@ -11,10 +11,10 @@ to each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -27,14 +27,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.dispatch.capacity import Capacity
+from engine.dispatch.claims import ClaimAttempt
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim, Effect, Fetch, Scan
+from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import FETCHING_STATES, SUSPECT_STATES, Lease, LeaseState
+from engine.dispatch.limits import Limits
+from engine.dispatch.maintenance import DeadLetters
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.dispatch.subscribers import Subscriber
-from engine.model import ANYTHING, NS_PER_S, Entry, FetchResult, Key, OnDisconnect, Selection
+from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, OnDisconnect, Policy, Selection
 from engine.store.memory import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 
@@ -376,8 +381,8 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
     """Nothing is given back when a client is gone."""
 
     def disconnected(self, now: Instant, holder: int) -> Effects:
-        for number in sorted(self._streams_of.get(holder, ())):
-            self._forget(self._subscribers[number])
+        for subscriber in self._groups.streams_of(holder):
+            self._groups.remove_subscription(subscriber)
         return self._advance(now)
 
 
@@ -391,26 +396,44 @@ class ASuspectRowIsSent(Dispatcher):
         return super().fetch_done(now, fetch_id, result)
 
 
+class FetchesOfEndedLeases(FetchesUnderWay):
+    """A fetch returns the leases that have ended meanwhile, too."""
+
+    def finish_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
+        leases = list(self.leases(fetch_id))
+        super().finish_fetch(fetch_id)
+        remaining = []
+        for lease in leases:
+            subscriber = self._groups.subscribers.get(lease.subscriber or 0)
+            if subscriber is not None and not lease.is_sent:
+                lease.state = LeaseState.FETCHING
+                subscriber.unsent[lease.key] = lease
+                remaining.append((lease, subscriber))
+        return remaining
+
+
 class ExpiredLeasesAreStillSent(Dispatcher):
     """A row is sent when it arrives, though its lease has ended meanwhile."""
 
-    def _end_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
-        leases = list(self._fetches.leases(fetch_id))
-        super()._end_fetch(fetch_id)
-        standing = []
-        for lease in leases:
-            if lease.subscriber in self._subscribers and not lease.is_sent:
-                lease.state = LeaseState.FETCHING
-                self._subscribers[lease.subscriber].unsent[lease.key] = lease
-                standing.append((lease, self._subscribers[lease.subscriber]))
-        return standing
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self._fetches = FetchesOfEndedLeases(self._groups, limits.fetch_max, self._numbers)
+
+
+class Unbounded(Capacity):
+    """A table may have any number of messages in flight."""
+
+    @property
+    def free(self) -> int:
+        return 1_000
 
 
 class CapacityIsIgnored(Dispatcher):
     """The table's bound on messages in flight is not kept."""
 
-    def _capacity(self) -> int:
-        return 1_000
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self._capacity = Unbounded(policy, limits, self._leases, self._claims, now)
 
 
 class AFailedScanIsTheLast(Dispatcher):
@@ -439,13 +462,13 @@ class CommitsDuringAScanAreForgotten(Dispatcher):
 class CreditIsNotReserved(Dispatcher):
     """Two claims under way count on the same credit, and whoever is dealt to takes more than its share."""
 
-    def _start_leases(self, now: Instant, picked: Any, claims: Any) -> None:
+    def _start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
         for group in self._groups:
             for subscriber in group.subscribers:
                 subscriber.held -= 1
                 group.subscribers._changed(subscriber)
-        super()._start_leases(now, picked, claims)
-        for subscriber in self._subscribers.values():
+        super()._start_leases(now, attempt, claims)
+        for subscriber in self.subscribers.values():
             subscriber.held += 1
 
 
@@ -453,7 +476,7 @@ class CreditIsCountedWrongly(Dispatcher):
     """An acknowledgement does not free the credit of its stream."""
 
     def _end_lease(self, lease: Lease) -> None:
-        subscriber = self._subscribers.get(lease.subscriber or 0)
+        subscriber = self.subscribers.get(lease.subscriber or 0)
         super()._end_lease(lease)
         if subscriber is not None:
             subscriber.held += 1
@@ -469,11 +492,19 @@ class ConditionsAreNotMinded(Dispatcher):
         super()._distribute(group, leases)
 
 
+class NoDeadLetters(DeadLetters):
+    """No message is dead, however often it was delivered."""
+
+    def is_dead(self, entry: Entry) -> bool:
+        return False
+
+
 class TheDeadAreDelivered(Dispatcher):
     """Messages are delivered however often they were before."""
 
-    def _is_dead(self, entry: Entry) -> bool:
-        return False
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self._dead_letters = NoDeadLetters(policy, limits)
 
 
 class CreditIsNeverGivenBackToOtherGroups(Dispatcher):

@@ -122,7 +122,7 @@ def test_streams_that_were_ended_leave_nothing_behind() -> None:
         dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, first_wait_ns=LONG_NS))
         dispatcher.disconnected(NOW, number)
     members = dispatcher._groups.main.subscribers
-    assert (len(dispatcher._streams_of), len(members)) == (10, 10)
+    assert (len(dispatcher._groups._streams_of), len(members)) == (10, 10)
     kept = (
         members._next,
         members._first_waits,

@@ -64,19 +64,19 @@ def test_dead_messages_are_moved_some_at_a_time_and_the_others_are_returned() ->
 
 def test_a_full_purge_is_followed_by_another_at_once_and_others_by_a_pause() -> None:
     policy = replace(POLICY, purge_after_ns=100 * NS_PER_S)
-    purges = Purges(LIMITS, NOW)
+    purges = Purges(policy, LIMITS, NOW)
     for deleted, pause_ns in ((LIMITS.purge_rows, 0), (LIMITS.purge_rows - 1, 10 * NS_PER_S)):
-        assert purges.start_purge(NOW, policy) == [Purge(policy.purge_after_ns, LIMITS.purge_rows)]
-        assert (purges.start_purge(NOW, policy), purges.purge_ns) == ([], None)
-        purges.purge_answered(NOW, policy, deleted)
+        assert purges.start_purge(NOW) == [Purge(policy.purge_after_ns, LIMITS.purge_rows)]
+        assert (purges.start_purge(NOW), purges.purge_ns) == ([], None)
+        purges.purge_answered(NOW, deleted)
         assert purges.purge_ns == NOW_NS + pause_ns
 
 
 def test_messages_that_are_kept_for_less_long_are_purged_sooner() -> None:
-    purges = Purges(LIMITS, NOW)
-    purges.start_purge(NOW, POLICY)
-    purges.purge_answered(NOW, POLICY, 0)
-    purges.set_policy(NOW, replace(POLICY, purge_after_ns=20 * NS_PER_S))
+    purges = Purges(POLICY, LIMITS, NOW)
+    purges.start_purge(NOW)
+    purges.purge_answered(NOW, 0)
+    purges.set_policy(replace(POLICY, purge_after_ns=20 * NS_PER_S), NOW)
     assert purges.purge_ns == NOW_NS + 2 * NS_PER_S
 
 

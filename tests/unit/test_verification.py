@@ -46,7 +46,7 @@ def lease_of(leases: Leases, key: int) -> Lease:
 
 
 def test_suspect_messages_are_looked_up_together_the_first_ones_first(verification: Verification) -> None:
-    assert verification.suspect_keys([4, 1, 3, 2], extended=False, strangers=True)
+    assert verification.suspect_keys([4, 1, 3, 2], extended=False, unleased=True)
     assert asked(verification) == (4, 1, 3)
     assert asked(verification) == ()  # One lookup at a time.
     verification.lookup_answered(NOW, {}, NOW_NS)
@@ -85,7 +85,7 @@ def test_a_lease_that_its_row_does_not_show_is_over(
 
 def test_more_time_is_believed_when_somebody_may_have_asked_for_it(verification: Verification, leases: Leases) -> None:
     for extended in (False, True):
-        verification.suspect_keys([1], extended=extended, strangers=True)
+        verification.suspect_keys([1], extended=extended, unleased=True)
         asked(verification)
         changed = verification.lookup_answered(NOW, shown(1, due_ns=DEADLINE_NS + 1), NOW_NS)
         assert bool(changed) is not extended
@@ -125,9 +125,9 @@ def test_what_the_log_shows_of_the_time_before_the_claim_is_no_news_and_of_later
 def test_messages_of_others_are_looked_up_while_there_is_room_for_them(
     verification: Verification, leases: Leases
 ) -> None:
-    assert verification.suspect_keys([11, 12], extended=False, strangers=True)
-    assert not verification.suspect_keys([13, 14, 15], extended=False, strangers=True)
-    assert not verification.suspect_keys([16], extended=False, strangers=False)
+    assert verification.suspect_keys([11, 12], extended=False, unleased=True)
+    assert not verification.suspect_keys([13, 14, 15], extended=False, unleased=True)
+    assert not verification.suspect_keys([16], extended=False, unleased=False)
     assert asked(verification) == (11, 12, 13)
     row = Entry(12, 3, 0, NOW_NS)
     assert verification.lookup_answered(NOW, {12: row}, NOW_NS) == [(None, row)]
@@ -164,6 +164,6 @@ def test_what_could_not_be_looked_up_is_the_first_to_be_looked_up_again(
 
 
 def test_what_is_known_for_certain_is_suspect_no_more(verification: Verification) -> None:
-    verification.suspect_keys([1, 2], extended=False, strangers=True)
+    verification.suspect_keys([1, 2], extended=False, unleased=True)
     verification.outcome_known([1])
     assert asked(verification) == (2,)
