@@ -1,9 +1,10 @@
 """Message ids as they are written in SQL, turned into the keys by which the engine knows them.
 
-A literal that cannot be understood, or one that equals the id merely under the column's collation, gives no key or one
-that nobody holds, and the acknowledgement is then found by a lookup. Which literals stand for one id and no other, so
-that the number of rows that a statement changed tells which ones they were, is for `certain` to say: a number compared
-with ids of text stands for many, and a string compared with numbers goes by way of floating point.
+A literal that cannot be understood, or one that equals the id merely under the column's
+collation, gives no key or one that nobody holds, and the acknowledgement is then found by a
+lookup. Which literals stand for one id and no other, so that the number of rows that a statement
+changed tells which ones they were, is for `certain` to say: a number compared with ids of text
+stands for many, and a string compared with numbers goes by way of floating point.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Final
 from engine.model import IdKind, Key
 
 EXACT_DIGITS: Final = 15
-"""Every integer of so many digits is one and the same as a DOUBLE, which the servers compare strings and numbers as."""
+"""Every integer of so many digits is one and the same as a DOUBLE, which the servers compare
+strings and numbers as."""
 
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]{0,39})")
 _DECIMAL: Final = re.compile(rb"-?[0-9]{1,65}(?:\.[0-9]{1,38})?")
@@ -24,7 +26,8 @@ _PLAIN: Final = re.compile(rb"[ -?A-Z_a-z]*")
 
 
 def key_of(kind: IdKind, value: object) -> Key | None:
-    """The key that a literal or parameter stands for, or None. Numbers are int or Decimal, strings bytes."""
+    """The key that a literal or parameter stands for, or None. Numbers are int or Decimal,
+    strings bytes."""
     match kind, value:
         case IdKind.INTEGER, int():
             return value
@@ -43,7 +46,8 @@ def key_of(kind: IdKind, value: object) -> Key | None:
 
 
 def certain(kind: IdKind, value: object) -> bool:
-    """Whether a literal or parameter that has a key equals no id but that one, whatever the session is set to."""
+    """Whether a literal or parameter that has a key equals no id but that one, whatever the
+    session is set to."""
     match kind, value:
         case IdKind.INTEGER | IdKind.DECIMAL, int():
             return True

@@ -1,7 +1,8 @@
 """The nouns of the engine: tables, policies, index entries, leases, row formats.
 
-Everything here is a value: frozen, comparable, without behaviour that needs a clock or a socket. All
-times are nanoseconds since 1970 on the *server's* clock (`…_ns`), as they stand in the table.
+Everything here is a value: frozen, comparable, without behaviour that needs a clock or a socket.
+All times are nanoseconds since 1970 on the *server's* clock (`…_ns`), as they stand in the
+table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import NamedTuple
 NS_PER_S = 1_000_000_000
 
 Key = int | Decimal | str | bytes
-"""A message's id as the engine holds it: a number for numeric columns, bytes for binary ones, else text."""
+"""A message's id as the engine holds it: a number for numeric columns, bytes for binary ones,
+else text."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,7 +40,8 @@ class OnDisconnect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The directives of a table's comment, checked, durations in nanoseconds (docs/tables.md lists them)."""
+    """The directives of a table's comment, checked, durations in nanoseconds (docs/tables.md
+    lists them)."""
 
     ack_wait_ns: int
     purge_after_ns: int
@@ -80,13 +83,15 @@ class IdKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueTable:
-    """A message table that is fit for use: where it is, what its comment asks for, how to reach its rows."""
+    """A message table that is fit for use: where it is, what its comment asks for, how to reach
+    its rows."""
 
     id: TableId
     policy: Policy
     id_kind: IdKind
     id_index: str
-    """The index on `id`, by which all claims go. Unique, but where the table is partitioned by time."""
+    """The index on `id`, by which all claims go. Unique, but where the table is partitioned by
+    time."""
     scan_index: str | None
     """The index on (time_acked, priority, time_next), or None: then scans sort the whole table."""
     scan_descending: bool
@@ -100,13 +105,17 @@ class QueueTable:
     advice: tuple[str, ...] = ()
     """What works and could be better, for the log."""
     warnings: tuple[str, ...] = ()
-    """What somebody asked for and does not get, each with what to do: for the log, and for SHOW QUEUES' `Problem`."""
+    """What somebody asked for and does not get, each with what to do: for the log, and for SHOW
+    QUEUES' `Problem`."""
     id_pad_chars: int = 0
-    """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other types."""
+    """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other
+    types."""
     id_grows: bool = False
-    """Whether the server gives out ascending ids (AUTO_INCREMENT), so that what is new has a greater one."""
+    """Whether the server gives out ascending ids (AUTO_INCREMENT), so that what is new has a
+    greater one."""
     kept_by_partition: bool = False
-    """Whether it is partitioned by time_acked, so that whole partitions can be dropped in place of deletes."""
+    """Whether it is partitioned by time_acked, so that whole partitions can be dropped in place
+    of deletes."""
     folds_names: bool = False
     """Whether its server takes names of tables for the same that differ in case alone."""
 
@@ -119,7 +128,8 @@ class QueueTable:
         return TableId(db or self.id.db, name)
 
     def takes_dead_letters_of(self, source: TableId) -> bool:
-        """Whether its comment names that table, in the server's spelling, as one whose dead messages may come here."""
+        """Whether its comment names that table, in the server's spelling, as one whose dead
+        messages may come here."""
         named = {TableId(db or self.id.db, name) for db, name in self.policy.dead_letter_of}
         if self.folds_names:
             return _folded(source) in map(_folded, named)
@@ -127,8 +137,8 @@ class QueueTable:
 
 
 def _folded(table: TableId) -> TableId:
-    """Without regard to the case of ASCII letters. Which other letters are the same, only the server knows: those have
-    to be written as it has them."""
+    """Without regard to the case of ASCII letters. Which other letters are the same, only the
+    server knows: those have to be written as it has them."""
     return TableId(*(part.encode().lower().decode() for part in (table.db, table.name)))
 
 
@@ -139,8 +149,8 @@ class BrokenTable:
     id: TableId
     problems: tuple[str, ...]
     denied: bool = False
-    """Whether all that is known to be wrong is that the engine's account lacks a privilege: then it does nothing there,
-    and clients can still acknowledge."""
+    """Whether all that is known to be wrong is that the engine's account lacks a privilege: then
+    it does nothing there, and clients can still acknowledge."""
 
     def __str__(self) -> str:
         return f"{self.id} cannot be used as a queue: " + "; ".join(self.problems)
@@ -150,8 +160,9 @@ class BrokenTable:
 class RowFormat:
     """How one subscriber wants its rows: equal formats share a fetch.
 
-    `charset` is the client's character_set_results (None: no conversion), `time_zone` its @@time_zone,
-    `pad_char` whether its sql_mode pads CHAR values; all three change the bytes of a row.
+    `charset` is the client's character_set_results (None: no conversion), `time_zone` its
+    @@time_zone, `pad_char` whether its sql_mode pads CHAR values; all three change the bytes of
+    a row.
     """
 
     columns: tuple[str, ...]
@@ -165,8 +176,8 @@ class RowFormat:
 class Selection:
     """Which messages of a table a stream wants.
 
-    `condition` is SQL over the table's own columns that means the same in every session but for its times, which are
-    those of `time_zone`; None: all. `partitions` are names; none: all.
+    `condition` is SQL over the table's own columns that means the same in every session but for
+    its times, which are those of `time_zone`; None: all. `partitions` are names; none: all.
     """
 
     condition: str | None = None
@@ -194,8 +205,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the order of one priority: rows of time 0 are passed up to an id (None: none are), others up to
-    a time."""
+    """A place in the order of one priority: rows of time 0 are passed up to an id (None: none
+    are), others up to a time."""
 
     zero_id: int | None
     time_ns: int
@@ -203,8 +214,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What part of the table a scan for a condition reads: of each priority what lies behind its position (all
-    of it if it has none), and what comes due until `until_ns`."""
+    """What part of the table a scan for a condition reads: of each priority what lies behind its
+    position (all of it if it has none), and what comes due until `until_ns`."""
 
     after: Mapping[int, Position]
     until_ns: int
@@ -212,11 +223,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What one look at the index found: the due rows in the order of delivery, then those due next, by time.
+    """What one look at the index found: the due rows in the order of delivery, then those due next,
+    by time.
 
-    `more`: due rows beyond these exist. `horizon_ns`: rows that come due from then on may be missing (None: none are),
-    those apart that are less urgent than what `more` speaks of. `reached` and `greatest_id` are told by scans of a
-    range: up to where they have read each priority, and the greatest id there was (None: ids tell nothing).
+    `more`: due rows beyond these exist. `horizon_ns`: rows that come due from then on may be
+    missing (None: none are), those apart that are less urgent than what `more` speaks of.
+    `reached` and `greatest_id` are told by scans of a range: up to where they have read each
+    priority, and the greatest id there was (None: ids tell nothing).
     """
 
     entries: tuple[Entry, ...]
@@ -228,7 +241,8 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row to claim: only while it still has this epoch and is still selected, and for how long if so."""
+    """A row to claim: only while it still has this epoch and is still selected, and for how long
+    if so."""
 
     key: Key
     epoch: int
@@ -245,7 +259,8 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A committed claim: `epoch` as the row now has it, `deadline_ns` = its time_next, `due_ns` the one before."""
+    """A committed claim: `epoch` as the row now has it, `deadline_ns` = its time_next, `due_ns`
+    the one before."""
 
     key: Key
     epoch: int
@@ -281,7 +296,8 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class MoveResult:
-    """What became of dead messages: those that were moved, and what kept the others where they are, in words."""
+    """What became of dead messages: those that were moved, and what kept the others where they
+    are, in words."""
 
     moved: tuple[Key, ...]
     problem: str | None = None
@@ -289,9 +305,9 @@ class MoveResult:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Row payloads by key. `unread` keys did not fit the byte budget and are to be asked for again; those in `changed`
-    show this delivery with another end; a key in none of the three is not ours to deliver any more (acknowledged,
-    deleted, or claimed anew meanwhile)."""
+    """Row payloads by key. `unread` keys did not fit the byte budget and are to be asked for
+    again; those in `changed` show this delivery with another end; a key in none of the three is
+    not ours to deliver any more (acknowledged, deleted, or claimed anew meanwhile)."""
 
     rows: Mapping[Key, bytes]
     unread: frozenset[Key] = field(default_factory=frozenset)

@@ -1,9 +1,10 @@
 """The directives in a table's comment: text in, a policy out, or everything that is wrong with it.
 
-The form is Vitess's own (`vitess_message,vt_ack_wait=30,…`), so that its tables move over unchanged. Whoever writes
-such a comment by hand should need one look at the error: all problems are reported at once, each with the value that
-was seen, what is expected and an example. Unknown keys are ignored, as Vitess ignores ours, but told as warnings: a
-slip of the hand in an optional directive would otherwise never be found.
+The form is Vitess's own (`vitess_message,vt_ack_wait=30,…`), so that its tables move over
+unchanged. Whoever writes such a comment by hand should need one look at the error: all problems
+are reported at once, each with the value that was seen, what is expected and an example. Unknown
+keys are ignored, as Vitess ignores ours, but told as warnings: a slip of the hand in an optional
+directive would otherwise never be found.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from engine.dispatch.redelivery import WAIT_MAX_NS
 from engine.model import NS_PER_S, OnDisconnect, Policy, TableId
 
 ROWS_MOST = 1_000_000
-"""Rows of a batch or of the cache: beyond that a slip of the hand is likelier than a wish, and keys cost memory."""
+"""Rows of a batch or of the cache: beyond that a slip of the hand is likelier than a wish, and
+keys cost memory."""
 
 RATE_MOST = 1_000_000_000
 """Messages a second: more than any server does, and still far from what overflows."""
 
 LIKENESS_LEAST = 0.6
-"""How like a directive's name an unknown one is to be for it to be named (difflib's ratio, and its own default): one or
-two letters wrong in any of them, or `max_` or `vt_` left out."""
+"""How like a directive's name an unknown one is to be for it to be named (difflib's ratio, and
+its own default): one or two letters wrong in any of them, or `max_` or `vt_` left out."""
 
 _MARK = re.compile(r"(?<![0-9A-Za-z_$])vitess_message(?![0-9A-Za-z_$])")
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?|\.[0-9]{1,12}")
@@ -47,7 +49,8 @@ def is_marked(comment: str) -> bool:
 
 
 def parse_comment(comment: str) -> Policy | tuple[str, ...] | None:
-    """The policy in a table's comment, or all of its problems; None when it marks no message table."""
+    """The policy in a table's comment, or all of its problems; None when it marks no message
+    table."""
     if not is_marked(comment):
         return None
     reader = _Reader(comment)
@@ -56,10 +59,11 @@ def parse_comment(comment: str) -> Policy | tuple[str, ...] | None:
 
 
 def comment_warnings(comment: str) -> tuple[str, ...]:
-    """What is written like a directive in a message table's comment and is none, each with the nearest known name.
+    """What is written like a directive in a message table's comment and is none, each with the
+    nearest known name.
 
-    Only `name=value` counts, the name being one word, and the value too where the name is like no directive's: other
-    text in a comment is a note.
+    Only `name=value` counts, the name being one word, and the value too where the name is like
+    no directive's: other text in a comment is a note.
     """
     warnings: dict[str, str] = {}
     for key, value in _directives(comment):
@@ -133,8 +137,8 @@ def text_problem(rest: str) -> str | None:
 
 
 def with_source(values: Mapping[str, str], table: TableId, source: TableId) -> dict[str, str] | None:
-    """The directives of `table` with its consent to take the dead messages of `source`; None where a comment cannot
-    spell that name, since commas divide it."""
+    """The directives of `table` with its consent to take the dead messages of `source`; None
+    where a comment cannot spell that name, since commas divide it."""
     db = "" if source.db == table.db else f"{_quoted(source.db)}."
     name = f"{db}{_quoted(source.name)}"
     if "," in name:

@@ -1,8 +1,9 @@
-"""What the engine's account may do, as SHOW GRANTS has it, and what is said where a privilege is missing.
+"""What the engine's account may do, as SHOW GRANTS has it, and what is said where a privilege is
+missing.
 
-SHOW GRANTS is read only for what it says beyond doubt: that the account has a privilege on all tables of the server, of
-a database, or on one table. Of all else (patterns, columns, partial revokes) the server itself is asked, by statements
-on no row (engine.store.privileges).
+SHOW GRANTS is read only for what it says beyond doubt: that the account has a privilege on all
+tables of the server, of a database, or on one table. Of all else (patterns, columns, partial
+revokes) the server itself is asked, by statements on no row (engine.store.privileges).
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Grants:
     def cover(self, table: TableId, wanted: Collection[str]) -> bool:
         """Whether the account certainly has these privileges on all of a table.
 
-        Those on the server and on a database add up. Those on the table do not in each statement: MySQL leaves them out
-        where another privilege that the statement takes is on the database.
+        Those on the server and on a database add up. Those on the table do not in each
+        statement: MySQL leaves them out where another privilege that the statement takes is on
+        the database.
         """
         if not self.checked:
             return True
@@ -62,7 +64,8 @@ class Grants:
         return _has(broad, wanted) or (_has(own, wanted) and not of_db and broad.isdisjoint(wanted))
 
     def problems(self) -> tuple[str, ...]:
-        """What the account may not do on the server as a whole, each with the GRANT that it takes."""
+        """What the account may not do on the server as a whole, each with the GRANT that it
+        takes."""
         matches = [match for line in self.lines if (match := _GRANT.match(line)) and match["where"] == "*.*"]
         has = _words(*(match["what"] for match in matches))
         if not self.checked or has & {"ALL PRIVILEGES", *_KILLS}:
@@ -80,7 +83,8 @@ class Grants:
         )
 
     def apart(self, table: TableId, privileges: Sequence[str]) -> str:
-        """What is said where it has all of these, but some on the table and others on its database."""
+        """What is said where it has all of these, but some on the table and others on its
+        database."""
         wanted = ", ".join(privileges)
         return (
             f"MySQL does not add up the privileges that the engine's account {self.account} has on {table} and on its"

@@ -1,7 +1,9 @@
-"""Whether a table can be a queue, and how it is reached: what information_schema says goes in, a verdict comes out.
+"""Whether a table can be a queue, and how it is reached: what information_schema says goes in, a
+verdict comes out.
 
-A table that cannot be one gets all of its problems at once, each with what to do, because whoever wrote it should
-need one ALTER TABLE and not six. What works but could be better is advice.
+A table that cannot be one gets all of its problems at once, each with what to do, because
+whoever wrote it should need one ALTER TABLE and not six. What works but could be better is
+advice.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Column:
 
     @property
     def generated(self) -> bool:
-        """Whether its values are computed (which a default that is an expression does not make it)."""
+        """Whether its values are computed (which a default that is an expression does not make
+        it)."""
         return "GENERATED" in self.extra.upper().replace("DEFAULT_GENERATED", "")
 
 
@@ -92,7 +95,8 @@ class _ScanIndex:
 
 
 def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
-    """The table as a queue, or all of its problems; None when its comment marks no message table."""
+    """The table as a queue, or all of its problems; None when its comment marks no message
+    table."""
     policy = parse_comment(facts.comment)
     if policy is None:
         return None
@@ -192,7 +196,8 @@ def _id_index(indexes: Sequence[Index], *, by_time: bool) -> str | None:
 
 
 def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
-    """The best index to scan by: one of just the three columns and ascending, if there is a choice."""
+    """The best index to scan by: one of just the three columns and ascending, if there is a
+    choice."""
     fitting = [
         _ScanIndex(each.name, each.columns[2].descending, _ties_by_id(each, indexes))
         for each in indexes
@@ -202,7 +207,8 @@ def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
 
 
 def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:
-    """InnoDB appends the primary key to each index, so what comes after the three columns is told by both."""
+    """InnoDB appends the primary key to each index, so what comes after the three columns is
+    told by both."""
     primary = next((each.columns for each in indexes if each.name == "PRIMARY"), ())
     rest = [*index.columns[3:], *primary]
     return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending

@@ -27,7 +27,8 @@ class Capacity:
 
     @property
     def free(self) -> int:
-        """How many more messages the table may have in flight. Negative after a bound was lowered."""
+        """How many more messages the table may have in flight. Negative after a bound was
+        lowered."""
         most = self._policy.cache_size
         if self._policy.max_in_flight is not None:
             most = min(most, self._policy.max_in_flight)
@@ -35,8 +36,8 @@ class Capacity:
 
     @property
     def is_open(self) -> bool:
-        """Whether a message may be handed out, apart from the rate: the queue is not paused, and not
-        full."""
+        """Whether a message may be handed out, apart from the rate: the queue is not paused, and
+        not full."""
         return not self._policy.paused and self.free > 0
 
     @property

@@ -7,9 +7,9 @@ events is therefore a sequence of calls, and tests play thousands of them.
 
 The life of a message: a *scan* brings its key into the read-ahead buffer. When the message is due
 and a stream has credit, a *claim* takes it in the database for the wait of this delivery. A
-committed claim is a *lease*: it is given to a subscriber, its row is *fetched* and *sent*. The lease
-ends by an acknowledgement (`settled`, or found by a *lookup*), by a *release*, or at its deadline;
-after the deadline the next scan finds the row due again.
+committed claim is a *lease*: it is given to a subscriber, its row is *fetched* and *sent*. The
+lease ends by an acknowledgement (`settled`, or found by a *lookup*), by a *release*, or at its
+deadline; after the deadline the next scan finds the row due again.
 
 Safety comes from the database: a claim takes only rows that are unacknowledged, due, and of the
 epoch that was scanned. A stale buffer costs a wasted key and never a wrong delivery. Liveness comes
@@ -153,8 +153,8 @@ class Dispatcher:
         return self._advance(now)
 
     def disconnected(self, now: Instant, holder: int) -> Effects:
-        """A client's connection is gone. Its messages are released; with `on_disconnect=keep`, those
-        that were sent stay leased until their deadlines."""
+        """A client's connection is gone. Its messages are released; with `on_disconnect=keep`,
+        those that were sent stay leased until their deadlines."""
         for subscriber in self._groups.streams_of(holder):
             self._groups.remove_subscription(subscriber)
         self._give_back(self._releasable(self._leases.held_by(holder)))
@@ -181,8 +181,8 @@ class Dispatcher:
     # Events: the table.
 
     def woken(self, now: Instant, *, anywhere: bool = False) -> Effects:
-        """A transaction that wrote to the table was committed. `anywhere`: it may have done more than
-        insert rows at the end."""
+        """A transaction that wrote to the table was committed. `anywhere`: it may have done more
+        than insert rows at the end."""
         self._scans.request_scans(anywhere=anywhere)
         if anywhere:
             self._verification.end_pause()  # It may have been an acknowledgement.
@@ -363,8 +363,8 @@ class Dispatcher:
         return self.purge_done(now, 0)
 
     def move_done(self, now: Instant, moved: Iterable[Key]) -> Effects:
-        """These dead messages were moved. The others of the same effect are locked, changed, or cannot
-        be moved for a while."""
+        """These dead messages were moved. The others of the same effect are locked, changed, or
+        cannot be moved for a while."""
         others = self._dead_letters.move_answered(now, set(moved))
         self._scans.retry_later(others, now)
         self._scans.request_scans()
@@ -449,7 +449,8 @@ class Dispatcher:
         return self._groups.with_credit() if self._capacity.is_open else []
 
     def _acknowledgements_needed(self) -> bool:
-        """Whether messages are in flight, and a stream gets no more before some are acknowledged."""
+        """Whether messages are in flight, and a stream gets no more before some are
+        acknowledged."""
         return len(self._leases) > 0 and self._groups.need_acknowledgements(full=self._capacity.free <= 0)
 
     def _start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:

@@ -39,8 +39,8 @@ class FetchesUnderWay:
         return [self._start_fetch(row_format, leases) for row_format, leases in batches.items() if leases]
 
     def finish_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
-        """A fetch came back, or failed. Returns the leases that have not ended meanwhile, with their
-        subscribers."""
+        """A fetch came back, or failed. Returns the leases that have not ended meanwhile, with
+        their subscribers."""
         remaining: list[tuple[Lease, Subscriber]] = []
         served: dict[int, Subscriber] = {}
         for lease in self._by_id.pop(fetch_id):

@@ -58,8 +58,8 @@ class TooManyFilterGroups(Exception):
 
 
 class FilterGroups:
-    """All streams of a table and their groups: the group without a condition, and up to `most` others.
-    Groups without streams are kept until their place is needed."""
+    """All streams of a table and their groups: the group without a condition, and up to `most`
+    others. Groups without streams are kept until their place is needed."""
 
     def __init__(self, most: int, scan_min: int, batch_size: int) -> None:
         self._most = most

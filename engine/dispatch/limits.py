@@ -21,7 +21,8 @@ class Limits:
     """Keys read ahead at most: at 10,000 the scan costs a few µs a message, and more would only be
     staler."""
     claim_max: int = 1_000
-    """Rows a claim takes at most: larger ones gain nothing (measured) and hold their locks longer."""
+    """Rows a claim takes at most: larger ones gain nothing (measured) and hold their locks
+    longer."""
     claims_max: int = 2
     """Claims under way: a second one hides the commit of the first."""
     filter_groups_max: int = 64

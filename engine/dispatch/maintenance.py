@@ -178,8 +178,8 @@ class DeadLetters:
         return [MoveDeadLetters(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
 
     def move_answered(self, now: Instant, moved: Collection[Key]) -> list[Entry]:
-        """These were moved; returns the others, which are locked by somebody, changed, or left alone
-        for a while."""
+        """These were moved; returns the others, which are locked by somebody, changed, or left
+        alone for a while."""
         under_way, self._under_way = self._under_way, {}
         others = [entry for entry in under_way.values() if entry.key not in moved]
         if others:

@@ -1,10 +1,10 @@
 """The read-ahead buffer: message keys read ahead of need, without row data.
 
-A scan of the whole index (`replace_with`) replaces the buffer; one that began where the last had ended
-adds to it (`extend_with`). An entry is *ready* when it is due on the server's clock, *later* until then.
-A row that a claim missed although it looked due (somebody has it locked, or another proxy was
-faster) waits a little longer each time before it is tried again, on the monotonic clock, so that a
-consumer's long transaction costs a few attempts and not a busy loop.
+A scan of the whole index (`replace_with`) replaces the buffer; one that began where the last had
+ended adds to it (`extend_with`). An entry is *ready* when it is due on the server's clock, *later*
+until then. A row that a claim missed although it looked due (somebody has it locked, or another
+proxy was faster) waits a little longer each time before it is tried again, on the monotonic clock,
+so that a consumer's long transaction costs a few attempts and not a busy loop.
 
 The buffer is only a hint: what it says is checked again by the claim, in the database. So stale
 entries cost a wasted key and never a wrong delivery.

@@ -1,17 +1,15 @@
-"""How far the scans for a condition have come, so that what nobody wants is passed over once and
-not each time.
+"""The scan position of a condition: the place in the index where its next scan begins.
 
-Rows that a condition does not select stay where they are in the index, before all that comes later.
-A scan without a condition begins at the front, because whatever stands there is wanted and about to
-be claimed. A scan for a condition that did so would read the unwanted rows again each time. So it
-begins where the last one ended.
+Rows that a condition does not select stay at the front of the index. A scan without a condition
+begins at the front, because every row there is about to be claimed. A scan for a condition would
+read the unselected rows again each time, so it begins where the last one ended.
 
-A new row must not hide before that place. New rows have a time of 0, by default, and an id greater
-than all before, or a time of about now. So the scan position has a place for each (`Position`), and
-both are held back by `SETTLING_NS`, because a row is visible when it is committed and has its id
-and time from before. What may be otherwise (an UPDATE, a longer transaction, a row given back to
-its old place, a server's clock that was set back) calls `lower` or `reset_to_front`; and at the poller's
-interval each scan is a full one.
+A new row must not be missed behind that place. By default a new row has time 0 and a greater id
+than all before, or a time of about now. The scan position therefore has a place for each
+(`Position`). Both places lag by `SETTLING_NS`, because a row gets its id and time before it is
+committed and visible. In all other cases (an UPDATE, a longer transaction, a row given back to
+its old place, a server's clock that was set back) the scheduler calls `lower` or
+`reset_to_front`. At the poller's interval every scan is a full one.
 """
 
 from __future__ import annotations
@@ -23,10 +21,11 @@ from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, Entry, Position
 
 SETTLING_NS = 2 * NS_PER_S
-"""How long an INSERT may take until it is committed without being looked for: few take longer."""
+"""How long the transaction of an INSERT may take for its rows to be found without a report. Few
+take longer."""
 
 PRIORITIES_MAX = 1_024
-"""Priorities whose places are remembered; a table with more is looked at from the front."""
+"""The places of so many priorities are remembered. A table with more is scanned from the front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,15 @@ class _Sample:
 
 
 class ScanPosition:
-    """The places, by priority, behind which the next scan begins. None of a priority: at its
-    front."""
+    """The place of each priority behind which the next scan begins. A priority without a place is
+    read from its front."""
 
     def __init__(self) -> None:
         self._after: dict[int, Position] = {}
         self._begun = Instant(0, 0)
-        """When the scan under way began: what it shows may be as old."""
+        """When the scan under way started: its result may be as old."""
         self._lowered: dict[int, Position] = {}
-        """What was lowered since the scan under way began: it may not have seen that."""
+        """The places lowered since the scan under way started: it may have missed rows there."""
         self._reset_meanwhile = False
         self._newer: _Sample | None = None
         self._older: _Sample | None = None
@@ -55,14 +54,15 @@ class ScanPosition:
         return not self._after
 
     def scan_from(self, now: Instant) -> Mapping[int, Position]:
-        """A scan begins; returns where."""
+        """A scan starts. Returns the places behind which it reads."""
         self._begun = now
         self._lowered.clear()
         self._reset_meanwhile = False
         return dict(self._after)
 
     def advance(self, reached: Mapping[int, Position], greatest_id: int | None, now: Instant) -> None:
-        """The scan is over and has come so far."""
+        """The scan under way has read up to `reached`. `greatest_id` is the greatest id that it
+        met, None if ids do not grow."""
         self._sample(greatest_id, now.mono_ns)
         if self._reset_meanwhile:
             return
@@ -76,7 +76,7 @@ class ScanPosition:
             self._after.clear()
 
     def lower(self, entry: Entry) -> None:
-        """There may be something at this place."""
+        """A row may be at this place: no later scan begins behind it."""
         if entry.due_ns == 0 and isinstance(entry.key, int):
             place = Position(entry.key - 1, _FAR_NS)
         elif entry.due_ns <= 0:
@@ -89,7 +89,7 @@ class ScanPosition:
         self._lowered.setdefault(entry.priority, place)
 
     def reset_to_front(self) -> None:
-        """There may be something anywhere."""
+        """Rows may be anywhere: the next scan is a full one."""
         self._after.clear()
         self._reset_meanwhile = True
 
@@ -100,7 +100,7 @@ class ScanPosition:
             self._older, self._newer = self._newer, _Sample(greatest_id, now_ns)
 
     def _settled_id(self, reached: int | None) -> int | None:
-        """The id up to which all rows are old enough to be seen, if they are ever to be."""
+        """The greatest id up to which every row has had time to be committed."""
         if reached is None or self._older is None:
             return None
         return min(reached, self._older.greatest_id)

@@ -1,14 +1,15 @@
 """The scan scheduler: when each filter group scans the table, and what is read ahead for it.
 
-A message without a lease here is either known by its key in a group's read-ahead buffer, or a *scan*
-must find it. Every report of such a message therefore comes here: a commit (`request_scans`), the
-binary log (`entry_logged`), a lookup (`found_after_lease`, `found_unleased`), a claim that missed it
-(`retry_later`), the end of a lease (`rescan_place`). Each report either puts the message into the
-buffers or requests a scan that cannot miss it: not a scan that started earlier (`ScanState.dirty`),
-and not one that begins behind the message (`ScanPosition.lower`).
+A message without a lease here is either known by its key in a group's read-ahead buffer, or a
+*scan* must find it. Every report of such a message therefore comes here: a commit
+(`request_scans`), the binary log (`entry_logged`), a lookup (`found_after_lease`,
+`found_unleased`), a claim that missed it (`retry_later`), the end of a lease (`rescan_place`). Each
+report either puts the message into the buffers or requests a scan that cannot miss it: not a scan
+that started earlier (`ScanState.dirty`), and not one that begins behind the message
+(`ScanPosition.lower`).
 
-The scheduler alone changes the `scans` of a filter group. The dispatcher takes out of the buffers
-what it claims, and says which groups can use more.
+The scheduler alone changes the `scans` of a filter group. The dispatcher takes out of the
+buffers what it claims, and says which groups can use more.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class ScanScheduler:
         return group.scans.full_begun_ns + self._policy.poller_interval_ns
 
     def dead_scan_ns(self, now: Instant) -> int:
-        """When to scan for dead messages even if no stream has demand (monotonic): at start, and when
-        the last full scan of the main group is long ago."""
+        """When to scan for dead messages even if no stream has demand (monotonic): at start, and
+        when the last full scan of the main group is long ago."""
         main = self._groups.main
         if not main.scans.started:
             return now.mono_ns
@@ -156,8 +157,8 @@ class ScanScheduler:
         group.scans.buffer.forget_misses(taken)
 
     def rescan_returned(self, returns: Iterable[Return]) -> None:
-        """These claims have been given back, or may have been: unsent messages are at their old places
-        again."""
+        """These claims have been given back, or may have been: unsent messages are at their old
+        places again."""
         for claim in returns:
             if not claim.sent:
                 self.rescan_place(claim.entry)
@@ -226,9 +227,9 @@ class ScanScheduler:
     def start_scans(
         self, groups: Collection[FilterGroup], now: Instant, unavailable: int, *, find_dead: bool
     ) -> list[Effect]:
-        """Scan for those of these groups that are due for a scan. `unavailable`: how many rows a scan
-        shows as due although they are taken. `find_dead`: also scan for dead messages from time to
-        time."""
+        """Scan for those of these groups that are due for a scan. `unavailable`: how many rows a
+        scan shows as due although they are taken. `find_dead`: also scan for dead messages from
+        time to time."""
         main = self._groups.main
         if find_dead and now.mono_ns >= self.dead_scan_ns(now) and main not in groups:
             groups = [*groups, main]

@@ -1,13 +1,15 @@
-"""Subscribers and their credit: how many more messages each stream may be given, and who is next.
+"""Subscribers and their credit: how many more messages each stream may be given, and which stream
+is next.
 
-Credit bounds everything: the rows on their way to one client (two batches), the deliveries that it
-has not acknowledged (PREFETCH), and the rest of its LIMIT. A claimed message goes to the subscriber
-with the most credit left, and among equals to the one that has waited longest.
+Credit is the least of three bounds: the rows on their way to the client (two batches), the
+deliveries that it has not acknowledged (PREFETCH), and the rest of its LIMIT. A claimed message
+goes to the subscriber with the most credit left, and among equals to the one that has waited
+longest.
 
-`Subscribers` holds the streams of one filter group. It keeps what the dispatcher asks for at each
-event (the sum of the credit, who is next, who waits for a fetch, who may be over) up to date with
-each change of one subscriber, so that an event costs the same with 10 and with 5,000 of them. A
-subscriber is changed through its methods alone.
+`Subscribers` contains the streams of one filter group. Each change of one subscriber updates the
+values that the dispatcher reads at every event: the sum of the credit, the next subscriber, the
+subscribers to fetch for, the finished ones. An event therefore costs the same with 10 and with
+5,000 subscribers. Subscribers are changed only by the methods of this class.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ BATCHES_UNSENT_MAX = 2
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a client asked for. `first_wait_ns` None: endless; otherwise a bounded stream that ends
-    when nothing is due, having waited that long at most for its first message."""
+    """The parameters of a STREAM statement.
+
+    `first_wait_ns` None: the stream is endless. Otherwise it is bounded: it ends when no message is
+    due, but waits up to this long for its first message.
+    """
 
     id: int
     holder: int
@@ -40,35 +45,36 @@ class Subscription:
 
 @dataclass(slots=True, eq=False)
 class Subscriber:
-    """A subscription and where it stands."""
+    """A running stream: its parameters and its state."""
 
     spec: Subscription
     since_scan: int
-    """The number of the first scan of its filter group that shows whether anything is due for this
-    subscriber."""
+    """The number of the first scan of its filter group that started after the subscriber came,
+    and so shows whether a message is due for it."""
     first_wait_until_ns: int | None
-    """Until when a bounded stream waits for its first message (monotonic); None: it is endless."""
+    """Until when a bounded stream waits for its first message (monotonic); None: endless stream."""
     remaining: int | None
-    """What is left of its LIMIT."""
+    """How many more messages its LIMIT allows; None: no LIMIT."""
     held: int = 0
-    """Leases that count against PREFETCH: given to this stream and not over."""
+    """Leases that count against PREFETCH: given to this stream and not ended."""
     given: int = 0
     """Messages delivered."""
     last_turn: int = 0
-    """The turn in which it was last given a message, for the round robin."""
+    """The turn in which it was last given a message. The least one among equals is next."""
     paused: bool = False
-    """The client does not read as fast as it is sent to."""
+    """The client reads more slowly than rows are sent."""
     fetching: bool = False
     """A fetch of its rows is under way."""
     first_wait_over: bool = False
-    """A bounded stream has waited long enough for its first message."""
+    """The time that a bounded stream waits for its first message is over."""
     unsent: dict[Key, Lease] = field(default_factory=dict)
+    """Its leases whose rows have not been sent."""
     counted: int = 0
-    """Its share of the group's credit."""
+    """Its part of the group's sum of credit."""
     counted_starved: bool = False
-    """Whether it is counted among the group's starved ones."""
+    """Whether it is in the group's count of starved subscribers."""
     queued: tuple[int, int] | None = None
-    """Its credit and turn as they stand in the group's order of who is next."""
+    """Its credit and turn as they are in the group's order of subscribers."""
 
     def credit(self, batch_size: int) -> int:
         """How many more messages it may be given now."""
@@ -88,41 +94,41 @@ class Subscriber:
 
     @property
     def limit_reached(self) -> bool:
-        """Whether its LIMIT is used up and sent."""
+        """Whether its LIMIT is used up, and all of it was sent."""
         return self.remaining == 0 and not self.unsent
 
     @property
     def may_end(self) -> bool:
-        """Whether it is a bounded stream that ends as soon as there is nothing to give."""
+        """Whether it is a bounded stream that ends as soon as no message is left for it."""
         waited = self.given > 0 or self.first_wait_over
         return self.first_wait_until_ns is not None and waited and not self.unsent
 
 
 class Subscribers:
-    """The subscribers of one filter group. Each method takes time that does not grow with their
-    number, or grows with its logarithm, unless it says otherwise."""
+    """The subscribers of one filter group. The time of a method grows with the logarithm of their
+    number at most, unless its docstring states more."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
         self._by_id: dict[int, Subscriber] = {}
         self._turn = 0
         self.credit = 0
-        """The sum of what all may be given now, a batch each at most."""
+        """How many messages all subscribers together may be given now, a batch each at most."""
         self._reading = 0
         self._starved = 0
         self._next: list[tuple[int, int, int]] = []
-        """A heap of (-credit, turn, id); entries that no longer hold are passed over."""
+        """A heap of (-credit, turn, id). Outdated entries are skipped."""
         self._to_fetch: dict[int, Subscriber] = {}
         self._finished: dict[int, Subscriber] = {}
-        """Those that are over whatever there is to give: their LIMIT is used up, or they are
+        """Streams that end whatever messages are left: their LIMIT is used up, or they are
         bounded and starved."""
         self._ending: list[tuple[int, int]] = []
-        """A heap of (since_scan, id): bounded ones that end when nothing is to be given."""
+        """A heap of (since_scan, id): bounded streams that end when no message is left."""
         self._ending_ids: set[int] = set()
         self._first_waits: list[tuple[int, int]] = []
-        """A heap of (until, id): bounded ones that wait for their first message."""
+        """A heap of (until, id): bounded streams that wait for their first message."""
         self._awaited_scans: Counter[int] = Counter()
-        """How many bounded ones wait for a scan of at least this number."""
+        """How many bounded streams wait for a scan of at least this number."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -132,18 +138,18 @@ class Subscribers:
 
     @property
     def any_starved(self) -> bool:
-        """Whether somebody that reads has as much as PREFETCH allows."""
+        """Whether a subscriber that is not paused holds as many messages as its PREFETCH allows."""
         return self._starved > 0
 
     @property
     def any_reading(self) -> bool:
-        """Whether anybody reads."""
+        """Whether any subscriber is not paused."""
         return self._reading > 0
 
-    # Who is here.
+    # Membership.
 
     def add_stream(self, subscriber: Subscriber) -> None:
-        """A stream begins."""
+        """Begin a stream."""
         self._by_id[subscriber.spec.id] = subscriber
         self._reading += not subscriber.paused
         if subscriber.first_wait_until_ns is not None:
@@ -152,7 +158,7 @@ class Subscribers:
         self._changed(subscriber)
 
     def remove_stream(self, subscriber: Subscriber) -> None:
-        """A stream is over; its unsent leases are the caller's to give back."""
+        """End a stream. The caller gives its unsent leases back."""
         number = subscriber.spec.id
         del self._by_id[number]
         self._reading -= not subscriber.paused
@@ -167,27 +173,28 @@ class Subscribers:
         self._compact()
 
     def set_paused(self, subscriber: Subscriber, *, paused: bool) -> None:
-        """Its client stopped reading, or reads again."""
+        """Note that the client stopped reading, or reads again."""
         if subscriber.paused is not paused:
             subscriber.paused = paused
             self._reading += -1 if paused else 1
             self._changed(subscriber)
 
     def resize(self, batch_size: int) -> None:
-        """The table's batch size is this from now on. Takes time for each subscriber."""
+        """Set the table's batch size. Takes time for each subscriber."""
         self._batch_size = batch_size
         for subscriber in self._by_id.values():
             self._changed(subscriber)
 
-    # What they are given.
+    # Leases.
 
     def distribute(self, leases: Sequence[Lease]) -> tuple[list[tuple[Lease, Subscriber]], Sequence[Lease]]:
-        """Give `leases` out in order, to each subscriber a batch at most.
+        """Give `leases` to subscribers in this order, at most a batch to each.
 
-        Returns who got which, and the leases that nobody can take.
+        Returns the leases given out, each with its subscriber, and the leases for which there
+        was no credit.
         """
         given_out: list[tuple[Lease, Subscriber]] = []
-        taking: list[tuple[int, int, int]] = []  # Those that got some in this deal, as in `_next`.
+        taking: list[tuple[int, int, int]] = []  # Those given some in this call, ordered as `_next`.
         served: dict[int, Subscriber] = {}
         for lease in leases:
             best = self._best()
@@ -212,15 +219,15 @@ class Subscribers:
         return given_out, leases[len(given_out) :]
 
     def lease_ended(self, subscriber: Subscriber, lease: Lease) -> None:
-        """A lease is over: a sent one frees its credit, an unsent one also its place under
-        LIMIT."""
+        """A lease of this subscriber has ended: its credit is free. If it was not sent, LIMIT
+        allows another message in its place."""
         subscriber.held -= 1
         if subscriber.unsent.pop(lease.key, None) is not None and subscriber.remaining is not None:
             subscriber.remaining += 1
         self._changed(subscriber)
 
     def rows_sent(self, subscriber: Subscriber, leases: Iterable[Lease]) -> None:
-        """These rows are on their way to the client."""
+        """The rows of these leases were passed to the client's connection."""
         for lease in leases:
             lease.apply(LeaseEvent.SEND)
             del subscriber.unsent[lease.key]
@@ -230,19 +237,19 @@ class Subscribers:
     # Fetching.
 
     def to_fetch(self) -> list[Subscriber]:
-        """Those that read, have unsent leases, and no fetch under way."""
+        """The subscribers that are not paused, have unsent leases, and no fetch under way."""
         return list(self._to_fetch.values())
 
     def set_fetching(self, subscriber: Subscriber, *, fetching: bool) -> None:
-        """A fetch of its rows begins, or came back."""
+        """Note that a fetch of its rows starts, or came back."""
         subscriber.fetching = fetching
         self._changed(subscriber)
 
     # Bounded streams.
 
     def awaits_scan(self, completed: int, started: int) -> bool:
-        """Whether a bounded stream waits for a scan that began after it did, given the numbers of
-        the last scan that came back and of the last one that was begun."""
+        """Whether a bounded stream waits for a scan that starts after it did. `completed` and
+        `started` are the numbers of the last scan that came back and of the last that started."""
         return any(number in self._awaited_scans for number in range(completed + 1, started + 2))
 
     def next_first_wait_end_ns(self) -> int | None:
@@ -252,15 +259,17 @@ class Subscribers:
         return self._first_waits[0][0] if self._first_waits else None
 
     def end_first_waits(self, now_ns: int) -> None:
-        """Mark the bounded streams whose wait for a first message is over at this monotonic time."""
+        """Mark the bounded streams whose wait for a first message is over at this monotonic
+        time."""
         while (until_ns := self.next_first_wait_end_ns()) is not None and until_ns <= now_ns:
             subscriber = self._by_id[heapq.heappop(self._first_waits)[1]]
             subscriber.first_wait_over = True
             self._changed(subscriber)
 
     def finished_streams(self, *, nothing_to_give: bool, completed: int) -> list[Subscriber]:
-        """Those that have had all that they asked for, or, bounded, all that there is to have now.
-        They are still to be removed. `completed` is the number of the last scan that came back."""
+        """The streams that have reached their LIMIT, and the bounded streams that end for want of
+        messages. The caller removes them. `completed` is the number of the last scan that came
+        back."""
         ended = list(self._finished.values())
         while nothing_to_give and self._ending and self._ending[0][0] <= completed:
             number = heapq.heappop(self._ending)[1]
@@ -273,7 +282,7 @@ class Subscribers:
     # The indexes.
 
     def _changed(self, subscriber: Subscriber) -> None:
-        """Bring all indexes up to date with one subscriber."""
+        """Update all indexes for one subscriber. To be called after each change of it."""
         number = subscriber.spec.id
         credit = min(subscriber.credit(self._batch_size), self._batch_size)
         self.credit += credit - subscriber.counted
@@ -301,7 +310,7 @@ class Subscribers:
         self._compact()
 
     def _best(self) -> tuple[int, int, int] | None:
-        """The entry of who is next; None when nobody has credit."""
+        """The entry of the next subscriber; None if none has credit."""
         while self._next:
             debit, served, number = self._next[0]
             subscriber = self._by_id.get(number)
@@ -315,10 +324,14 @@ class Subscribers:
         return subscriber if subscriber is not None and not (subscriber.given or subscriber.first_wait_over) else None
 
     def _compact(self) -> None:
-        """Drop what the heaps hold in vain, before it is more than what they hold."""
+        """Rebuild a heap when more than half of its entries are outdated."""
         most = 2 * len(self._by_id) + 64
         if len(self._next) > most:
-            self._next = [(-each.counted, each.last_turn, each.spec.id) for each in self if each.counted]
+            self._next = [
+                (-subscriber.counted, subscriber.last_turn, subscriber.spec.id)
+                for subscriber in self
+                if subscriber.counted
+            ]
             heapq.heapify(self._next)
         if len(self._first_waits) > most:
             self._first_waits = [entry for entry in self._first_waits if self._waiting_first(entry[1])]

@@ -97,7 +97,8 @@ class LeaseVerification:
 
     def suspect_keys(self, keys: Iterable[Key], *, extended: bool, unleased: bool) -> bool:
         """Somebody may have changed these messages, ours or, as far as there is room and
-        `unleased` messages are of interest, others'; returns whether all are going to be looked up."""
+        `unleased` messages are of interest, others'; returns whether all are going to be looked
+        up."""
         all_of_them = True
         for key in keys:
             if lease := self._leases.get(key):
