@@ -1,4 +1,4 @@
-"""Dead messages on real servers: moved whole and exactly, or not at all, wherever the connection breaks."""
+"""Dead messages on real servers: moved exactly or not at all, wherever the connection breaks."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TestValues:
             f" {', '.join(f'HEX({each})' for each in quoted[3:])} FROM {table} ORDER BY id"
         )
 
-    def test_a_row_as_large_as_they_come_is_moved_on_the_server(self, server: EmbeddedServer) -> None:
+    def test_a_row_of_the_greatest_size_is_moved_on_the_server(self, server: EmbeddedServer) -> None:
         with subject_on(server, COLUMNS.replace("VARCHAR(5000)", "LONGTEXT")) as subject:
             subject.dead_letter()
             subject.execute("INSERT INTO messages (id, epoch, body) VALUES (1, 3, REPEAT('x', 12000000))")
@@ -139,7 +139,7 @@ class TestValues:
 
 class TestWhatCannotBeMoved:
     def stays(self, subject: ServerSubject, *parts: str, name: str = "dead") -> None:
-        """Messages 1 and 2 stay, postponed and else as they were, and the problem says all of this."""
+        """Messages 1 and 2 stay, postponed and otherwise unchanged, and the problem contains these texts."""
         wanted = put_dead_messages(subject, 1, 2)
         answer = subject.store.move_dead_letters(subject.table, wanted, TableId(subject.database, name))
         assert answer.value.moved == ()
@@ -167,12 +167,12 @@ class TestWhatCannotBeMoved:
         make_dead(subject, COLUMNS, comment="vitess_message")
         self.stays(subject, "dead cannot be used as a queue", "vt_ack_wait is missing")
 
-    def test_columns_are_missing_there_also_invisible_ones(self, subject: ServerSubject) -> None:
+    def test_columns_are_missing_there_even_invisible_ones(self, subject: ServerSubject) -> None:
         make_dead(subject, COLUMNS)
         subject.execute("ALTER TABLE messages ADD tenant INT, ADD secret INT INVISIBLE, ADD twice INT AS (id * 2)")
         self.stays(subject, "dead lacks columns tenant, secret: add")
 
-    def test_a_column_of_a_type_that_would_lose_a_part_without_a_word(self, subject: ServerSubject) -> None:
+    def test_a_column_of_a_type_that_would_change_values_without_an_error(self, subject: ServerSubject) -> None:
         subject.execute("ALTER TABLE messages ADD at DATETIME(6), ADD price DOUBLE, ADD code BINARY(4), ADD small INT")
         make_dead(subject, f"{COLUMNS}, at DATETIME, price FLOAT, code BINARY(8), small BIGINT")
         self.stays(subject, "columns at (datetime for datetime(6)), price (float for double), code (binary(8) for ")
@@ -204,7 +204,7 @@ class TestWhatCannotBeMoved:
 
 
 class TestOneOfMany:
-    """A message that cannot be moved keeps no other one where it is."""
+    """A message that cannot be moved does not hold back the others."""
 
     @pytest.mark.parametrize("body", ["much too long", "blanks     ", "price: 5 €"])
     def test_a_value_that_does_not_fit_is_never_cut(self, subject: ServerSubject, body: str) -> None:
@@ -226,7 +226,7 @@ class TestOneOfMany:
         assert "1062" in (result.problem or "")
         assert (ids(subject), ids(subject, "dead")) == ([3], [1, 2])
 
-    def test_ids_that_are_one_there(self, server: EmbeddedServer) -> None:
+    def test_ids_that_are_equal_there(self, server: EmbeddedServer) -> None:
         columns = COLUMNS.replace("id BIGINT", "id VARCHAR(20) COLLATE utf8mb4_bin")
         with subject_on(server, columns) as subject:
             make_dead(subject, columns.replace("utf8mb4_bin", "utf8mb4_general_ci"))
@@ -236,7 +236,7 @@ class TestOneOfMany:
             assert len(result.moved) == 2
             assert sorted([*ids(subject), *ids(subject, "dead")]) == ["A", "a", "b"]
 
-    def test_an_acknowledged_row_that_somebody_works_on_is_not_waited_for(self, subject: ServerSubject) -> None:
+    def test_a_locked_acknowledged_row_is_not_waited_for(self, subject: ServerSubject) -> None:
         subject.dead_letter()
         wanted = put_dead_messages(subject, 1, 2)
         subject.execute("INSERT INTO dead (id, time_next, time_acked, body) VALUES (1, NULL, 5, 'old')")
@@ -247,7 +247,7 @@ class TestOneOfMany:
         assert "locked" in (result.problem or "")
         assert subject.execute("SELECT body FROM dead WHERE id = 1") == [("old",)]
 
-    def test_a_row_that_somebody_is_about_to_insert_there_is_an_error_that_passes(self, subject: ServerSubject) -> None:
+    def test_an_uncommitted_insert_of_the_id_there_is_a_passing_error(self, subject: ServerSubject) -> None:
         subject.dead_letter()
         wanted = put_dead_messages(subject, 1, 2)
         with subject.connect(autocommit=False) as other, other.cursor() as cursor:
@@ -260,7 +260,7 @@ class TestOneOfMany:
 
 
 @pytest.mark.parametrize("answer_lost", [False, True])
-def test_wherever_the_connection_dies_each_message_is_in_one_table(
+def test_wherever_the_connection_breaks_each_message_is_in_one_table(
     subject: ServerSubject, *, answer_lost: bool
 ) -> None:
     dead_letter = subject.dead_letter()
@@ -316,7 +316,7 @@ def test_no_column_can_be_added_while_the_tables_are_compared(subject: ServerSub
 
 @pytest.mark.parametrize(("after", "held"), [(1, False), (2, True)])
 def test_consent_is_that_of_the_moment_of_the_move(subject: ServerSubject, after: int, *, held: bool) -> None:
-    """It is taken back after so many packets: before the dead-letter table is held, or in vain."""
+    """The consent is withdrawn after this many packets: before the dead-letter table is locked, or in vain."""
     dead_letter = subject.dead_letter()
     wanted = put_dead_messages(subject, 1)
     refused: list[int] = []

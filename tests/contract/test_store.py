@@ -1,4 +1,4 @@
-"""What every store does, the twin in memory as well as the one on a real server of either kind.
+"""The behaviour of every store: the one in memory, and the real one on each kind of server.
 
 Rows are described by when they are due, relative to the server's clock: `due` a second ago, `later` in an hour.
 """
@@ -51,7 +51,7 @@ TWO_PARTITIONS = (
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
-    """Makes a table for each kind of server and index, and keeps it: creating one takes longer than most tests."""
+    """Makes a table for each kind of server and index, and keeps it: creating it takes longer than most tests."""
     subjects: dict[str, ServerSubject] = {}
 
     def find(name: str) -> ServerSubject:
@@ -124,7 +124,7 @@ class TestScan:
         subject.put(Row(80, 0, 0, subject.now_ns() - 9 * S), Row(81, 0, 0, subject.now_ns() - 9 * S))
         assert scanned(subject, limit=8) == [80, 81, 10, 11, 12, 13, 14, 15]
 
-    def test_an_entry_shows_the_row(self, subject: Subject) -> None:
+    def test_an_entry_has_the_rows_values(self, subject: Subject) -> None:
         due_ns = subject.now_ns() - S
         subject.put(Row(7, 3, 4, due_ns))
         (entry,) = subject.store.scan(subject.table, 10).value.entries
@@ -135,19 +135,19 @@ class TestScan:
         subject.put(Row(2, 0, 0, None))
         assert [(each.key, each.due_ns) for each in subject.store.scan(subject.table, 1).value.entries] == [(2, 0)]
 
-    def test_acknowledged_rows_are_not_seen(self, subject: Subject) -> None:
+    def test_acknowledged_rows_are_not_returned(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
         subject.acknowledge(1)
         assert scanned(subject) == [2]
 
-    def test_a_full_scan_says_that_there_is_more(self, subject: Subject) -> None:
+    def test_a_full_scan_reports_that_there_is_more(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 3)
         assert not subject.store.scan(subject.table, 3).value.more
         result = subject.store.scan(subject.table, 2).value
         assert result.more
         assert [each.key for each in result.entries] == [1, 2]
 
-    def test_more_is_also_what_waits_in_another_priority(self, subject: Subject) -> None:
+    def test_due_rows_of_another_priority_count_as_more(self, subject: Subject) -> None:
         put_due(subject, 1, 2, priority=0)
         put_due(subject, 3, priority=9)
         assert subject.store.scan(subject.table, 2).value.more
@@ -167,14 +167,14 @@ class TestScan:
         assert [each.key for each in result.entries] == [1, 2, 3]
         assert result.horizon_ns == now_ns + 4 * HOUR
 
-    def test_rows_scheduled_far_ahead_do_not_hide_what_is_due_in_a_less_urgent_priority(self, subject: Subject) -> None:
+    def test_rows_scheduled_far_ahead_do_not_hide_due_rows_of_a_less_urgent_priority(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, 0, 0, now_ns + HOUR) for key in range(1, 40)))
         put_due(subject, 50, priority=1)
         result = subject.store.scan(subject.table, 5).value
         assert (result.entries[0].key, len(result.entries), result.more) == (50, 6, False)
 
-    def test_a_scan_sees_priorities_that_the_last_one_did_not(self, subject: Subject) -> None:
+    def test_a_scan_finds_priorities_that_the_last_one_did_not(self, subject: Subject) -> None:
         put_due(subject, 1, priority=10)
         put_due(subject, 2, priority=20)
         assert scanned(subject) == [1, 2]
@@ -185,7 +185,7 @@ class TestScan:
         subject.acknowledge(1, 3)
         assert scanned(subject) == [4, 2, 5]
 
-    def test_many_priorities_are_all_seen_every_time(self, subject: Subject) -> None:
+    def test_many_priorities_are_all_found_every_time(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, key, 0, now_ns - S) for key in range(1, 60)))
         assert scanned(subject) == scanned(subject) == list(range(1, 60))
@@ -196,12 +196,12 @@ class TestScanForACondition:
         part = Range(after or {}, subject.now_ns() + HOUR)
         return subject.store.scan(subject.table, limit, EVEN, part).value
 
-    def test_only_what_it_selects_is_found(self, subject: Subject) -> None:
+    def test_only_selected_rows_are_found(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 3)
         subject.put(Row(4, 0, 0, 0), Row(5, 0, 0, 0), Row(6, 7, 0, None), Row(8, 7, 0, subject.now_ns() + HOUR // 2))
         assert [each.key for each in self.look(subject).entries] == [4, 2, 6, 8]
 
-    def test_what_comes_due_later_than_it_looks_is_left_to_the_horizon(self, subject: Subject) -> None:
+    def test_rows_due_after_the_end_of_its_range_are_left_to_the_horizon(self, subject: Subject) -> None:
         later_ns = subject.now_ns() + 3 * HOUR
         subject.put(Row(2, 0, 0, later_ns))
         result = self.look(subject)
@@ -210,7 +210,7 @@ class TestScanForACondition:
             assert result.horizon_ns is not None
             assert result.horizon_ns <= later_ns
 
-    def test_a_look_that_begins_where_the_last_one_ended_finds_what_is_new(self, subject: Subject) -> None:
+    def test_a_scan_that_begins_where_the_last_one_ended_finds_new_rows(self, subject: Subject) -> None:
         old_ns = subject.now_ns() - HOUR
         subject.put(*(Row(key, 0, 0, 0) for key in (2, 3, 4)), *(Row(key, 0, 0, old_ns) for key in (6, 7, 8)))
         first = self.look(subject)
@@ -222,7 +222,7 @@ class TestScanForACondition:
         if places and all(each.zero_id is not None for each in places.values()):
             assert found == [12, 10, 14]
 
-    def test_no_look_passes_what_it_left_out(self, subject: Subject) -> None:
+    def test_the_scan_position_never_passes_a_row_that_was_left_out(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         zero = [Row(key, key % 3, 0, 0) for key in range(1, 40)]
         subject.put(*zero, *(Row(key, key % 3, 0, now_ns - HOUR + key) for key in range(40, 80)))
@@ -238,7 +238,7 @@ class TestScanForACondition:
         assert set(found) == everything
         assert len(found) == len(everything)
 
-    def test_a_claim_takes_only_what_is_still_selected(self, subject: Subject) -> None:
+    def test_a_claim_takes_only_rows_that_still_are_selected(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 4)
         wanted = [Wanted(1, 0, 30 * S, EVEN), Wanted(2, 0, 30 * S, EVEN), Wanted(4, 0, 30 * S)]
         assert keys_of(subject.store.claim(subject.table, wanted).value) == {2, 4}
@@ -254,7 +254,7 @@ class TestClaim:
         assert claimed.epoch == row.epoch == 1
         assert claimed.deadline_ns == row.time_next_ns == answer.now_ns + 30 * S
 
-    def test_a_claim_tells_what_the_row_was_before(self, subject: Subject) -> None:
+    def test_a_claim_returns_the_rows_former_values(self, subject: Subject) -> None:
         due_ns = subject.now_ns() - 5 * S
         subject.put(Row(1, 7, 3, due_ns))
         (claimed,) = claim(subject, 1, epoch=3)
@@ -273,7 +273,7 @@ class TestClaim:
             assert row is not None
             assert (row.epoch, row.time_next_ns) == (1, each.deadline_ns)
 
-    def test_only_what_was_asked_for_is_claimed(self, subject: Subject) -> None:
+    def test_only_the_wanted_rows_are_claimed(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 3)
         assert keys_of(claim(subject, 1, 3, 99)) == {1, 3}
         row = subject.row(2)
@@ -332,20 +332,20 @@ class TestFetch:
         claim(subject, 1, 2)
         assert self.fetch(subject, {1: 1, 2: 1}) == ({1, 2}, set())
 
-    def test_a_row_that_was_acknowledged_claimed_anew_or_deleted_is_in_neither(self, subject: Subject) -> None:
+    def test_a_row_that_was_acknowledged_claimed_again_or_deleted_is_in_neither(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
         subject.acknowledge(1)
         claim(subject, 2)
         assert self.fetch(subject, {1: 0, 2: 0, 3: 0}) == (set(), set())
 
-    def test_a_row_whose_wait_was_changed_is_told_apart(self, subject: Subject) -> None:
+    def test_a_row_whose_time_was_changed_is_reported_as_changed(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
         claims = {each.key: each.delivery for each in claim(subject, 1, 2)}
         later = claims[2]._replace(until_ns=claims[2].until_ns - 1)
         result = subject.store.fetch(subject.table, TEXT, {1: claims[1], 2: later}, 1 << 20).value
         assert (set(result.rows), set(result.unread), set(result.changed)) == ({1}, set(), {2})
 
-    def test_what_exceeds_the_budget_is_unread(self, subject: Subject) -> None:
+    def test_rows_beyond_the_budget_are_unread(self, subject: Subject) -> None:
         subject.put(*(Row(key, 0, 1, 0, payload=b"x" * 1000) for key in range(1, 101)))
         keys: dict[Key, int] = dict.fromkeys(range(1, 101), 1)
         for _ in range(3):  # The size of its rows is remembered: neither guess may lose one.
@@ -359,7 +359,7 @@ class TestFetch:
         rows, unread = self.fetch(subject, {1: 1, 2: 1}, budget_bytes=10)
         assert len(rows) == len(unread) == 1
 
-    def test_all_rows_can_be_had_by_asking_for_the_unread_ones_again(self, subject: Subject) -> None:
+    def test_all_rows_are_read_by_fetching_the_unread_ones_again(self, subject: Subject) -> None:
         subject.put(*(Row(key, 0, 1, 0, payload=b"x" * (key * 40)) for key in range(1, 101)))
         left: set[Key] = set(range(1, 101))
         seen: set[Key] = set()
@@ -393,7 +393,7 @@ class TestRelease:
     def release(self, subject: Subject, returns: Sequence[Return]) -> int:
         return subject.store.release(subject.table, returns).value
 
-    def test_an_unsent_claim_is_as_if_it_had_never_been(self, subject: Subject) -> None:
+    def test_an_unsent_claim_is_undone(self, subject: Subject) -> None:
         due_ns = subject.now_ns() - 5 * S
         subject.put(*(Row(key, 0, 3, due_ns - key) for key in range(1, 150)))
         claims = claim(subject, *range(1, 150), epoch=3)
@@ -422,7 +422,7 @@ class TestRelease:
         rows = [subject.row(1), subject.row(2)]
         assert [row and row.epoch for row in rows] == [1, 0]
 
-    def test_an_acknowledged_message_is_not_given_back(self, subject: Subject) -> None:
+    def test_an_acknowledged_message_is_not_released(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
         claims = claim(subject, 1, 2)
         subject.acknowledge(1)
@@ -432,7 +432,7 @@ class TestRelease:
         assert row.time_acked_ns is not None
         assert row.time_next_ns is None
 
-    def test_a_message_that_was_claimed_anew_is_not_given_back(self, subject: Subject) -> None:
+    def test_a_message_that_was_claimed_again_is_not_released(self, subject: Subject) -> None:
         put_due(subject, 1)
         first = claim(subject, 1, wait_ns=20_000_000)
         subject.wait_until(first[0].deadline_ns)
@@ -442,13 +442,13 @@ class TestRelease:
         assert row is not None
         assert (row.epoch, row.time_next_ns) == (2, second.deadline_ns)
 
-    def test_a_message_that_was_rescheduled_is_not_given_back(self, subject: Subject) -> None:
+    def test_a_message_that_was_rescheduled_is_not_released(self, subject: Subject) -> None:
         put_due(subject, 1)
         (claimed,) = claim(subject, 1)
         stale = Return(1, claimed.epoch, claimed.deadline_ns - 1, claimed.due_ns, sent=True)
         assert self.release(subject, [stale]) == 0
 
-    def test_nothing_to_give_back_is_no_error(self, subject: Subject) -> None:
+    def test_releasing_nothing_is_no_error(self, subject: Subject) -> None:
         assert self.release(subject, []) == 0
 
 
@@ -465,12 +465,12 @@ class TestBury:
         assert subject.row(2) is not None
         assert subject.dead(1) == Row(1, 7, 3, answer.now_ns)
 
-    def test_an_id_of_0_is_an_id_there_too(self, subject: Subject) -> None:
+    def test_an_id_of_0_is_kept_in_the_dead_letter_table(self, subject: Subject) -> None:
         put_due(subject, 0, epoch=3)
         assert self.move_dead_letters(subject, 0) == MoveResult((0,))
         assert subject.dead(0)
 
-    def test_only_what_could_be_claimed_is_moved_and_the_rest_is_left_alone(self, subject: Subject) -> None:
+    def test_only_messages_that_could_be_claimed_are_moved_and_the_others_are_unchanged(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         put_due(subject, 1, 3, 4, 6, epoch=3)
         subject.put(Row(2, 0, 3, now_ns + HOUR), Row(5, 0, 4, now_ns - S))
@@ -481,7 +481,7 @@ class TestBury:
         assert [subject.row(key) for key in (2, 3, 4, 5)] == before
         assert [key for key in range(1, 7) if subject.dead(key)] == [1, 6]
 
-    def test_an_acknowledged_row_of_its_id_gives_way(self, subject: Subject) -> None:
+    def test_an_acknowledged_row_with_its_id_is_replaced(self, subject: Subject) -> None:
         put_due(subject, 1, 2, epoch=3)
         subject.put_dead(Row(1, 9, 9, None, 5))
         assert self.move_dead_letters(subject, 1, 2) == MoveResult((1, 2))
@@ -489,9 +489,7 @@ class TestBury:
         assert row is not None
         assert (row.priority, row.epoch, row.time_acked_ns) == (0, 3, None)
 
-    def test_an_unacknowledged_row_of_its_id_keeps_that_message_where_it_is_and_no_other(
-        self, subject: Subject
-    ) -> None:
+    def test_an_unacknowledged_row_with_its_id_holds_back_that_message_and_no_other(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 3, priority=4, epoch=3)
         there = Row(2, 9, 9, 5)
         subject.put_dead(there)
@@ -532,7 +530,7 @@ class TestBury:
         assert (result.moved, bool(result.problem)) == ((), True)
         assert subject.row(1)
 
-    def test_what_is_dead_can_be_claimed_where_it_lies(self, subject: Subject) -> None:
+    def test_a_moved_message_can_be_claimed_in_the_dead_letter_table(self, subject: Subject) -> None:
         put_due(subject, 1, epoch=3)
         self.move_dead_letters(subject, 1)
         dead = subject.store.describe(subject.dead_letter()).value
@@ -545,7 +543,7 @@ class TestBury:
 
 
 class TestPurge:
-    def test_old_acknowledged_rows_go_and_all_else_stays(self, subject: Subject) -> None:
+    def test_old_acknowledged_rows_are_deleted_and_all_others_stay(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(
             Row(1, 0, 1, None, now_ns - 3 * HOUR),
@@ -562,7 +560,7 @@ class TestPurge:
         assert subject.store.purge(subject.table, 0, 3).value == 3
         assert [key for key in range(1, 8) if subject.row(key)] == [1, 2, 3, 4]
 
-    def test_rows_that_somebody_has_locked_do_not_keep_those_behind_them(self, subject: Subject) -> None:
+    def test_locked_rows_do_not_hold_back_those_behind_them(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, 0, 1, None, now_ns - (10 - key) * HOUR) for key in range(1, 8)))
         with subject.locked(1, 2):

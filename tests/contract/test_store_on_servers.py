@@ -220,7 +220,7 @@ class TestPayloads:
         for row_format, expected in ((latin, b"\x01\xe9"), (replace(latin, charset="utf8mb4"), b"\x02\xc3\xa9")) * 2:
             assert subject.store.fetch(subject.table, row_format, claims, 1000).value.rows == {1: expected}
 
-    def test_an_unknown_time_zone_is_an_error_and_harms_nobody_else(self, subject: ServerSubject) -> None:
+    def test_an_unknown_time_zone_is_an_error_and_affects_no_other_fetch(self, subject: ServerSubject) -> None:
         insert(subject, 1)
         claims = claim_all(subject)
         with pytest.raises(StoreError, match="time zone") as caught:
@@ -229,7 +229,7 @@ class TestPayloads:
         good = RowFormat(("body",), binary=False)
         assert subject.store.fetch(subject.table, good, claims, 1000).value.rows == {1: b"\x01x"}
 
-    def test_a_column_that_is_gone_is_a_lasting_error(self, subject: ServerSubject) -> None:
+    def test_a_dropped_column_is_a_lasting_error(self, subject: ServerSubject) -> None:
         insert(subject, 1)
         claims = claim_all(subject)
         for binary in (False, True):
@@ -295,7 +295,7 @@ class TestOthersAtTheSameTime:
                 )
             assert released.result().value == 2
 
-    def test_a_row_that_stays_locked_is_not_given_back_and_the_others_are(self, subject: ServerSubject) -> None:
+    def test_a_row_that_stays_locked_is_not_released_and_the_others_are(self, subject: ServerSubject) -> None:
         store = MySQLStore(
             BackendAddress(subject.server.host, subject.server.port, "root"), StoreLimits(locked_pauses_s=(0.001,))
         )
@@ -306,7 +306,7 @@ class TestOthersAtTheSameTime:
             assert store.release(subject.table, returns).value == 1
         store.close()
 
-    def test_purging_a_small_table_is_not_stopped_by_a_row_that_somebody_works_on(self, subject: ServerSubject) -> None:
+    def test_purging_a_small_table_is_not_stopped_by_a_locked_row(self, subject: ServerSubject) -> None:
         insert(subject, *range(1, 51))
         subject.acknowledge(*range(11, 51))
         with subject.locked(*range(1, 11)):
@@ -394,7 +394,7 @@ class TestConnections:
             store.scan(subject.table, 10)
         assert len(self.sessions(subject)) == 1
 
-    def test_a_connection_that_was_ended_while_idle_is_replaced_unnoticed(
+    def test_a_connection_that_was_ended_while_idle_is_replaced_without_an_error(
         self, subject: ServerSubject, stores: Callable[..., MySQLStore]
     ) -> None:
         store = stores()
@@ -439,7 +439,7 @@ class TestConnections:
             assert all(each.result().value.entries == () for each in scans)
         assert 1 <= len(self.sessions(subject)) <= 2
 
-    def test_closing_ends_those_who_wait_for_the_server(
+    def test_closing_ends_calls_that_wait_for_the_server(
         self, subject: ServerSubject, stores: Callable[..., MySQLStore]
     ) -> None:
         store = stores(connections=1)
@@ -557,7 +557,7 @@ class TestCatalog:
         after = stamps()
         assert {name for name in after if after[name] == before[name]} == {"same", "messages"}
 
-    def test_a_look_takes_as_many_statements_for_a_hundred_queues_as_for_one(
+    def test_a_refresh_takes_as_many_statements_for_a_hundred_queues_as_for_one(
         self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sent: list[str] = []
@@ -580,7 +580,7 @@ class TestCatalog:
             subject.execute(f"CREATE TABLE m{number} LIKE messages")
         assert statements_of_a_look() == few <= 11
 
-    def test_everything_wrong_is_told_at_once(self, subject: ServerSubject) -> None:
+    def test_all_problems_are_reported_at_once(self, subject: ServerSubject) -> None:
         subject.execute(
             "CREATE TABLE other (id INT, priority VARCHAR(5), epoch INT, time_acked BIGINT NOT NULL) ENGINE=MyISAM"
             " COMMENT 'vitess_message,vt_ack_wait=x,vt_batch_size=1'"
@@ -601,7 +601,7 @@ class TestCatalog:
         ):
             assert part in told
 
-    def test_a_table_that_is_dropped_during_a_look_is_not_taken_for_a_broken_one(
+    def test_a_table_that_is_dropped_while_it_is_described_is_not_reported_as_broken(
         self, subject: ServerSubject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts | None]:
@@ -626,7 +626,7 @@ class TestCatalog:
         subject.execute("INSERT INTO other (tenant, id) VALUES (1, 'b'), (2, 'a')")
         assert {each.key for each in subject.store.scan(found, 10).value.entries} == {"a", "b"}
 
-    def test_an_index_that_is_hidden_from_the_optimizer_is_none(self, subject: ServerSubject) -> None:
+    def test_an_index_that_is_hidden_from_the_optimizer_is_not_used(self, subject: ServerSubject) -> None:
         hidden = "INVISIBLE" if subject.server.flavour == "mysql" else "IGNORED"
         found = self.described(
             subject, f"(id INT PRIMARY KEY, {OWN}, KEY next_up (time_acked, priority, time_next) {hidden})"
@@ -657,11 +657,13 @@ class TestCatalog:
         ).value.rows
         assert rows == {1: b"\x015"}
 
-    def test_a_name_in_another_case_is_another_table_where_the_server_says_so(self, subject: ServerSubject) -> None:
+    def test_a_name_in_another_case_is_another_table_if_the_server_is_case_sensitive(
+        self, subject: ServerSubject
+    ) -> None:
         assert subject.execute("SELECT @@lower_case_table_names") == [(0,)]
         assert subject.store.describe(TableId(subject.database, "MESSAGES")).value is None
 
-    def test_views_and_tables_with_triggers_carry_writes_to_others(self, subject: ServerSubject) -> None:
+    def test_views_and_tables_with_triggers_are_listed(self, subject: ServerSubject) -> None:
         names = {"plain", "Süß", "seen"}
         for name in ("plain", "Süß"):
             subject.execute(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)")
@@ -674,8 +676,8 @@ class TestCatalog:
         assert "processlist" not in views_and_triggers
 
 
-def test_what_is_forgotten_of_a_table_changes_no_answer(server: EmbeddedServer, subject: ServerSubject) -> None:
-    """A store that remembers one table, used for two in turn, says what one does that remembers both."""
+def test_a_dropped_memory_of_a_table_changes_no_result(server: EmbeddedServer, subject: ServerSubject) -> None:
+    """A store that remembers one table, used for two in turn, returns the same as one that remembers both."""
     subject.execute("CREATE TABLE other LIKE messages")
     for name in ("messages", "other"):
         values = ", ".join(f"({key}, {key % 5}, 0, IF({key} > 20, 1, NULL), 'x')" for key in range(1, 31))
@@ -690,7 +692,7 @@ def test_what_is_forgotten_of_a_table_changes_no_answer(server: EmbeddedServer, 
         assert [forgetful.purge(each, 0, 4).value for each in tables] == [4, 4, 4, 4, 2, 2]
 
 
-def test_a_connection_is_killed_on_the_server_alone_that_gave_it_its_number(
+def test_a_connection_is_killed_only_on_the_server_that_gave_it_its_id(
     subject: ServerSubject, server: EmbeddedServer
 ) -> None:
     here = (server.host, server.port)
@@ -704,7 +706,7 @@ def test_a_connection_is_killed_on_the_server_alone_that_gave_it_its_number(
             other.ping(reconnect=False)
 
 
-def test_a_number_is_nobody_s_where_several_servers_were_met_behind_one_address(
+def test_no_connection_is_killed_by_its_id_alone_with_several_servers_behind_one_address(
     subject: ServerSubject, server: EmbeddedServer
 ) -> None:
     here = (server.host, server.port)
@@ -727,9 +729,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_a_tables_triggers_set_in_the_session_that_writes_reaches_nothing_else(
-    server: EmbeddedServer, setting: str
-) -> None:
+def test_variables_set_by_a_tables_triggers_affect_no_other_statement(server: EmbeddedServer, setting: str) -> None:
     subject = ServerSubject(server)
     before_ns = subject.now_ns()
     subject.execute("INSERT INTO messages (id, time_next, time_acked) VALUES (1, 0, NULL), (2, NULL, %s)", before_ns)

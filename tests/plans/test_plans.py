@@ -115,13 +115,13 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """Its first words on the table, for messages."""
+        """The first words of the statement, for messages."""
         return " ".join(self.text.split())[:100]
 
 
 @dataclass
 class Meter:
-    """What was measured since the last look."""
+    """The measurements since the last call."""
 
     statements: list[Measured] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ class Meter:
         return taken
 
 
-class MeasuringLink(StoreConnection):
+class MeasuringConnection(StoreConnection):
     """Runs statements one by one, each explained and counted."""
 
     def __init__(self, address: BackendAddress, meter: Meter) -> None:
@@ -216,7 +216,7 @@ def bench(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[B
 def measured_store(server: EmbeddedServer, meter: Meter) -> MySQLStore:
     address = BackendAddress(server.host, server.port, "root")
     store = MySQLStore(address)
-    store._pool = Pool(lambda: MeasuringLink(address, meter), 1)
+    store._pool = Pool(lambda: MeasuringConnection(address, meter), 1)
     return store
 
 
@@ -270,7 +270,7 @@ class TestScan:
 class TestScanForACondition:
     NOBODY = Selection("`body` = 'nobody'")
 
-    def test_behind_the_place_where_the_last_one_ended_it_reads_what_is_new(self, bench: Bench) -> None:
+    def test_after_the_scan_position_it_reads_new_rows_only(self, bench: Bench) -> None:
         """50,000 rows that nobody wants are due, half of them of time 0, and cost nothing once they were passed."""
         now_ns = bench.subject.now_ns()
         places = {priority: Position(ROWS, now_ns) for priority in [*range(PRIORITIES), 9]}
@@ -280,13 +280,13 @@ class TestScanForACondition:
             statements = bench.meter.take()
             assert sum(each.read for each in statements) <= SLACK * len(statements)
 
-    def test_a_full_look_reads_the_due_rows_and_not_those_scheduled_or_acknowledged(self, bench: Bench) -> None:
+    def test_a_full_scan_reads_the_due_rows_and_not_those_scheduled_or_acknowledged(self, bench: Bench) -> None:
         part = Range({}, bench.subject.now_ns() + 10 * S)
         assert bench.store.scan(bench.table, 64, self.NOBODY, part).value.entries == ()
         statements = bench.meter.take()
         assert sum(each.read for each in statements) <= 2 * ROWS // 4 + SLACK * len(statements)
 
-    def test_what_is_wanted_is_found_without_sorting_where_the_index_ascends(self, bench: Bench) -> None:
+    def test_selected_rows_are_found_without_sorting_if_the_index_ascends(self, bench: Bench) -> None:
         part = Range({}, bench.subject.now_ns() + 10 * S)
         result = bench.store.scan(bench.table, 64, Selection("`body` <> 'nobody'"), part).value
         assert len(result.entries) == 64
@@ -330,7 +330,7 @@ class TestByKey:
         assert bench.store.release(bench.table, returns).value == len(due)
         frugal(bench.meter.take(), **by_id(bench), least=2)
 
-    def test_rows_that_are_gone_cost_a_look_each(self, bench: Bench) -> None:
+    def test_missing_rows_cost_one_index_lookup_each(self, bench: Bench) -> None:
         gone = [Wanted(key, 0, S) for key in range(ROWS + 1, ROWS + 1 + LIMIT)]
         assert bench.store.claim(bench.table, gone).value == ()
         (lock,) = bench.meter.take()
@@ -347,7 +347,7 @@ class TestBury:
         assert max(live.read, acked.read) <= PARTITIONS * len(due) + SLACK
         assert hold.read == 0
 
-    def test_looking_for_their_ids_in_a_full_dead_letter_table_costs_a_look_each(
+    def test_their_ids_cost_one_index_lookup_each_in_a_full_dead_letter_table(
         self, bench: Bench, due: list[Wanted]
     ) -> None:
         dead_letter = bench.subject.dead_letter()
@@ -376,7 +376,7 @@ class TestPurge:
 
 class TestPrivileges:
     @pytest.mark.parametrize("privilege", ["select", "update", "claim", "delete", "insert"])
-    def test_asking_for_a_privilege_reads_nothing(self, bench: Bench, privilege: str) -> None:
+    def test_checking_a_privilege_reads_nothing(self, bench: Bench, privilege: str) -> None:
         with bench.store._pool.connection() as connection:
             connection.run([statement(f"rights_{privilege}", table=qualified(bench.table.id))])
         (asked,) = bench.meter.take()

@@ -1,4 +1,4 @@
-"""What the binary log means: statements, transactions, merged news; and how often something is looked for."""
+"""The binary log: statements, transactions, merged change sets; and messages awaiting visibility."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MISSING = object()
 
 
 def image(*values: object) -> bytes:
-    """A row of the columns above as the log has it; MISSING ones left out."""
+    """A row of the columns above as in the binary log, without the MISSING ones."""
     nulls, body, bit = 0, b"", 0
     for value, field in zip(values, FIELDS, strict=True):
         if value is MISSING:
@@ -71,7 +71,7 @@ def layout() -> Layout:
     return Layout(COLUMNS, FIELDS)
 
 
-def test_an_inserted_message_is_seen_as_a_scan_would_see_it(layout: Layout) -> None:
+def test_an_inserted_message_has_the_entry_that_a_scan_returns(layout: Layout) -> None:
     rows = image(b"hello", 2**32 - 1, -7, 3, 10**18, None) + image(None, 2, None, None, None, None)
     assert list(layout.changes(Change.INSERT, [ALL], rows)) == [
         (2**32 - 1, Entry(2**32 - 1, 3, -7, 10**18)),
@@ -79,7 +79,7 @@ def test_an_inserted_message_is_seen_as_a_scan_would_see_it(layout: Layout) -> N
     ]
 
 
-def test_an_update_tells_what_became_of_the_message(layout: Layout) -> None:
+def test_an_update_has_the_messages_new_state(layout: Layout) -> None:
     before = image(b"", 1, 0, 0, 0, None)
     acked = image(b"", 1, 0, 1, None, 5)
     moved = image(b"", 9, 0, 0, 0, None)
@@ -94,7 +94,7 @@ def test_a_deleted_message_is_over_unless_it_was_before(layout: Layout) -> None:
     assert list(layout.changes(Change.DELETE, [ALL], rows)) == [(1, None)]
 
 
-def test_what_an_image_leaves_out_was_not_changed(layout: Layout) -> None:
+def test_columns_that_an_image_leaves_out_were_not_changed(layout: Layout) -> None:
     only_id = image(MISSING, 1, MISSING, MISSING, MISSING, MISSING)
     acked = image(MISSING, MISSING, MISSING, MISSING, None, 5)
     rescheduled = image(MISSING, MISSING, MISSING, MISSING, 7, MISSING)
@@ -106,7 +106,7 @@ def test_what_an_image_leaves_out_was_not_changed(layout: Layout) -> None:
         list(layout.changes(Change.UPDATE, [0b10, 0b010000], only_id + rescheduled))
 
 
-def test_a_row_that_is_cut_off_is_not_guessed_at(layout: Layout) -> None:
+def test_a_row_that_is_cut_off_is_an_error(layout: Layout) -> None:
     with pytest.raises(IndexError):
         list(layout.changes(Change.INSERT, [ALL], image(b"hello", 1, 0, 0, 0, None)[:-1]))
 
@@ -131,7 +131,7 @@ def test_an_unknown_type_has_no_field() -> None:
     assert field_of({"type": 242}) is None
 
 
-def test_only_the_last_word_on_a_message_counts() -> None:
+def test_only_the_last_state_of_a_message_counts() -> None:
     first, second = ChangeSet(10), ChangeSet(10)
     first.add_row(TABLE, 1, entry(1))
     first.add_row(TABLE, 2, entry(2))
@@ -141,7 +141,7 @@ def test_only_the_last_word_on_a_message_counts() -> None:
     assert first.by_table() == [TableChanges(TABLE, (entry(2), entry(3)), (1,))]
 
 
-def test_too_many_rows_shrink_to_one_word_for_their_table_alone() -> None:
+def test_with_too_many_rows_the_changes_of_their_table_alone_become_unknown() -> None:
     news = ChangeSet(3)
     news.add_row(OTHER, 1, entry(1))
     for key in range(3):
@@ -176,11 +176,11 @@ def test_too_many_rows_shrink_to_one_word_for_their_table_alone() -> None:
         ("", StatementEffect.ANYTHING),
     ],
 )
-def test_what_a_statement_amounts_to(statement: str, meaning: StatementEffect) -> None:
+def test_the_effect_of_a_statement(statement: str, meaning: StatementEffect) -> None:
     assert effect_of(statement) == meaning
 
 
-def test_news_come_when_a_transaction_is_complete_and_not_at_all_when_it_is_undone() -> None:
+def test_changes_are_reported_when_a_transaction_is_complete_and_not_at_all_after_a_rollback() -> None:
     told: list[ChangeSet] = []
     transactions = Transactions(10, told.append)
     transactions.statement("BEGIN")
@@ -196,7 +196,7 @@ def test_news_come_when_a_transaction_is_complete_and_not_at_all_when_it_is_undo
     assert news.everything
 
 
-def test_what_is_not_visible_yet_is_scanned_for_again_and_again_and_then_given_up() -> None:
+def test_a_message_that_is_not_visible_yet_is_scanned_for_repeatedly_and_then_given_up() -> None:
     awaiting = AwaitingVisibility(10)
     awaiting.await_key(0, 1)
     looks: list[int] = []
@@ -209,7 +209,7 @@ def test_what_is_not_visible_yet_is_scanned_for_again_and_again_and_then_given_u
     assert RESCAN_MAX_NS < looks[-1] < 3 * RESCAN_MAX_NS
 
 
-def test_what_was_seen_is_awaited_no_longer() -> None:
+def test_a_message_that_was_found_awaits_visibility_no_longer() -> None:
     awaiting = AwaitingVisibility(10)
     awaiting.await_key(0, 1)
     awaiting.await_key(0, 2)
@@ -219,7 +219,7 @@ def test_what_was_seen_is_awaited_no_longer() -> None:
     assert awaiting.rescan_ns is None
 
 
-def test_more_than_can_be_remembered_is_scanned_for_without_knowing_what() -> None:
+def test_more_messages_than_can_be_remembered_are_scanned_for_without_their_ids() -> None:
     awaiting = AwaitingVisibility(1)
     awaiting.await_key(0, 1)
     awaiting.await_key(0, 2)
@@ -227,7 +227,7 @@ def test_more_than_can_be_remembered_is_scanned_for_without_knowing_what() -> No
     assert awaiting.rescan_ns is not None
 
 
-def test_a_message_that_is_put_off_does_not_come_at_its_old_time() -> None:
+def test_a_postponed_message_does_not_come_at_its_old_time() -> None:
     buffer = ReadAhead()
     buffer.add_scheduled(entry(1, due_ns=10), most=10)
     buffer.add_scheduled(entry(1, due_ns=20), most=10)
@@ -263,7 +263,7 @@ def test_our_own_claim_in_the_log_causes_no_work() -> None:
     assert stage.asked == []
 
 
-def test_a_claim_in_the_log_before_its_own_answer_causes_no_work() -> None:
+def test_a_claim_in_the_log_before_its_own_result_causes_no_work() -> None:
     stage = Stage()
     stage.enqueue(7)
     stage.subscribe(1, holder=1)
@@ -278,14 +278,14 @@ def test_a_claim_in_the_log_before_its_own_answer_causes_no_work() -> None:
     assert [each for each in stage.asked if each is not claim] == others
 
 
-def test_a_message_changed_while_it_is_out_is_looked_up() -> None:
+def test_a_message_changed_while_in_flight_is_looked_up() -> None:
     stage = holding(7)
     row = stage.rows[7].entry
     stage.happen(stage.dispatcher.changes_logged, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
     assert [type(each.effect).__name__ for each in stage.asked] == ["Lookup"]
 
 
-def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_that() -> None:
+def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_confused_with_it() -> None:
     stage = holding(7)
     del stage.rows[7]  # TRUNCATE TABLE, and the ids begin anew.
     stage.holdings.clear()
@@ -302,7 +302,7 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_taken_for_t
     assert stage.delivered == {1: [7, 7]}
 
 
-def test_a_deletion_that_the_log_tells_before_a_claim_is_older_than_that() -> None:
+def test_a_deletion_logged_before_a_claim_is_older_than_the_claim() -> None:
     stage = holding(7)
     stage.happen(stage.dispatcher.changes_logged, [], [7])
     stage.settle()
@@ -311,7 +311,7 @@ def test_a_deletion_that_the_log_tells_before_a_claim_is_older_than_that() -> No
     assert stage.rows[7].entry.due_ns <= stage.now_ns
 
 
-def test_a_message_that_is_replaced_while_it_is_out_comes_anew() -> None:
+def test_a_message_that_is_replaced_while_in_flight_is_delivered_again() -> None:
     stage = holding(7)
     stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     del stage.rows[7]
@@ -335,7 +335,7 @@ def test_a_scheduled_message_in_the_log_needs_no_scan() -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("hidden_ns", [0, 5_000_000, 9 * 10**9])
-def test_a_message_that_cannot_be_seen_yet_when_the_log_tells_of_it_is_found_later(named: bool, hidden_ns: int) -> None:
+def test_a_logged_message_that_is_not_visible_yet_is_found_later(named: bool, hidden_ns: int) -> None:
     stage = Stage()
     stage.subscribe(1, holder=1)
     stage.settle()
@@ -347,7 +347,7 @@ def test_a_message_that_cannot_be_seen_yet_when_the_log_tells_of_it_is_found_lat
     stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=2 * RESCAN_MAX_NS)
 
 
-def test_a_message_that_is_over_by_the_log_frees_its_credit_at_once() -> None:
+def test_a_message_that_is_settled_in_the_log_frees_its_credit_at_once() -> None:
     stage = Stage()
     stage.enqueue(7)
     stage.enqueue(8)

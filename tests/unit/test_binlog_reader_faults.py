@@ -1,4 +1,4 @@
-"""What the reader of the binary log does when the library, or a part of its own, fails."""
+"""Failures of the library, and of the reader of the binary log itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engine.store.port import StoreError
 
 
 class Library:
-    """Answers `fetchone` with what it was given, raising what is an error; then it fails for ever."""
+    """Returns or raises the given values in `fetchone`, then fails for ever."""
 
     def __init__(self, *answers: object) -> None:
         self.calls = 0
@@ -43,13 +43,13 @@ class Library:
         self.unreadable += 1
 
 
-def test_an_event_that_cannot_be_read_is_passed_over_and_told_of() -> None:
+def test_an_event_that_cannot_be_read_is_skipped_and_reported() -> None:
     library = Library("a", KeyError(255), "b", KeyError(255), None)
     assert list(readable_events(library.fetchone, library.skip)) == ["a", "b"]
     assert (library.calls, library.unreadable) == (5, 2)
 
 
-def test_a_library_that_fails_without_reading_anything_is_given_up() -> None:
+def test_a_library_that_fails_without_reading_is_given_up() -> None:
     library = Library("a")
     events = readable_events(library.fetchone, library.skip)
     assert next(events) == "a"
@@ -58,7 +58,7 @@ def test_a_library_that_fails_without_reading_anything_is_given_up() -> None:
     assert library.calls == 1 + UNREADABLE_IN_A_ROW_MAX
 
 
-def test_single_events_that_cannot_be_read_never_add_up_to_a_stuck_library() -> None:
+def test_single_unreadable_events_never_count_as_a_stuck_library() -> None:
     answers = ["event", KeyError(255)] * 2 * UNREADABLE_IN_A_ROW_MAX
     library = Library(*answers, None)
     assert list(readable_events(library.fetchone, library.skip)) == ["event"] * 2 * UNREADABLE_IN_A_ROW_MAX
@@ -84,14 +84,14 @@ def test_a_lost_connection_is_no_unreadable_event() -> None:
         (KeyError("table"), ReaderEnded("its reader failed: KeyError('table')")),
     ],
 )
-def test_whatever_ends_the_reader_is_told_its_parent(error: Exception, ended: ReaderEnded) -> None:
+def test_the_reason_of_the_readers_end_is_reported_to_its_parent(error: Exception, ended: ReaderEnded) -> None:
     def read() -> None:
         raise error
 
     assert read_until_ended(read) == ended
 
 
-def test_a_fault_while_news_are_taken_starts_another_reader_after_a_pause() -> None:
+def test_a_fault_while_changes_are_processed_starts_another_reader_after_a_pause() -> None:
     async def play() -> None:
         watch = Faulty()
         watch.start()
@@ -112,7 +112,7 @@ RUBBISH = {
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH)
-def test_a_reader_that_says_rubbish_or_dies_is_replaced_by_one_that_is_listened_to(rubbish: str) -> None:
+def test_a_reader_that_writes_garbage_or_dies_is_replaced(rubbish: str) -> None:
     async def play() -> None:
         engine = Nobody()
         watch = Scripted(engine, [RUBBISH[rubbish], message(ReaderStarted("binlog.1:4"))])
@@ -126,7 +126,7 @@ def test_a_reader_that_says_rubbish_or_dies_is_replaced_by_one_that_is_listened_
     asyncio.run(play())
 
 
-def test_a_reader_is_told_of_many_new_queues_at_once() -> None:
+def test_many_new_queues_are_sent_to_the_reader_at_once() -> None:
     async def play() -> None:
         engine = Nobody()
         watch = Scripted(engine, [message(ReaderStarted("binlog.1:4"))])
@@ -148,7 +148,7 @@ class Nobody:
     """An engine without queues."""
 
     def __init__(self, absence: StoreError | None = None) -> None:
-        """`absence`: why its server does not answer."""
+        """`absence`: the error of its server."""
         self.on_queues: Callable[[], None] | None = None
         self.told = asyncio.Event()
         self.asked = 0
@@ -167,7 +167,7 @@ class Nobody:
 
 
 class Scripted(BinlogFollower):
-    """Its readers write what they are given, each the next of it; the last one stays."""
+    """Each reader writes the next of the given outputs. The last reader keeps running."""
 
     def __init__(self, engine: Nobody, said: Sequence[bytes]) -> None:
         limits = FollowerLimits(again_min_s=0.001)
@@ -183,7 +183,7 @@ class Scripted(BinlogFollower):
 
 
 class Faulty(BinlogFollower):
-    """Its first reader's news cannot be taken."""
+    """The changes of its first reader cannot be processed."""
 
     def __init__(self) -> None:
         limits = FollowerLimits(again_min_s=0.001)
@@ -222,10 +222,10 @@ class CutOff(BinlogFollower):
     ("absence", "lines"),
     [(None, 1), (StoreError("Connection refused", code=2003), 0), (StoreError("Access denied", code=1045), 1)],
 )
-def test_a_lost_reader_is_told_of_once_and_not_at_all_where_the_server_is_gone(
+def test_a_lost_reader_is_logged_once_and_not_at_all_while_the_server_is_unreachable(
     absence: StoreError | None, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """engine.store.reach tells of that."""
+    """engine.store.reach logs that."""
 
     async def play() -> None:
         watch = CutOff(absence)

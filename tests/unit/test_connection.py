@@ -1,4 +1,4 @@
-"""Replies are read as the server sends them, whatever pieces they arrive in."""
+"""Replies are read as the server sends them, however they are cut into pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST = 0xFFFFFF
 
 
 class Pieces:
-    """A socket that gives at most `size` bytes at a time."""
+    """A socket that returns at most `size` bytes at a time."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self._data = io.BytesIO(data)
@@ -43,7 +43,7 @@ def packets(*payloads: bytes) -> bytes:
 
 
 def reading(data: bytes, size: int = 1 << 20) -> StoreConnection:
-    """A connection that reads this and then the end of the stream."""
+    """A connection that reads these bytes, then the end of the stream."""
     connection = StoreConnection.__new__(StoreConnection)
     connection.broken = False
     connection._buffer, connection._at = b"", 0
@@ -64,7 +64,7 @@ def test_rows_come_whole_however_the_stream_is_cut(rows: list[bytes], size: int)
 
 
 @pytest.mark.parametrize("size", [LARGEST - 1, LARGEST, LARGEST + 1, 2 * LARGEST])
-def test_a_row_larger_than_a_packet_is_put_together(size: int) -> None:
+def test_a_row_larger_than_a_packet_is_joined(size: int) -> None:
     row = b"\xfe" + bytes(size - 1)
     connection = reading(packets(*rows_reply(row, b"\x01x")))
     assert connection.result().rows == [row, b"\x01x"]
@@ -113,10 +113,10 @@ def test_a_reply_that_ends_too_early_breaks_the_connection() -> None:
         ("db.example.com", "/run/mysqld.sock", True),
     ],
 )
-def test_what_is_on_this_machine_is_known(host: str, unix_socket: str | None, *, local: bool) -> None:
+def test_servers_on_this_machine_are_recognised(host: str, unix_socket: str | None, *, local: bool) -> None:
     assert BackendAddress(host, 3306, "root", unix_socket=unix_socket).local is local
 
 
-def test_no_text_of_an_address_shows_the_password() -> None:
+def test_the_repr_of_an_address_leaves_out_the_password() -> None:
     address = BackendAddress("db", 3306, "root", "secret")
     assert "secret" not in f"{address} {address!r}"

@@ -1,4 +1,4 @@
-"""The server goes away, or refuses, in each phase of a connection: what the engine hears, and what is used again."""
+"""The server goes away or refuses in each phase of a connection: errors, and connections used again."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tests.support.scripted import GONE, OK, Say, Script, ScriptedServer, ordina
 
 PREPARE, EXECUTE, CLOSE = 0x16, 0x17, 0x19
 SHUTDOWN = b"\x23\0\0\0\xff" + (1053).to_bytes(2, "little") + b"#08S01Server shutdown in progress"
-"""A server's last word, which answers nothing."""
+"""A server's last packet, which is no reply."""
 
 
-def link_to(server: ScriptedServer, limits: ConnectionLimits | None = None) -> StoreConnection:
+def connection_to(server: ScriptedServer, limits: ConnectionLimits | None = None) -> StoreConnection:
     return StoreConnection(BackendAddress(server.host, server.port, "root"), limits or ConnectionLimits())
 
 
 @contextmanager
 def pool_on(script: Script = ordinary, most: int = 1) -> Iterator[tuple[ScriptedServer, Pool]]:
     with scripted_server(script) as server:
-        pool = Pool(lambda: link_to(server), most)
+        pool = Pool(lambda: connection_to(server), most)
         yield server, pool
         pool.close()
 
 
 def answering(**answers: Say) -> Script:
-    """An ordinary server but for statements that hold one of these words."""
+    """An ordinary server, with other replies to statements that contain one of these words."""
 
     def script(command: int, payload: bytes) -> Say:
         found = next((say for word, say in answers.items() if word.encode() in payload), None)
@@ -52,40 +52,40 @@ def asked(server: ScriptedServer, word: str) -> int:
 # While it is opened.
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     with scripted_server() as server:
         pass
     with pytest.raises(StoreError, match="refused") as caught:
-        link_to(server)
+        connection_to(server)
     assert caught.value.code == 2003
 
 
 @pytest.mark.parametrize(("greets", "admits"), [(False, False), (True, False)])
 def test_the_server_hangs_up_during_the_login(*, greets: bool, admits: bool) -> None:
     with scripted_server(greets=greets, admits=admits) as server, pytest.raises(StoreError) as caught:
-        link_to(server)
+        connection_to(server)
     assert caught.value.code // 1000 == 2
 
 
-def test_a_server_that_does_not_say_a_word_is_given_up_before_a_statement_would_be() -> None:
+def test_a_silent_server_is_given_up_sooner_during_login_than_during_a_statement() -> None:
     with (
         scripted_server(silent=True) as server,
         pytest.raises(StoreError, match="timed out") as caught,
     ):
-        link_to(server, ConnectionLimits(login_s=0.05, read_s=3600.0))
+        connection_to(server, ConnectionLimits(login_s=0.05, read_s=3600.0))
     assert caught.value.code // 1000 == 2
 
 
-def test_the_server_hangs_up_before_the_session_is_as_it_must_be() -> None:
+def test_the_server_hangs_up_before_the_session_is_set_up() -> None:
     with scripted_server(answering(ISOLATION=GONE)) as server, pytest.raises(StoreError) as caught:
-        link_to(server)
+        connection_to(server)
     assert (caught.value.code, server.logins) == (2013, 1)
 
 
 # Between statements.
 
 
-def test_a_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed() -> None:
+def test_a_connection_that_ended_while_idle_is_replaced_without_an_error() -> None:
     with pool_on(answering(last=Say([OK], hang_up=True))) as (server, pool):
         with pool.connection() as connection:
             connection.run(["last"])
@@ -95,7 +95,7 @@ def test_a_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed() ->
         assert (server.logins, asked(server, "next")) == (2, 1)
 
 
-def test_a_farewell_that_came_with_the_last_answer_answers_no_other_statement() -> None:
+def test_a_shutdown_packet_after_the_last_reply_is_no_reply_to_the_next_statement() -> None:
     with pool_on(answering(last=Say([OK], raw=SHUTDOWN))) as (server, pool):
         with pool.connection() as connection:
             connection.run(["last"])
@@ -107,7 +107,7 @@ def test_a_farewell_that_came_with_the_last_answer_answers_no_other_statement() 
 # Inside a packet of several statements.
 
 
-def test_what_the_server_did_not_live_to_answer_is_unknown_and_nothing_more_is_asked_on_that_connection() -> None:
+def test_the_outcome_of_statements_without_a_reply_is_unknown_and_the_connection_is_not_used_again() -> None:
     with pool_on(answering(third=Say([OK, OK], hang_up=True))) as (server, pool):
         with pytest.raises(StoreError) as caught, pool.connection() as connection:
             connection.run(["first", "second", "third"])
@@ -160,7 +160,7 @@ def test_an_error_of_ours_leaves_no_reply_for_the_next_user() -> None:
             assert other is not connection
 
 
-def test_a_prepared_statement_whose_execution_fails_is_closed_all_the_same() -> None:
+def test_a_prepared_statement_whose_execution_fails_is_closed() -> None:
     def script(command: int, payload: bytes) -> Say:
         if command == CLOSE:
             closed.set()
@@ -187,7 +187,7 @@ def test_a_connection_that_is_opened_while_the_pool_is_closed_is_not_used() -> N
         opened: list[StoreConnection] = []
 
         def open_link() -> StoreConnection:
-            opened.append(link_to(server))
+            opened.append(connection_to(server))
             pool.close()
             return opened[0]
 
@@ -197,7 +197,7 @@ def test_a_connection_that_is_opened_while_the_pool_is_closed_is_not_used() -> N
         assert opened[0].broken
 
 
-def test_whoever_waits_for_an_answer_or_for_a_connection_hears_that_the_pool_is_closed() -> None:
+def test_waiting_callers_get_an_error_when_the_pool_is_closed() -> None:
     with pool_on(answering(waits=Say())) as (server, pool):
         errors: list[StoreError] = []
 

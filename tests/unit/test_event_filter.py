@@ -1,4 +1,4 @@
-"""Which events of the binary log are read, and which are passed over."""
+"""Which events of the binary log are decoded, and which are skipped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def query(text: bytes, checksum: bytes = b"") -> bytes:
 
 
 class Log:
-    """A sieve that wants `shop.orders`, and whether the transaction has had news."""
+    """An event filter for `shop.orders`, and whether the transaction has changes."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -51,12 +51,12 @@ def test_rows_of_a_queue_are_read_and_those_of_other_tables_are_not(log: Log) ->
     assert log.read(table_map(9, b"shops", b"orders"), rows(9)) == [False, False]
 
 
-def test_a_number_that_another_table_had_is_judged_anew(log: Log) -> None:
+def test_a_number_that_another_table_had_is_checked_again(log: Log) -> None:
     assert log.read(table_map(OURS, b"shop", b"other"), rows(OURS)) == [False, False]
     assert log.read(table_map(OURS, b"shop", b"orders"), rows(OURS)) == [True, True]
 
 
-def test_a_table_nobody_announced_is_read(log: Log) -> None:
+def test_rows_without_a_table_map_are_read(log: Log) -> None:
     assert log.read(rows(4711)) == [True]
 
 
@@ -67,7 +67,7 @@ def test_how_many_numbers_are_kept_is_bounded(log: Log, monkeypatch: pytest.Monk
     assert len(log.event_filter._passed) <= 3
 
 
-def test_the_end_of_a_transaction_is_read_where_it_has_news_and_once_a_second(log: Log) -> None:
+def test_the_end_of_a_transaction_is_read_if_it_has_changes_and_once_a_second(log: Log) -> None:
     ends = [event(event_filter.XID, second=second) for second in (1, 1, 2, 2)]
     assert log.read(*ends) == [True, False, True, False]
     log.pending = True
@@ -75,24 +75,24 @@ def test_the_end_of_a_transaction_is_read_where_it_has_news_and_once_a_second(lo
 
 
 @pytest.mark.parametrize("checksum", [b"", b"\1\2\3\4"])
-def test_statements_are_read_but_for_the_beginning_of_a_transaction(log: Log, checksum: bytes) -> None:
+def test_statements_are_read_except_the_begin_of_a_transaction(log: Log, checksum: bytes) -> None:
     assert log.read(query(b"BEGIN", checksum)) == [False]
     assert (
         log.read(*(query(text, checksum) for text in (b"DROP TABLE t", b"ROLLBACK", b"XA BEGIN", b"x"))) == [True] * 4
     )
 
 
-def test_what_begins_a_transaction_is_passed_over(log: Log) -> None:
+def test_the_begin_of_a_transaction_is_skipped(log: Log) -> None:
     assert log.read(event(GTID), event(MARIADB_GTID)) == [False, False]
 
 
 @pytest.mark.parametrize("kind", [HEARTBEAT, ROTATE, PAYLOAD, 250])
-def test_all_else_is_read(log: Log, kind: int) -> None:
+def test_all_other_events_are_read(log: Log, kind: int) -> None:
     assert log.read(event(kind)) == [True]
 
 
 @pytest.mark.parametrize(
     "packet", [b"", b"\xfe\0\0\2\0", b"\xff\x10\x04#HY000gone, and a text that is longer", b"\0" * 20]
 )
-def test_what_is_no_event_is_read(log: Log, packet: bytes) -> None:
+def test_a_packet_that_is_no_event_is_read(log: Log, packet: bytes) -> None:
     assert log.read(packet) == [True]

@@ -1,4 +1,4 @@
-"""Writes that reach a queue by way of something else wake it, and many of them not more often than they may."""
+"""Indirect writes wake all queues, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ def known_names(*names: str) -> IndirectWrites:
     return known
 
 
-def test_what_is_written_to_a_carrier_may_be_anywhere_and_to_another_table_is_not() -> None:
+def test_a_write_to_a_listed_table_is_indirect_and_to_another_table_is_not() -> None:
     known = known_names("orders")
     assert known.written("orders")
     assert not known.written("plain")
 
 
-def test_a_write_before_the_catalog_was_read_again_is_judged_then() -> None:
+def test_a_write_before_the_catalogs_refresh_is_classified_after_it() -> None:
     known = known_names()
     known.schema_changed()
     assert not known.written("orders")
     assert known.refreshed(frozenset({"orders"}), outdated=False)
-    assert not known.refreshed(frozenset({"orders"}), outdated=False), "it was judged before"
+    assert not known.refreshed(frozenset({"orders"}), outdated=False), "it was classified before"
 
 
-def test_a_catalog_that_is_out_of_date_when_it_arrives_judges_nobody_free() -> None:
+def test_a_refresh_that_is_already_out_of_date_keeps_writes_unclassified() -> None:
     known = known_names()
     known.schema_changed()
     known.written("orders")
@@ -35,7 +35,7 @@ def test_a_catalog_that_is_out_of_date_when_it_arrives_judges_nobody_free() -> N
     assert known.refreshed(frozenset({"orders"}), outdated=False)
 
 
-def test_more_writes_than_can_be_kept_for_judgement_may_be_anywhere() -> None:
+def test_more_writes_than_are_remembered_count_as_indirect() -> None:
     known = known_names()
     known.schema_changed()
     answers = [known.written(str(number)) for number in range(UNCLASSIFIED_MAX + 1)]
@@ -43,7 +43,7 @@ def test_more_writes_than_can_be_kept_for_judgement_may_be_anywhere() -> None:
 
 
 class Waker:
-    """Counts, and says that so many tables are waited for."""
+    """Counts wake-ups, and returns a number of tables with streams."""
 
     def __init__(self, waiting: int) -> None:
         self.waiting = waiting
@@ -56,7 +56,7 @@ class Waker:
         return self.waiting
 
 
-def test_the_first_wake_comes_at_once_and_the_next_for_all_who_asked_meanwhile() -> None:
+def test_the_first_wake_up_comes_at_once_and_later_requests_share_one() -> None:
     async def play() -> None:
         waker = Waker(waiting=5)
         wake_all = WakeAll(waker, scans_per_s=100)
@@ -73,7 +73,7 @@ def test_the_first_wake_comes_at_once_and_the_next_for_all_who_asked_meanwhile()
     asyncio.run(play())
 
 
-def test_where_nobody_waits_nothing_is_put_off() -> None:
+def test_without_streams_no_wake_up_is_delayed() -> None:
     async def play() -> None:
         waker = Waker(waiting=0)
         wake_all = WakeAll(waker, scans_per_s=100)
@@ -84,7 +84,7 @@ def test_where_nobody_waits_nothing_is_put_off() -> None:
     asyncio.run(play())
 
 
-def test_nobody_is_woken_after_the_end() -> None:
+def test_no_wake_up_comes_after_the_end() -> None:
     async def play() -> None:
         waker = Waker(waiting=1)
         wake_all = WakeAll(waker, scans_per_s=1000)

@@ -1,4 +1,4 @@
-"""A connection's number is its own server's: another one has given it to somebody else."""
+"""A connection id belongs to one server. On another server it belongs to another client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST, SECOND = ("10.0.0.1", 3306), ("10.0.0.2", 3306)
 
 
 class Victim:
-    """As much of a session as a KILL sees."""
+    """The part of a session that a KILL uses."""
 
     connection_id = 8
     number = 1
@@ -42,7 +42,7 @@ class Victim:
 
 
 class Killer:
-    """An engine that writes down whom it is to kill."""
+    """An engine that records its kills."""
 
     def __init__(self) -> None:
         self.asked: list[Origin] = []
@@ -77,7 +77,7 @@ def test_a_kill_that_one_server_accepted_ends_no_stream_of_another(victim: Origi
     assert one.error is (INTERRUPTED if same else None)
 
 
-def test_of_two_connections_of_one_number_that_of_the_same_server_is_meant() -> None:
+def test_of_two_connections_with_one_id_that_of_the_same_server_is_killed() -> None:
     one, other = Victim(Origin(FIRST)), Victim(Origin(SECOND))
     proxy = proxy_with(one, other)
     proxy.killed(Kill(8, query_only=True), Origin(SECOND))
@@ -87,7 +87,7 @@ def test_of_two_connections_of_one_number_that_of_the_same_server_is_meant() -> 
     assert one.error is INTERRUPTED
 
 
-def test_what_a_vanished_client_left_is_killed_by_the_name_of_its_server_as_far_as_that_is_known() -> None:
+def test_a_vanished_clients_statement_is_killed_by_its_servers_name_if_that_is_known() -> None:
     async def abandon(*known: Origin) -> Origin:
         engine, victim = Killer(), Victim(Origin(FIRST))
         proxy = proxy_with(victim, engine=engine)

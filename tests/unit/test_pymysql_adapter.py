@@ -1,4 +1,4 @@
-"""What ackstream needs of PyMySQL beyond its documentation: a release that lacks one of these fails here."""
+"""What ackstream requires of PyMySQL beyond its documentation. A release that lacks it fails here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_installed_release_fits() -> None:
     pymysql_adapter.check()
 
 
-def test_a_logged_in_connection_shows_its_socket_and_nothing_was_read_ahead() -> None:
+def test_a_connection_after_login_has_its_socket_and_no_bytes_read_ahead() -> None:
     def script(command: int, payload: bytes) -> Say:
         return Say(rows(["a", "b"])) if payload == b"SELECT" else DONE
 
@@ -43,21 +43,21 @@ def test_the_login_agrees_on_nothing_that_changes_the_form_of_packets() -> None:
         connection.close()
 
 
-def test_tls_that_is_asked_for_is_insisted_on() -> None:
+def test_required_tls_is_never_left_out() -> None:
     with scripted_server() as server:
         with pytest.raises(StoreError, match="SSL is required") as caught:
             StoreConnection(BackendAddress(server.host, server.port, "root", tls=True), ConnectionLimits())
         assert (caught.value.code, server.logins) == (CR.CR_SSL_CONNECTION_ERROR, 0)
 
 
-def test_tls_that_is_not_offered_is_done_without_where_it_need_not_be() -> None:
+def test_optional_tls_is_left_out_if_the_server_does_not_offer_it() -> None:
     with scripted_server() as server:
         connection = Connection(host=server.host, port=server.port, user="root", ssl=None, ssl_disabled=False)
         assert server.logins == 1
         connection.close()
 
 
-def test_a_link_can_be_closed_twice_and_is_stale_then() -> None:
+def test_a_connection_can_be_closed_twice_and_is_stale_then() -> None:
     with scripted_server() as server:
         connection = StoreConnection(BackendAddress(server.host, server.port, "root"), ConnectionLimits())
         connection.close()
@@ -96,7 +96,7 @@ def test_the_program_does_not_start_on_a_release_that_does_not_fit(monkeypatch: 
     assert outcome.output.startswith(f"ackstream: PyMySQL {pymysql.__version__} does not fit this ackstream")
 
 
-def test_the_engine_refuses_a_connection_that_speaks_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_refuses_a_connection_with_other_packets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         CLIENT, "CAPABILITIES", CLIENT.CAPABILITIES | pymysql_adapter.FOREIGN_FLAGS["CLIENT_DEPRECATE_EOF"]
     )

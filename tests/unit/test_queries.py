@@ -1,4 +1,4 @@
-"""The statements of the engine are made of its one file, and nothing that goes into them can end a literal."""
+"""The engine's statements come from one file, and no value can end its literal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_statement_has_a_name_of_its_own_and_a_description() -> None:
         assert re.match(r"-- name: \w+\n-- \w.*\n(-- .*\n)*[A-Z]", part), part
 
 
-def test_each_statement_on_a_table_says_in_the_process_list_whose_it_is() -> None:
+def test_each_statement_on_a_table_names_ackstream_in_the_process_list() -> None:
     for name, template in templates().items():
         if "$table" in template.template or "information_schema" in template.template:
             assert "/* ackstream " in template.template, name
@@ -108,6 +108,6 @@ def test_one_value_for_all_rows_needs_no_cases() -> None:
         (True, False, "ORDER BY time_next\n"),
     ],
 )
-def test_a_scan_asks_for_the_order_that_its_index_has(order: str, *, descending: bool, by_id: bool) -> None:
+def test_a_scan_is_ordered_as_its_index(order: str, *, descending: bool, by_id: bool) -> None:
     table = replace(TABLE, scan_descending=descending, scan_ties_by_id=by_id)
     assert order in TableStatements(table)("scan_priority", priority=1, limit=10)

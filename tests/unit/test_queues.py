@@ -1,4 +1,4 @@
-"""What is known of queues: when the catalog is asked, how often, and what becomes of faults."""
+"""The known queues: when and how often the catalog is read, and the effects of faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table(number: int) -> TableId:
 
 @dataclass
 class CountingStore(MemoryStore):
-    """It counts its calls, and does what the test wants before it answers."""
+    """Counts its calls, and runs the test's callbacks before it returns."""
 
     calls: Counter[str] = field(default_factory=Counter)
     described: list[TableId] = field(default_factory=list)
@@ -60,7 +60,7 @@ class CountingStore(MemoryStore):
 
 
 class Catalog:
-    """The queues of a store, and what their listener is told."""
+    """The queues of a store, and the calls of their listener."""
 
     def __init__(self, store: CountingStore, settings: EngineSettings) -> None:
         self.store = store
@@ -81,7 +81,7 @@ class Catalog:
         del self.running[table]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what follows from the calls of the store and from what it answers."""
+        """Wait for the effects of store calls and their results."""
         async with asyncio.timeout(10):
             while not condition():
                 await self.stirred.wait()
@@ -91,7 +91,7 @@ class Catalog:
 def play(
     scene: Callable[[Catalog], Awaitable[None]], *, queues: int = 1, settings: EngineSettings | None = None
 ) -> None:
-    """Play a scene on a catalog of so many queues, named m0, m1, … It is read when the scene has it read."""
+    """Run a scene on a catalog of queues m0, m1, … The scene itself refreshes the catalog."""
 
     async def played() -> None:
         store = CountingStore(now_ns=10**18)
@@ -109,11 +109,11 @@ def play(
     asyncio.run(played())
 
 
-# What a look costs.
+# The cost of a refresh.
 
 
 @pytest.mark.parametrize("queues", [1, 1_000])
-def test_a_look_at_a_catalog_that_did_not_change_is_one_question_however_many_queues_there_are(queues: int) -> None:
+def test_a_refresh_without_changes_is_one_call_however_many_queues_there_are(queues: int) -> None:
     async def scene(catalog: Catalog) -> None:
         assert len(catalog.running) == queues
         await catalog.queues.refresh()
@@ -122,7 +122,7 @@ def test_a_look_at_a_catalog_that_did_not_change_is_one_question_however_many_qu
     play(scene, queues=queues)
 
 
-def test_a_look_describes_what_changed_and_nothing_else_all_in_one_call() -> None:
+def test_a_refresh_describes_the_changed_tables_alone_in_one_call() -> None:
     async def scene(catalog: Catalog) -> None:
         store = catalog.store
         for number in (3, 5):
@@ -139,7 +139,7 @@ def test_a_look_describes_what_changed_and_nothing_else_all_in_one_call() -> Non
     play(scene, queues=100)
 
 
-def test_a_thousand_changes_in_a_row_cause_one_look_at_once_and_the_next_after_a_pause() -> None:
+def test_a_thousand_changes_in_a_row_cause_one_refresh_at_once_and_the_next_after_a_pause() -> None:
     async def scene(catalog: Catalog) -> None:
         catalog.queues.refresh_soon()
         await catalog.until(lambda: catalog.store.calls["discover"] == 1)
@@ -153,7 +153,7 @@ def test_a_thousand_changes_in_a_row_cause_one_look_at_once_and_the_next_after_a
     play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
 
 
-def test_looks_take_no_more_than_their_share_of_the_time() -> None:
+def test_refreshes_take_no_more_than_their_share_of_the_time() -> None:
     async def scene(catalog: Catalog) -> None:
         def slowly(_name: str, _tables: Sequence[TableId]) -> None:
             threading.Event().wait(0.02)
@@ -169,10 +169,10 @@ def test_looks_take_no_more_than_their_share_of_the_time() -> None:
     play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=0.001, catalog_share=0.000_001))
 
 
-# What is asked of single tables.
+# Single tables.
 
 
-def test_a_definition_that_was_seen_with_what_is_known_asks_nothing() -> None:
+def test_a_definition_seen_with_the_known_description_costs_no_call() -> None:
     async def scene(catalog: Catalog) -> None:
         for _ in range(2):
             assert (await catalog.queues.queue(table(0), text=SEEN)).id == table(0)
@@ -184,7 +184,7 @@ def test_a_definition_that_was_seen_with_what_is_known_asks_nothing() -> None:
     play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
 
 
-def test_a_definition_that_is_new_has_the_table_looked_at_before_it_is_used() -> None:
+def test_with_a_new_definition_the_table_is_described_before_it_is_used() -> None:
     async def scene(catalog: Catalog) -> None:
         await catalog.queues.queue(table(0), text=SEEN)
         catalog.store.tables[table(0)] = replace(QUEUE, id=table(0), default_columns=("id", "more"))
@@ -210,7 +210,7 @@ def test_a_definition_from_before_the_last_change_proves_nothing() -> None:
     play(scene)
 
 
-def test_a_thousand_clients_that_ask_at_once_cause_two_looks() -> None:
+def test_a_thousand_concurrent_callers_cause_two_descriptions() -> None:
     async def scene(catalog: Catalog) -> None:
         asking = (catalog.queues.queue(table(0), text=SEEN) for _ in range(1_000))
         await asyncio.gather(*asking)
@@ -219,7 +219,7 @@ def test_a_thousand_clients_that_ask_at_once_cause_two_looks() -> None:
     play(scene)
 
 
-def test_a_changed_table_is_looked_at_when_it_is_asked_for_and_the_others_are_not() -> None:
+def test_a_changed_table_is_described_when_it_is_needed_and_the_others_are_not() -> None:
     async def scene(catalog: Catalog) -> None:
         await catalog.queues.refresh()  # The next one is an hour away.
         catalog.store.forget_calls()
@@ -235,7 +235,7 @@ def test_a_changed_table_is_looked_at_when_it_is_asked_for_and_the_others_are_no
     play(scene, queues=3, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
 
 
-def test_a_look_at_everything_makes_single_looks_unnecessary() -> None:
+def test_after_a_refresh_no_table_is_described_by_itself() -> None:
     async def scene(catalog: Catalog) -> None:
         catalog.queues.schema_changed()
         await catalog.queues.refresh()
@@ -246,7 +246,7 @@ def test_a_look_at_everything_makes_single_looks_unnecessary() -> None:
     play(scene, queues=100)
 
 
-def test_what_the_log_tells_has_the_catalog_read_and_does_not_hold_up_acknowledgements() -> None:
+def test_a_change_in_the_binary_log_causes_a_refresh_and_does_not_delay_acknowledgements() -> None:
     async def scene(catalog: Catalog) -> None:
         await catalog.queues.refresh()
         catalog.queues.refresh_soon()
@@ -256,7 +256,7 @@ def test_what_the_log_tells_has_the_catalog_read_and_does_not_hold_up_acknowledg
     play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
 
 
-def test_a_table_that_the_server_doubts_is_described_again_although_its_stamp_is_the_same() -> None:
+def test_a_distrusted_table_is_described_again_although_its_stamp_is_the_same() -> None:
     async def scene(catalog: Catalog) -> None:
         catalog.queues.distrust(table(1))
         await catalog.queues.refresh()
@@ -265,16 +265,16 @@ def test_a_table_that_the_server_doubts_is_described_again_although_its_stamp_is
     play(scene, queues=3)
 
 
-def test_what_an_earlier_look_shows_does_not_replace_what_a_later_one_has_shown() -> None:
+def test_the_result_of_an_earlier_read_does_not_replace_that_of_a_later_one() -> None:
     async def scene(catalog: Catalog) -> None:
         store, go_on, waits = catalog.store, threading.Event(), threading.Event()
 
-        def hold_the_single_look(name: str, _tables: Sequence[TableId]) -> None:
+        def hold_the_single_description(name: str, _tables: Sequence[TableId]) -> None:
             if name == "describe":
                 waits.set()
                 go_on.wait(10)
 
-        store.before = hold_the_single_look
+        store.before = hold_the_single_description
         early = asyncio.create_task(catalog.queues.inspect(table(0), fresh=True))
         await asyncio.to_thread(waits.wait, 10)
         store.tables[table(0)] = replace(QUEUE, id=table(0), columns=("new",))
@@ -290,7 +290,7 @@ def test_what_an_earlier_look_shows_does_not_replace_what_a_later_one_has_shown(
 # Memory.
 
 
-def test_tables_that_are_no_queues_are_remembered_until_the_next_look_and_not_without_bound() -> None:
+def test_tables_that_are_no_queues_are_remembered_until_the_next_refresh_up_to_a_bound() -> None:
     async def scene(catalog: Catalog) -> None:
         before = catalog.queues.remembered
         for number in range(100, 200):
@@ -316,7 +316,7 @@ def test_queues_that_are_dropped_are_forgotten() -> None:
     play(scene, queues=100)
 
 
-def test_of_the_definitions_of_a_queue_a_few_are_remembered() -> None:
+def test_a_few_definitions_of_each_queue_are_remembered() -> None:
     async def scene(catalog: Catalog) -> None:
         before = catalog.queues.remembered
         for number in range(10 * TEXTS_MAX):
@@ -330,7 +330,7 @@ def test_of_the_definitions_of_a_queue_a_few_are_remembered() -> None:
 
 
 @pytest.mark.parametrize("error", [StoreError("the server is gone"), ValueError("a fault of ours")])
-def test_a_look_that_fails_is_made_again_and_finds_what_was_missed(error: Exception) -> None:
+def test_a_failed_refresh_is_repeated_and_finds_what_was_missed(error: Exception) -> None:
     async def scene(catalog: Catalog) -> None:
         failing = iter([True, True, False])
 
@@ -348,7 +348,7 @@ def test_a_look_that_fails_is_made_again_and_finds_what_was_missed(error: Except
 
 
 @pytest.mark.parametrize("error", [StoreError("it is locked"), ValueError("a fault of ours")])
-def test_a_table_that_cannot_be_described_harms_no_other_and_is_described_when_it_can_be(error: Exception) -> None:
+def test_a_table_that_cannot_be_described_affects_no_other_and_is_described_when_it_can_be(error: Exception) -> None:
     async def scene(catalog: Catalog) -> None:
         ill = True
 
@@ -370,7 +370,7 @@ def test_a_table_that_cannot_be_described_harms_no_other_and_is_described_when_i
     play(scene)
 
 
-def test_a_queue_that_could_not_be_started_is_started_by_the_next_look() -> None:
+def test_a_queue_that_could_not_be_started_is_started_by_the_next_refresh() -> None:
     async def scene(catalog: Catalog) -> None:
         def refuse(queue: QueueTable) -> None:
             if queue.id == table(5):
@@ -389,7 +389,7 @@ def test_a_queue_that_could_not_be_started_is_started_by_the_next_look() -> None
     play(scene)
 
 
-def test_a_broken_table_says_so_and_ends_its_queue() -> None:
+def test_a_broken_table_is_reported_and_ends_its_queue() -> None:
     async def scene(catalog: Catalog) -> None:
         catalog.store.tables[table(0)] = BrokenTable(table(0), ("column id is missing",))
         await catalog.queues.refresh()

@@ -1,4 +1,4 @@
-"""What is said of a server that goes away and comes back: one line for each change, and what /health answers."""
+"""A server that goes away and comes back: one log line for each change, and the result of /health."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_each_change_is_one_line_however_often_it_is_tried(log: pytest.LogCaptureFixture) -> None:
+def test_each_change_is_one_log_line_however_many_attempts_there_are(log: pytest.LogCaptureFixture) -> None:
     reach = Reach()
     reach.reached()
     reasons = []
@@ -41,7 +41,7 @@ def test_each_change_is_one_line_however_often_it_is_tried(log: pytest.LogCaptur
     assert log.messages[1].startswith("the server takes connections again, after ")
 
 
-def test_a_server_that_was_never_reached_is_for_the_start_to_report(log: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_was_never_reached_is_not_logged_here(log: pytest.LogCaptureFixture) -> None:
     reach = Reach()
     reach.failed(REFUSED)
     assert reach.reason is not None
@@ -49,7 +49,7 @@ def test_a_server_that_was_never_reached_is_for_the_start_to_report(log: pytest.
     assert log.messages == []
 
 
-def test_the_pool_tells_of_each_attempt_to_open_a_connection() -> None:
+def test_the_pool_reports_each_attempt_to_open_a_connection() -> None:
     def refuse() -> StoreConnection:
         raise REFUSED
 
@@ -60,7 +60,7 @@ def test_the_pool_tells_of_each_attempt_to_open_a_connection() -> None:
 
 
 class Pinged(MemoryStore):
-    """A store whose pings are counted, and wait until they may be answered."""
+    """A store that counts its pings and holds them until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Pinged(MemoryStore):
         return super().ping()
 
 
-def test_a_server_is_asked_once_however_many_want_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_health_checks_cause_one_ping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PROBE_LASTS_S", 3600.0)
 
     async def play() -> None:
@@ -92,7 +92,7 @@ def test_a_server_is_asked_once_however_many_want_to_know(monkeypatch: pytest.Mo
     asyncio.run(play())
 
 
-def test_each_answer_is_soon_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_result_is_soon_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "PROBE_LASTS_S", 0.0)
 
     async def play() -> None:
@@ -109,7 +109,9 @@ def test_each_answer_is_soon_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(play())
 
 
-def test_a_server_that_answers_others_is_there_however_long_the_question_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_answers_other_calls_is_healthy_however_long_the_ping_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admin, "PROBE_WAIT_S", 0.3)
 
     async def play() -> None:
@@ -128,7 +130,7 @@ def test_a_server_that_answers_others_is_there_however_long_the_question_waits(m
     asyncio.run(play())
 
 
-def test_a_server_that_does_not_answer_holds_up_nobody_and_is_not_asked_again_meanwhile(
+def test_a_server_that_does_not_answer_delays_nobody_and_gets_no_second_ping_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admin, "PROBE_WAIT_S", 0.01)

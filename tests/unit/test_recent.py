@@ -1,4 +1,4 @@
-"""A memory that forgets what was not used for longest."""
+"""The mapping that drops its least recently used entry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from engine.store.recent import Recent
 
 
-def test_what_was_put_is_known_until_it_is_forgotten() -> None:
+def test_a_value_is_kept_until_it_is_dropped() -> None:
     recent: Recent[str, int] = Recent(2)
     recent.put("a", 1)
     recent.put("a", 2)
@@ -17,7 +17,7 @@ def test_what_was_put_is_known_until_it_is_forgotten() -> None:
     assert (recent.get("a", 0), len(recent)) == (0, 0)
 
 
-def test_beyond_its_size_it_forgets_what_was_not_used_for_longest() -> None:
+def test_beyond_its_size_the_least_recently_used_entry_is_dropped() -> None:
     recent: Recent[str, int] = Recent(2)
     recent.put("a", 1)
     recent.put("b", 2)
@@ -26,7 +26,7 @@ def test_beyond_its_size_it_forgets_what_was_not_used_for_longest() -> None:
     assert ("a" in recent, "b" in recent, "c" in recent) == (True, False, True)
 
 
-def test_threads_leave_it_within_its_size() -> None:
+def test_threads_keep_it_within_its_size() -> None:
     recent: Recent[int, int] = Recent(10)
     faults: list[Exception] = []
 

@@ -1,4 +1,4 @@
-"""What ackstream needs of mysql-replication beyond its documentation: a release that lacks one of these fails here.
+"""What ackstream requires of mysql-replication beyond its documentation. A release that lacks it fails here.
 
 The library reads a log that is written by hand, from a server that is none.
 """
@@ -41,7 +41,7 @@ ROW = b"\x00" + (5).to_bytes(4, "little") + b"\x03abc"
 
 
 def event(kind: int, body: bytes = b"") -> bytes:
-    """A packet of the log, without a checksum."""
+    """A packet of the binary log, without a checksum."""
     size = 19 + len(body)
     header = SECOND.to_bytes(4, "little") + bytes([kind]) + (1).to_bytes(4, "little") + size.to_bytes(4, "little")
     return b"\0" + header + (4).to_bytes(4, "little") + b"\0\0" + body
@@ -69,7 +69,7 @@ def rotate() -> bytes:
 
 @contextmanager
 def stream(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> Iterator[LogStream]:
-    """The log as the library reads it, up to its end."""
+    """The binary log as the library reads it, up to its end."""
 
     def script(command: int, payload: bytes) -> Say:
         if command == DUMP:
@@ -97,7 +97,7 @@ def stream(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> Iterato
 
 
 def read(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> list[Event]:
-    """All events of a log that mean something."""
+    """All relevant events of a binary log."""
     with stream(rotate(), *log, wants=wants) as log_stream:
         events = list(readable_events(log_stream.fetchone, lambda: pytest.fail("an event could not be read")))
     assert events[0] == Other()
@@ -125,13 +125,13 @@ def test_rows_come_with_their_table_and_their_bytes_unread(
     assert of_rows(found) == (change, ORDERS, "shop", "orders", partial, present, ROW)
 
 
-def test_what_the_log_tells_of_columns_is_what_the_reading_of_rows_needs() -> None:
+def test_the_columns_in_the_log_are_as_the_row_reader_requires() -> None:
     (found,) = read(table_map(), changed(WRITE, ROW))
     assert isinstance(found, Rows)
     assert [field_of(told) for told in found.columns()] == [Field(3, 4), Field(15, 2, counted=True, width=300)]
 
 
-def test_rows_of_tables_that_are_not_followed_are_none() -> None:
+def test_rows_of_tables_that_are_not_followed_are_skipped() -> None:
     assert read(table_map(8, b"shop", b"mails"), changed(WRITE, ROW, number=8)) == []
     assert read(table_map(9, b"other", b"orders"), changed(WRITE, ROW, number=9)) == []
 
@@ -149,11 +149,11 @@ def test_rows_of_tables_that_are_not_followed_are_none() -> None:
         (event(200, b"from the future"), Other()),
     ],
 )
-def test_all_else_comes_as_what_it_means(packet: bytes, meaning: Event) -> None:
+def test_other_events_have_their_meaning(packet: bytes, meaning: Event) -> None:
     assert read(packet) == [meaning]
 
 
-def test_a_packet_that_is_not_wanted_is_not_taken_apart() -> None:
+def test_a_packet_that_is_not_wanted_is_not_decoded() -> None:
     broken = event(QUERY_EVENT, b"of no meaning")
     seen: list[bytes] = []
 
@@ -168,7 +168,7 @@ def test_a_packet_that_is_not_wanted_is_not_taken_apart() -> None:
     assert seen.count(broken) == 3
 
 
-def test_what_an_event_lacks_is_named_with_the_installed_release() -> None:
+def test_a_missing_attribute_of_an_event_is_named_with_the_installed_release() -> None:
     event_of_another_release = SimpleNamespace(columns_present_bitmap=b"\3")
     found = Rows(Change.UPDATE, ORDERS, "shop", "orders", False, event_of_another_release)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Taking the first value off a row packet leaves the packet that a SELECT without it would have given."""
+"""A row packet without its first value is the packet of a SELECT without that column."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_length_has_one_to_nine_bytes(number: int) -> None:
 
 
 @given(VALUES)
-def test_the_values_of_a_text_row_come_apart(values: list[bytes | None]) -> None:
+def test_a_text_row_is_split_into_its_values(values: list[bytes | None]) -> None:
     assert text_values(text_row(values)) == values
 
 
@@ -70,7 +70,7 @@ def test_a_binary_row_loses_its_first_value_and_its_bit(first: bytes, others: li
 
 
 @pytest.mark.parametrize("columns", [5, 6, 13, 14])
-def test_the_bitmap_shrinks_when_its_last_byte_is_needed_no_more(columns: int) -> None:
+def test_the_bitmap_shrinks_when_its_last_byte_is_not_needed_any_more(columns: int) -> None:
     others: list[bytes | None] = [None] * columns
     row = binary_row([b"7", *others])
     assert split_binary_row(row, columns) == (b"7", binary_row(others))

@@ -1,4 +1,4 @@
-"""A fault of ours stays in its table: it is logged and counted, and the table goes on from what the database says."""
+"""A fault of ours stays within its table: it is logged and counted, and the table continues from the database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = Limits(failure_pause_min_ns=1_000_000, failure_pause_max_ns=4_000_000)
 
 @dataclass
 class Client:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its calls."""
 
     rows: list[bytes] = field(default_factory=list)
     ended: Cause | None = None
@@ -55,7 +55,7 @@ class Client:
 
 
 class BrokenClient(Client):
-    """A sink that cannot take what it is given."""
+    """A sink that raises at each delivery."""
 
     def deliver(self, rows: tuple[bytes, ...]) -> None:
         raise RuntimeError("a fault in the session")
@@ -85,7 +85,7 @@ def enqueue(engine: Engine, store: MemoryStore, table: TableId, key: int) -> Non
 
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many commits the dispatcher is to fail at."""
+    """The number of commits at which the dispatcher will fail."""
     left = {"faults": 0}
     woken = Dispatcher.woken
 
@@ -99,7 +99,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return left
 
 
-def test_a_stream_goes_on_after_a_fault_in_its_tables_dispatcher(
+def test_a_stream_continues_after_a_fault_in_its_tables_dispatcher(
     fault: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
@@ -120,7 +120,7 @@ def test_a_stream_goes_on_after_a_fault_in_its_tables_dispatcher(
     assert str(TABLE) in record.getMessage()
 
 
-def test_faults_in_a_row_are_answered_by_longer_and_longer_pauses(
+def test_faults_in_a_row_cause_longer_and_longer_pauses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = 4
@@ -146,7 +146,7 @@ def test_faults_in_a_row_are_answered_by_longer_and_longer_pauses(
     assert pauses == [0.001, 0.002, 0.004, 0.004]
 
 
-def test_a_limit_holds_over_a_fault(fault: dict[str, int]) -> None:
+def test_a_limit_holds_across_a_fault(fault: dict[str, int]) -> None:
     async def play() -> None:
         async with running() as (engine, store):
             client = Client()
@@ -192,7 +192,7 @@ def test_a_proxy_can_be_stopped_while_a_dispatcher_has_a_fault(fault: dict[str, 
     asyncio.run(play())
 
 
-def test_a_client_that_cannot_take_its_rows_loses_its_stream_and_its_messages_go_to_others() -> None:
+def test_a_stream_whose_sink_fails_ends_and_its_messages_go_to_others() -> None:
     async def play() -> None:
         async with running() as (engine, store):
             broken, whole = BrokenClient(), Client()
@@ -207,7 +207,7 @@ def test_a_client_that_cannot_take_its_rows_loses_its_stream_and_its_messages_go
     asyncio.run(play())
 
 
-def test_why_dead_messages_stay_is_logged_when_it_is_new_and_else_once_a_minute(
+def test_the_reason_why_dead_messages_stay_is_logged_when_it_is_new_and_otherwise_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""The engine as its users see it, over the store in memory."""
+"""The engine's interface, on the store in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = TableId("test", "other")
 
 @dataclass
 class Basket:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its calls."""
 
     rows: list[bytes] = field(default_factory=list)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -34,7 +34,7 @@ class Basket:
 
 
 class OneTableIsIll(MemoryStore):
-    """It cannot be asked about one of its tables."""
+    """A store that cannot describe one of its tables."""
 
     def describe(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         if table == OTHER:
@@ -47,7 +47,7 @@ class OneTableIsIll(MemoryStore):
         return super().describe_all(tables)
 
 
-def test_an_acknowledgement_frees_its_message_at_once_also_when_the_id_is_zero() -> None:
+def test_an_acknowledgement_frees_its_message_at_once_even_with_id_zero() -> None:
     async def play() -> None:
         store = MemoryStore(now_ns=NOW_NS)
         store.add_table(queue_table())
@@ -66,7 +66,7 @@ def test_an_acknowledgement_frees_its_message_at_once_also_when_the_id_is_zero()
     asyncio.run(play())
 
 
-def test_a_table_that_cannot_be_looked_at_harms_no_other() -> None:
+def test_a_table_that_cannot_be_described_affects_no_other() -> None:
     async def play() -> None:
         store = OneTableIsIll(now_ns=NOW_NS)
         store.add_table(replace(queue_table(), id=OTHER))

@@ -1,4 +1,4 @@
-"""Calls that are shared by those who ask at the same time."""
+"""Runs are shared by concurrent callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.runtime.shared_runs import SharedRuns
 
 
 class Slow:
-    """A function that returns when it is let go, with the number of the run."""
+    """A function that returns the number of the run when the test releases it."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -32,7 +32,7 @@ class Slow:
         self.began.clear()
 
 
-def test_who_asks_during_a_run_shares_the_next_one_with_all_who_do() -> None:
+def test_callers_during_a_run_share_the_next_one() -> None:
     async def play() -> None:
         slow = Slow()
         gathered = SharedRuns(slow.run)
@@ -56,7 +56,7 @@ def test_who_asks_during_a_run_shares_the_next_one_with_all_who_do() -> None:
     asyncio.run(play())
 
 
-def test_an_exception_goes_to_all_who_wait_for_that_run_and_to_nobody_else() -> None:
+def test_an_exception_is_raised_to_all_callers_of_that_run_and_to_no_other() -> None:
     async def play() -> None:
         slow = Slow()
         gathered = SharedRuns(slow.run)
@@ -74,7 +74,7 @@ def test_an_exception_goes_to_all_who_wait_for_that_run_and_to_nobody_else() -> 
     asyncio.run(play())
 
 
-def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
+def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     async def play() -> None:
         slow = Slow()
         gathered = SharedRuns(slow.run)
@@ -91,7 +91,7 @@ def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
     asyncio.run(play())
 
 
-def test_closing_ends_what_runs_and_what_waits() -> None:
+def test_closing_ends_running_and_waiting_calls() -> None:
     async def play() -> None:
         slow = Slow()
         gathered = SharedRuns(slow.run)

@@ -1,4 +1,4 @@
-"""The twin in memory can fail on demand. What it does otherwise is in tests/contract."""
+"""The store in memory can fail on demand. tests/contract tests all else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_call_fails_before_or_after_its_effect(subject: MemorySubject, failure
     assert epoch(subject) == done
 
 
-def test_failures_come_in_turn_and_then_all_goes_well(subject: MemorySubject) -> None:
+def test_failures_come_in_turn_and_later_calls_succeed(subject: MemorySubject) -> None:
     subject.store.failures.extend([None, Failure.NOT_DONE])
     assert subject.store.lookup(subject.table, [1]).value
     with pytest.raises(StoreError):

@@ -1,4 +1,4 @@
-"""Which tables can take another one's rows, whole."""
+"""Which tables can take all values of another one's rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told(source: list[Column], target: list[Column]) -> str:
     return "; ".join(obstacles(facts(SHOP, *source), DEAD, facts(DEAD, *target, comment=TAKING)))
 
 
-def test_all_that_is_stored_is_moved_but_the_two_times() -> None:
+def test_all_stored_columns_are_moved_except_the_two_times() -> None:
     source = facts(
         SHOP,
         column("Body", "json"),
@@ -63,7 +63,7 @@ def test_only_another_message_table_will_do(target: TableFacts | None, part: str
     assert problem.startswith(part)
 
 
-def test_all_that_is_wrong_with_its_columns_is_told_at_once() -> None:
+def test_all_problems_of_its_columns_are_reported_at_once() -> None:
     source = [column("a"), column("b"), column("c", "datetime(6)"), column("d")]
     assert told(source, [column("c", "datetime"), column("d", extra="VIRTUAL GENERATED")]) == (
         "shop.dead lacks columns a, b: add what shop.mail has; "
@@ -72,7 +72,7 @@ def test_all_that_is_wrong_with_its_columns_is_told_at_once() -> None:
     )
 
 
-def test_of_many_columns_some_are_named() -> None:
+def test_of_many_columns_the_first_are_named() -> None:
     assert f"c{NAMES_MAX - 1} and 2 more" in told([column(f"c{number}") for number in range(NAMES_MAX + 2)], [])
 
 
@@ -91,7 +91,7 @@ def test_of_many_columns_some_are_named() -> None:
         ("enum('a','b')", "enum('a','b')"),
     ],
 )
-def test_a_type_whose_values_the_server_takes_whole_or_refuses_is_fine(ours: str, theirs: str) -> None:
+def test_a_type_whose_values_the_server_keeps_or_refuses_is_accepted(ours: str, theirs: str) -> None:
     assert told([column("a", ours)], [column("a", theirs)]) == ""
 
 
@@ -110,7 +110,7 @@ def test_a_type_whose_values_the_server_takes_whole_or_refuses_is_fine(ours: str
         ("json", "longtext"),
     ],
 )
-def test_a_type_that_could_change_a_value_without_a_word_is_not(ours: str, theirs: str) -> None:
+def test_a_type_that_could_change_a_value_without_an_error_is_refused(ours: str, theirs: str) -> None:
     assert "has another type for column a" in told([column("a", ours)], [column("a", theirs)])
 
 
@@ -119,7 +119,7 @@ def test_the_times_and_the_comment_of_the_source_do_not_matter() -> None:
     assert obstacles(source, DEAD, facts(DEAD, comment=TAKING)) == ()
 
 
-# Whether the owner of the other table lets them in.
+# The other table's consent.
 
 
 def queue_of(table: TableId, directives: str = "", *, folds_names: bool = False) -> QueueTable:
@@ -160,7 +160,7 @@ def test_names_are_compared_as_the_server_compares_them() -> None:
     assert not queue_of(DEAD, ",dead_letter_of=Mail").takes_dead_letters_of(TableId("shop", "mail"))
 
 
-def test_who_sees_the_queue_alone_is_told_the_same_of_any_table_that_does_not_take_its_messages() -> None:
+def test_a_user_who_sees_the_queue_alone_gets_the_same_text_for_each_table_that_refuses_its_messages() -> None:
     broken = BrokenTable(DEAD, ("secret",))
     told = {
         closed_to(SHOP, DEAD, found) for found in (None, broken, queue_of(DEAD), queue_of(DEAD, ",dead_letter_of=x"))
@@ -172,7 +172,7 @@ def test_who_sees_the_queue_alone_is_told_the_same_of_any_table_that_does_not_ta
 
 
 def followed(*tables: QueueTable) -> Chain:
-    """The chain from SHOP by way of the first of these tables; the others are there."""
+    """The chain from SHOP through the first of these tables. The others exist."""
     there = {each.id: each for each in tables}
     chain = Chain(SHOP, tables[0])
     while chain.onward is not None:

@@ -41,7 +41,7 @@ def hours(*bounds: float) -> list[Partition]:
 
 
 class TestDropping:
-    def test_what_ended_long_enough_ago_is_dropped_and_never_the_lowest(self) -> None:
+    def test_partitions_that_ended_long_enough_ago_are_dropped_and_never_the_lowest(self) -> None:
         found = plan_partitions(partitions(0, 10, 20, 30, 40, 50, 60, 70), now_ns=45, age_ns=15)
         assert found.drop == ("p10", "p20", "p30")
 
@@ -49,7 +49,7 @@ class TestDropping:
         assert plan_partitions(partitions(0), now_ns=10**19, age_ns=1).drop == ()
         assert "p0" in plan_partitions(partitions(0), now_ns=10**19, age_ns=1).sweep
 
-    def test_the_last_two_stay_for_the_width_that_they_show_and_are_swept_meanwhile(self) -> None:
+    def test_the_last_two_stay_because_they_define_the_width_and_are_swept_meanwhile(self) -> None:
         found = plan_partitions(partitions(0, 10, 20, 30), now_ns=1000, age_ns=10)
         assert (found.drop, found.sweep) == (("p10",), ("p0", "p20", "p30", "rest"))
 
@@ -66,22 +66,22 @@ class TestSweeping:
         assert plan_partitions(made, now_ns=150, age_ns=99).sweep == ("p0", "p100", "p200", "p300", "rest")
         assert plan_partitions(made, now_ns=150, age_ns=100).sweep == ("p0", "rest")
 
-    def test_one_that_took_over_the_range_of_dropped_ones_is_no_wider_for_that(self) -> None:
+    def test_a_partition_that_took_over_the_range_of_dropped_ones_counts_with_its_own_width(self) -> None:
         assert plan_partitions(partitions(0, 90, 100, 110, 120, 130, 140), now_ns=95, age_ns=10).sweep == ("p0", "rest")
 
-    def test_everything_is_swept_that_is_to_go_at_once(self) -> None:
+    def test_with_an_age_of_zero_everything_is_swept(self) -> None:
         found = plan_partitions(partitions(0, 10, 20, 30, 40, 50), now_ns=25, age_ns=0)
         assert {*found.drop, *found.sweep} == {"p0", "p10", "p20", "p30", "p40", "p50", "rest"}
 
 
 class TestAnotherAge:
-    """What ALTER QUEUE … PURGE_AFTER does to a table with partitions of an hour."""
+    """The effect of ALTER QUEUE … PURGE_AFTER on a table with partitions of an hour."""
 
     @pytest.mark.parametrize("age_ns", [HOUR, 10 * HOUR, SHARE_MAX * HOUR, MINUTE - 1, 0])
     def test_partitions_stay_as_wide_as_they_are(self, age_ns: int) -> None:
         assert names(plan_partitions(hours(0, 1, 2), now_ns=0, age_ns=age_ns)) == [f"p{3 * HOUR}", f"p{4 * HOUR}"]
 
-    def test_the_next_ones_are_narrower_where_rows_are_to_go_sooner(self) -> None:
+    def test_the_next_ones_are_narrower_when_rows_go_sooner(self) -> None:
         found = plan_partitions(hours(0, 1, 2), now_ns=2 * HOUR - 1, age_ns=HOUR // 2)
         assert names(found) == [f"p{2 * HOUR + count * HOUR // 20}" for count in (1, 2, 3)]
         assert found.sweep == ("p0", f"p{HOUR}", f"p{2 * HOUR}", "rest")
@@ -101,7 +101,7 @@ class TestAnotherAge:
 
 
 class TestAhead:
-    def test_there_always_are_some_that_begin_in_the_future(self) -> None:
+    def test_some_always_begin_in_the_future(self) -> None:
         for now_ns in range(30, 60):
             found = plan_partitions(made := partitions(0, 10, 20, 30), now_ns=now_ns, age_ns=100)
             bounds = [each.below_ns for each in (*made[:-1], *found.add) if each.below_ns is not None]
@@ -143,7 +143,7 @@ class TestAhead:
         ("", "", False),
     ],
 )
-def test_only_ranges_of_time_acked_itself_will_do(method: str, expression: str, *, by_time: bool) -> None:
+def test_only_ranges_of_time_acked_itself_are_accepted(method: str, expression: str, *, by_time: bool) -> None:
     assert is_by_time(method, expression) is by_time
 
 
