@@ -6,8 +6,8 @@ bytes or more goes on in the next packet, up to one that is shorter. Three thing
 * `Packets` gathers whole payloads. It is for slow paths: logging in, and the answers to the proxy's
   own statements.
 * `CommandFramer` is for the hot path from client to server. It finds where commands begin and shows
-  their first bytes, and everything else it hands back unread, to be forwarded as it came. The usual
-  case, one chunk that is exactly one packet, is settled by three comparisons and copies nothing.
+  their first bytes, and everything else it hands back unread, to be forwarded as it came. A session
+  asks `is_command` first: one chunk that is exactly one packet is the usual case, and needs no more.
 * `engine.packets.frame` and `frame_rows` write.
 
 Sequence numbers tell commands from other client packets: each command restarts at 0, answers within
@@ -163,8 +163,7 @@ class CommandFramer:
     """
 
     __slots__ = (
-        "_continued", "_dropping", "_gathering", "_held", "_infile", "_opaque", "_skip", "_within",
-        "may_gather", "wants_whole",
+        "_continued", "_dropping", "_gathering", "_held", "_infile", "_opaque", "_skip", "may_gather", "wants_whole",
     )  # fmt: skip
 
     def __init__(
@@ -183,8 +182,6 @@ class CommandFramer:
         """Whether the next packet continues the payload of one that goes through unread."""
         self._infile = False
         self._opaque = False
-        self._within = False
-        """Whether the next byte may be another than a command's first, as any of the above says."""
 
     @property
     def at_boundary(self) -> bool:
@@ -193,7 +190,7 @@ class CommandFramer:
 
     def enter_infile(self) -> None:
         """The server asked for a file: what comes now, up to an empty packet, is its content."""
-        self._infile = self._within = True
+        self._infile = True
         self._gathering = False
 
     @property
@@ -212,7 +209,7 @@ class CommandFramer:
         self._skip = max(0, at - len(held))
         del held[:at]  # What is left is the beginning of a header.
         self._gathering = False
-        self._dropping = self._within = True
+        self._dropping = True
         return Dropped(byte)
 
     @property
@@ -223,19 +220,14 @@ class CommandFramer:
     def is_command(self, chunk: bytes) -> bool:
         """Whether `chunk` is exactly one command, whole, as it is nearly always."""
         size = len(chunk)
-        # One packet, numbered 0.
-        return not self._within and size > HEADER and _word_at(chunk)[0] == size - HEADER < PAYLOAD_MAX
+        return (
+            size > HEADER
+            and _word_at(chunk)[0] == size - HEADER < PAYLOAD_MAX  # The length, and sequence number 0.
+            and not (self._held or self._skip or self._continued or self._infile or self._opaque)
+        )
 
     def feed(self, chunk: bytes) -> Sequence[Event]:
         """Events for `chunk`, in order. Raises `PacketTooLarge`; nothing else."""
-        if not self.is_command(chunk):
-            events = self._walk(chunk)
-            self._within = self._opaque or not self.at_boundary
-            return events
-        self._opaque = self._within = chunk[HEADER] == COM_CLONE
-        return (Command(chunk[HEADER], chunk, True),)
-
-    def _walk(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
         if self._held:
             self._held += chunk

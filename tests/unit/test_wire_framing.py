@@ -145,7 +145,7 @@ def test_a_command_of_several_packets_goes_through_as_one() -> None:
     events = [event for start in range(0, len(data), 1 << 20) for event in framer.feed(data[start : start + (1 << 20)])]
     assert [isinstance(event, Command) for event in events] == [True] + [False] * (len(events) - 1)
     assert framer.at_boundary
-    assert framer.feed(wire.command(wire.PING)) == (Command(wire.PING, wire.command(wire.PING), whole=True),)
+    assert framer.feed(wire.command(wire.PING)) == [Command(wire.PING, wire.command(wire.PING), whole=True)]
 
 
 def test_a_gathered_command_of_several_packets_shows_one_payload(
