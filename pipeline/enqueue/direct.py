@@ -67,7 +67,8 @@ class Direct:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._marks: dict[int, Any] = {}
-        """The ids as they were fixed at the beginning, by slice."""
+        """The ids as they were fixed at the beginning, by slice. Those of published slices stay:
+        tasks write them until they end."""
         self._missing: set[int] = set()
         """Slices that are not published."""
         self._staging = Staging(load)

@@ -2,9 +2,10 @@
 missing slices.
 
 They have the queue's columns in the form that `ackstream-enqueue` takes, so they can be corrected
-and enqueued as another batch. Three more columns name the batch (`ackstream_batch`, a folder), the
-server's error number and its text. Each export of a batch replaces the one before. It can be
-repeated at any time from the same data, because slices and places are the same in each run.
+and enqueued as another batch. Three more columns have the batch (`ackstream_batch`, the name of a
+folder) and, for refused rows, the server's error number and text. Each export of a batch replaces
+the one before. It can be repeated at any time from the same data, because slices and places are the
+same in each run.
 """
 
 from __future__ import annotations

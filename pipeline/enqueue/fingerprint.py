@@ -1,10 +1,10 @@
 """Fingerprints of data: checksums of sets of rows that differ if the sets differ.
 
 A row's *digest* is the SHA-256 of its values, encoded so that different rows have different bytes:
-NULL has its own mark, texts and bytes have their length before them, `-0.0` equals `0.0`. Each
-digest makes four words of 64 bits. The checksum of a set of rows is their number and the exact sum
-of each word. Sums do not depend on the order of the rows and, unlike an exclusive or, count a row
-as often as it occurs.
+NULL has its own mark, texts and bytes have their length before them, `-0.0` differs from `0.0`.
+Each digest makes four words of 64 bits. The checksum of a set of rows is their number and the exact
+sum of each word. Sums do not depend on the order of the rows and, unlike an exclusive or, count a
+row as often as it occurs.
 
 The ledger keeps the *version* with which a batch was begun, and the batch is always compared by
 this version. The first version had a hash that ignores NULLs, combined by exclusive or.
