@@ -217,49 +217,6 @@ def test_an_applications_own_partitions_by_time_are_recognised(clause: str, *, b
     assert (b"PRIMARY KEY" in statement.dead_letter_sql()) is not by_time
 
 
-@pytest.mark.parametrize(
-    ("sql", "near", "hint"),
-    [
-        ("CREATE QUEUE", "", "the name of a queue"),
-        (
-            "CREATE QUEUE t (a INT) ACK_WIAT = 3",
-            "ACK_WIAT = 3",
-            "there is no option ACK_WIAT; a queue has ACK_WAIT, BATCH",
-        ),
-        ("CREATE QUEUE t ACK_WAIT", "", "a value for ACK_WAIT"),
-        ("CREATE QUEUE t ACK_WAIT = = 3", "= 3", "a value for ACK_WAIT"),
-        ("CREATE QUEUE t ACK_WAIT = 3 ACK_WAIT = 4", "ACK_WAIT = 4", "given twice"),
-        ("CREATE QUEUE t COMMENT = x", "x", "a text in quotes"),
-        ("CREATE QUEUE t (a INT", "", "a parenthesis is not closed"),
-        ("CREATE QUEUE t a INT)", ")", "not opened"),
-        ("CREATE QUEUE t (a INT,, b INT)", ", b INT)", "nothing stands before this comma"),
-        ("CREATE QUEUE t (a INT,)", ")", "nothing stands behind the last comma"),
-        ("CREATE QUEUE t (a INT DEFAULT 'x)", "'x)", "not closed"),
-        ("CREATE QUEUE t LIKE u", "LIKE u", "SHOW CREATE QUEUE"),
-        ("CREATE QUEUE t (a INT) SELECT 1", "SELECT 1", "SHOW CREATE QUEUE"),
-        ("CREATE QUEUE t RETENTION BY DAY", "DAY", "PARTITION was expected"),
-        ("ALTER QUEUE t", "", "an option was expected"),
-        ("ALTER QUEUE t ENGINE = InnoDB", "ENGINE", "ALTER TABLE"),
-        ("DROP QUEUE t, u", ", u", "the end"),
-        ("PAUSE QUEUE 't'", "'t'", "the name of a queue"),
-        ("PURGE QUEUE t WHERE id = 1", "WHERE", "the end"),
-        ("REDRIVE QUEUE t WHERE", "", "a condition compares"),
-        ("REDRIVE QUEUE t WHERE id = 1 LIMIT 3", "LIMIT 3", "all that follows WHERE"),
-        ("REDRIVE QUEUE t WHERE id = 1) OR (TRUE", ") OR", "not opened"),
-        ("SHOW QUEUES WHERE 1", "WHERE 1", "FROM db, LIKE"),
-        ("SHOW QUEUES LIKE b", "b", "a pattern in quotes"),
-        ("SHOW STREAMS LIKE 'b'", "LIKE", "the end"),
-        ("SHOW CREATE QUEUE", "", "the name of a queue"),
-    ],
-)
-def test_an_error_names_the_place_and_what_was_expected(sql: str, near: str, hint: str) -> None:
-    with pytest.raises(SqlError) as error:
-        parse(sql)
-    assert error.value.code == 1064
-    assert f"near '{near}" in error.value.message
-    assert hint in error.value.message
-
-
 def test_a_very_long_statement_is_refused_before_it_is_cut() -> None:
     with pytest.raises(SqlError, match="more than"):
         parse(b"CREATE QUEUE t (" + b"a INT," * (STATEMENT_BYTES_MAX // 6) + b"b INT)")
