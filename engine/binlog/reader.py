@@ -175,15 +175,15 @@ class FollowedTables:
 class LogReader:
     """Follows the binary log from its present end."""
 
-    def __init__(self, order: FollowRequest, outbox: Outbox, on_started: Callable[[str], None]) -> None:
+    def __init__(self, request: FollowRequest, outbox: Outbox, on_started: Callable[[str], None]) -> None:
         """`on_started` is called once, with the position in the binary log, when the server sends
         events."""
         self.followed = FollowedTables()
-        self.followed.replace(order.tables)
-        self._address, self._limits = order.address, order.limits
+        self.followed.replace(request.tables)
+        self._address, self._limits = request.address, request.limits
         self._connection_limits = ConnectionLimits()
         self._outbox, self._on_started = outbox, on_started
-        self._transactions = Transactions(order.limits.rows_max, outbox.add)
+        self._transactions = Transactions(request.limits.rows_max, outbox.add)
         self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions.pending))
         self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
         self._generation = 0
@@ -246,13 +246,13 @@ class LogReader:
         self._connections += 1
         if self._connections > 2:
             raise InterfaceError("the connection was lost")
-        asked = {
+        chosen = {
             "database": options.get("database") or options.get("db"),
             "cursorclass": options.get("cursorclass", Cursor),
         }
-        if asked["database"] is not None:  # For queries on information_schema.
-            return connect(self._address, self._connection_limits, Connection, **asked)
-        self._stream_connection = connect(self._address, self._connection_limits, FilteredConnection, **asked)
+        if chosen["database"] is not None:  # For queries on information_schema.
+            return connect(self._address, self._connection_limits, Connection, **chosen)
+        self._stream_connection = connect(self._address, self._connection_limits, FilteredConnection, **chosen)
         return self._stream_connection
 
     def _filter_events(self) -> None:
@@ -370,9 +370,9 @@ def _texts(row: bytes) -> list[str]:
     return [(value or b"").decode() for value in text_values(row)]
 
 
-def _follow_requests(reader: LogReader, outbox: Outbox, orders: BinaryIO) -> None:
+def _follow_requests(reader: LogReader, outbox: Outbox, requests: BinaryIO) -> None:
     """Take further sets of tables to follow, until the input ends."""
-    while (tables := read_message(orders)) is not None:
+    while (tables := read_message(requests)) is not None:
         changes = ChangeSet(0)
         for table in reader.followed.replace(tables):
             changes.add_unknown(table)  # Its changes until now were skipped.
@@ -419,20 +419,20 @@ def read_until_ended(read: Callable[[], None]) -> ReaderEnded:
 
 def main() -> None:
     """Run the program."""
-    orders, pipe = sys.stdin.buffer, sys.stdout.buffer
+    requests, pipe = sys.stdin.buffer, sys.stdout.buffer
     logging.disable()  # The library's log lines are not for the proxy's users.
-    order = read_message(orders)
-    if order is None:
+    request = read_message(requests)
+    if request is None:
         return
-    outbox = Outbox(order.limits)
+    outbox = Outbox(request.limits)
 
     def on_started(where: str) -> None:
         pipe.write(message(ReaderStarted(where)))
         pipe.flush()
         _thread(outbox.write_to, pipe)
 
-    reader = LogReader(order, outbox, on_started)
-    _thread(_follow_requests, reader, outbox, orders)
+    reader = LogReader(request, outbox, on_started)
+    _thread(_follow_requests, reader, outbox, requests)
     ended = read_until_ended(reader.run)
     pipe.write(message(ended))
     pipe.flush()

@@ -243,10 +243,10 @@ class Queues:
             raise StoreError(f"a fault of ackstream's own, see its log: {error!r}") from error
         return found
 
-    def _remember_spelling(self, asked: TableId, table: TableId) -> None:
+    def _remember_spelling(self, spelling: TableId, table: TableId) -> None:
         if len(self._spellings) >= self._executor.settings.catalog_tables_max:
             self._spellings.clear()
-        self._spellings[asked] = table
+        self._spellings[spelling] = table
 
     def _record(self, found: QueueTable | BrokenTable, read: int, stamp: str | None = None) -> None:
         table = found.id

@@ -71,9 +71,9 @@ def channel(connection: Connection) -> socket.socket:
 def _check_flags(connection: Connection) -> None:
     flags = getattr(connection, "client_flag", None)
     if not isinstance(flags, int):
-        raise _incompatible("its connections do not tell as `client_flag` what the login agrees on")
+        raise _incompatible("its connections have no `client_flag` with the capabilities of the login")
     if foreign := [name for name, flag in FOREIGN_FLAGS.items() if flags & flag]:
-        raise _incompatible(f"its login asks for {', '.join(foreign)}, which engine.store.connection does not speak")
+        raise _incompatible(f"its login requests {', '.join(foreign)}, which engine.store.connection does not support")
 
 
 def _incompatible(lack: str) -> IncompatibleVersionError:

@@ -193,12 +193,12 @@ class RangeScan(IndexScan):
 
 def scan_slowly(connection: StoreConnection, request: ScanRequest) -> Timed[ScanResult]:
     """Scan a table without the scan index."""
-    sql, asked = TableStatements(request.table, request.selection), request.limit + 1
+    sql, row_limit = TableStatements(request.table, request.selection), request.limit + 1
     now, later, due = connection.run(
         [
             statement("now"),
-            sql("scan_later_slowly", limit=asked),
-            sql("scan_due_slowly", limit=asked),
+            sql("scan_later_slowly", limit=row_limit),
+            sql("scan_due_slowly", limit=row_limit),
         ],
         request.context,
     )

@@ -81,7 +81,7 @@ class TestValues:
             subject.dead_letter()
             subject.execute("SET NAMES utf8mb4")
             subject.execute("SET sql_mode = 'ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00'")
-            names = ", ".join(f"`{each}`" for each in self.written(subject))
+            names = ", ".join(f"`{name}`" for name in self.written(subject))
             for key, values in enumerate(VALUES):
                 subject.execute(
                     f"INSERT INTO messages (id, epoch, priority, {names}) VALUES ({key}, 3, {-key}, {values})"
@@ -109,8 +109,8 @@ class TestValues:
         """Each value as the text and as the bytes that the server has for it."""
         quoted = [f"`{name.replace('`', '``')}`" for name, _ in self.columns(subject)]
         return subject.execute(
-            f"SELECT {', '.join(f'{each} + 0, HEX({each})' for each in quoted[:3])},"
-            f" {', '.join(f'HEX({each})' for each in quoted[3:])} FROM {table} ORDER BY id"
+            f"SELECT {', '.join(f'{name} + 0, HEX({name})' for name in quoted[:3])},"
+            f" {', '.join(f'HEX({name})' for name in quoted[3:])} FROM {table} ORDER BY id"
         )
 
     def test_a_row_of_the_greatest_size_is_moved_on_the_server(self, server: EmbeddedServer) -> None:

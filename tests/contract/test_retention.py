@@ -54,8 +54,8 @@ def impatient(subject: ServerSubject) -> Iterator[Callable[..., MySQLStore]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for made_store in made:
+        made_store.close()
 
 
 def clock_ns(server: EmbeddedServer) -> int:
@@ -121,10 +121,10 @@ class TestDropping:
         stores = [impatient() for _ in range(4)]
         with ThreadPoolExecutor(4) as threads:
             for _ in range(5):
-                for done in [threads.submit(each.purge, subject.table, 3 * HOUR, 100) for each in stores]:
+                for done in [threads.submit(store.purge, subject.table, 3 * HOUR, 100) for store in stores]:
                     done.result()
         assert ids(subject) == [0, 10, 20, 30]
-        assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 class TestAhead:
@@ -152,11 +152,11 @@ class TestAhead:
         store, before = impatient(), names(subject)
         for _ in range(3):
             store.purge(subject.table, 3 * HOUR, 100)
-        (said,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-        assert "later, which has rows" in said
+        (logged,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert "later, which has rows" in logged
         assert set(names(subject)) < set(before)
         assert ids(subject) == [-500]
-        subject.execute("ALTER TABLE messages " + said[said.index("REORGANIZE") :])
+        subject.execute("ALTER TABLE messages " + logged[logged.index("REORGANIZE") :])
         assert len(self.future(subject)) >= AHEAD
 
     def test_range_columns_partitions_are_maintained_too(self, server: EmbeddedServer) -> None:
@@ -251,8 +251,8 @@ class TestNobodyWaits:
         assert store.purge(subject.table, 3 * HOUR, 100).value == 2
         assert store.purge(subject.table, 3 * HOUR, 100).value == 0
         assert ids(subject) == [5]
-        (said,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-        assert "command denied" in said
+        (logged,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert "command denied" in logged
         subject.execute(f"GRANT {lacking} ON {subject.database}.messages TO {user}")
         before = len(names(subject))
         store.purge(subject.table, 3 * HOUR, 100)
@@ -296,8 +296,8 @@ class TestRows:
         )
         made.execute("INSERT INTO messages (id) VALUES ('b'), ('a')")
         entries = made.store.scan(made.table, 10).value.entries
-        claims = made.store.claim(made.table, [Wanted(each.key, 0, HOUR) for each in entries]).value
-        assert {each.key for each in claims} == {"a", "b"}
+        claims = made.store.claim(made.table, [Wanted(entry.key, 0, HOUR) for entry in entries]).value
+        assert {claim.key for claim in claims} == {"a", "b"}
         made.close()
 
 
@@ -319,11 +319,11 @@ def test_a_table_that_is_partitioned_by_its_id_is_a_queue_like_any_other(server:
         "INSERT INTO messages (id, time_next) VALUES " + ", ".join(f"({key}, {now_ns - key})" for key in range(1, 101))
     )
     entries = store.scan(table, 40).value.entries
-    assert [each.key for each in entries] == list(range(100, 60, -1))
-    claims = store.claim(table, [Wanted(each.key, 0, HOUR) for each in entries]).value
+    assert [entry.key for entry in entries] == list(range(100, 60, -1))
+    claims = store.claim(table, [Wanted(entry.key, 0, HOUR) for entry in entries]).value
     assert len(claims) == 40
-    subject.acknowledge(*(each.key for each in claims[:10]))
-    assert len(store.lookup(table, [each.key for each in claims]).value) == 30
+    subject.acknowledge(*(claim.key for claim in claims[:10]))
+    assert len(store.lookup(table, [claim.key for claim in claims]).value) == 30
     assert (
         store.move_dead_letters(
             table, [Wanted(key, 0, HOUR) for key in range(1, 11)], subject.dead_letter()

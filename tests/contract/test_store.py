@@ -68,8 +68,8 @@ def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject
         return subjects[name]
 
     yield find
-    for each in subjects.values():
-        each.close()
+    for subject in subjects.values():
+        subject.close()
 
 
 @pytest.fixture(params=STORES)
@@ -93,11 +93,11 @@ def scanned(subject: Subject, limit: int = 100) -> list[Key]:
 
 
 def keys_of(claims: Sequence[Claimed]) -> set[Key]:
-    return {each.key for each in claims}
+    return {claim.key for claim in claims}
 
 
 def returned(claims: Sequence[Claimed], *, sent: bool) -> list[Return]:
-    return [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent) for each in claims]
+    return [Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent) for claim in claims]
 
 
 class TestScan:
@@ -133,7 +133,7 @@ class TestScan:
     def test_a_null_time_next_counts_as_due_since_1970(self, subject: Subject) -> None:
         put_due(subject, 1)
         subject.put(Row(2, 0, 0, None))
-        assert [(each.key, each.due_ns) for each in subject.store.scan(subject.table, 1).value.entries] == [(2, 0)]
+        assert [(entry.key, entry.due_ns) for entry in subject.store.scan(subject.table, 1).value.entries] == [(2, 0)]
 
     def test_acknowledged_rows_are_not_returned(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
@@ -145,7 +145,7 @@ class TestScan:
         assert not subject.store.scan(subject.table, 3).value.more
         result = subject.store.scan(subject.table, 2).value
         assert result.more
-        assert [each.key for each in result.entries] == [1, 2]
+        assert [entry.key for entry in result.entries] == [1, 2]
 
     def test_due_rows_of_another_priority_count_as_more(self, subject: Subject) -> None:
         put_due(subject, 1, 2, priority=0)
@@ -157,14 +157,14 @@ class TestScan:
         put_due(subject, 1, priority=2)
         subject.put(Row(2, 1, 0, now_ns + 2 * HOUR), Row(3, 2, 0, now_ns + HOUR), Row(4, 0, 0, now_ns + 3 * HOUR))
         result = subject.store.scan(subject.table, 10).value
-        assert [each.key for each in result.entries] == [1, 3, 2, 4]
+        assert [entry.key for entry in result.entries] == [1, 3, 2, 4]
         assert (result.more, result.horizon_ns) == (False, None)
 
     def test_the_horizon_is_when_a_row_that_was_left_out_comes_due(self, subject: Subject) -> None:
         now_ns = subject.now_ns()
         subject.put(*(Row(key, key % 2, 0, now_ns + key * HOUR) for key in range(1, 9)))
         result = subject.store.scan(subject.table, 3).value
-        assert [each.key for each in result.entries] == [1, 2, 3]
+        assert [entry.key for entry in result.entries] == [1, 2, 3]
         assert result.horizon_ns == now_ns + 4 * HOUR
 
     def test_rows_scheduled_far_ahead_do_not_hide_due_rows_of_a_less_urgent_priority(self, subject: Subject) -> None:
@@ -192,19 +192,19 @@ class TestScan:
 
 
 class TestScanForACondition:
-    def look(self, subject: Subject, after: Mapping[int, Position] | None = None, limit: int = 100) -> ScanResult:
+    def scan_range(self, subject: Subject, after: Mapping[int, Position] | None = None, limit: int = 100) -> ScanResult:
         part = Range(after or {}, subject.now_ns() + HOUR)
         return subject.store.scan(subject.table, limit, EVEN, part).value
 
     def test_only_selected_rows_are_found(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 3)
         subject.put(Row(4, 0, 0, 0), Row(5, 0, 0, 0), Row(6, 7, 0, None), Row(8, 7, 0, subject.now_ns() + HOUR // 2))
-        assert [each.key for each in self.look(subject).entries] == [4, 2, 6, 8]
+        assert [entry.key for entry in self.scan_range(subject).entries] == [4, 2, 6, 8]
 
     def test_rows_due_after_the_end_of_its_range_are_left_to_the_horizon(self, subject: Subject) -> None:
         later_ns = subject.now_ns() + 3 * HOUR
         subject.put(Row(2, 0, 0, later_ns))
-        result = self.look(subject)
+        result = self.scan_range(subject)
         if result.reached:  # Without an index there are no ranges, and it is found.
             assert result.entries == ()
             assert result.horizon_ns is not None
@@ -213,13 +213,13 @@ class TestScanForACondition:
     def test_a_scan_that_begins_where_the_last_one_ended_finds_new_rows(self, subject: Subject) -> None:
         old_ns = subject.now_ns() - HOUR
         subject.put(*(Row(key, 0, 0, 0) for key in (2, 3, 4)), *(Row(key, 0, 0, old_ns) for key in (6, 7, 8)))
-        first = self.look(subject)
-        assert [each.key for each in first.entries] == [2, 4, 6, 8]
+        first = self.scan_range(subject)
+        assert [entry.key for entry in first.entries] == [2, 4, 6, 8]
         subject.put(Row(12, 0, 0, 0), Row(13, 0, 0, 0), Row(10, 0, 0, subject.now_ns() - S), Row(14, 1, 0, 0))
-        places = {priority: Position(each.zero_id, old_ns) for priority, each in first.reached.items()}
-        found = [each.key for each in self.look(subject, places).entries]
+        places = {priority: Position(position.zero_id, old_ns) for priority, position in first.reached.items()}
+        found = [entry.key for entry in self.scan_range(subject, places).entries]
         assert [key for key in found if key not in {2, 4, 6, 8}] == [12, 10, 14]
-        if places and all(each.zero_id is not None for each in places.values()):
+        if places and all(position.zero_id is not None for position in places.values()):
             assert found == [12, 10, 14]
 
     def test_the_scan_position_never_passes_a_row_that_was_left_out(self, subject: Subject) -> None:
@@ -230,8 +230,8 @@ class TestScanForACondition:
         places: Mapping[int, Position] = {}
         found: list[Key] = []
         for _ in range(100):
-            result = self.look(subject, places, limit=5)
-            due = [each.key for each in result.entries if each.epoch == 0]
+            result = self.scan_range(subject, places, limit=5)
+            due = [entry.key for entry in result.entries if entry.epoch == 0]
             subject.store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in due])
             found += due
             places = result.reached
@@ -265,13 +265,13 @@ class TestClaim:
         put_due(subject, *keys)
         wanted = [Wanted(key, 0, (key // 2) * S) for key in keys]
         claims = subject.store.claim(subject.table, wanted)
-        assert {each.key: each.deadline_ns - claims.now_ns for each in claims.value} == {
-            each.key: each.wait_ns for each in wanted
+        assert {claim.key: claim.deadline_ns - claims.now_ns for claim in claims.value} == {
+            want.key: want.wait_ns for want in wanted
         }
-        for each in claims.value[::50]:
-            row = subject.row(each.key)
+        for claimed in claims.value[::50]:
+            row = subject.row(claimed.key)
             assert row is not None
-            assert (row.epoch, row.time_next_ns) == (1, each.deadline_ns)
+            assert (row.epoch, row.time_next_ns) == (1, claimed.deadline_ns)
 
     def test_only_the_wanted_rows_are_claimed(self, subject: Subject) -> None:
         put_due(subject, 1, 2, 3)
@@ -340,7 +340,7 @@ class TestFetch:
 
     def test_a_row_whose_time_was_changed_is_reported_as_changed(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
-        claims = {each.key: each.delivery for each in claim(subject, 1, 2)}
+        claims = {made.key: made.delivery for made in claim(subject, 1, 2)}
         later = claims[2]._replace(until_ns=claims[2].until_ns - 1)
         result = subject.store.fetch(subject.table, TEXT, {1: claims[1], 2: later}, 1 << 20).value
         assert (set(result.rows), set(result.unread), set(result.changed)) == ({1}, set(), {2})
@@ -417,7 +417,7 @@ class TestRelease:
 
     def test_sent_and_unsent_ones_can_be_mixed(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
-        one, two = sorted(claim(subject, 1, 2), key=lambda each: each.key)
+        one, two = sorted(claim(subject, 1, 2), key=lambda made: made.key)
         assert self.release(subject, [*returned([one], sent=True), *returned([two], sent=False)]) == 2
         rows = [subject.row(1), subject.row(2)]
         assert [row and row.epoch for row in rows] == [1, 0]
@@ -611,7 +611,7 @@ class TestClock:
             store.move_dead_letters(table, [], table.id),
             store.purge(table, 0, 1),
         ]
-        times = [each.now_ns for each in answers]
+        times = [answer.now_ns for answer in answers]
         assert times == sorted(times)
         assert 1_700_000_000 * S < times[0] <= times[-1] <= subject.now_ns()
 

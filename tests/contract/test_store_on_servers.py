@@ -57,8 +57,8 @@ def insert(subject: ServerSubject, *keys: int, body: str = "x") -> None:
 def claim_all(subject: ServerSubject, limit: int = 10_000) -> dict[Key, Delivery]:
     """Claim whatever is due."""
     entries = subject.store.scan(subject.table, limit).value.entries
-    wanted = [Wanted(each.key, each.epoch, 30 * S) for each in entries]
-    return {each.key: each.delivery for each in subject.store.claim(subject.table, wanted).value}
+    wanted = [Wanted(entry.key, entry.epoch, 30 * S) for entry in entries]
+    return {claim.key: claim.delivery for claim in subject.store.claim(subject.table, wanted).value}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ FORMATS = [
 ]
 
 
-@pytest.mark.parametrize("id_type", ID_TYPES, ids=lambda each: each.sql)
+@pytest.mark.parametrize("id_type", ID_TYPES, ids=lambda id_type: id_type.sql)
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdType) -> None:
     if id_type.mariadb_only and server.flavour != "mariadb":
@@ -117,7 +117,7 @@ def test_an_id_of_any_type_goes_all_the_way(server: EmbeddedServer, id_type: IdT
     columns = f"id {id_type.sql} NOT NULL PRIMARY KEY, {OWN}, body VARCHAR(20) NOT NULL DEFAULT 'hello'"
     with subject_on(server, columns) as subject:
         subject.execute("SET time_zone = '+00:00'")
-        subject.execute(f"INSERT INTO messages (id) VALUES {', '.join(f'({each})' for each in id_type.values)}")
+        subject.execute(f"INSERT INTO messages (id) VALUES {', '.join(f'({value})' for value in id_type.values)}")
         store, table = subject.store, subject.table
         claims = claim_all(subject)
         assert len(claims) == len(id_type.values)
@@ -251,7 +251,7 @@ class TestOthersAtTheSameTime:
                 part = range(first, first + 50)
                 ordered = part if turn % 2 else reversed(part)
                 wanted = [Wanted(key, 0, 30 * S) for key in ordered]
-                got += [each.key for each in subject.store.claim(subject.table, wanted).value]
+                got += [claim.key for claim in subject.store.claim(subject.table, wanted).value]
             return got
 
         with ThreadPoolExecutor(4) as threads:
@@ -286,7 +286,7 @@ class TestOthersAtTheSameTime:
     def test_a_release_waits_a_little_for_a_row_that_is_locked(self, subject: ServerSubject) -> None:
         insert(subject, 1, 2)
         claims = subject.store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in (1, 2)]).value
-        returns = [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent=False) for each in claims]
+        returns = [Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False) for claim in claims]
         with ThreadPoolExecutor(1) as threads:
             with subject.locked(1):
                 released = threads.submit(subject.store.release, subject.table, returns)
@@ -301,7 +301,7 @@ class TestOthersAtTheSameTime:
         )
         insert(subject, 1, 2)
         claims = store.claim(subject.table, [Wanted(key, 0, 30 * S) for key in (1, 2)]).value
-        returns = [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent=False) for each in claims]
+        returns = [Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent=False) for claim in claims]
         with subject.locked(1):
             assert store.release(subject.table, returns).value == 1
         store.close()
@@ -347,8 +347,8 @@ class TestOthersAtTheSameTime:
         with subject_on(server, nullable) as subject:
             subject.execute("INSERT INTO messages (id, priority, epoch) VALUES (1, NULL, NULL), (2, -5, 0)")
             entries = subject.store.scan(subject.table, 10).value.entries
-            assert [(each.key, each.epoch) for each in entries] == [(1, 0), (2, 0)]
-            assert {key: each.epoch for key, each in claim_all(subject).items()} == {1: 1, 2: 1}
+            assert [(entry.key, entry.epoch) for entry in entries] == [(1, 0), (2, 0)]
+            assert {key: delivery.epoch for key, delivery in claim_all(subject).items()} == {1: 1, 2: 1}
 
 
 class TestLargeStatements:
@@ -376,8 +376,8 @@ class TestConnections:
         subject.execute(f"CREATE USER {user} IDENTIFIED BY 'secret'")
         subject.execute(f"GRANT ALL ON {subject.database}.* TO {user}")
         yield make
-        for each in made:
-            each.close()
+        for made_store in made:
+            made_store.close()
         subject.execute(f"DROP USER {user}")
 
     def sessions(self, subject: ServerSubject, state: str = "%") -> list[int]:
@@ -436,7 +436,7 @@ class TestConnections:
         store = stores(connections=2)
         with ThreadPoolExecutor(6) as threads:
             scans = [threads.submit(store.scan, subject.table, 10) for _ in range(60)]
-            assert all(each.result().value.entries == () for each in scans)
+            assert all(scan.result().value.entries == () for scan in scans)
         assert 1 <= len(self.sessions(subject)) <= 2
 
     def test_closing_ends_calls_that_wait_for_the_server(
@@ -448,9 +448,9 @@ class TestConnections:
             scans = [threads.submit(store.scan, subject.table, 10) for _ in range(2)]
             eventually(lambda: self.sessions(subject, "Waiting for table%"))
             store.close()
-            for each in scans:
+            for scan in scans:
                 with pytest.raises(StoreError):
-                    each.result()
+                    scan.result()
             subject.execute("UNLOCK TABLES")
         eventually(lambda: not self.sessions(subject))
 
@@ -462,7 +462,7 @@ class TestConnections:
             store.claim(broken, [Wanted(1, 0, 30 * S)])
         assert (caught.value.code, caught.value.lasting) == (1176, True)
         assert len(self.sessions(subject)) == 1
-        assert [each.key for each in store.claim(subject.table, [Wanted(1, 0, 30 * S)]).value] == [1]
+        assert [claim.key for claim in store.claim(subject.table, [Wanted(1, 0, 30 * S)]).value] == [1]
 
     def test_a_table_that_was_dropped_is_a_lasting_error(self, subject: ServerSubject) -> None:
         subject.execute("DROP TABLE messages")
@@ -624,7 +624,7 @@ class TestCatalog:
         assert (found.id_index, found.scan_index, found.scan_descending) == ("by_id", "poller_idx", True)
         assert not found.scan_ties_by_id
         subject.execute("INSERT INTO other (tenant, id) VALUES (1, 'b'), (2, 'a')")
-        assert {each.key for each in subject.store.scan(found, 10).value.entries} == {"a", "b"}
+        assert {entry.key for entry in subject.store.scan(found, 10).value.entries} == {"a", "b"}
 
     def test_an_index_that_is_hidden_from_the_optimizer_is_not_used(self, subject: ServerSubject) -> None:
         hidden = "INVISIBLE" if subject.server.flavour == "mysql" else "IGNORED"
@@ -687,9 +687,9 @@ def test_a_dropped_memory_of_a_table_changes_no_result(server: EmbeddedServer, s
         other = forgetful.describe(TableId(subject.table.id.db, "other")).value
         assert isinstance(other, QueueTable)
         tables = [subject.table, other] * 3
-        seen = [[store.scan(each, 5).value for each in tables] for store in (forgetful, subject.store)]
+        seen = [[store.scan(table, 5).value for table in tables] for store in (forgetful, subject.store)]
         assert seen[0] == seen[1]
-        assert [forgetful.purge(each, 0, 4).value for each in tables] == [4, 4, 4, 4, 2, 2]
+        assert [forgetful.purge(table, 0, 4).value for table in tables] == [4, 4, 4, 4, 2, 2]
 
 
 def test_a_connection_is_killed_only_on_the_server_that_gave_it_its_id(
@@ -715,7 +715,7 @@ def test_no_connection_is_killed_by_its_id_alone_with_several_servers_behind_one
         subject.store._servers.add(Origin(here, "another one"))
         assert not subject.store.kill(number, Origin(here)).value
         other.ping(reconnect=False)
-        (name,) = (each.name for each in subject.store._servers if each.name != "another one")
+        (name,) = (server.name for server in subject.store._servers if server.name != "another one")
         assert subject.store.kill(number, Origin(here, name)).value
 
 
@@ -744,7 +744,7 @@ def test_variables_set_by_a_tables_triggers_affect_no_other_statement(server: Em
                 return connection.run([f"SELECT {names}, @@SESSION.timestamp < 1950000000"])[0].rows
 
         before = settings()
-        assert [each.key for each in store.claim(subject.table, [Wanted(1, 0, S)]).value] == [1]
+        assert [claim.key for claim in store.claim(subject.table, [Wanted(1, 0, S)]).value] == [1]
         assert settings() == before
         assert store.claim(subject.table, [Wanted(1, 1, S)]).now_ns - before_ns < 600 * S
         assert store.claim(subject.table, [Wanted(3, 0, S)]).value == ()

@@ -1,11 +1,11 @@
-"""Every statement of the engine reads what it returns and hardly more, at 200,000 rows, however the index descends.
+"""Every statement of the engine reads hardly more than it returns, at 200,000 rows, with each kind of index.
 
-Each call of the store is made on a connection that measures: every statement is explained first, and then run between
-two looks at the session's own counters of index entries and rows read. A plan that is right today and a counter that is
-small are two different proofs, and both are asked for: EXPLAIN does not show how far a range is walked.
+Each store call uses a connection that measures: every statement is explained, then run between two
+readings of the session's counters of index entries and rows read. Both proofs are required: a right
+plan, and a small counter, because EXPLAIN does not show how far a range is read.
 
-A quarter of the rows each is acknowledged, scheduled for next year, due, and in delivery; half of those due are of
-one time, 0, as a table's default makes them.
+A quarter of the rows is acknowledged, one is scheduled for next year, one is due, and one in flight.
+Half of the due rows have the time 0, which is a table's default.
 """
 
 from __future__ import annotations
@@ -225,27 +225,27 @@ def due(bench: Bench) -> list[Wanted]:
     """Messages that can be claimed, spread over the table."""
     found = bench.store.scan(bench.table, LIMIT).value.entries
     bench.meter.take()
-    return [Wanted(each.key, each.epoch, 60 * S + at) for at, each in enumerate(found) if each.epoch == 0][:LIMIT]
+    return [Wanted(entry.key, entry.epoch, 60 * S + at) for at, entry in enumerate(found) if entry.epoch == 0][:LIMIT]
 
 
 def by_id(bench: Bench) -> dict[str, Any]:
-    """What `frugal` has to expect of a statement by id: an index that is not unique is read on to the next entry."""
-    return {"key": bench.table.id_index, "looks": 2 if bench.table.kept_by_partition else 1}
+    """What `frugal` has to expect of a statement by id: an index that is not unique is read up to the next entry."""
+    return {"key": bench.table.id_index, "lookups": 2 if bench.table.kept_by_partition else 1}
 
 
-def frugal(statements: Sequence[Measured], *, key: str, least: int = 1, looks: int = 1) -> None:
+def frugal(statements: Sequence[Measured], *, key: str, least: int = 1, lookups: int = 1) -> None:
     """Each was planned on that index without sorting, and read little more than it returned or changed."""
     assert len(statements) >= least
-    for each in statements:
-        plan = f"{each.name}: {each.plan}"
-        if not re.search("optimized away|mpossible WHERE|[Nn]o matching", each.plan["Extra"]):
-            assert each.plan["key"] == key, plan
-            assert each.plan["type"] in {"range", "ref", "const", "eq_ref"}, plan
-        if "purge" not in each.text:
-            assert each.plan["partitions"] in {"", "live"}, plan
-        assert "filesort" not in each.plan["Extra"], plan
-        assert "temporary" not in each.plan["Extra"], plan
-        assert each.read <= looks * each.count + SLACK, f"read {each.read} for {each.count}: {plan}"
+    for measured in statements:
+        plan = f"{measured.name}: {measured.plan}"
+        if not re.search("optimized away|mpossible WHERE|[Nn]o matching", measured.plan["Extra"]):
+            assert measured.plan["key"] == key, plan
+            assert measured.plan["type"] in {"range", "ref", "const", "eq_ref"}, plan
+        if "purge" not in measured.text:
+            assert measured.plan["partitions"] in {"", "live"}, plan
+        assert "filesort" not in measured.plan["Extra"], plan
+        assert "temporary" not in measured.plan["Extra"], plan
+        assert measured.read <= lookups * measured.count + SLACK, f"read {measured.read} for {measured.count}: {plan}"
 
 
 class TestScan:
@@ -257,7 +257,7 @@ class TestScan:
             assert result.more
             statements = bench.meter.take()
             frugal(statements, key="next_up", least=3)
-            assert sum(each.read for each in statements) <= 3 * limit + SLACK * len(statements)
+            assert sum(measured.read for measured in statements) <= 3 * limit + SLACK * len(statements)
 
     def test_it_passes_over_priorities_whose_rows_are_all_scheduled(self, bench: Bench) -> None:
         bench.subject.execute("UPDATE messages SET priority = 9 WHERE priority = 4 AND time_next > 0 AND epoch = 0")
@@ -278,13 +278,13 @@ class TestScanForACondition:
             part = Range(places, now_ns + 10 * S)
             assert bench.store.scan(bench.table, 64, self.NOBODY, part).value.entries == ()
             statements = bench.meter.take()
-            assert sum(each.read for each in statements) <= SLACK * len(statements)
+            assert sum(measured.read for measured in statements) <= SLACK * len(statements)
 
     def test_a_full_scan_reads_the_due_rows_and_not_those_scheduled_or_acknowledged(self, bench: Bench) -> None:
         part = Range({}, bench.subject.now_ns() + 10 * S)
         assert bench.store.scan(bench.table, 64, self.NOBODY, part).value.entries == ()
         statements = bench.meter.take()
-        assert sum(each.read for each in statements) <= 2 * ROWS // 4 + SLACK * len(statements)
+        assert sum(measured.read for measured in statements) <= 2 * ROWS // 4 + SLACK * len(statements)
 
     def test_selected_rows_are_found_without_sorting_if_the_index_ascends(self, bench: Bench) -> None:
         part = Range({}, bench.subject.now_ns() + 10 * S)
@@ -292,7 +292,7 @@ class TestScanForACondition:
         assert len(result.entries) == 64
         statements = bench.meter.take()
         if not bench.table.scan_descending:
-            frugal([each for each in statements if "time_next IS NULL" not in each.text], key="next_up")
+            frugal([measured for measured in statements if "time_next IS NULL" not in measured.text], key="next_up")
 
 
 class TestByKey:
@@ -304,12 +304,12 @@ class TestByKey:
         lock, *updates = bench.meter.take()
         frugal([lock], **by_id(bench))
         frugal(updates, **by_id(bench))
-        assert sum(each.count for each in updates) == len(claims)
+        assert sum(update.count for update in updates) == len(claims)
 
     @pytest.mark.parametrize("binary", [False, True])
     def test_fetching_reads_each_row_once(self, bench: Bench, due: list[Wanted], *, binary: bool) -> None:
         row_format = RowFormat(("id", "body"), binary=binary)
-        found = bench.store.lookup(bench.table, [each.key for each in due]).value
+        found = bench.store.lookup(bench.table, [want.key for want in due]).value
         bench.meter.take()
         keys = {key: Delivery(entry.epoch, entry.due_ns) for key, entry in found.items()}
         assert len(bench.store.fetch(bench.table, row_format, keys, 1 << 20).value.rows) == len(due)
@@ -317,7 +317,7 @@ class TestByKey:
             frugal(bench.meter.take(), **by_id(bench))
 
     def test_looking_up_reads_each_row_once(self, bench: Bench, due: list[Wanted]) -> None:
-        assert len(bench.store.lookup(bench.table, [each.key for each in due]).value) == len(due)
+        assert len(bench.store.lookup(bench.table, [want.key for want in due]).value) == len(due)
         frugal(bench.meter.take(), **by_id(bench))
 
     @pytest.mark.parametrize("sent", [False, True])
@@ -326,7 +326,7 @@ class TestByKey:
     ) -> None:
         claims = bench.store.claim(bench.table, due).value
         bench.meter.take()
-        returns = [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent) for each in claims]
+        returns = [Return(claim.key, claim.epoch, claim.deadline_ns, claim.due_ns, sent) for claim in claims]
         assert bench.store.release(bench.table, returns).value == len(due)
         frugal(bench.meter.take(), **by_id(bench), least=2)
 
@@ -366,8 +366,8 @@ class TestPurge:
         assert bench.store.purge(bench.table, 3600 * S, LIMIT).value == LIMIT
         find, lock, delete = bench.meter.take()
         frugal([find], key="next_up")
-        looks = 3 if bench.table.kept_by_partition else 1  # An id is looked for in the lowest partition, too.
-        frugal([lock, delete], key=bench.table.id_index, looks=looks)
+        lookups = 3 if bench.table.kept_by_partition else 1  # An id is looked for in the lowest partition, too.
+        frugal([lock, delete], key=bench.table.id_index, lookups=lookups)
 
     def test_finding_nothing_costs_nothing(self, bench: Bench) -> None:
         assert bench.store.purge(bench.table, 100 * 3600 * S, LIMIT).value == 0
@@ -384,5 +384,5 @@ class TestPrivileges:
 
 
 def test_no_statement_on_a_table_is_forgotten_here() -> None:
-    on_tables = {name for name, each in templates().items() if "$table" in each.template}
+    on_tables = {name for name, template in templates().items() if "$table" in template.template}
     assert on_tables == MEASURED | EXEMPT

@@ -199,14 +199,14 @@ def test_changes_are_reported_when_a_transaction_is_complete_and_not_at_all_afte
 def test_a_message_that_is_not_visible_yet_is_scanned_for_repeatedly_and_then_given_up() -> None:
     awaiting = AwaitingVisibility(10)
     awaiting.await_key(0, 1)
-    looks: list[int] = []
+    rescans_ns: list[int] = []
     while awaiting.rescan_ns is not None:
         assert not awaiting.start_rescan(awaiting.rescan_ns - 1)
-        looks.append(awaiting.rescan_ns)
+        rescans_ns.append(awaiting.rescan_ns)
         assert awaiting.start_rescan(awaiting.rescan_ns)
-    assert looks[0] == RESCAN_MIN_NS
-    assert len(looks) < 15
-    assert RESCAN_MAX_NS < looks[-1] < 3 * RESCAN_MAX_NS
+    assert rescans_ns[0] == RESCAN_MIN_NS
+    assert len(rescans_ns) < 15
+    assert RESCAN_MAX_NS < rescans_ns[-1] < 3 * RESCAN_MAX_NS
 
 
 def test_a_message_that_was_found_awaits_visibility_no_longer() -> None:
@@ -267,22 +267,22 @@ def test_a_claim_in_the_log_before_its_own_result_causes_no_work() -> None:
     stage = Stage()
     stage.enqueue(7)
     stage.subscribe(1, holder=1)
-    while not any(each.answer is None and type(each.effect).__name__ == "Claim" for each in stage.asked):
+    while not any(pending.answer is None and type(pending.effect).__name__ == "Claim" for pending in stage.asked):
         asked = stage.asked[0]
         stage.do(asked)
         stage.answer(asked)
-    (claim,) = (each for each in stage.asked if type(each.effect).__name__ == "Claim")
+    (claim,) = (pending for pending in stage.asked if type(pending.effect).__name__ == "Claim")
     stage.do(claim)
-    others = [each for each in stage.asked if each is not claim]
+    others = [pending for pending in stage.asked if pending is not claim]
     stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
-    assert [each for each in stage.asked if each is not claim] == others
+    assert [pending for pending in stage.asked if pending is not claim] == others
 
 
 def test_a_message_changed_while_in_flight_is_looked_up() -> None:
     stage = holding(7)
     row = stage.rows[7].entry
     stage.happen(stage.dispatcher.changes_logged, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
-    assert [type(each.effect).__name__ for each in stage.asked] == ["Lookup"]
+    assert [type(pending.effect).__name__ for pending in stage.asked] == ["Lookup"]
 
 
 def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_confused_with_it() -> None:
@@ -290,11 +290,11 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_confused_wi
     del stage.rows[7]  # TRUNCATE TABLE, and the ids begin anew.
     stage.holdings.clear()
     stage.happen(stage.dispatcher.changes_logged)
-    (lookup,) = (each for each in stage.asked if type(each.effect).__name__ == "Lookup")
+    (lookup,) = (pending for pending in stage.asked if type(pending.effect).__name__ == "Lookup")
     stage.do(lookup)
     stage.enqueue(7, wake=False)
-    while not any(type(each.effect).__name__ == "Fetch" for each in stage.asked):
-        asked = next(each for each in stage.asked if each is not lookup)
+    while not any(type(pending.effect).__name__ == "Fetch" for pending in stage.asked):
+        asked = next(pending for pending in stage.asked if pending is not lookup)
         stage.do(asked)
         stage.answer(asked)
     stage.answer(lookup)

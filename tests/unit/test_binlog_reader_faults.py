@@ -169,16 +169,16 @@ class Nobody:
 class Scripted(BinlogFollower):
     """Each reader writes the next of the given outputs. The last reader keeps running."""
 
-    def __init__(self, engine: Nobody, said: Sequence[bytes]) -> None:
+    def __init__(self, engine: Nobody, outputs: Sequence[bytes]) -> None:
         limits = FollowerLimits(again_min_s=0.001)
         super().__init__(cast(Engine, engine), BackendAddress("127.0.0.1", 1, "nobody"), limits)
-        self._said_by_readers = iter(said)
-        self._left = len(said)
+        self._outputs = iter(outputs)
+        self._left = len(outputs)
 
     def reader_command(self) -> tuple[str, ...]:
         self._left -= 1
         stay = "sys.stdin.read()" if self._left == 0 else ""
-        write = f"sys.stdout.buffer.write({next(self._said_by_readers)!r}); sys.stdout.flush(); {stay}"
+        write = f"sys.stdout.buffer.write({next(self._outputs)!r}); sys.stdout.flush(); {stay}"
         return (sys.executable, "-I", "-c", f"import sys; {write}")
 
 

@@ -173,7 +173,7 @@ def test_a_user_who_sees_the_queue_alone_gets_the_same_text_for_each_table_that_
 
 def followed(*tables: QueueTable) -> Chain:
     """The chain from SHOP through the first of these tables. The others exist."""
-    there = {each.id: each for each in tables}
+    there = {table.id: table for table in tables}
     chain = Chain(SHOP, tables[0])
     while chain.onward is not None:
         chain.add(there.get(chain.onward))

@@ -37,7 +37,7 @@ class Log:
         self.event_filter = EventFilter(lambda *table: table == (b"shop", b"orders"), lambda: self.pending)
 
     def read(self, *events: bytes) -> list[bool]:
-        return [self.event_filter.wants(each) for each in events]
+        return [self.event_filter.wants(event) for event in events]
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ def partitions(*bounds: float, rest: bool = True) -> list[Partition]:
 
 
 def names(found: PartitionPlan) -> list[str]:
-    return [each.name for each in found.add]
+    return [partition.name for partition in found.add]
 
 
 def bounds(found: PartitionPlan) -> list[int]:
-    return [each.below_ns for each in found.add if each.below_ns is not None]
+    return [partition.below_ns for partition in found.add if partition.below_ns is not None]
 
 
 def hours(*bounds: float) -> list[Partition]:
@@ -104,7 +104,7 @@ class TestAhead:
     def test_some_always_begin_in_the_future(self) -> None:
         for now_ns in range(30, 60):
             found = plan_partitions(made := partitions(0, 10, 20, 30), now_ns=now_ns, age_ns=100)
-            bounds = [each.below_ns for each in (*made[:-1], *found.add) if each.below_ns is not None]
+            bounds = [partition.below_ns for partition in (*made[:-1], *found.add) if partition.below_ns is not None]
             assert sum(begin > now_ns for begin in bounds[:-1]) == AHEAD, now_ns
             assert bounds == sorted(bounds)
 

@@ -146,7 +146,7 @@ def test_a_thousand_changes_in_a_row_cause_one_refresh_at_once_and_the_next_afte
         for _ in range(1_000):
             catalog.queues.schema_changed("t")
             await asyncio.sleep(0)
-        for _ in range(10):  # Each takes as long as a look would.
+        for _ in range(10):  # A pause as long as a refresh would take.
             await catalog.queues.inspect(table(0), fresh=True)
         assert catalog.store.calls["discover"] == 1
 

@@ -39,7 +39,7 @@ def test_threads_keep_it_within_its_size() -> None:
         except Exception as fault:  # noqa: BLE001
             faults.append(fault)
 
-    threads = [threading.Thread(target=work, args=[1_000 * each]) for each in range(4)]
+    threads = [threading.Thread(target=work, args=[1_000 * number]) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
