@@ -1,4 +1,4 @@
-"""A pause that doubles with each failure in a row."""
+"""Exponential backoff: a pause that doubles with each failure in a row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ExponentialBackoff:
-    """How long something is left alone after it failed, on the monotonic clock."""
+    """How long not to try again after a failure, on the monotonic clock."""
 
     least_ns: int
     most_ns: int
@@ -16,11 +16,10 @@ class ExponentialBackoff:
     last_ns: int = 0
 
     def lengthen(self, now_ns: int) -> None:
-        """It failed (again) at this monotonic time: the pause begins anew, twice as long as the
-        last one."""
+        """A failure at this monotonic time: a pause begins, twice as long as the last one."""
         self.last_ns = min(max(2 * self.last_ns, self.least_ns), self.most_ns)
         self.until_ns = now_ns + self.last_ns
 
     def reset(self) -> None:
-        """It went well: no pause, and the next one is the shortest."""
+        """A success: no pause, and the next one is the shortest."""
         self.until_ns = self.last_ns = 0

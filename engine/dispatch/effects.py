@@ -26,7 +26,7 @@ from engine.model import Delivery, Key, Range, Return, RowFormat, Selection, Wan
 @dataclass(frozen=True, slots=True)
 class Scan:
     """Read the keys of up to `limit` due messages of a selection, and of those due next. `part`: in
-    that part of the table; None: anywhere."""
+    this part of the table; None: in all of it."""
 
     scan_id: int
     selection: Selection
@@ -36,7 +36,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim these rows, and commit that, before anybody is shown one of them."""
+    """Claim these rows and commit, before any of them is sent."""
 
     claim_id: int
     wanted: tuple[Wanted, ...]
@@ -53,7 +53,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """See what became of these deliveries."""
+    """Read the current state of these messages."""
 
     keys: tuple[Key, ...]
 

@@ -1,13 +1,11 @@
-"""The leases of one table: which deliveries are out, who holds them, until when, and in which state
-each is.
+"""The leases of one table: the deliveries in flight, with holder, deadline and state.
 
 A lease begins when its claim is committed. It ends when the message is acknowledged, given back, or
 found changed, or when the wait of its delivery is over. The database enforces leases (the row's
-time_next is the end of the wait); this is the proxy's own account of them, kept to know everybody's
-credit and to release what a vanished client held.
+time_next is the end of the wait). This module is the proxy's own record of them, kept to compute
+credit and to release the messages of a vanished client.
 
-The states of a lease and the events that lead from one to the next stand in `TRANSITIONS`, and
-nowhere else.
+The states of a lease and the events that change them are in `TRANSITIONS`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from engine.model import Claimed, Delivery, Entry, Key, Return
 
 
 class LeaseState(enum.Enum):
-    """Where a delivery stands. A lease is *suspect* while somebody else may have changed its
+    """The state of a delivery. A lease is *suspect* while somebody else may have changed its
     message."""
 
     CLAIMED = "claimed"
@@ -32,21 +30,20 @@ class LeaseState(enum.Enum):
     SENT = "sent"
     """The row was given to the client's connection."""
     SUSPECT = "suspect"
-    """As claimed, but not fetched before a lookup has shown that the message is unchanged."""
+    """As claimed, but not fetched before a lookup shows the message unchanged."""
     SUSPECT_FETCHING = "suspect, being fetched"
-    """As being fetched, but the row is not sent before a lookup has shown that the message is
-    unchanged."""
+    """As being fetched, but the row is not sent before a lookup shows the message unchanged."""
     SUSPECT_SENT = "suspect, sent"
-    """As sent, and to be looked up."""
+    """As sent, but a lookup has to show the message unchanged."""
     ENDED = "ended"
     """The delivery is over."""
 
 
 class LeaseEvent(enum.Enum):
-    """What happens to a lease."""
+    """An event in the life of a lease."""
 
     FETCH = "fetch"
-    """Its row is asked for."""
+    """A fetch of its row starts."""
     UNREAD = "unread"
     """The fetch came back, and its row is not sent now."""
     SEND = "send"
@@ -54,7 +51,7 @@ class LeaseEvent(enum.Enum):
     SUSPECT = "suspect"
     """Somebody may have changed its message."""
     VERIFY = "verify"
-    """A lookup has shown that nobody has."""
+    """A lookup has shown the message unchanged."""
     END = "end"
     """The delivery is over, for whatever reason."""
 
@@ -82,7 +79,7 @@ TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = MappingProxy
         _S.ENDED: {},
     }
 )
-"""The state that an event leads to, by the state before. What is not here cannot happen."""
+"""The state after an event, by the state before. An event that is not listed cannot occur."""
 
 SENT_STATES = frozenset({LeaseState.SENT, LeaseState.SUSPECT_SENT})
 SUSPECT_STATES = frozenset({LeaseState.SUSPECT, LeaseState.SUSPECT_FETCHING, LeaseState.SUSPECT_SENT})
@@ -98,8 +95,8 @@ class Lease:
     """One committed claim. `holder` is the client connection, `subscriber` the stream that it was
     given to.
 
-    `known_since` is the number of the moment when the claim's answer was taken: whatever was asked
-    of the database under a greater number shows the claim, or what became of the row later.
+    `known_since` is the number of the moment at which the claim's answer was taken. A statement
+    with a greater number shows the claim, or a later state of the row.
     """
 
     key: Key
@@ -119,8 +116,8 @@ class Lease:
         return cls(claim.key, claim.epoch, claim.deadline_ns, claim.priority, claim.due_ns, known_since)
 
     def apply(self, event: LeaseEvent) -> None:
-        """Change the state as `TRANSITIONS` says. Raises InvalidTransition where it says
-        nothing."""
+        """Change the state as in `TRANSITIONS`. Raises InvalidTransition for an event not listed
+        there."""
         after = TRANSITIONS[self.state].get(event)
         if after is None:
             raise InvalidTransition(f"message {self.key!r}: no {event.value!r} in state {self.state.value!r}")
@@ -128,7 +125,7 @@ class Lease:
 
     @property
     def is_sent(self) -> bool:
-        """Whether the client's connection was given the row."""
+        """Whether the row was passed to the client's connection."""
         return self.state in SENT_STATES
 
     @property
@@ -138,7 +135,7 @@ class Lease:
 
     @property
     def delivery(self) -> Delivery:
-        """What its row shows while the lease stands."""
+        """The epoch and time_next of its row while the lease stands."""
         return Delivery(self.epoch, self.deadline_ns)
 
     @property
@@ -147,7 +144,7 @@ class Lease:
         return Entry(self.key, self.epoch, self.priority, self.deadline_ns)
 
     def returned(self) -> Return:
-        """What giving it back takes. To be made before the lease ends."""
+        """The values that guard its release. Call it before the lease ends."""
         return Return(self.key, self.epoch, self.deadline_ns, self.due_ns, self.is_sent, self.priority)
 
 
@@ -166,7 +163,7 @@ class Leases:
         return iter(self._by_key.values())
 
     def get(self, key: Key) -> Lease | None:
-        """The lease of that message."""
+        """The lease of this message; None if it has none here."""
         return self._by_key.get(key)
 
     def is_outdated(self, entry: Entry, scan_id: int) -> bool:
@@ -200,19 +197,20 @@ class Leases:
             heapq.heapify(self._deadlines)
 
     def held_by(self, holder: int) -> list[Lease]:
-        """What a connection holds, oldest first."""
+        """The leases of a client connection, oldest first."""
         return list(self._by_holder.get(holder, {}).values())
 
     def confirm(self, lease: Lease, deadline_ns: int) -> None:
-        """Put a lease at the end of the order of iteration, with the deadline that it has now."""
+        """A lookup has shown that this lease stands, until this deadline. The lease moves to the
+        end of the order of iteration, so that the others are looked up before it."""
         self._by_key[lease.key] = self._by_key.pop(lease.key)
         if lease.deadline_ns != deadline_ns:
             lease.deadline_ns = deadline_ns
             heapq.heappush(self._deadlines, (deadline_ns, lease.key, lease.epoch))
 
     def expired(self, server_ns: int) -> list[Lease]:
-        """The leases whose deadline has passed by the server's clock; they are still to be
-        ended."""
+        """The leases whose deadlines have passed by the server's clock. The caller ends them.
+        Each is returned once."""
         if not self._deadlines or self._deadlines[0][0] > server_ns:
             return []
         # By key: a message given back unsent and claimed again at the same instant has one deadline twice.
@@ -225,13 +223,13 @@ class Leases:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When the next lease ends by itself, on the server's clock."""
+        """When the next lease expires (server's clock); None: there is none."""
         while self._deadlines and self._top() is None:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def _top(self) -> Lease | None:
-        """The lease that the first deadline is about, unless that lease is over."""
+        """The lease of the first entry of the heap; None if that entry is outdated."""
         deadline_ns, key, epoch = self._deadlines[0]
         lease = self._by_key.get(key)
         current = lease is not None and (lease.epoch, lease.deadline_ns) == (epoch, deadline_ns)

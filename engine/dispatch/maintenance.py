@@ -1,9 +1,8 @@
-"""Maintenance: what is done for a table whoever streams. Claims are given back, dead messages are
-moved to the dead-letter table, old acknowledged ones are purged.
+"""Maintenance of a table, with or without streams: claims are released, dead messages are moved to
+the dead-letter table, old acknowledged messages are purged.
 
-Each is done for many messages at a time and by one statement at a time; what comes up meanwhile
-waits for the next. None needs an answer to be right: what was lost on the way is found in the table
-again.
+Each kind runs one statement at a time for many messages; others wait for the next statement.
+None of them depends on its answer: if one is lost, the messages are found in the table again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from engine.model import Entry, Key, Policy, Return, Wanted
 
 
 class Releases:
-    """Claims to give back: those waiting, and those being given back now."""
+    """The claims to release: those waiting, and those under way."""
 
     def __init__(self, limits: Limits) -> None:
         self._batch_max = limits.claim_max
@@ -32,20 +31,21 @@ class Releases:
         return len(self._waiting) + len(self._under_way)
 
     def is_under_way(self, key: Key) -> bool:
-        """Whether a claim of this message is being given back now."""
+        """Whether a release of this message is under way."""
         return key in self._under_way
 
     @property
     def release_ns(self) -> int | None:
-        """When to go on (monotonic)."""
+        """When the next release may start (monotonic); None: no claim waits."""
         return self._pause.until_ns if self._waiting else None
 
     def add_release(self, claim: Return) -> None:
-        """Give this claim back."""
+        """Release this claim with one of the next statements."""
         self._waiting.append(claim)
 
     def start_release(self, now: Instant) -> list[Effect]:
-        """Give back what waits, but for claims whose time is over: they are nobody's already."""
+        """Release the waiting claims, except those whose deadlines are past: their messages are
+        due by themselves."""
         if self._under_way or not self._waiting or now.mono_ns < self._pause.until_ns:
             return []
         waiting = [claim for claim in self._waiting if claim.deadline_ns > now.server_ns]
@@ -60,13 +60,13 @@ class Releases:
         return [Release(tuple(batch.values()))] if batch else []
 
     def release_answered(self) -> list[Return]:
-        """They are given back; returns them."""
+        """The release under way was carried out. Returns its claims."""
         self._pause.reset()
         return self._take_under_way()
 
     def release_failed(self, now: Instant) -> list[Return]:
-        """Giving back failed, or its answer was lost. It is guarded, so it is tried again while it
-        matters."""
+        """The release under way failed, or its answer was lost. Returns its claims. They are
+        released again: the statement changes only rows that still show the claim."""
         failed = self._take_under_way()
         self._waiting += failed
         self._pause.lengthen(now.mono_ns)
@@ -78,7 +78,7 @@ class Releases:
 
 
 class DeadLetters:
-    """Dead messages: those that are due, those that will be, and those being moved."""
+    """The dead messages: those due, those due later, and those being moved."""
 
     def __init__(self, policy: Policy, limits: Limits) -> None:
         self._policy = policy
@@ -90,21 +90,21 @@ class DeadLetters:
         self._pause = ExponentialBackoff(limits.dead_letter_pause_min_ns, limits.dead_letter_pause_max_ns)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a message is about to be moved, or being moved."""
+        """Whether a message is due to be moved, or being moved."""
         return key in self._due or key in self._under_way
 
     @property
     def configured(self) -> bool:
-        """Whether messages die at all, and where they go then."""
+        """Whether the table has a limit of deliveries and a dead-letter table."""
         return self._policy.max_attempts > 0 and self._policy.dead_letter is not None
 
     @property
     def scanned_for(self) -> bool:
-        """Whether dead messages are to be found though nobody streams."""
+        """Whether to scan for dead messages even without streams."""
         return self.configured and not self._policy.paused
 
     def is_dead(self, entry: Entry) -> bool:
-        """Whether a message has been delivered as often as it may be."""
+        """Whether a message has been delivered `max_attempts` times."""
         return self.configured and self._policy.max_attempts <= entry.epoch
 
     def set_policy(self, policy: Policy) -> None:
@@ -113,12 +113,12 @@ class DeadLetters:
 
     @property
     def due_count(self) -> int:
-        """How many are due and not being moved."""
+        """How many dead messages are due and not being moved."""
         return len(self._due)
 
     @property
     def move_ns(self) -> int | None:
-        """When to go on with those that are due (monotonic)."""
+        """When the next move may start (monotonic); None: no dead message is due."""
         return self._pause.until_ns if self._due else None
 
     @property
@@ -139,7 +139,7 @@ class DeadLetters:
         return [None if due_ns is None else now.until(due_ns), self.move_ns]
 
     def add_dead(self, entry: Entry, now: Instant) -> None:
-        """This message is dead: it is moved when it is due."""
+        """Move this dead message when it is due. Beyond `dead_later_max` it is left to a scan."""
         if entry.due_ns <= now.server_ns:
             self._later.pop(entry.key, None)
             self._due[entry.key] = entry
@@ -158,14 +158,14 @@ class DeadLetters:
         return dead
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """These messages are acknowledged, gone, or not dead any more."""
+        """These messages are acknowledged, deleted, or not dead any more: do not move them."""
         if self._due or self._later:
             for key in keys:
                 self._due.pop(key, None)
                 self._later.pop(key, None)
 
     def start_move(self, now: Instant) -> list[Effect]:
-        """Move those that are due."""
+        """Move the dead messages that are due."""
         while (due_ns := self.next_due_ns) is not None and due_ns <= now.server_ns:
             self.add_dead(self._later[heapq.heappop(self._later_heap)[1]], now)
         if self._under_way or not self._due or now.mono_ns < self._pause.until_ns:
@@ -178,8 +178,8 @@ class DeadLetters:
         return [MoveDeadLetters(tuple(Wanted(entry.key, entry.epoch, retry_ns) for entry in dead))]
 
     def move_answered(self, now: Instant, moved: Collection[Key]) -> list[Entry]:
-        """These were moved; returns the others, which are locked by somebody, changed, or left
-        alone for a while."""
+        """The move under way moved these messages. Returns the others: locked by somebody,
+        changed, or impossible to move for a while."""
         under_way, self._under_way = self._under_way, {}
         others = [entry for entry in under_way.values() if entry.key not in moved]
         if others:
@@ -194,7 +194,7 @@ class DeadLetters:
 
 
 class Purges:
-    """Old acknowledged messages, deleted from time to time, some at a time."""
+    """The purges of old acknowledged messages, a limited number of rows each."""
 
     def __init__(self, policy: Policy, limits: Limits, now: Instant) -> None:
         self._policy = policy
@@ -204,18 +204,19 @@ class Purges:
 
     @property
     def purge_ns(self) -> int | None:
-        """When to begin again (monotonic)."""
+        """When the next purge may start (monotonic); None: one is under way."""
         return None if self.under_way else self._purge_ns
 
     def start_purge(self, now: Instant) -> list[Effect]:
-        """Purge when it is time."""
+        """Start a purge if it is time for one."""
         if self.under_way or now.mono_ns < self._purge_ns:
             return []
         self.under_way = True
         return [Purge(self._policy.purge_after_ns, self._limits.purge_rows)]
 
     def purge_answered(self, now: Instant, count: int) -> None:
-        """So many were deleted; a full batch means that there are more."""
+        """The purge under way deleted so many rows. After a full batch the next one starts at
+        once."""
         self.under_way = False
         at_ns = now.mono_ns
         self._purge_ns = at_ns if count >= self._limits.purge_rows else at_ns + self._pause_ns()

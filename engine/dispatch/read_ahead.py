@@ -1,13 +1,13 @@
-"""The read-ahead buffer: message keys read ahead of need, without row data.
+"""The read-ahead buffer: message keys that were scanned before they are needed, without row data.
 
-A scan of the whole index (`replace_with`) replaces the buffer; one that began where the last had
-ended adds to it (`extend_with`). An entry is *ready* when it is due on the server's clock, *later*
-until then. A row that a claim missed although it looked due (somebody has it locked, or another
-proxy was faster) waits a little longer each time before it is tried again, on the monotonic clock,
-so that a consumer's long transaction costs a few attempts and not a busy loop.
+A scan of the whole index (`replace_with`) replaces the buffer. A scan that began at a scan position
+(`extend_with`) adds to it. An entry is *ready* when it is due on the server's clock, and *later*
+until then. A claim may miss a row that looked due, because the row is locked or another proxy
+claimed it first. Such a row is tried again after a pause (monotonic clock) that doubles each time.
+A long transaction of a consumer therefore costs a few attempts, and not a busy loop.
 
-The buffer is only a hint: what it says is checked again by the claim, in the database. So stale
-entries cost a wasted key and never a wrong delivery.
+The buffer is only a hint: the claim checks each entry in the database. A stale entry costs a
+wasted key and never a wrong delivery.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from engine.model import Entry, Key, ScanResult
 
 RETRY_MIN_NS = 10_000_000
 RETRY_MAX_NS = 1_000_000_000
-"""A missed row is tried again after 10 ms, doubling up to a second: by then its lock's owner has
-committed, or is slow."""
+"""A missed row is tried again after 10 ms, then after twice as long each time, up to a second: by
+then the lock's owner has committed, or is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +39,31 @@ class ReadAhead:
         self._ready_heap: list[tuple[int, int, Key, int]] = []
         self._later: dict[Key, Entry] = {}
         self._due_heap: list[tuple[int, Key, int]] = []
-        """By the server's time at which they come due."""
+        """Ordered by the time at which they come due (server's clock)."""
         self._retry_heap: list[tuple[int, Key, int]] = []
-        """Due ones that were missed, by the monotonic time at which they are tried again."""
+        """Due entries that were missed, ordered by the time of the next attempt (monotonic)."""
         self._missed: dict[Key, _Missed] = {}
         self.more = False
-        """Due rows beyond the buffer exist."""
+        """Whether more rows are due than the buffer contains."""
         self.horizon_ns: int | None = None
-        """Rows that come due from then on (by the server's clock) may be missing from the
-        buffer."""
+        """Rows that come due from this time on may be missing in the buffer (server's clock);
+        None: no row is missing."""
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._later)
 
     @property
     def ready(self) -> int:
-        """How many entries can be claimed now."""
+        """How many entries may be claimed now."""
         return len(self._ready)
 
     @property
     def missed_count(self) -> int:
-        """How many rows are left alone for a moment."""
+        """How many rows wait for another attempt after a miss."""
         return len(self._missed)
 
     def next_ns(self, now: Instant) -> int | None:
-        """The monotonic time at which the buffer can offer more than now: an entry comes due or is
-        tried again, or the horizon is reached."""
+        """When an entry becomes ready, or the horizon is reached (monotonic); None: never."""
         for heap in (self._due_heap, self._retry_heap):
             while heap and heap[0][1] not in self._later:
                 heapq.heappop(heap)
@@ -75,8 +74,7 @@ class ReadAhead:
         return min(times, default=None)
 
     def replace_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
-        """Take a scan's result in place of everything known, without the entries that are
-        `unwanted`."""
+        """Replace all entries by a scan's result, without the `unwanted` ones."""
         self._ready, self._ready_heap, self._later = {}, [], {}
         self._due_heap, self._retry_heap = [], []
         missed, self._missed = self._missed, {}
@@ -88,19 +86,19 @@ class ReadAhead:
         self.more, self.horizon_ns = result.more, result.horizon_ns
 
     def extend_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
-        """Take a scan's result beside what is known."""
+        """Add a scan's result, without the `unwanted` ones."""
         for entry in result.entries:
             if not unwanted(entry):
                 self.put(entry, now)
         self.more, self.horizon_ns = result.more, result.horizon_ns
 
     def put(self, entry: Entry, now: Instant) -> None:
-        """One entry as it is now."""
+        """Add an entry, or replace that of the same key."""
         self.drop(entry.key)
         self._add(entry, now)
 
     def head(self) -> Entry | None:
-        """The entry that goes first."""
+        """The first ready entry in the order of delivery; None: no entry is ready."""
         while self._ready_heap:
             _, due_ns, key, epoch = self._ready_heap[0]
             entry = self._ready.get(key)
@@ -110,22 +108,22 @@ class ReadAhead:
         return None
 
     def promote_due(self, now: Instant) -> None:
-        """Make ready what has come due, and what may be tried again."""
+        """Make the entries ready that have come due, or may be tried again."""
         while self._due_heap and self._due_heap[0][0] <= now.server_ns:
             self._promote(*heapq.heappop(self._due_heap)[1:], now)
         while self._retry_heap and self._retry_heap[0][0] <= now.mono_ns:
             self._promote(*heapq.heappop(self._retry_heap)[1:], now)
 
     def knows(self, entry: Entry) -> bool:
-        """Whether the buffer has this message as the entry shows it, or as it became later."""
+        """Whether the buffer contains this message in the same or a later state."""
         known = self._ready.get(entry.key) or self._later.get(entry.key)
         if known is None:
             return False
         return known.epoch > entry.epoch or (known.epoch, known.due_ns) == (entry.epoch, entry.due_ns)
 
     def add_scheduled(self, entry: Entry, most: int) -> None:
-        """Take a message that is not due yet from elsewhere than a scan; with `most` of them, leave
-        it to a scan."""
+        """Add a message that is not due yet, and that no scan has shown. If `most` such messages
+        are there, lower the horizon instead, so that a scan finds it."""
         self.forget((entry.key,))
         if self.horizon_ns is not None and self.horizon_ns <= entry.due_ns:
             return
@@ -145,26 +143,27 @@ class ReadAhead:
         return taken
 
     def drop(self, key: Key) -> None:
-        """Somebody else takes this one."""
+        """Remove the entry of `key`, because it is claimed for another group or replaced. The
+        record of its misses stays. Without effect if there is none."""
         self._ready.pop(key, None)
         self._later.pop(key, None)
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Drop what is known to be over."""
+        """Remove these messages and the records of their misses: they are over."""
         for key in keys:
             self._ready.pop(key, None)
             self._later.pop(key, None)
             self._missed.pop(key, None)
 
     def forget_misses(self, keys: Iterable[Key]) -> None:
-        """These could be claimed: whoever had them has let go."""
+        """Forget the misses of these messages: they could be claimed."""
         if self._missed:
             for key in keys:
                 self._missed.pop(key, None)
 
     def add_missed(self, entries: Iterable[Entry], now: Instant, *, keep: bool = False) -> int:
-        """These could not be claimed. Returns the monotonic time at which to scan for them. `keep`:
-        they are tried again without a scan that shows them."""
+        """Note that a claim missed these entries. Returns when to scan for them (monotonic).
+        `keep`: they stay in the buffer and are tried again without a scan."""
         retry_ns = now.mono_ns + RETRY_MAX_NS
         for entry in entries:
             before = self._missed.get(entry.key)
@@ -179,7 +178,7 @@ class ReadAhead:
         entry = self._later.get(key)
         if entry is not None and entry.epoch == epoch:
             del self._later[key]
-            self._add(entry, now)  # It may have been put off since, or have to wait for its retry.
+            self._add(entry, now)  # It may be scheduled for later by now, or wait for its next attempt.
 
     def _add(self, entry: Entry, now: Instant) -> None:
         missed = self._missed.get(entry.key)

@@ -1,9 +1,9 @@
 """How long a delivery waits for its acknowledgement.
 
-Delivery k (k = 0, 1, …: the row's epoch before the claim) waits `vt_ack_wait · 2^k`, held between
-`vt_min_backoff` and `vt_max_backoff`. From the second delivery on, up to a third is added at
-random, for each row by itself, so that messages that failed together do not come back together; it
-is added after the clamp, because rows that have reached the maximum need the spread most.
+Delivery k (k = 0, 1, …: the row's epoch before the claim) waits `vt_ack_wait · 2^k`, but at
+least `vt_min_backoff` and at most `vt_max_backoff`. From the second delivery on, up to a third
+is added at random for each row, so that messages that failed together do not come back together.
+It is added after the limits are applied, because rows at the maximum need the spread most.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ from engine.model import Entry, Key, Policy, Range, Return, ScanResult
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A scan under way: for which group, and in which part of the table."""
+    """A scan under way: its group, and the part of the table that it reads."""
 
     group: FilterGroup
     part: Range | None
 
 
 class ScanScheduler:
-    """The scans of one table: those under way, and why others are wanted."""
+    """The scans of one table: those under way, and the reasons for others."""
 
     def __init__(self, groups: FilterGroups, policy: Policy, limits: Limits, numbers: Iterator[int]) -> None:
         self._groups = groups
@@ -47,12 +47,12 @@ class ScanScheduler:
 
     @property
     def under_way(self) -> bool:
-        """Whether a scan has not come back yet."""
+        """Whether a scan is under way."""
         return bool(self._running)
 
     @property
     def rescan_ns(self) -> int | None:
-        """When to scan again for what the log has shown (monotonic)."""
+        """When to scan again for messages awaiting visibility (monotonic); None: there are none."""
         return self._awaiting.rescan_ns
 
     @property
@@ -61,7 +61,8 @@ class ScanScheduler:
         return sum(group.scans.buffer.ready for group in self._groups)
 
     def wake_times(self, group: FilterGroup, now: Instant) -> list[int | None]:
-        """When a group that could be given messages may have some, or is to scan (monotonic)."""
+        """When a group with demand may get messages from its buffer, or is due for a scan
+        (monotonic)."""
         scans = group.scans
         times = [scans.buffer.next_ns(now), scans.retry_ns, self.full_scan_ns(group)]
         if scans.due_again_ns is not None:
@@ -71,7 +72,7 @@ class ScanScheduler:
         return times
 
     def full_scan_ns(self, group: FilterGroup) -> int:
-        """When a group is to scan all of the table at the latest (monotonic)."""
+        """When a group is due for a full scan at the latest (monotonic)."""
         return group.scans.full_begun_ns + self._policy.poller_interval_ns
 
     def dead_scan_ns(self, now: Instant) -> int:
@@ -85,19 +86,20 @@ class ScanScheduler:
     # Reports of messages that nobody here holds.
 
     def request_scans(self, *, anywhere: bool = False) -> None:
-        """Something may have become due; `anywhere`: also before the places where scans begin."""
+        """Scan for all groups: messages may have become due. `anywhere`: also behind the scan
+        positions."""
         for group in self._groups:
             group.scans.dirty = True
             if anywhere and group.scans.position is not None:
                 group.scans.position.reset_to_front()
 
     def changed_anywhere(self, now: Instant) -> None:
-        """The log shows that something changed, and it may not be visible yet."""
+        """The binary log shows changes of unknown messages. They may not be visible yet."""
         self._awaiting.await_any(now.mono_ns)
         self.request_scans(anywhere=True)
 
     def entry_logged(self, entry: Entry, now: Instant) -> None:
-        """The log shows a message as it became, and it may not be visible yet."""
+        """The binary log shows a message without a lease. It may not be visible yet."""
         if self._groups.main.scans.buffer.knows(entry):
             return
         due = entry.due_ns <= now.server_ns
@@ -114,8 +116,8 @@ class ScanScheduler:
                 group.scans.scan_when_due(entry, now)
 
     def found_after_lease(self, entry: Entry, now: Instant) -> None:
-        """A lookup shows that a message that was in flight is nobody's now: who wants it may have
-        it when it is due."""
+        """A lookup shows a message whose lease here has just ended. It is available when it is
+        due."""
         for group in self._groups:
             scans = group.scans
             if scans.position is not None:
@@ -126,22 +128,22 @@ class ScanScheduler:
             scans.scan_when_due(entry, now)
 
     def found_unleased(self, entry: Entry, now: Instant) -> None:
-        """A lookup showed a message so, and it may have changed since."""
+        """A lookup shows a message that had no lease here. It may have changed since."""
         self.rescan_place(entry)
         for group in self._groups:
             group.scans.scan_when_due(entry, now)
 
     def rescan_place(self, entry: Entry, but: FilterGroup | None = None) -> None:
-        """The message may stand at this place (again): groups whose scans have passed it are to
-        scan there."""
+        """The message may be at this place again: groups whose scan positions are beyond it scan
+        there. `but`: the group that needs no scan for it."""
         for group in self._groups:
             if group.scans.position is not None and group is not but:
                 group.scans.position.lower(entry)
                 group.scans.dirty = True
 
     def retry_later(self, entries: Sequence[Entry], now: Instant, of: FilterGroup | None = None) -> None:
-        """Messages that looked due could not be had: they are left alone for a moment, and scanned
-        for again, by all groups. `of`: the group that the claim was for."""
+        """Messages looked due and could not be claimed or moved. They pause, and all groups scan
+        for them again. `of`: the group that the claim was for."""
         if not entries:
             return
         for group in self._groups:
@@ -165,29 +167,28 @@ class ScanScheduler:
         self.request_scans()
 
     def forget(self, keys: Sequence[Key]) -> None:
-        """These messages are acknowledged, or gone."""
+        """These messages are acknowledged or deleted."""
         for group in self._groups:
             group.scans.buffer.forget(keys)
 
     def stop_awaiting(self, keys: Iterable[Key]) -> None:
-        """The log has shown what became of these: nothing waits until they are visible."""
+        """The binary log has shown the outcome of these messages: they do not await visibility."""
         self._awaiting.stop_awaiting(keys)
 
     def clock_stepped_back(self) -> None:
-        """The server's clock was set back: rows may have come in before the places where scans
-        begin."""
+        """The server's clock was set back: new rows may be behind the scan positions."""
         self.request_scans(anywhere=True)
 
     # What is read ahead.
 
     def available(self, group: FilterGroup, now: Instant) -> int:
-        """How many messages of a group's buffer may be claimed now."""
+        """How many entries of a group's buffer may be claimed now."""
         return 0 if group.scans.is_stale(now) else group.scans.buffer.ready
 
     def take_entries(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
-        """Take the first `count` ready entries of the groups' buffers, in the order of delivery, at
-        most so many of each group. What is taken for one group is dropped from the others'
-        buffers."""
+        """Remove and return the first `count` ready entries of the groups' buffers, in the order
+        of delivery. `demand`: how many entries each group takes at most. An entry that is taken
+        for one group is removed from the buffers of the others."""
         if len(demand) == 1:
             ((group, most),) = demand
             return [(group, entry) for entry in group.scans.buffer.take(min(count, most))]
@@ -217,8 +218,8 @@ class ScanScheduler:
     # Scanning.
 
     def promote_due(self, now: Instant) -> None:
-        """What has come due is ready; what the log has shown and no scan has is scanned for
-        again."""
+        """Make entries ready that have come due, and request a scan for messages awaiting
+        visibility if it is time for one."""
         for group in self._groups:
             group.scans.buffer.promote_due(now)
         if self._awaiting.start_rescan(now.mono_ns):
@@ -246,8 +247,8 @@ class ScanScheduler:
         is_taken: Callable[[Key], bool],
         is_outdated: Callable[[Entry, int], bool],
     ) -> None:
-        """A scan came back. `is_taken`: whether a message is being claimed or dead-lettered;
-        `is_outdated`: whether a row shows less than is known."""
+        """A scan came back. `is_taken`: whether a message is being claimed or dead-lettered.
+        `is_outdated`: whether a row shows an older state than its lease."""
         running = self._running.pop(scan_id)
         scans = running.group.scans
         scans.scan_completed(now, self._limits.stale_ns)
@@ -257,7 +258,7 @@ class ScanScheduler:
             if not is_taken(entry.key):
                 return is_outdated(entry, scan_id)
             if scans.position is not None:
-                scans.position.lower(entry)  # The claim may be of an older state of the row, and miss.
+                scans.position.lower(entry)  # The claim may be for an older state of the row, and miss.
             return True
 
         if running.part is None or not running.part.after:
@@ -265,14 +266,14 @@ class ScanScheduler:
         elif len(scans.buffer) <= 2 * scans.limit:
             scans.buffer.extend_with(result, now, unwanted)
         else:
-            return  # No room: what was found is still there at the next scan.
+            return  # No room: the next scan finds these messages again.
         if scans.position is not None:
             scans.position.advance(result.reached, result.greatest_id, now)
         most = min(self._limits.window_max // len(self._groups), self._policy.cache_size)
         scans.adapt_limit(self._limits.scan_min, most)
 
     def scan_failed(self, now: Instant, scan_id: int) -> FilterGroup:
-        """A scan could not be made; returns the group that has learned nothing."""
+        """A scan failed. Returns its group."""
         group = self._running.pop(scan_id).group
         group.scans.scan_completed(now, self._limits.stale_ns)
         group.scans.dirty = True
@@ -294,7 +295,7 @@ class ScanScheduler:
         scans.scan_started(now)
         scan_id = next(self._numbers)
         self._running[scan_id] = _Running(group, part)
-        # Rows that cannot be offered again yet must not crowd out those that can.
+        # Rows that cannot be claimed yet must not displace those that can.
         limit = scans.limit + scans.buffer.missed_count + unavailable
         return Scan(scan_id, group.selection, limit, part)
 

@@ -1,24 +1,22 @@
-"""Lease verification: what others may have done to messages that are in flight, until a lookup has
-shown it.
+"""Lease verification: what others may have done to messages in flight, until a lookup shows it.
 
-A lease is the proxy's own account of a claim. The row in the database is the truth, and others
-write to it too. The proxy hears of that in many ways, and none is proof: an ACK or NACK whose
-transaction may have been rolled back, a statement whose ids are not known, the server's log, a
-stream that has run out of credit though its messages should be acknowledged long since. All of them
-make leases *suspect* here. A *lookup* reads all suspect messages at once, and decides: the lease
-stands (perhaps with more time than was known), or it is over.
+A lease is the proxy's own record of a claim. The row in the database is the truth, and others write
+to it too. Several reports show that a message may have changed, and none is proof: an ACK or NACK
+whose transaction may have been rolled back, a statement whose ids are not known, the binary log, a
+stream without credit whose messages should have been acknowledged long ago. Each report makes
+leases *suspect*. A *lookup* reads the suspect messages and decides: the lease stands (perhaps with
+a later deadline), or it is over.
 
-Two reports may be older than what they are about, and then say nothing:
+Two kinds of report may be older than the lease, and are ignored then:
 
-- The log is read with delay and shows times before our claim. It is believed only after it has
-  shown the claim itself. An acknowledgement that it shows before makes the lease suspect like any
-  other report.
-- A lookup may have been begun before the report came, or about an earlier lease of the same
-  message. So a message that is reported again meanwhile stays suspect, and each lookup knows which
-  lease it is about.
+- The binary log is read with delay and also shows the time before our claim. It is believed only
+after it has shown the claim itself. An acknowledgement that it shows before makes the lease
+suspect. - A lookup may have started before the report came, or for an earlier lease of the same
+message. A message that is reported again meanwhile therefore stays suspect, and each lookup records
+its lease.
 
-Messages that nobody here holds are looked up too: another proxy's, given back through this one, are
-ours to find.
+Messages without a lease here are looked up too: one that another proxy claimed and that was
+given back through this proxy is ready for this proxy's streams.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ from engine.model import Entry, Key
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a lookup under way is about: the lease at the time when it was begun, and whether its
-    holder may have been given more time."""
+    """The lease that a lookup under way is for, as of its start, and whether its holder may have
+    been given more time."""
 
     lease: Lease | None
     extended: bool
@@ -51,18 +49,19 @@ class LeaseVerification:
         self._leases = leases
         self._limits = limits
         self._suspects: dict[Key, bool] = {}
-        """Messages to look up; whether their holders may have been given more time."""
+        """Messages to look up, and whether their holders may have been given more time."""
         self._all = False
-        """All leases are to be looked up."""
+        """All leases are suspect."""
         self._all_extended = False
         self._asked: dict[Key, _Asked] = {}
         self._shown: set[Lease] = set()
-        """Leases whose claims the log has shown: what it shows of them from then on is younger."""
+        """Leases whose claims the binary log has shown: its later reports of them are younger
+        than the claim."""
         self._pause = ExponentialBackoff(limits.lookup_pause_min_ns, limits.lookup_pause_max_ns)
 
     @property
     def has_suspects(self) -> bool:
-        """Whether there is anything to look up."""
+        """Whether a message waits for a lookup."""
         return bool(self._suspects) or self._all
 
     @property
@@ -72,33 +71,33 @@ class LeaseVerification:
 
     @property
     def pause_until_ns(self) -> int:
-        """Until when nothing is looked up, since so far it was in vain (monotonic)."""
+        """Until when no lookup starts, because the last ones found no change (monotonic)."""
         return self._pause.until_ns
 
     # Reports.
 
     def end_pause(self) -> None:
-        """There is reason to look: at once, however often it was in vain."""
+        """Allow a lookup at once: there is a new reason for it."""
         self._pause.reset()
 
     def suspect(self, lease: Lease, *, extended: bool = False) -> None:
-        """Somebody may have changed this message; its row is not sent before that is known.
-        `extended`: or given its holder more time."""
+        """This message may have been changed. Its row is not sent before a lookup. `extended`: its
+        holder may also have been given more time."""
         lease.apply(LeaseEvent.SUSPECT)
         self._note(lease.key, extended=extended)
         self._pause.reset()
 
     def suspect_any(self, *, extended: bool) -> None:
-        """Somebody may have changed any message, but too many are in flight to hold them all back.
-        `extended`: or given its holder more time."""
+        """Any message may have been changed. All leases are looked up, but their rows are still
+        sent: too many are in flight to hold them all back. `extended`: as for `suspect`."""
         self._all = True
         self._all_extended |= extended
         self._pause.reset()
 
     def suspect_keys(self, keys: Iterable[Key], *, extended: bool, unleased: bool) -> bool:
-        """Somebody may have changed these messages, ours or, as far as there is room and
-        `unleased` messages are of interest, others'; returns whether all are going to be looked
-        up."""
+        """These messages may have been changed. Those with a lease are looked up; with
+        `unleased` also the others, as far as there is room. Returns whether all of them will be
+        looked up."""
         all_of_them = True
         for key in keys:
             if lease := self._leases.get(key):
@@ -112,21 +111,23 @@ class LeaseVerification:
         return all_of_them
 
     def request_lookup(self, keys: Iterable[Key]) -> None:
-        """Look these messages up, which nobody here holds, when the pause is over."""
+        """Look up these messages, which have no lease, when the pause is over. Those for which
+        there is no room are left out."""
         for key in keys:
             if len(self._suspects) < self._limits.suspects_max:
                 self._note(key, extended=False)
 
     def lease_logged(self, lease: Lease, entry: Entry) -> None:
-        """The log shows a message that is in flight: as claimed, as it was before, or changed by
-        somebody else."""
+        """The binary log shows a message in flight: as we claimed it, as it was before, or as
+        somebody else changed it."""
         if (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns):
             self._shown.add(lease)
         elif lease in self._shown or entry.epoch >= lease.epoch:
             self.suspect(lease)
 
     def end_logged(self, key: Key) -> bool:
-        """The log shows that a message is over; returns whether that is certain."""
+        """The binary log shows that a message was acknowledged or deleted. Returns whether that is
+        certain; if not, its lease is suspect."""
         lease = self._leases.get(key)
         if lease is None or lease in self._shown:
             return True
@@ -134,20 +135,20 @@ class LeaseVerification:
         return False
 
     def outcome_known(self, keys: Iterable[Key]) -> None:
-        """What became of these is known for certain."""
+        """The outcome of these messages is certain: they need no lookup."""
         if self._suspects:
             for key in keys:
                 self._suspects.pop(key, None)
 
     def lease_ended(self, lease: Lease) -> None:
-        """A lease is over, for whatever reason."""
+        """A lease has ended."""
         self._shown.discard(lease)
 
     # Looking up.
 
     def start_lookup(self, now: Instant, starved: Callable[[], bool]) -> list[Effect]:
-        """Look up what is suspect; or, if nothing is and somebody is `starved` of acknowledgements,
-        what was sent."""
+        """Look up the suspect messages. If there are none and `starved()` (a stream waits for
+        acknowledgements), look up the messages that were sent."""
         if self._asked or now.mono_ns < self._pause.until_ns:
             return []
         if self._all:
@@ -164,9 +165,12 @@ class LeaseVerification:
     def lookup_answered(
         self, now: Instant, found: Mapping[Key, Entry], decided_ns: int
     ) -> list[tuple[Lease | None, Entry | None]]:
-        """A lookup came back: the leases that are over, with the rows that the messages have
-        become, and the rows of messages that nobody here holds. Those leases that stand have their
-        time from it. `decided_ns` is the server's time of the last decisions."""
+        """A lookup came back with these rows. `decided_ns`: the server's time of the last
+        decisions.
+
+        Returns each lease that is over with its row (None: none was found), and (None, row) for
+        each message without a lease. Leases that stand get their deadlines from the rows.
+        """
         answers, self._asked = self._asked, {}
         changed: list[tuple[Lease | None, Entry | None]] = []
         over = 0
@@ -176,7 +180,7 @@ class LeaseVerification:
                 if entry is not None:
                     changed.append((None, entry))
             elif lease is not asked.lease:
-                pass  # The row was deleted, and came again: this may be older than our claim.
+                pass  # The row was deleted and inserted again: the answer may be older than our claim.
             elif entry is not None and self._stands(lease, asked, entry, decided_ns):
                 self._leases.confirm(lease, entry.due_ns)
             else:
@@ -189,7 +193,7 @@ class LeaseVerification:
         return changed
 
     def lookup_failed(self, now: Instant) -> None:
-        """The lookup could not be made; what was suspect still is."""
+        """The lookup failed: its messages stay suspect and are the first of the next one."""
         later, self._suspects = self._suspects, {key: asked.extended for key, asked in self._asked.items()}
         self._asked = {}
         for key, extended in later.items():
@@ -200,10 +204,10 @@ class LeaseVerification:
         self._suspects[key] = extended or self._suspects.get(key, False)
 
     def _stands(self, lease: Lease, asked: _Asked, entry: Entry, decided_ns: int) -> bool:
-        """Whether a row shows the delivery that is known, perhaps with more time than is known."""
+        """Whether a row shows the delivery of a lease, perhaps with a later deadline."""
         if entry.epoch != lease.epoch:
             return False
-        again = self._all or lease.key in self._suspects  # Then this answer may be older than the reason to look.
+        again = self._all or lease.key in self._suspects  # This answer may be older than the new report.
         extended = asked.extended or self._all_extended or self._suspects.get(lease.key, False)
         if again and asked.extended:
             self._note(lease.key, extended=True)
