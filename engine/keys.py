@@ -1,10 +1,10 @@
-"""Message ids as they are written in SQL, turned into the keys by which the engine knows them.
+"""Message ids in SQL statements, turned into the engine's keys.
 
-A literal that cannot be understood, or one that equals the id merely under the column's
-collation, gives no key or one that nobody holds, and the acknowledgement is then found by a
-lookup. Which literals stand for one id and no other, so that the number of rows that a statement
-changed tells which ones they were, is for `certain` to say: a number compared with ids of text
-stands for many, and a string compared with numbers goes by way of floating point.
+A literal that is not understood has no key. A literal that equals an id only under the column's
+collation has a key that no message has. In both cases a lookup finds the acknowledged message.
+`certain` tells which literals equal exactly one id; only for these does the number of changed rows
+prove which messages were changed. A number compared with ids of text equals many, and a string
+compared with numbers is converted to floating point.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final
 from engine.model import IdKind, Key
 
 EXACT_DIGITS: Final = 15
-"""Every integer of so many digits is one and the same as a DOUBLE, which the servers compare
-strings and numbers as."""
+"""Integers up to so many digits are exact as a DOUBLE, the type in which the servers compare
+strings with numbers."""
 
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]{0,39})")
 _DECIMAL: Final = re.compile(rb"-?[0-9]{1,65}(?:\.[0-9]{1,38})?")
 _PLAIN: Final = re.compile(rb"[ -?A-Z_a-z]*")
-"""Text whose bytes mean the same in the character sets that clients write in."""
+"""Text with the same bytes in all character sets that clients use."""
 
 
 def key_of(kind: IdKind, value: object) -> Key | None:
-    """The key that a literal or parameter stands for, or None. Numbers are int or Decimal,
+    """The key of a literal or parameter; None if it is not understood. Numbers are int or Decimal,
     strings bytes."""
     match kind, value:
         case IdKind.INTEGER, int():
@@ -46,8 +46,8 @@ def key_of(kind: IdKind, value: object) -> Key | None:
 
 
 def certain(kind: IdKind, value: object) -> bool:
-    """Whether a literal or parameter that has a key equals no id but that one, whatever the
-    session is set to."""
+    """Whether a literal or parameter that has a key equals only that id, for any session
+    settings."""
     match kind, value:
         case IdKind.INTEGER | IdKind.DECIMAL, int():
             return True

@@ -1,8 +1,7 @@
-"""The nouns of the engine: tables, policies, index entries, leases, row formats.
+"""The values of the engine: tables, policies, index entries, claims, row formats.
 
-Everything here is a value: frozen, comparable, without behaviour that needs a clock or a socket.
-All times are nanoseconds since 1970 on the *server's* clock (`…_ns`), as they stand in the
-table.
+Every class here is frozen and comparable, and needs no clock and no socket. All times are
+nanoseconds since 1970 on the *server's* clock (`…_ns`), as in the table.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import NamedTuple
 NS_PER_S = 1_000_000_000
 
 Key = int | Decimal | str | bytes
-"""A message's id as the engine holds it: a number for numeric columns, bytes for binary ones,
-else text."""
+"""A message's id in the engine: a number for numeric columns, bytes for binary ones, else text."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,7 +30,8 @@ class TableId:
 
 
 class OnDisconnect(enum.Enum):
-    """What becomes of a vanished subscriber's unacknowledged messages."""
+    """Whether the unacknowledged messages of a vanished client are released or kept until their
+    deadlines."""
 
     RELEASE = "release"
     KEEP = "keep"
@@ -40,8 +39,8 @@ class OnDisconnect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The directives of a table's comment, checked, durations in nanoseconds (docs/tables.md
-    lists them)."""
+    """The directives of a table's comment, checked; durations in nanoseconds (docs/tables.md lists
+    them)."""
 
     ack_wait_ns: int
     purge_after_ns: int
@@ -56,7 +55,7 @@ class Policy:
     max_attempts: int = 0
     """Deliveries until a message is dead; 0: it never is."""
     dead_letter: str | None = None
-    """Where dead messages go: a table's name, with or without its database."""
+    """The dead-letter table: its name, with or without its database."""
     dead_letter_of: tuple[tuple[str | None, str], ...] = ()
     """The tables whose dead messages may come here: databases (None: this table's) and names."""
     max_rate: float | None = None
@@ -83,53 +82,51 @@ class IdKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueTable:
-    """A message table that is fit for use: where it is, what its comment asks for, how to reach
-    its rows."""
+    """A message table that can be a queue: its name, its policy, and how its rows are reached."""
 
     id: TableId
     policy: Policy
     id_kind: IdKind
     id_index: str
-    """The index on `id`, by which all claims go. Unique, but where the table is partitioned by
-    time."""
+    """The index on `id` that all claims use. Unique, unless the table is partitioned by time."""
     scan_index: str | None
-    """The index on (time_acked, priority, time_next), or None: then scans sort the whole table."""
+    """The index on (time_acked, priority, time_next); None: scans sort the whole table."""
     scan_descending: bool
     """Whether time_next descends in it, as in Vitess's own tables."""
     scan_ties_by_id: bool
-    """Whether entries of one priority and time stand in the order of `id` in it."""
+    """Whether entries of one priority and time are in the order of `id` in it."""
     columns: tuple[str, ...]
-    """Every column in the table's order, invisible ones included."""
+    """All columns in the table's order, invisible ones included."""
     default_columns: tuple[str, ...]
     """What `*` means."""
     advice: tuple[str, ...] = ()
-    """What works and could be better, for the log."""
+    """Recommendations for a table that works, for the process's log."""
     warnings: tuple[str, ...] = ()
-    """What somebody asked for and does not get, each with what to do: for the log, and for SHOW
-    QUEUES' `Problem`."""
+    """Parts of the comment without effect, each with the remedy: for the process's log and for
+    `Problem` in SHOW QUEUES."""
     id_pad_chars: int = 0
     """The length of a CHAR id, to which sql_mode PAD_CHAR_TO_FULL_LENGTH pads it; 0 for other
     types."""
     id_grows: bool = False
-    """Whether the server gives out ascending ids (AUTO_INCREMENT), so that what is new has a
-    greater one."""
+    """Whether the server assigns ascending ids (AUTO_INCREMENT), so that new messages have greater
+    ids."""
     kept_by_partition: bool = False
-    """Whether it is partitioned by time_acked, so that whole partitions can be dropped in place
-    of deletes."""
+    """Whether it is partitioned by time_acked, so that partitions are dropped instead of rows
+    deleted."""
     folds_names: bool = False
-    """Whether its server takes names of tables for the same that differ in case alone."""
+    """Whether its server treats table names that differ only in case as the same."""
 
     @property
     def dead_letter(self) -> TableId | None:
-        """Where dead messages go, if they go anywhere."""
+        """The table that dead messages are moved to; None: no message is ever dead."""
         if not self.policy.max_attempts or self.policy.dead_letter is None:
             return None
         db, _, name = self.policy.dead_letter.rpartition(".")
         return TableId(db or self.id.db, name)
 
     def takes_dead_letters_of(self, source: TableId) -> bool:
-        """Whether its comment names that table, in the server's spelling, as one whose dead
-        messages may come here."""
+        """Whether its comment names `source`, in the server's spelling, as a table whose dead
+        messages may be moved here."""
         named = {TableId(db or self.id.db, name) for db, name in self.policy.dead_letter_of}
         if self.folds_names:
             return _folded(source) in map(_folded, named)
@@ -137,20 +134,21 @@ class QueueTable:
 
 
 def _folded(table: TableId) -> TableId:
-    """Without regard to the case of ASCII letters. Which other letters are the same, only the
-    server knows: those have to be written as it has them."""
+    """The name with ASCII letters in lower case. Which other letters are the same is decided by the
+    server: they must be written as in the server's spelling."""
     return TableId(*(part.encode().lower().decode() for part in (table.db, table.name)))
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenTable:
-    """A table that says it is a message table and cannot be one, with everything that is wrong."""
+    """A table whose comment marks it as a message table, and that cannot be a queue, with all
+    problems."""
 
     id: TableId
     problems: tuple[str, ...]
     denied: bool = False
-    """Whether all that is known to be wrong is that the engine's account lacks a privilege: then
-    it does nothing there, and clients can still acknowledge."""
+    """Whether the only problem is a privilege that the engine's account lacks. The engine does
+    nothing there then, and clients can still acknowledge."""
 
     def __str__(self) -> str:
         return f"{self.id} cannot be used as a queue: " + "; ".join(self.problems)
@@ -158,10 +156,10 @@ class BrokenTable:
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """How one subscriber wants its rows: equal formats share a fetch.
+    """The format of one subscriber's rows. Subscribers with equal formats share a fetch.
 
     `charset` is the client's character_set_results (None: no conversion), `time_zone` its
-    @@time_zone, `pad_char` whether its sql_mode pads CHAR values; all three change the bytes of
+    @@time_zone, `pad_char` whether its sql_mode pads CHAR values. All three change the bytes of
     a row.
     """
 
@@ -174,10 +172,11 @@ class RowFormat:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages of a table a stream wants.
+    """The messages of a table that a stream selects.
 
-    `condition` is SQL over the table's own columns that means the same in every session but for
-    its times, which are those of `time_zone`; None: all. `partitions` are names; none: all.
+    `condition` is SQL over the table's columns. It means the same in every session, except for
+    times, which are in `time_zone`; None: all messages. `partitions` are names; empty: all
+    partitions.
     """
 
     condition: str | None = None
@@ -190,12 +189,12 @@ class Selection:
 
 
 ANYTHING = Selection()
-"""What a STREAM without WHERE and PARTITION wants."""
+"""The selection of a STREAM without WHERE and PARTITION."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One unacknowledged row as the scan index shows it. No row data."""
+    """One unacknowledged row as in the scan index, without row data."""
 
     key: Key
     epoch: int
@@ -205,8 +204,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the order of one priority: rows of time 0 are passed up to an id (None: none
-    are), others up to a time."""
+    """A place in the order of one priority. Rows of time 0 are behind it up to `zero_id` (None:
+    none are), other rows up to `time_ns`."""
 
     zero_id: int | None
     time_ns: int
@@ -214,8 +213,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What part of the table a scan for a condition reads: of each priority what lies behind its
-    position (all of it if it has none), and what comes due until `until_ns`."""
+    """The part of the table that a scan for a condition reads: of each priority the rows after its
+    position (all rows without one), up to those that come due at `until_ns`."""
 
     after: Mapping[int, Position]
     until_ns: int
@@ -223,13 +222,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What one look at the index found: the due rows in the order of delivery, then those due next,
-    by time.
+    """The result of one scan: the due rows in the order of delivery, then the rows due next, by
+    time.
 
-    `more`: due rows beyond these exist. `horizon_ns`: rows that come due from then on may be
-    missing (None: none are), those apart that are less urgent than what `more` speaks of.
-    `reached` and `greatest_id` are told by scans of a range: up to where they have read each
-    priority, and the greatest id there was (None: ids tell nothing).
+    `more`: more rows are due. `horizon_ns`: rows that come due from this time on may be missing
+    (None: no row is missing), apart from less urgent ones that `more` stands for. Scans of a
+    range also return `reached`, how far they have read each priority, and `greatest_id` (None:
+    ids do not grow).
     """
 
     entries: tuple[Entry, ...]
@@ -241,8 +240,8 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row to claim: only while it still has this epoch and is still selected, and for how long
-    if so."""
+    """A row to claim, if it still has this epoch and is still selected, and the wait of its
+    delivery."""
 
     key: Key
     epoch: int
@@ -251,7 +250,7 @@ class Wanted:
 
 
 class Delivery(NamedTuple):
-    """A delivery as its row shows it: the epoch, and in time_next the end of its wait."""
+    """A delivery as in its row: the epoch, and the end of its wait (time_next)."""
 
     epoch: int
     until_ns: int
@@ -259,8 +258,8 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A committed claim: `epoch` as the row now has it, `deadline_ns` = its time_next, `due_ns`
-    the one before."""
+    """A committed claim: the row's new `epoch`, its new time_next (`deadline_ns`) and the one
+    before (`due_ns`)."""
 
     key: Key
     epoch: int
@@ -276,9 +275,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A claim to give back, guarded by exactly what the claim wrote.
+    """A claim to release, if the row still shows exactly this claim.
 
-    An unsent one is restored as it was (epoch − 1, its old time_next), a sent one is due now.
+    An unsent message is restored (epoch − 1, its old time_next). A sent one is due at once.
     """
 
     key: Key
@@ -290,7 +289,7 @@ class Return:
 
     @property
     def entry(self) -> Entry:
-        """The row once it has been given back unsent."""
+        """The row after its release, if it was not sent."""
         return Entry(self.key, self.epoch - 1, self.priority, self.due_ns)
 
 
@@ -305,9 +304,9 @@ class MoveResult:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Row payloads by key. `unread` keys did not fit the byte budget and are to be asked for
-    again; those in `changed` show this delivery with another end; a key in none of the three is
-    not ours to deliver any more (acknowledged, deleted, or claimed anew meanwhile)."""
+    """Row payloads by key. `unread` keys exceeded the byte budget and are fetched again.
+    `changed` keys show this delivery with another deadline. A key in none of the three may not
+    be delivered any more: its message was acknowledged, deleted, or claimed anew."""
 
     rows: Mapping[Key, bytes]
     unread: frozenset[Key] = field(default_factory=frozenset)

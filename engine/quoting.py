@@ -1,4 +1,4 @@
-"""Names and text as SQL, for any sql_mode and character set."""
+"""Names and text as SQL, independent of sql_mode and character set."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from engine.model import TableId
 
 
 def quoted(identifier: str) -> str:
-    """An identifier, for any sql_mode."""
+    """A quoted identifier."""
     return "`" + identifier.replace("`", "``") + "`"
 
 
 def qualified(table: TableId) -> str:
-    """A table's full name, quoted."""
+    """A table's quoted name with its database."""
     return f"{quoted(table.db)}.{quoted(table.name)}"
 
 
 def text_literal(text: str) -> str:
-    """A string, whatever is in it."""
+    """A string literal in hexadecimal."""
     return f"_utf8mb4 x'{text.encode().hex()}'"

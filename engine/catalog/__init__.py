@@ -1,6 +1,5 @@
-"""Whether a table can be a queue: the directives of its comment, and the verdict on its structure
-and the engine's privileges.
+"""Whether a table can be a queue: the directives of its comment, its structure, and the engine's
+privileges.
 
-Pure. It imports `engine.model` and nothing else of the engine's, but `engine.dispatch` for the
-longest wait.
+Pure. It imports `engine.model` and `engine.quoting`, and `engine.dispatch` for the longest wait.
 """

@@ -1,10 +1,9 @@
-"""The directives in a table's comment: text in, a policy out, or everything that is wrong with it.
+"""The directives in a table's comment: text in, a policy out, or all problems.
 
-The form is Vitess's own (`vitess_message,vt_ack_wait=30,…`), so that its tables move over
-unchanged. Whoever writes such a comment by hand should need one look at the error: all problems
-are reported at once, each with the value that was seen, what is expected and an example. Unknown
-keys are ignored, as Vitess ignores ours, but told as warnings: a slip of the hand in an optional
-directive would otherwise never be found.
+The form is Vitess's (`vitess_message,vt_ack_wait=30,…`), so that its tables can be used
+unchanged. All problems are reported at once, each with the value, the expected form and an
+example, because comments are written by hand. Unknown keys are ignored, as in Vitess, but
+reported as warnings: otherwise a misspelt optional directive would go unnoticed.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from engine.dispatch.redelivery import WAIT_MAX_NS
 from engine.model import NS_PER_S, OnDisconnect, Policy, TableId
 
 ROWS_MOST = 1_000_000
-"""Rows of a batch or of the cache: beyond that a slip of the hand is likelier than a wish, and
-keys cost memory."""
+"""The greatest batch or cache: a greater number is likely a mistake, and keys cost memory."""
 
 RATE_MOST = 1_000_000_000
-"""Messages a second: more than any server does, and still far from what overflows."""
+"""The greatest rate: above what any server reaches, and far below an overflow."""
 
 LIKENESS_LEAST = 0.6
-"""How like a directive's name an unknown one is to be for it to be named (difflib's ratio, and
-its own default): one or two letters wrong in any of them, or `max_` or `vt_` left out."""
+"""How similar an unknown name must be to a directive's for that to be suggested (difflib's ratio
+and its default): one or two wrong letters, or a missing `max_` or `vt_`."""
 
 _MARK = re.compile(r"(?<![0-9A-Za-z_$])vitess_message(?![0-9A-Za-z_$])")
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?|\.[0-9]{1,12}")
@@ -40,16 +38,16 @@ _TABLE_NAME = re.compile(r"(?:[0-9A-Za-z_$\u0080-\uffff-]+\.)?[0-9A-Za-z_$\u0080
 
 
 class _BadValue(Exception):
-    """What was expected instead."""
+    """A value of the wrong form. The text describes the expected one."""
 
 
 def is_marked(comment: str) -> bool:
-    """Whether the comment holds the word `vitess_message`."""
+    """Whether the comment contains the word `vitess_message`."""
     return _MARK.search(comment) is not None
 
 
 def parse_comment(comment: str) -> Policy | tuple[str, ...] | None:
-    """The policy in a table's comment, or all of its problems; None when it marks no message
+    """The policy in a table's comment, or all of its problems; None if it marks no message
     table."""
     if not is_marked(comment):
         return None
@@ -59,11 +57,11 @@ def parse_comment(comment: str) -> Policy | tuple[str, ...] | None:
 
 
 def comment_warnings(comment: str) -> tuple[str, ...]:
-    """What is written like a directive in a message table's comment and is none, each with the
-    nearest known name.
+    """Warnings for text in a message table's comment that looks like a directive and is none, each
+    with the most similar directive.
 
-    Only `name=value` counts, the name being one word, and the value too where the name is like
-    no directive's: other text in a comment is a note.
+    Only `name=value` with a name of one word counts. If the name is similar to no directive, the
+    value must also be one word. Any other text is a note.
     """
     warnings: dict[str, str] = {}
     for key, value in _directives(comment):
@@ -76,11 +74,11 @@ def comment_warnings(comment: str) -> tuple[str, ...]:
     return tuple(warnings.values())
 
 
-# The other way: what CREATE QUEUE and ALTER QUEUE make of a comment. There, directives have the names of options.
+# Comments written by CREATE QUEUE and ALTER QUEUE, whose options have other names than directives.
 
 
 def split_comment(comment: str) -> tuple[dict[str, str], str]:
-    """The directives in a comment, in their order, and the text besides them."""
+    """The directives in a comment, in their order, and the rest of the text."""
     values: dict[str, str] = {}
     rest: list[str] = []
     for part in comment.split(","):
@@ -99,11 +97,12 @@ def make_comment(values: Mapping[str, str], rest: str = "") -> str:
 
 
 NONE = "NONE"
-"""The value of an option that is to be left out, whatever its default."""
+"""The value of an option for leaving its directive out, whatever its default."""
 
 
 def queue_values(values: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
-    """These directives with the defaults of a queue made by CREATE QUEUE, in a settled order."""
+    """These directives with the defaults of CREATE QUEUE, in a fixed order, except those in
+    `without`."""
     complete = {**DEFAULTS, **values}
     least = values.get("vt_min_backoff") or complete["vt_ack_wait"]
     if "vt_max_backoff" not in values and _NUMBER.fullmatch(least):
@@ -117,7 +116,7 @@ def option_name(key: str) -> str:
 
 
 def option_problem(option: str, text: str) -> str | None:
-    """What is wrong with an option's value, if anything."""
+    """The problem of an option's value; None if it is correct."""
     read, meaning, example = _READERS[OPTIONS[option]]
     if "," in text:
         return f"{option} = {text!r} holds a comma, which divides the directives in a table's comment"
@@ -129,7 +128,7 @@ def option_problem(option: str, text: str) -> str | None:
 
 
 def text_problem(rest: str) -> str | None:
-    """Why a text cannot stand besides the directives, if it cannot."""
+    """Why a text cannot be in a comment beside directives; None if it can."""
     for key, _ in _directives(rest):
         if key in _READERS:
             return f"the COMMENT holds {key}=…, which would be read as a directive: use {option_name(key)} = …"
@@ -137,8 +136,8 @@ def text_problem(rest: str) -> str | None:
 
 
 def with_source(values: Mapping[str, str], table: TableId, source: TableId) -> dict[str, str] | None:
-    """The directives of `table` with its consent to take the dead messages of `source`; None
-    where a comment cannot spell that name, since commas divide it."""
+    """The directives of `table`, extended by its consent to take the dead messages of `source`;
+    None if the name contains a comma, which divides the directives of a comment."""
     db = "" if source.db == table.db else f"{_quoted(source.db)}."
     name = f"{db}{_quoted(source.name)}"
     if "," in name:
@@ -152,7 +151,7 @@ def _quoted(name: str) -> str:
 
 
 def combination_problem(values: Mapping[str, str]) -> str | None:
-    """Why values that are good one by one cannot stand together, if they cannot."""
+    """Why values that are correct one by one cannot be combined; None if they can."""
     if int(values.get("max_attempts", "0")) and "dead_letter" not in values:
         return "MAX_ATTEMPTS needs DEAD_LETTER, the table where dead messages go, for instance DEAD_LETTER = mail_dead"
     if "dead_letter" in values and not int(values.get("max_attempts", "0")):
@@ -164,7 +163,7 @@ def combination_problem(values: Mapping[str, str]) -> str | None:
 
 
 class _Reader:
-    """Takes directives out of one comment, and collects problems on the way."""
+    """Reads the directives of one comment, and collects the problems."""
 
     def __init__(self, comment: str) -> None:
         self.problems: list[str] = []
@@ -177,7 +176,7 @@ class _Reader:
             self._values.setdefault(key, value)
 
     def policy(self) -> Policy | None:
-        """The policy, or None when a required directive is missing or bad."""
+        """The policy; None if there are problems."""
         values = {key: self._read(key) for key in _READERS}
         self._cross_check(values)
         if self.problems:
@@ -306,8 +305,8 @@ def _plain(number: Decimal) -> str:
 
 
 _ANY_TIME = _seconds(0)
-_SOME_TIME = _seconds(1_000_000)  # Below a millisecond a delivery ends before its row has reached anybody.
-_POLL = _seconds(10_000_000)  # Looking more often than every 10 ms is a busy loop on the server.
+_SOME_TIME = _seconds(1_000_000)  # Below a millisecond a delivery would end before its row has reached the client.
+_POLL = _seconds(10_000_000)  # Scanning more often than every 10 ms would be a busy loop on the server.
 
 _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "vt_ack_wait": (_SOME_TIME, "seconds to wait for the ACK of a first delivery", "30"),
@@ -329,7 +328,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
 REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
 
 OPTIONS: Mapping[str, str] = MappingProxyType({option_name(key): key for key in _READERS})
-"""The options of CREATE QUEUE and ALTER QUEUE, and the directives that they stand for."""
+"""The directive of each option of CREATE QUEUE and ALTER QUEUE."""
 
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {
@@ -341,4 +340,4 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "vt_max_backoff": "3600",
     }
 )
-"""What CREATE QUEUE gives a queue unless told else."""
+"""The directives of CREATE QUEUE that have a default."""

@@ -1,9 +1,8 @@
-"""What the engine's account may do, as SHOW GRANTS has it, and what is said where a privilege is
-missing.
+"""The privileges of the engine's account, from SHOW GRANTS, and the error texts for missing ones.
 
-SHOW GRANTS is read only for what it says beyond doubt: that the account has a privilege on all
-tables of the server, of a database, or on one table. Of all else (patterns, columns, partial
-revokes) the server itself is asked, by statements on no row (engine.store.privileges).
+Of SHOW GRANTS only the certain parts are used: privileges on all tables of the server, of a
+database, or on one table. For everything else (patterns, columns, partial revokes)
+engine.store.privileges runs statements that touch no row, and the server decides.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from engine.model import TableId
 from engine.quoting import qualified, quoted
 
 OF_A_QUEUE = ("SELECT", "UPDATE", "DELETE")
-"""To look for messages and read them, to claim and release them, to purge acknowledged ones."""
+"""For scans and fetches, for claims and releases, for purges."""
 
 OF_DEAD_LETTERS = ("SELECT", "INSERT", "DELETE")
-"""To put messages there, in place of acknowledged ones of the same id."""
+"""To insert dead messages, and to delete acknowledged ones of the same id before."""
 
 _GRANT = re.compile(r"GRANT (?P<what>.+?) ON (?P<where>\*\.\*|`(?:[^`]|``)+`\.(?:\*|`(?:[^`]|``)+`)) TO ")
 _ON_COLUMNS = re.compile(r"[A-Z ]+\([^()]*\)")
@@ -29,18 +28,18 @@ _KILLS = frozenset({"CONNECTION_ADMIN", "CONNECTION ADMIN", "SUPER"})
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What SHOW GRANTS says."""
+    """The result of SHOW GRANTS."""
 
     account: str
-    """As GRANT takes it."""
+    """In the form that GRANT accepts."""
     lines: tuple[str, ...]
     mariadb: bool = False
     checked: bool = True
-    """False: the server checks no privileges at all."""
+    """False: the server checks no privileges (skip_grant_tables)."""
 
     @property
     def stamp(self) -> str:
-        """The same as long as the account's privileges are."""
+        """A digest that changes when the account's privileges change."""
         return hashlib.blake2b("\n".join((self.account, *self.lines)).encode(), digest_size=16).hexdigest()
 
     def cover(self, table: TableId, wanted: Collection[str]) -> bool:
@@ -64,8 +63,7 @@ class Grants:
         return _has(broad, wanted) or (_has(own, wanted) and not of_db and broad.isdisjoint(wanted))
 
     def problems(self) -> tuple[str, ...]:
-        """What the account may not do on the server as a whole, each with the GRANT that it
-        takes."""
+        """The missing privileges on the whole server, each with its GRANT."""
         matches = [match for line in self.lines if (match := _GRANT.match(line)) and match["where"] == "*.*"]
         has = _words(*(match["what"] for match in matches))
         if not self.checked or has & {"ALL PRIVILEGES", *_KILLS}:
@@ -74,17 +72,17 @@ class Grants:
         text = f"the engine's account {self.account} may not end what vanished clients leave running"
         return (f"{text}: GRANT {privilege} ON *.* TO {self.account}",)
 
-    def missing(self, table: TableId, privileges: Sequence[str]) -> str:
-        """What is said where these are missing on a table."""
+    def missing_problem(self, table: TableId, privileges: Sequence[str]) -> str:
+        """The problem of missing privileges on a table, with the GRANT."""
         wanted = ", ".join(privileges)
         return (
             f"the engine's account {self.account} lacks the privileges {wanted} on {table}:"
             f" GRANT {wanted} ON {qualified(table)} TO {self.account}"
         )
 
-    def apart(self, table: TableId, privileges: Sequence[str]) -> str:
-        """What is said where it has all of these, but some on the table and others on its
-        database."""
+    def divided_problem(self, table: TableId, privileges: Sequence[str]) -> str:
+        """The problem of privileges that are partly on the table and partly on its database,
+        with the GRANT."""
         wanted = ", ".join(privileges)
         return (
             f"MySQL does not add up the privileges that the engine's account {self.account} has on {table} and on its"
@@ -97,11 +95,11 @@ def _has(words: Collection[str], wanted: Collection[str]) -> bool:
 
 
 def _words(*grants: str) -> set[str]:
-    """The privileges that they name, without those on single columns."""
+    """The privileges in these grants, without those on single columns."""
     return {word.strip() for what in grants for word in _ON_COLUMNS.sub("", what).split(",")}
 
 
 def _db_of(where: str) -> str:
-    """The database that a pattern names, where it has no wildcards."""
+    """The database of a pattern without wildcards."""
     name = where.removesuffix(".*")[1:-1].replace("``", "`")
     return name.replace("\\_", "_").replace("\\%", "%")

@@ -1,9 +1,7 @@
-"""Whether a table can be a queue, and how it is reached: what information_schema says goes in, a
-verdict comes out.
+"""Whether a table can be a queue, and how its rows are reached, decided from information_schema.
 
-A table that cannot be one gets all of its problems at once, each with what to do, because
-whoever wrote it should need one ALTER TABLE and not six. What works but could be better is
-advice.
+All problems of a table are reported at once, each with its remedy, so that its owner needs one
+ALTER TABLE and not six. Recommendations for a table that works are its advice.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from engine.catalog.directives import comment_warnings, parse_comment
 from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
-"""The queue's own, which `*` leaves out."""
+"""The columns of the queue itself, which `*` leaves out."""
 
 INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 
@@ -37,7 +35,7 @@ _SCAN_INDEX = "(time_acked, priority, time_next)"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as information_schema has it."""
+    """A column as in information_schema."""
 
     name: str
     data_type: str
@@ -45,12 +43,11 @@ class Column:
     length_chars: int
     extra: str
     full_type: str = ""
-    """With length, precision, sign and members, as CREATE TABLE has it."""
+    """With length, precision, sign and members, as in CREATE TABLE."""
 
     @property
     def generated(self) -> bool:
-        """Whether its values are computed (which a default that is an expression does not make
-        it)."""
+        """Whether its values are computed. A default that is an expression does not count."""
         return "GENERATED" in self.extra.upper().replace("DEFAULT_GENERATED", "")
 
 
@@ -74,7 +71,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """All that is known about one table."""
+    """The description of one table, from information_schema."""
 
     id: TableId
     comment: str
@@ -84,7 +81,7 @@ class TableFacts:
     by_time: bool = False
     """Whether it is partitioned by ranges of time_acked."""
     folds_names: bool = False
-    """Whether the server takes names of tables for the same that differ in case alone."""
+    """Whether the server treats table names that differ only in case as the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +91,13 @@ class _ScanIndex:
     ties_by_id: bool
 
 
-def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
-    """The table as a queue, or all of its problems; None when its comment marks no message
+def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
+    """The table as a queue, or with all of its problems; None if its comment marks no message
     table."""
     policy = parse_comment(facts.comment)
     if policy is None:
         return None
-    columns = {each.name.lower(): each for each in facts.columns}
+    columns = {column.name.lower(): column for column in facts.columns}
     id_index = _id_index(facts.indexes, by_time=facts.by_time)
     problems = [
         *(policy if isinstance(policy, tuple) else ()),
@@ -125,7 +122,7 @@ def judge(facts: TableFacts) -> QueueTable | BrokenTable | None:
         scan_index=scan.name if scan else None,
         scan_descending=scan.descending if scan else False,
         scan_ties_by_id=scan.ties_by_id if scan else False,
-        columns=tuple(each.name for each in facts.columns),
+        columns=tuple(column.name for column in facts.columns),
         default_columns=_default_columns(policy, facts.columns),
         advice=tuple(_advice(facts, scan, columns)),
         warnings=comment_warnings(facts.comment),
@@ -180,36 +177,38 @@ def _message_column_problems(policy: Policy, columns: Mapping[str, Column]) -> I
 
 def _default_columns(policy: Policy, columns: Sequence[Column]) -> tuple[str, ...]:
     if policy.message_columns is not None:
-        spelling = {each.name.lower(): each.name for each in columns}
+        spelling = {column.name.lower(): column.name for column in columns}
         return tuple(spelling[name.lower()] for name in policy.message_columns)
     return tuple(
-        each.name for each in columns if each.name.lower() not in OWN_COLUMNS and "INVISIBLE" not in each.extra.upper()
+        column.name
+        for column in columns
+        if column.name.lower() not in OWN_COLUMNS and "INVISIBLE" not in column.extra.upper()
     )
 
 
 def _id_index(indexes: Sequence[Index], *, by_time: bool) -> str | None:
-    if by_time:  # Each unique index has to hold time_acked then, so any that begins with id has to do.
-        leading = [each for each in indexes if _names(each)[:1] == ["id"] and each.columns[0].whole]
-        return min(((not each.unique, len(each.columns), each.name) for each in leading), default=(None,))[-1]
-    fitting = [each.name for each in indexes if each.unique and _names(each) == ["id"] and each.columns[0].whole]
+    if by_time:  # Each unique index must contain time_acked then, so any index that begins with id is accepted.
+        leading = [index for index in indexes if _names(index)[:1] == ["id"] and index.columns[0].whole]
+        return min(((not index.unique, len(index.columns), index.name) for index in leading), default=(None,))[-1]
+    fitting = [index.name for index in indexes if index.unique and _names(index) == ["id"] and index.columns[0].whole]
     return "PRIMARY" if "PRIMARY" in fitting else min(fitting, default=None)
 
 
 def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
-    """The best index to scan by: one of just the three columns and ascending, if there is a
-    choice."""
+    """The best index for scans: preferably with ties in the order of id, and ascending; None:
+    there is none."""
     fitting = [
-        _ScanIndex(each.name, each.columns[2].descending, _ties_by_id(each, indexes))
-        for each in indexes
-        if _names(each)[:3] == _SCAN_COLUMNS and all(column.whole for column in each.columns[:3])
+        _ScanIndex(index.name, index.columns[2].descending, _ties_by_id(index, indexes))
+        for index in indexes
+        if _names(index)[:3] == _SCAN_COLUMNS and all(column.whole for column in index.columns[:3])
     ]
-    return min(fitting, key=lambda each: (not each.ties_by_id, each.descending, each.name), default=None)
+    return min(fitting, key=lambda index: (not index.ties_by_id, index.descending, index.name), default=None)
 
 
 def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:
-    """InnoDB appends the primary key to each index, so what comes after the three columns is
-    told by both."""
-    primary = next((each.columns for each in indexes if each.name == "PRIMARY"), ())
+    """Whether equal entries are in the order of `id`. InnoDB appends the primary key to each
+    index, so its columns follow those of the index."""
+    primary = next((index.columns for index in indexes if index.name == "PRIMARY"), ())
     rest = [*index.columns[3:], *primary]
     return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending
 
@@ -224,4 +223,4 @@ def _advice(facts: TableFacts, scan: _ScanIndex | None, columns: Mapping[str, Co
 
 
 def _names(index: Index) -> list[str]:
-    return [each.name.lower() for each in index.columns]
+    return [column.name.lower() for column in index.columns]

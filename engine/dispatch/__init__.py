@@ -1,5 +1,6 @@
-"""The dispatcher of one message table: who gets which message, and when.
+"""The dispatcher of one message table: which stream gets which message, and when.
 
-Everything here is pure. An event and the time go in, effects come out; no socket, no clock, no SQL,
-no thread. Modules of this package import `engine.model` and each other, and nothing else of ours.
+All modules are pure: an event and the time go in, effects come out. They use no socket, no
+clock, no SQL and no thread. They import `engine.model` and each other, and nothing else of this
+project.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.catalog.verdict import judge
+from engine.catalog.verdict import evaluate
 from engine.model import Key, MoveResult, QueueTable, TableId, Wanted
 from engine.packets import text_values
 from engine.quoting import qualified, quoted
@@ -66,7 +66,7 @@ class DeadLetterMove:
             return self._refuse(keys, "; ".join(problems))
         if denied is not None:
             return self._refuse(keys, denied)
-        there = target and judge(target)
+        there = target and evaluate(target)
         assert isinstance(there, QueueTable)
         if problem := self._circle(there):
             return self._refuse(keys, problem)
@@ -89,7 +89,7 @@ class DeadLetterMove:
         chain = Chain(self._table.id, there)
         while chain.onward is not None:
             facts = table_facts(self._connection, chain.onward).value
-            chain.add(None if facts is None else judge(facts))
+            chain.add(None if facts is None else evaluate(facts))
         return chain.problem
 
     def _moved(self, there: TableStatements, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:

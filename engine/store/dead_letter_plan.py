@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.catalog.verdict import INTEGERS, OWN_COLUMNS, Column, TableFacts, judge
+from engine.catalog.verdict import INTEGERS, OWN_COLUMNS, Column, TableFacts, evaluate
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.quoting import qualified
 
@@ -52,7 +52,7 @@ def obstacles(source: TableFacts, name: TableId, target: TableFacts | None) -> t
         return (f"{name} does not exist, or the engine's account may not see it: create it as a message table",)
     if target.id == source.id:
         return (f"{name} is the table itself: name another one",)
-    match judge(target):
+    match evaluate(target):
         case None:
             return (f"{name} is no message table: its COMMENT does not hold the word vitess_message",)
         case BrokenTable() as broken:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from engine.catalog.privileges import Grants
-from engine.catalog.verdict import judge
+from engine.catalog.verdict import evaluate
 from engine.model import (
     ANYTHING,
     BrokenTable,
@@ -183,7 +183,7 @@ class MySQLStore:
     def _describe_once(self, table: TableId) -> Timed[QueueTable | BrokenTable | None]:
         with self._pool.connection() as connection:
             facts = table_facts(connection, table)
-            found = None if facts.value is None else judge(facts.value)
+            found = None if facts.value is None else evaluate(facts.value)
             if found is not None:
                 found = with_rights(connection, self._grants or self._read_grants(connection), found)
         return Timed(found, facts.now_ns)
@@ -193,8 +193,8 @@ class MySQLStore:
         with self._pool.connection() as connection:
             facts = facts_of(connection, tables)
             grants = self._grants or self._read_grants(connection)
-            judged = [found for fact in facts.value.values() if (found := judge(fact)) is not None]
-            rightful = {found.id: with_rights(connection, grants, found) for found in judged}
+            verdict = [found for fact in facts.value.values() if (found := evaluate(fact)) is not None]
+            rightful = {found.id: with_rights(connection, grants, found) for found in verdict}
         return Timed(rightful, facts.now_ns)
 
     def scan(

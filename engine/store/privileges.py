@@ -39,13 +39,13 @@ def with_rights(
     """
     if not grants.cover(found.id, OF_A_QUEUE):
         if lacking := _lacking(connection, found.id, OF_A_QUEUE):
-            return BrokenTable(found.id, (grants.missing(found.id, lacking),), denied=True)
+            return BrokenTable(found.id, (grants.missing_problem(found.id, lacking),), denied=True)
         if _is_denied(connection, found.id, "claim"):
-            return BrokenTable(found.id, (grants.apart(found.id, OF_A_QUEUE),), denied=True)
+            return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
     if not isinstance(found, QueueTable) or (place := found.dead_letter) is None:
         return found
     if not grants.cover(place, OF_DEAD_LETTERS) and (lacking := _lacking(connection, place, OF_DEAD_LETTERS)):
-        warning = f"dead messages stay here: {grants.missing(place, lacking)}"
+        warning = f"dead messages stay here: {grants.missing_problem(place, lacking)}"
         return replace(found, warnings=(*found.warnings, warning))
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
-from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
+from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
 from engine.model import BrokenTable
 from proxy.statements.tables import table_id
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind, missing, nullable_id
@@ -49,8 +49,8 @@ def problems_of(statement: CreateQueue, comment: str, storage_engine: str) -> tu
         [*_indexes(statement), *([_ID_KEY] if any("KEY (id" in key for key in added) else ())],
         by_time,
     )
-    judged = judge(facts)
-    return judged.problems if isinstance(judged, BrokenTable) else ()
+    verdict = evaluate(facts)
+    return verdict.problems if isinstance(verdict, BrokenTable) else ()
 
 
 def _columns(statement: CreateQueue, *, id_is_added_as_key: bool) -> Iterator[Column]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
+from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
 from engine.model import BrokenTable, IdKind, QueueTable, TableId
 from tests.support.stores import COMMENT
 
@@ -52,20 +52,20 @@ def facts(
 
 
 def queue(found: TableFacts) -> QueueTable:
-    judged = judge(found)
-    assert isinstance(judged, QueueTable), judged
-    return judged
+    verdict = evaluate(found)
+    assert isinstance(verdict, QueueTable), verdict
+    return verdict
 
 
 def problems(found: TableFacts) -> tuple[str, ...]:
-    judged = judge(found)
-    assert isinstance(judged, BrokenTable), judged
-    return judged.problems
+    verdict = evaluate(found)
+    assert isinstance(verdict, BrokenTable), verdict
+    return verdict.problems
 
 
 def test_a_table_without_the_word_is_no_queue_whatever_its_columns_are() -> None:
-    assert judge(facts(comment="mail")) is None
-    assert judge(facts(comment="mail", without=list(COLUMNS), engine="MyISAM")) is None
+    assert evaluate(facts(comment="mail")) is None
+    assert evaluate(facts(comment="mail", without=list(COLUMNS), engine="MyISAM")) is None
 
 
 def test_a_good_table_is_a_queue() -> None:
@@ -139,7 +139,7 @@ class TestProblems:
         found = facts(
             column("epoch", "int"), without=["id", "time_acked"], indexes=[], comment="vitess_message", engine="MyISAM"
         )
-        text = str(judge(found))
+        text = str(evaluate(found))
         assert text.startswith("shop.mail cannot be used as a queue: vt_ack_wait is missing")
         for part in ("vt_cache_size is missing", "MyISAM", "column id is", "column time_acked is", "epoch is INT"):
             assert part in text

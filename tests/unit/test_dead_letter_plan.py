@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, judge
+from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.store.dead_letter_plan import CHAIN_MAX, NAMES_MAX, Chain, closed_to, columns_to_move, obstacles
 from tests.support.stores import COMMENT
@@ -123,9 +123,9 @@ def test_the_times_and_the_comment_of_the_source_do_not_matter() -> None:
 
 
 def queue_of(table: TableId, directives: str = "", *, folds_names: bool = False) -> QueueTable:
-    judged = judge(replace(facts(table, comment=f"{COMMENT}{directives}"), folds_names=folds_names))
-    assert isinstance(judged, QueueTable), judged
-    return judged
+    verdict = evaluate(replace(facts(table, comment=f"{COMMENT}{directives}"), folds_names=folds_names))
+    assert isinstance(verdict, QueueTable), verdict
+    return verdict
 
 
 @pytest.mark.parametrize(

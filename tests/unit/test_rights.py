@@ -66,7 +66,7 @@ def test_names_with_backticks_are_read_as_they_are_written() -> None:
 
 
 def test_what_is_missing_is_told_as_the_statement_that_grants_it() -> None:
-    text = grants().missing(TableId("sh`op", "orders"), ["UPDATE", "DELETE"])
+    text = grants().missing_problem(TableId("sh`op", "orders"), ["UPDATE", "DELETE"])
     assert text.endswith("GRANT UPDATE, DELETE ON `sh``op`.`orders` TO `engine`@`%`")
 
 
