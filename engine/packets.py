@@ -123,14 +123,19 @@ def text_values(row: bytes) -> list[bytes | None]:
     return values
 
 
-def ok_head_at(data: bytes, at: int, end: int) -> OkHead:
-    """The numbers of the OK packet whose first byte stands at `at`; it ends before `end`."""
+def ok_numbers_at(data: bytes, at: int, end: int) -> tuple[int, int, int, int]:
+    """The fields of `OkHead`, of the OK packet from `at` to `end`, as a plain tuple, which takes less time to make."""
     affected_rows, at = lenenc_at(data, at + 1, end)
     insert_id, at = lenenc_at(data, at, end)
     if at + 2 > end:
         raise WireError("an OK packet ends before its status")
     warnings = data[at + 2] | data[at + 3] << 8 if at + 4 <= end else 0
-    return OkHead(affected_rows, insert_id, data[at] | data[at + 1] << 8, warnings)
+    return affected_rows, insert_id, data[at] | data[at + 1] << 8, warnings
+
+
+def ok_head_at(data: bytes, at: int, end: int) -> OkHead:
+    """The numbers of the OK packet from `at` to `end`."""
+    return OkHead(*ok_numbers_at(data, at, end))
 
 
 def err_code_at(data: bytes, at: int, end: int) -> int:

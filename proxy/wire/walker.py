@@ -1,18 +1,20 @@
-"""Following a server's answers without reading them.
+"""Following a server's answers without decoding them.
 
-A relay that wants to know when an answer is over, whether a transaction is open and what a
-statement changed must follow the answers' structure, and must do so for a fraction of what relaying
-costs. So the walker looks at packet headers and at the first bytes of the few packets that begin or
-end something; rows are stepped over, and a chunk in the middle of a large row costs the same as an
-empty one.
+The proxy must know when an answer is over, whether a transaction is open and what a statement
+changed, at a fraction of the cost of relaying. The walker therefore reads the packet headers, and
+the first bytes of the few packets that begin or end something. It steps over rows and column
+definitions by their headers. A chunk in the middle of a large row costs the same as an empty one.
+An answer whose bytes before and behind the rows are those of an earlier answer is recognised by
+comparing them (`_repeats`), which halves the walker's share of a point SELECT.
 
-The state is the method that takes the next packet. A query's answer goes `_head`, then per result
-set `_columns`, `_columns_eof` (not under DEPRECATE_EOF) and `_rows`; the MORE_RESULTS flag leads
-back to `_head`. Nothing is reported before the packet that ends an answer is whole, so that `idle`
-means: what is written to the client now does not land inside a packet of the server's.
+The state is `_step`, the method that takes the next packet. The answer to a query takes `_head`,
+then for each result set `_columns`, `_columns_eof` (not under DEPRECATE_EOF) and `_rows`; the flag
+MORE_RESULTS leads back to `_head`. An outcome is reported when the packet that ends the answer is
+whole. While the walker is `idle`, bytes written to the client cannot land inside a packet of the
+server's.
 
-Answers come in the order of the commands, so the session announces each command with `expect`,
-together with whatever it wants to remember about it (`PendingT`).
+Answers come in the order of the commands. The session announces each command with `expect`,
+together with the pending command (`PendingT`) that it gets back with the outcome.
 """
 
 from __future__ import annotations
@@ -30,12 +32,11 @@ from engine.packets import (
     HEADER,
     OK,
     PAYLOAD_MAX,
-    OkHead,
     PrepareOk,
     WireError,
     err_code_at,
     lenenc_at,
-    ok_head_at,
+    ok_numbers_at,
     prepare_ok_at,
 )
 from proxy.wire.commands import (
@@ -63,38 +64,43 @@ from proxy.wire.packets import (
 PendingT = TypeVar("PendingT")
 
 _OK_MIN: Final = 7
-_FIRST: Final = 1 << 24
-"""In a packet's first four bytes, the number that the first packet of an answer has."""
+"""An OK packet has at least this length. A shorter packet that begins with 0xFE is an EOF."""
+
 _EOF_LEN: Final = 5
+
+_ENDS: Final = (OK, EOF)
+"""First bytes of an answer that consists of its end."""
 
 _ALIKE_MIN: Final = 16
 _ALIKE_MAX: Final = 4096
-"""So many rows of one length are worth being taken together, and so many are taken at a time."""
+"""How many rows of one length are stepped over together, at least and at most."""
 
 _ALIKE_FROM: Final = 4096
-"""They are looked for in more bytes than this, which a small result does not have."""
+"""Rows of one length are looked for if more bytes than this are at hand: not in small results."""
 
 _HEAD_MAX: Final = OK_HEAD_MAX + 1
-"""As many bytes of a packet must be at hand before it is judged."""
+"""This many bytes of a payload, or all of it, must be at hand before a step takes the packet."""
 
 _KEPT_MAX: Final = 2048
-"""Bytes of an answer that are kept to be recognised: some thirty definitions. Each connection may keep as many."""
+"""Bytes of an opening, and of an ending, that a connection keeps: about thirty column definitions."""
 
 _word_at = struct.Struct("<I").unpack_from
+"""A packet's length and sequence number."""
 _packet_at = struct.Struct("<IB").unpack_from
+"""The same, and the first byte of the payload."""
 _row_at = struct.Struct("<HBxB").unpack_from
-"""Of a packet: its length and number; its payload's first byte too; the length in two small numbers, and that byte."""
+"""A packet's length as its low 16 and its high 8 bits, and the first byte of the payload."""
 
 
-@dataclass(slots=True)  # Not frozen: that takes twice as long to make, and there is one for each command.
+@dataclass(slots=True)  # Not frozen: that takes twice as long to make, and each command makes one.
 class Outcome(Generic[PendingT]):
     """How one command ended.
 
-    `status` are the session's flags after it; an ERR carries none, so then they are those of the
-    last packet that did. `results` counts the result sets and OKs of the answer, which an error in
-    a later statement of a multi-statement does not take back. `affected_rows` and `insert_id` are
-    the last OK's. A pending of None with command None is an error that the server sent unasked, before
-    it hung up.
+    `status` are the session's status flags after the command. An ERR carries none: then they are
+    the flags of the last packet that did. `results` counts the result sets and OKs of the answer,
+    also those before an error in a later statement of a multi-statement. `affected_rows` and
+    `insert_id` are those of the last OK. `command` is None for an error that answers no command: the
+    server sent it before it closed the connection.
     """
 
     command: int | None
@@ -113,75 +119,59 @@ class Outcome(Generic[PendingT]):
         return bool(self.status & IN_TRANS)
 
 
-_NOTHING: Final = Outcome[Any](None, None, True, 0)
-
-
 class FileRequest(NamedTuple):
-    """The server asks for a file: the client's next packets are its data (`enter_infile`)."""
+    """The server requests a file: the client's next packets are its content (`enter_infile`)."""
 
+
+_FILE_REQUEST: Final = FileRequest()
 
 Step = Callable[["ResponseWalker[PendingT]", bytes, int, int], None]
 
 
 class ResponseWalker(Generic[PendingT]):
-    """Follows the answers on one connection whose login is over.
+    """Follows the answers on one connection after its login.
 
-    `capabilities` are those the server was told, MariaDB's extended ones shifted left by 32;
-    `status` is what the login's OK said.
+    `capabilities` are those sent to the server, MariaDB's extended ones shifted left by 32;
+    `status` are the flags of the OK that ended the login.
     """
 
     __slots__ = (
-        "_before_rows",
-        "_columns_left",
-        "_command",
-        "_continued",
-        "_done",
-        "_ending",
-        "_expected",
-        "_more_columns",
-        "_out_params",
-        "_pending",
-        "_plain",
-        "_prepared",
-        "_results",
-        "_skip",
-        "_step",
-        "_tail",
-        "_within",
-        "cache_metadata",
-        "deprecate_eof",
-        "status",
-    )
+        "_columns_left", "_command", "_continued", "_done", "_ending", "_ending_numbers", "_expected", "_more_columns",
+        "_opening", "_out_params", "_pending", "_prepared", "_results", "_skip", "_step", "_tail", "cache_metadata",
+        "deprecate_eof", "status",
+    )  # fmt: skip
 
     def __init__(self, capabilities: int, status: int) -> None:
         self.deprecate_eof = bool(capabilities & DEPRECATE_EOF)
         self.cache_metadata = bool(capabilities & MARIADB_CACHE_METADATA)
         self.status = status
         self._expected: deque[tuple[int, PendingT]] = deque()
+        """Commands whose answers come after the current one."""
         self._command: int | None = None
         self._pending: PendingT | None = None
-        self._step: Step[PendingT] = ResponseWalker._unasked
+        self._step: Step[PendingT] = ResponseWalker._unsolicited
         self._tail = b""
-        """The beginning of a packet of which too little has come to judge it."""
+        """The beginning of a packet of which too little has come for its step."""
         self._skip = 0
         """Bytes of the current packet that are still to come."""
         self._continued = False
         """Whether the next packet continues the current payload."""
         self._done: Outcome[PendingT] | FileRequest | None = None
-        """What is to be reported when the current packet is whole."""
+        """What is reported when the current packet is whole."""
         self._results = 0
-        self._within = False
-        """Whether the next byte may be another than an answer's first, as any of the above says."""
         self._columns_left = 0
+        """How many column definitions are still to come, if the step is `_columns`; 0 in all other steps."""
         self._more_columns = 0
-        """Columns of a prepared statement, while its parameters are being passed."""
+        """How many column definitions follow those of a prepared statement's parameters."""
         self._out_params = False
-        """Whether the rows are the OUT parameters of a procedure, which something always follows."""
+        """Whether the rows are the OUT parameters of a procedure. Another result always follows them."""
         self._prepared: PrepareOk | None = None
-        self._before_rows = self._ending = b""
-        """What the last plain answer had before its rows, and the packet behind them."""
-        self._plain: Outcome[PendingT] = _NOTHING
-        """What that packet meant, of an answer without a pending."""
+        self._opening = b""
+        """What an earlier answer had before its rows: its head, its column definitions, and their EOF."""
+        self._ending = b""
+        """The payload that an earlier answer had behind its rows, which ended it."""
+        self._ending_numbers = (0, 0, 0)
+        """Status, affected rows and insert id in it."""
 
     @property
     def idle(self) -> bool:
@@ -190,175 +180,121 @@ class ResponseWalker(Generic[PendingT]):
 
     @property
     def outstanding(self) -> int:
-        """How many answers are to come: a client that runs far ahead should not be read further."""
+        """How many answers are still to come."""
         return len(self._expected) + (self._command is not None)
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the last flags that the server sent show an open transaction."""
+        """Whether the last status flags from the server show an open transaction."""
         return bool(self.status & IN_TRANS)
 
     def expect(self, command: int, pending: PendingT) -> int:
-        """A command is on its way to the server; how many answers are `outstanding` then.
+        """Announce a command that is sent to the server. Returns the new number of `outstanding` answers.
 
-        Commands that are never answered are ignored.
+        Commands without an answer are ignored.
         """
         if command in SILENT or (command == COM_SEMI_SYNC_ACK and self._command in DUMPS):
             return self.outstanding
         if self._command is None:
-            self._begin(command, pending)
+            self._begin_answer(command, pending)
             return 1
         self._expected.append((command, pending))
         return len(self._expected) + 1
 
     def feed(self, chunk: bytes) -> Sequence[Outcome[PendingT] | FileRequest]:
-        """What `chunk` ended, in order. Raises `WireError` when no server would send this here."""
-        if self._step is ResponseWalker._head and not self._within:
-            end = len(chunk)
-            # An answer of the usual kind is taken at once. The steps would say the same of it.
-            is_ok = end >= _OK_MIN + HEADER and chunk[HEADER] == OK and _word_at(chunk)[0] == _FIRST + end - HEADER
-            outcome = self._whole_ok(chunk, end) if is_ok else self._whole_result(chunk, end)
-            if outcome is not None:
-                return (outcome,)
-        events = self._walk(chunk)
-        self._within = bool(self._skip or self._tail or self._results or self._continued)
-        return events
+        """Follow the server's next bytes. Returns what ended in them, in order.
 
-    def _whole_ok(self, chunk: bytes, end: int) -> Outcome[PendingT] | None:
-        """One packet, an OK, which is all of the answer; None where more follows."""
-        affected_rows, insert_id, status, _ = ok_head_at(chunk, HEADER, end)
-        if status & MORE_RESULTS or end >= PAYLOAD_MAX + HEADER:
-            return None
-        outcome = Outcome(self._command, self._pending, True, status, affected_rows, insert_id, results=1)
-        self.status = status
-        self._next()
-        return outcome
-
-    def _whole_result(self, chunk: bytes, end: int) -> Outcome[PendingT] | None:
-        """One result, which the chunk is, from end to end; None for any other answer.
-
-        Who asks the same again gets the same before the rows and behind them: it is kept, and then need not be taken
-        apart.
+        Raises `WireError` if they cannot stand here.
         """
-        at = len(self._before_rows)
-        if not at or chunk[:at] != self._before_rows:
-            at = self._end_of_head(chunk, end)
-            if not at:
-                return None
-            self._before_rows = chunk[:at] if at <= _KEPT_MAX else b""
-        length = len(self._ending)
-        if self._pending is None and chunk[end - length :] == self._ending and self._plain.command == self._command:
-            stop = end - length - HEADER
-            at = _pass_rows(chunk, at, stop)
-            if at == stop and _word_at(chunk, at)[0] & PAYLOAD_MAX == length:
-                self.status = self._plain.status
-                self._next()
-                return self._plain
-        at = _pass_rows(chunk, at, end)
-        if at + HEADER >= end:
-            return None
-        low, high, marker = _row_at(chunk, at)
-        at += HEADER
-        length = low + (high << 16)
-        if marker != EOF or at + length != end:
-            return None
-        if length >= (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
-            return None
-        head = _end_head_at(chunk, at, end)
-        if head.status & MORE_RESULTS:
-            return None
-        outcome = Outcome(
-            self._command, self._pending, True, head.status, head.affected_rows, head.insert_id, results=1
+        at_answer = self._step is ResponseWalker._head and not (
+            self._skip or self._tail or self._results or self._continued
         )
-        if self._pending is None and length <= _KEPT_MAX:
-            self._ending, self._plain = chunk[at:], outcome
-        self.status = outcome.status
-        self._next()
-        return outcome
-
-    def _end_of_head(self, chunk: bytes, end: int) -> int:
-        """Where the rows of a result begin that the chunk begins with; 0 where that is not so plain."""
-        if end <= HEADER or _word_at(chunk, 0)[0] & PAYLOAD_MAX != 1 or not 0 < chunk[HEADER] < LOCAL_INFILE:
-            return 0
-        last = end - HEADER - 1
-        at, left = _pass_definitions(chunk, HEADER + 1, end, chunk[HEADER])
-        if left or at > last:
-            return 0
-        if not self.deprecate_eof:
-            word, marker = _packet_at(chunk, at)
-            if word & PAYLOAD_MAX != _EOF_LEN or marker != EOF or at + HEADER + _EOF_LEN > last:
-                return 0
-            if eof_status_at(chunk, at + HEADER, end) & (CURSOR_EXISTS | PS_OUT_PARAMS):
-                return 0
-            at += HEADER + _EOF_LEN
-        return at
-
-    def _walk(self, chunk: bytes) -> Sequence[Outcome[PendingT] | FileRequest]:
-        """Packet by packet."""
+        if at_answer and self._repeats(chunk):
+            self.status, affected_rows, insert_id = self._ending_numbers
+            outcome = Outcome(self._command, self._pending, True, self.status, affected_rows, insert_id, results=1)
+            self._next_answer()
+            return (outcome,)
         if self._tail:
             chunk = self._tail + chunk
-            self._tail = b""
         at, end = self._skip, len(chunk)
-        if at > end:
-            self._skip = at - end
-            return ()
         events: list[Outcome[PendingT] | FileRequest] = []
-        while True:
+        while at <= end:
             if not self._continued:
-                if self._done is not None:
-                    self._report(self._done, events)
-                if self._step is ResponseWalker._rows:
-                    at = _pass_rows(chunk, at, end)
-                elif self._step is ResponseWalker._columns:
+                if self._columns_left:
                     at = self._pass_columns(chunk, at, end)
+                    if at > end:
+                        break
+                if self._done is not None:
+                    events.append(self._done)
+                    if self._done is not _FILE_REQUEST:
+                        self._next_answer()
+                    self._done = None
+                    at_answer = False
+                if self._step is ResponseWalker._rows:
+                    if at_answer:
+                        self._opening = b"" if self._out_params or at > _KEPT_MAX else chunk[:at]
+                        at_answer = False
+                    at = _pass_rows(chunk, at, end)
             payload = at + HEADER
             if payload > end:
                 break
             length = _word_at(chunk, at)[0] & PAYLOAD_MAX
             if not self._continued:
-                if payload + min(length, _HEAD_MAX) > end:
+                if payload + length > end and payload + _HEAD_MAX > end:
                     break
                 self._step(self, chunk, payload, payload + length)
             self._continued = length == PAYLOAD_MAX
             at = payload + length
-            if at > end:
-                break
-        self._skip = max(at - end, 0)
+        self._skip = at - end if at > end else 0
         self._tail = chunk[at:]
         return events
 
-    def _begin(self, command: int, pending: PendingT) -> None:
+    def _begin_answer(self, command: int, pending: PendingT) -> None:
         self._command = command
         self._pending = pending
         self._step = self._FIRST_STEPS.get(command, ResponseWalker._head)
 
-    def _report(self, done: Outcome[PendingT] | FileRequest, events: list[Outcome[PendingT] | FileRequest]) -> None:
-        """Hand out what the packet, now whole, meant."""
-        events.append(done)
-        self._done = None
-        if isinstance(done, FileRequest):
-            return
+    def _next_answer(self) -> None:
         self._prepared = None
         self._results = 0
-        self._next()
-
-    def _next(self) -> None:
-        """Turn to the next answer."""
         if self._expected:
-            self._begin(*self._expected.popleft())
+            self._begin_answer(*self._expected.popleft())
         else:
             self._command = self._pending = None
-            self._step = ResponseWalker._unasked
+            self._step = ResponseWalker._unsolicited
+
+    def _repeats(self, chunk: bytes) -> bool:
+        """Whether `chunk` is one answer with the opening and the ending of an earlier one, and any rows between.
+
+        The steps have followed the same opening to `_rows`, and the same ending to an outcome. They
+        would do so again.
+        """
+        opening, ending = self._opening, self._ending
+        if not (opening and ending and chunk.startswith(opening) and chunk.endswith(ending)):
+            return False
+        stop = len(chunk) - len(ending) - HEADER
+        at = _pass_rows(chunk, len(opening), stop)
+        return at == stop and _word_at(chunk, at)[0] & PAYLOAD_MAX == len(ending)
 
     def _pass_columns(self, chunk: bytes, at: int, end: int) -> int:
-        """Step over all definitions but the last, which ends them."""
-        at, left = _pass_definitions(chunk, at, end, self._columns_left - 1)
-        self._columns_left = left + 1
+        """Step over column definitions by their headers. Returns where the first packet begins that needs a step."""
+        last = end - HEADER - 1
+        left = self._columns_left
+        while left and at <= last:
+            word, marker = _packet_at(chunk, at)
+            length = word & PAYLOAD_MAX
+            if marker == ERR or length == PAYLOAD_MAX:
+                break
+            at += HEADER + length
+            left -= 1
+        self._columns_left = left
+        if not left:
+            self._end_of_columns()
         return at
 
     # The steps. Each takes the bounds of a payload whose first `_HEAD_MAX` bytes are at hand.
 
-    def _unasked(self, chunk: bytes, at: int, end: int) -> None:
+    def _unsolicited(self, chunk: bytes, at: int, end: int) -> None:
         if at == end or chunk[at] != ERR:
             raise WireError("the server sent a packet that answers no command")
         self._fail(chunk, at, end)
@@ -367,37 +303,24 @@ class ResponseWalker(Generic[PendingT]):
         if at == end:
             raise WireError("the server began an answer with an empty packet")
         marker = chunk[at]
-        if marker in (OK, EOF):
-            self._end_of_result(_end_head_at(chunk, at, end))
+        if marker in _ENDS:
+            self._end_of_result(chunk, at, end)
         elif marker == ERR:
             self._fail(chunk, at, end)
         elif marker == LOCAL_INFILE:
-            self._done = FileRequest()
+            self._done = _FILE_REQUEST
         else:
             count, after = lenenc_at(chunk, at, end)
             follow = not self.cache_metadata or after >= end or chunk[after] != 0
             self._expect_columns(count if follow else 0)
-
-    def _expect_columns(self, count: int) -> None:
-        self._columns_left = count
-        if count:
-            self._step = ResponseWalker._columns
-        else:
-            self._end_of_columns()
 
     def _columns(self, chunk: bytes, at: int, end: int) -> None:
         if at < end and chunk[at] == ERR:
             self._fail(chunk, at, end)
             return
         self._columns_left -= 1
-        if self._columns_left == 0:
+        if not self._columns_left:
             self._end_of_columns()
-
-    def _end_of_columns(self) -> None:
-        if not self.deprecate_eof:
-            self._step = ResponseWalker._columns_eof
-        else:
-            self._after_columns()
 
     def _columns_eof(self, chunk: bytes, at: int, end: int) -> None:
         if at == end or chunk[at] < EOF:
@@ -407,27 +330,20 @@ class ResponseWalker(Generic[PendingT]):
             return
         status = eof_status_at(chunk, at, end)
         if self._command != COM_STMT_PREPARE and status & CURSOR_EXISTS:
-            self._end_of_result(OkHead(0, 0, status, 0))
+            self._end_of_result(chunk, at, at + _EOF_LEN)
         else:
-            # MySQL says only here that more is to come, and takes it back where the rows end.
+            # MySQL announces here that another result follows, and not again where the rows end.
             self._out_params = bool(status & PS_OUT_PARAMS)
             self._after_columns()
-
-    def _after_columns(self) -> None:
-        if self._prepared is None:
-            self._step = ResponseWalker._rows
-        elif self._more_columns:
-            count, self._more_columns = self._more_columns, 0
-            self._expect_columns(count)
-        else:
-            self._succeed(OkHead(0, 0, self.status, 0))
 
     def _rows(self, chunk: bytes, at: int, end: int) -> None:
         marker = chunk[at] if at < end else OK
         if marker == ERR:
             self._fail(chunk, at, end)
         elif marker == EOF and end - at < (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
-            self._end_of_result(_end_head_at(chunk, at, end))
+            numbers = self._end_of_result(chunk, at, end)
+            if not self.status & MORE_RESULTS and end - at <= _KEPT_MAX and end <= len(chunk):
+                self._ending, self._ending_numbers = chunk[at:end], numbers
 
     def _prepare(self, chunk: bytes, at: int, end: int) -> None:
         if at < end and chunk[at] == ERR:
@@ -442,7 +358,8 @@ class ResponseWalker(Generic[PendingT]):
 
     def _login(self, chunk: bytes, at: int, end: int) -> None:
         if at < end and chunk[at] == OK:
-            self._succeed(ok_head_at(chunk, at, end))
+            affected_rows, insert_id, self.status, _ = ok_numbers_at(chunk, at, end)
+            self._succeed(affected_rows, insert_id)
         elif at < end and chunk[at] == ERR:
             self._fail(chunk, at, end)
 
@@ -450,51 +367,16 @@ class ResponseWalker(Generic[PendingT]):
         if at < end and chunk[at] == ERR:
             self._fail(chunk, at, end)
         else:
-            self._succeed(OkHead(0, 0, self.status, 0))
+            self._succeed()
 
     def _dump(self, chunk: bytes, at: int, end: int) -> None:
         if at < end and chunk[at] == ERR:
             self._fail(chunk, at, end)
         elif at < end and chunk[at] == EOF and end - at < EOF_MAX:
-            self._succeed(OkHead(0, 0, self.status, 0))
+            self._succeed()
 
     def _unread(self, chunk: bytes, at: int, end: int) -> None:
-        """Another protocol has begun (COM_CLONE); it has no end that we know of."""
-
-    def _end_of_result(self, head: OkHead) -> None:
-        self._results += 1
-        more = head.status & MORE_RESULTS or self._out_params
-        self._out_params = False
-        if more and self._command in MULTI_RESULT:
-            self.status = head.status
-            self._step = ResponseWalker._head
-        else:
-            self._succeed(head)
-
-    def _succeed(self, head: OkHead) -> None:
-        self.status = head.status
-        self._done = Outcome(
-            self._command,
-            self._pending,
-            True,
-            head.status,
-            head.affected_rows,
-            head.insert_id,
-            0,
-            self._results,
-            self._prepared,
-        )
-
-    def _fail(self, chunk: bytes, at: int, end: int) -> None:
-        self._out_params = False
-        self._done = Outcome(
-            self._command,
-            self._pending,
-            False,
-            self.status,
-            error_code=err_code_at(chunk, at, end),
-            results=self._results,
-        )
+        """Another protocol has begun (COM_CLONE). Its end is not known."""
 
     _FIRST_STEPS: ClassVar[dict[int, Step[Any]]] = {
         int(Commands.COM_FIELD_LIST): _rows,
@@ -507,18 +389,55 @@ class ResponseWalker(Generic[PendingT]):
     }
     """How an answer begins, where that is not `_head`."""
 
+    # What the steps lead to.
 
-def _pass_definitions(chunk: bytes, at: int, end: int, left: int) -> tuple[int, int]:
-    """Step over column definitions by their headers; where it stopped, and how many are left then."""
-    last = end - HEADER - 1
-    while left > 0 and at <= last:
-        word, marker = _packet_at(chunk, at)
-        length = word & PAYLOAD_MAX
-        if marker == ERR or length == PAYLOAD_MAX:
-            break
-        at += HEADER + length
-        left -= 1
-    return at, left
+    def _expect_columns(self, count: int) -> None:
+        self._columns_left = count
+        if count:
+            self._step = ResponseWalker._columns
+        else:
+            self._end_of_columns()
+
+    def _end_of_columns(self) -> None:
+        if not self.deprecate_eof:
+            self._step = ResponseWalker._columns_eof
+        else:
+            self._after_columns()
+
+    def _after_columns(self) -> None:
+        if self._prepared is None:
+            self._step = ResponseWalker._rows
+        elif self._more_columns:
+            count, self._more_columns = self._more_columns, 0
+            self._expect_columns(count)
+        else:
+            self._succeed()
+
+    def _end_of_result(self, chunk: bytes, at: int, end: int) -> tuple[int, int, int]:
+        """Take the packet that ends a result: an OK, or an EOF, which is shorter. Returns status and numbers."""
+        if end - at < _OK_MIN:
+            affected_rows, insert_id, status = 0, 0, eof_status_at(chunk, at, end)
+        else:
+            affected_rows, insert_id, status, _ = ok_numbers_at(chunk, at, end)
+        self._results += 1
+        self.status = status
+        more = status & MORE_RESULTS or self._out_params
+        self._out_params = False
+        if more and self._command in MULTI_RESULT:
+            self._step = ResponseWalker._head
+        else:
+            self._succeed(affected_rows, insert_id)
+        return status, affected_rows, insert_id
+
+    def _succeed(self, affected_rows: int = 0, insert_id: int = 0) -> None:
+        self._done = Outcome(
+            self._command, self._pending, True, self.status, affected_rows, insert_id, 0, self._results, self._prepared
+        )
+
+    def _fail(self, chunk: bytes, at: int, end: int) -> None:
+        self._out_params = False
+        code = err_code_at(chunk, at, end)
+        self._done = Outcome(self._command, self._pending, False, self.status, error_code=code, results=self._results)
 
 
 def _pass_rows(chunk: bytes, at: int, end: int) -> int:
@@ -559,10 +478,3 @@ def _pass_alike(chunk: bytes, at: int, end: int) -> int:
 def _run(data: bytes) -> int:
     """How many bytes at the beginning are the same."""
     return len(data) if data == data[:1] * len(data) else len(data) - len(data.lstrip(data[:1]))
-
-
-def _end_head_at(chunk: bytes, at: int, end: int) -> OkHead:
-    """The numbers of what ends a result: an OK, or an EOF, which is shorter."""
-    if end - at < _OK_MIN:
-        return OkHead(0, 0, eof_status_at(chunk, at, end), 0)
-    return ok_head_at(chunk, at, end)

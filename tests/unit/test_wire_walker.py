@@ -265,6 +265,32 @@ def test_a_cursor_opens_with_a_single_ending_under_deprecate_eof() -> None:
     assert only(walker(DEPRECATE_EOF), wire.EXECUTE, opened).status & CURSOR_EXISTS
 
 
+@BOTH_ENDINGS
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_an_opening_that_came_in_pieces_is_not_taken_for_a_whole_one(capabilities: int, cut: int) -> None:
+    machine = walker(capabilities)
+    answers = [wire.result([b"\x01" * 40] * number, capabilities) for number in (1, 2, 1)]
+    machine.expect(wire.QUERY, "in pieces")
+    assert [*machine.feed(answers[0][:cut]), *machine.feed(answers[0][cut:])]
+    for answer in answers:
+        machine.expect(wire.QUERY, "whole")
+        assert len(machine.feed(answer)) == 1
+    assert machine.idle
+
+
+@BOTH_ENDINGS
+def test_an_empty_packet_is_no_ending_that_was_seen_before(capabilities: int) -> None:
+    answer = wire.result([b"\x01x"], capabilities)
+    machine = walker(capabilities)
+    machine.expect(wire.QUERY, "in pieces")
+    machine.feed(answer[:-3])
+    assert machine.feed(answer[-3:])
+    machine.expect(wire.QUERY, "goes on")
+    ending = make_end(capabilities)
+    assert not machine.feed(answer[: -len(ending) - 4] + frame(b"", 5))
+    assert len(machine.feed(frame(ending, 6))) == 1
+
+
 def test_the_ending_of_the_last_answer_may_be_how_a_longer_one_begins() -> None:
     machine: ResponseWalker[str | None] = ResponseWalker(DEPRECATE_EOF, AUTOCOMMIT)
     rows = [b"\x01x"]
