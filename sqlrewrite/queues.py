@@ -459,6 +459,8 @@ class _QueueParser:
         return ", ".join(sorted(self._options))
 
     def _unknown(self, more: str) -> NoReturn:
+        if not self._tokens.more:
+            self._tokens.fail(f"an option was expected: {self._known()}")
         self._tokens.fail(f"there is no option {self._tokens.text}; a queue has {self._known()}{more}")
 
 

@@ -359,39 +359,6 @@ def test_a_time_that_cannot_be_is_refused_by_name(value: object) -> None:
     assert caught.value.code == 1210
 
 
-@pytest.mark.parametrize(
-    ("sql", "reason"),
-    [
-        (b"NACK t WHERE id = 1 DELAY 3155760001", "DELAY takes seconds from 0 to 3155760000"),
-        (b"NACK t WHERE id = 1 DELAY 0.1234567891", "up to 9 digits of a fraction"),
-        (b"NACK t WHERE id = 1 DELAY 5s", "DELAY takes seconds"),
-        (b"NACK t WHERE id = 1 DELAY -5", "DELAY takes seconds"),
-        (b"NACK t WHERE id = 'a' DELAY '5'", "DELAY takes seconds"),
-        (b"NACK t WHERE (a) DELAY NULL", "DELAY takes seconds"),
-        (b"NACK t WHERE TRUE DELAY", "DELAY takes seconds"),
-        (b"NACK t WHERE id = ? DELAY 1 AND TRUE", "ends the statement"),
-        (b"NACK t WHERE DELAY 5", "a condition was expected"),
-        (b"NACK t WHERE id = 1 DELAY 5; SELECT 1", "ends the statement"),
-        (b"NACK t WHERE id = 1 BY 5 ORDER BY id", "no ORDER BY"),
-        (b"NACK t", "for every message, write WHERE TRUE"),
-        (b"EXTEND t WHERE id = 1", "BY was expected"),
-        (b"EXTEND t WHERE id = 1;", "BY was expected"),
-        (b"EXTEND t WHERE id > 1;", "BY was expected"),
-        (b"EXTEND t WHERE id = 1 BY", "BY takes seconds"),
-        (b"EXTEND t WHERE id = 1 BY 1e3", "BY takes seconds"),
-        (b"EXTEND t WHERE (id = 1 BY 5)", "BY was expected"),
-        (b"EXTEND t WHERE id = 1 ORDER BY id BY 5", "no ORDER BY"),
-        (b"EXTEND t WHERE id = 1) OR (TRUE BY 5", "not opened"),
-        (b"ACK t WHERE id = 1 ORDER BY 5", "no ORDER BY"),
-    ],
-)
-def test_a_time_that_cannot_be_read_is_refused_with_its_reason(sql: bytes, reason: str) -> None:
-    error = refusal(sql)
-    assert error.code == 1064
-    assert f"in your {sql.split()[0].decode()} statement near" in error.message
-    assert reason in error.message
-
-
 @pytest.mark.parametrize("verb", [b"NACK", b"EXTEND"])
 @pytest.mark.parametrize("unit", [b" DELAY", b" DELAY 5", b" BY", b" BY 5", b" a", b"delay ", b"by.", *HOSTILE])
 @pytest.mark.timeout(30)
