@@ -32,7 +32,7 @@ def test_a_statement_has_this_error(statement: str, error: str) -> None:
     with pytest.raises(SqlError) as caught:
         parse(statement.encode())
     pattern = ".*".join(map(re.escape, error.strip().split("…")))
-    verb = statement.split()[0]
+    verb = statement.split(maxsplit=1)[0]
     assert re.fullmatch(rf"You have an error in your {verb}[A-Z ]* statement {pattern}", caught.value.message)
     assert (caught.value.code, caught.value.sqlstate) == (PARSE_ERROR, "42000")
     near = re.search(r"near '(.*)' at line 1: ", caught.value.message)
