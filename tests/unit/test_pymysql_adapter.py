@@ -76,7 +76,7 @@ def test_a_login_that_is_cut_off_is_an_error_of_the_library() -> None:
     [
         (SimpleNamespace(client_flag=0), "its connections have no `_sock`"),
         (SimpleNamespace(_sock=None), "have no `client_flag`"),
-        (SimpleNamespace(_sock=None, client_flag=1 << 24), "asks for CLIENT_DEPRECATE_EOF, which"),
+        (SimpleNamespace(_sock=None, client_flag=1 << 24), "requests CLIENT_DEPRECATE_EOF, which"),
     ],
 )
 def test_a_release_that_does_not_fit_is_named_with_what_it_lacks(
