@@ -38,7 +38,20 @@ test-peers: .venv/.stamp ## Run the test suites that drivers' authors wrote, dir
 test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, killed executors and drivers included
 	@scripts/prepare mariadb mysql pipeline
 	@$(TYPES)
-	@.venv/bin/python -m pytest -m pipeline tests/pipeline
+	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m pipeline tests/pipeline
+
+# `make test` and `make test-pipeline` run a slice of these, drawn by a seed that they print (ACKSTREAM_SEED repeats it).
+.PHONY: test-long
+test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kills, mutants, ten times the examples, fuzz
+	@scripts/prepare mariadb mysql compiler pipeline
+	@ACKSTREAM_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) tests/property
+	@ACKSTREAM_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "either_server or sampled" tests
+	@$(MAKE) fuzz
+
+# For .ci/run: everything that its jobs install.
+.PHONY: test-needs
+test-needs: .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline
+	@scripts/prepare mariadb mysql compiler pipeline
 
 VERSIONS := oldest newest
 VERSIONS_TESTS := tests/unit tests/property tests/contract \

@@ -21,8 +21,10 @@ import pytest
 from pymysql.connections import Connection
 
 from proxy.embedded.server import EmbeddedServer, Flavour
+from tests.support.cpu import cpu_limit
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import Consumer
+from tests.support.sampling import SEED, examples, taken
 from tests.support.servers import (
     FLAVOURS,
     LEFT_OUT,
@@ -38,11 +40,61 @@ collect_ignore = [] if importlib.util.find_spec("pyspark") else ["pipeline"]
 
 # How long an example takes is the machine's affair, and how busy it is.
 hypothesis.settings.register_profile(
-    "ackstream", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "ackstream", max_examples=examples(100), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ackstream")
 
 DATABASE_NUMBERS = itertools.count(1)
+
+COMPUTING = ("tests/unit/", "tests/property/")
+"""Tests that compute and wait for nobody. A busy machine must not fail them, so their limit is CPU time."""
+CPU_S = examples(120)
+WALL_S = examples(900)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One seed for all that is random; failed tests are named as they fail."""
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
+    if not hasattr(config, "workerinput"):  # A process of pytest-xdist prints nothing.
+        config.pluginmanager.register(FailuresAtOnce(config.pluginmanager))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this run does not take, and give those that compute their limits."""
+    there = [flavour for flavour in FLAVOURS if not _server_line(flavour).startswith(f"{flavour}: ***")]
+    kept = taken(items, there)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+    for item in items:
+        if item.path.relative_to(config.rootpath).as_posix().startswith(COMPUTING):
+            item.add_marker(pytest.mark.timeout(WALL_S))
+            if not item.get_closest_marker("cpu"):
+                item.add_marker(pytest.mark.cpu(CPU_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """End a test that has used more CPU time than its mark `cpu(seconds)` allows."""
+    mark = item.get_closest_marker("cpu")
+    with cpu_limit(mark.args[0]) if mark else contextlib.nullcontext():
+        return (yield)
+
+
+class FailuresAtOnce:
+    """Prints the name of a test and the first line of its error as soon as it fails."""
+
+    def __init__(self, plugins: pytest.PytestPluginManager) -> None:
+        self._plugins = plugins
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._plugins.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message if crash else str(report.longrepr)
+            reporter.write_line(f"\n*** failed: {report.nodeid}: {reason.strip().splitlines()[0][:300]}", red=True)
 
 
 @pytest.fixture(scope="session")
@@ -97,8 +149,8 @@ def consume() -> Iterator[Callable[[Connection[Any], str], Consumer]]:
         return consumers[-1]
 
     yield begin
-    for each in consumers:
-        each.vanish()
+    for consumer in consumers:
+        consumer.vanish()
 
 
 @pytest.fixture
@@ -124,8 +176,8 @@ def drop_database(server: EmbeddedServer, name: str) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Which servers this run tests, the missing ones with the reason."""
-    return [_server_line(flavour) for flavour in FLAVOURS]
+    """Which servers this run tests, the missing ones with the reason, and the seed of what it draws."""
+    return [*map(_server_line, FLAVOURS), f"seed: {SEED} (repeat with ACKSTREAM_SEED={SEED})"]
 
 
 def _server_line(flavour: Flavour) -> str:
@@ -137,7 +189,9 @@ def _server_line(flavour: Flavour) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One loud line for a server that was left out, with the number of tests not run."""
+    """The seed if anything failed; one loud line for a server that was left out, with the number of tests not run."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"*** the seed of this run: ACKSTREAM_SEED={SEED} ***", red=True, bold=True)
     reasons = Counter(
         report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
     )

@@ -18,13 +18,19 @@ from tests.support.proxies import RunningProxy
 
 ZONE = "America/St_Johns"
 
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that lives for minutes spends more on optimising its code than it gains by that."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of this folder is run by `make test-pipeline` alone, and a JVM takes its time on a busy machine."""
     for item in items:
         if "tests/pipeline/" in item.path.as_posix():
             item.add_marker(pytest.mark.pipeline)
-            item.add_marker(pytest.mark.timeout(180))
+            item.add_marker(pytest.mark.timeout(600))
+            callspec = getattr(item, "callspec", None)
+            if callspec and "flavour" in callspec.params:  # Each process starts one kind of server.
+                item.add_marker(pytest.mark.xdist_group(callspec.params["flavour"]))
 
 
 def session(master: str, **options: str) -> SparkSession:
@@ -39,7 +45,7 @@ def session(master: str, **options: str) -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", ZONE)
-        .config("spark.driver.extraJavaOptions", f"-Duser.timezone={ZONE}")
+        .config("spark.driver.extraJavaOptions", f"{QUICK_JVM} -Duser.timezone={ZONE}")
         .config("spark.executor.extraJavaOptions", f"-Duser.timezone={ZONE}")
         .config("spark.jars", str(find_jar()))
     )

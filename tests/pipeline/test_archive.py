@@ -29,6 +29,7 @@ from pipeline.endpoint import Endpoint
 from pipeline.errors import JobError, PipelineError
 from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import Flavour
+from tests.pipeline.conftest import QUICK_JVM
 from tests.pipeline.kinds import ONLY, TYPES, same_in_utc
 from tests.support.queues import create_queue, rows, run, user
 from tests.support.waiting import eventually
@@ -208,6 +209,7 @@ def die_at(point: str, spark: SparkSession, endpoint: Endpoint, target: Path) ->
     assert died.returncode == -signal.SIGKILL
 
 
+@pytest.mark.either_server
 @pytest.mark.parametrize("point", ["planned", "written", "verified", "in place", "deleted"])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(
     spark: SparkSession, endpoint: Endpoint, archiving: Archive, connection: Any, tmp_path: Path, point: str
@@ -232,6 +234,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(
     assert files.names("pending") == []
 
 
+@pytest.mark.either_server
 def test_the_command_is_killed_between_two_deletes_and_its_jvm_with_it(
     spark: SparkSession, endpoint: Endpoint, command: Callable[..., Result], connection: Any, tmp_path: Path
 ) -> None:
@@ -249,6 +252,7 @@ def test_the_command_is_killed_between_two_deletes_and_its_jvm_with_it(
             *("--url", f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "--master", "local[2]"),
             *("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1"),
             *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
+            *("--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}"),
         ]
         log = tmp_path.parent / "archive.log"
         process = ChildProcess(program, output=log)

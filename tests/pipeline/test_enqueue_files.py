@@ -23,6 +23,8 @@ from pipeline.enqueue.staged import Staged
 from pipeline.errors import JobError, PipelineError
 from tests.support.queues import rows, run
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 4000
 FILES = 20
 SETTINGS = Settings(slice_rows=100, look_s=0.05)
@@ -206,6 +208,7 @@ def test_pieces_of_files_are_slices_if_none_is_too_large_and_they_are_not_too_fe
 # --- once, whatever happens in between ---
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", ["plain", "ids", "times", "spread", "by-hash"])
 def test_a_rerun_with_other_settings_adds_what_is_missing(
     fill: Fill,

@@ -29,10 +29,13 @@ from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
 from pipeline.enqueue.staged import Staged
 from pipeline.enqueue.staging import slices_staged
+from tests.pipeline.conftest import QUICK_JVM
 from tests.support.proxies import RunningProxy
 from tests.support.queues import rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.either_server
 
 MESSAGES = 20_000
 SLICE_ROWS = 700
@@ -101,7 +104,8 @@ def running(
         *(sys.executable, "-m", "pipeline.enqueue.command", "--table", "m", "--batch", "b", "--source", source),
         *("--url", f"mysql://{endpoint.user}@{endpoint.host}:{endpoint.port}/{endpoint.database}", "--mode", mode),
         *("--slice-rows", str(SLICE_ROWS), "--master", "local[2]", "--conf", "spark.ui.enabled=false"),
-        *("--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1", *options),
+        *("--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1"),
+        *("--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}", *options),
     ]
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -140,6 +144,7 @@ def staged(connection: Any) -> int:
     return 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mode", "reached", "query"),
     [
@@ -179,6 +184,7 @@ def test_a_killed_driver(
     assert_cut(connection, query)
 
 
+@pytest.mark.sampled(1)
 def test_a_killed_driver_whose_tasks_live_on(
     endpoint: Endpoint, connection: Any, data: DataFrame, source: str, mode: Mode
 ) -> None:
@@ -205,6 +211,7 @@ def executors(group: int) -> set[int]:
     return found
 
 
+@pytest.mark.sampled(1)
 def test_killed_executors(endpoint: Endpoint, connection: Any, source: str, mode: Mode) -> None:
     """A cluster of two, one of which is killed while it writes; another takes its place."""
     run(connection, CREATE)
@@ -239,6 +246,7 @@ def test_a_proxy_that_is_killed_and_comes_back(private_proxy: RunningProxy, data
         assert_each_is_there_once(direct)
 
 
+@pytest.mark.sampled(2)
 @both_ways
 def test_tasks_that_are_carried_out_twice(
     endpoint: Endpoint, connection: Any, data: DataFrame, mode: Mode, monkeypatch: pytest.MonkeyPatch
@@ -300,6 +308,7 @@ def test_a_look_at_what_is_staged_reads_one_row_a_slice_and_none_that_is_not_com
         other.rollback()
 
 
+@pytest.mark.sampled(2)
 @both_ways
 def test_commits_whose_answers_are_lost(
     endpoint: Endpoint, connection: Any, data: DataFrame, mode: Mode, monkeypatch: pytest.MonkeyPatch

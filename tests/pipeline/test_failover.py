@@ -28,6 +28,8 @@ from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 6_000
 
 
@@ -77,6 +79,7 @@ def counted(connection: Any, tables: str) -> int:
 QUEUE, STAGING = "SHOW TABLES LIKE 'm'", "SHOW TABLES LIKE 'ackstream\\_staging%'"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mode", "where"),
     [

@@ -42,6 +42,7 @@ from engine.dispatch.subscribers import Subscriber
 from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, OnDisconnect, Policy, Selection
 from engine.store.memory import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
+from tests.support.sampling import examples
 
 T = TypeVar("T")
 
@@ -546,6 +547,7 @@ BREAKS_OF_MORE = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("broken", [*BREAKS, *BREAKS_OF_MORE], ids=lambda each: each.__name__)
 def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
     broken: type[Dispatcher],
@@ -569,4 +571,4 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
 
 
 TestPlay = Play.TestCase
-TestPlay.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestPlay.settings = settings(max_examples=examples(300), stateful_step_count=60, deadline=None)

@@ -20,6 +20,7 @@ from engine.model import NS_PER_S, Entry, Key
 from engine.store.memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
 from tests.support.play import TABLE
+from tests.support.sampling import examples
 
 
 class PlayWithLog(Play):
@@ -141,4 +142,4 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose() -> None
 
 
 TestPlayWithLog = PlayWithLog.TestCase
-TestPlayWithLog.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestPlayWithLog.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)

@@ -283,7 +283,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("head", [b"ACK ", b"ACK t WHERE ", b"ACK t WHERE id IN (", b"ACK t WHERE id = '"])
 @pytest.mark.parametrize("unit", HOSTILE)
-@pytest.mark.timeout(30)
+@pytest.mark.cpu(30)
 def test_hostile_text_comes_to_an_end(head: bytes, unit: bytes) -> None:
     sql = head + unit * (1_000_000 // len(unit)) + b")"
     with suppress(SqlError):
@@ -361,7 +361,7 @@ def test_a_time_that_cannot_be_is_refused_by_name(value: object) -> None:
 
 @pytest.mark.parametrize("verb", [b"NACK", b"EXTEND"])
 @pytest.mark.parametrize("unit", [b" DELAY", b" DELAY 5", b" BY", b" BY 5", b" a", b"delay ", b"by.", *HOSTILE])
-@pytest.mark.timeout(30)
+@pytest.mark.cpu(30)
 def test_hostile_times_come_to_an_end(verb: bytes, unit: bytes) -> None:
     with suppress(SqlError):
         parse_settle(b"%b t WHERE a = 1 " % verb + unit * (1_000_000 // len(unit)) + b")")

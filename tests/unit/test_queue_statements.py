@@ -222,7 +222,7 @@ def test_a_very_long_statement_is_refused_before_it_is_cut() -> None:
         parse(b"CREATE QUEUE t (" + b"a INT," * (STATEMENT_BYTES_MAX // 6) + b"b INT)")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.cpu(20)
 @pytest.mark.parametrize(
     "piece",
     [b"(", b"'", b"/*!", b"a,", b"\0"],

@@ -191,6 +191,6 @@ HOSTILE = [" ", "/*", "/**/", "-- \n", "--", "'", "`", "(", "a", "a,", "a.", "1"
 
 @pytest.mark.parametrize("head", ["STREAM ", "STREAM * FROM t LIMIT "])
 @pytest.mark.parametrize("unit", HOSTILE)
-@pytest.mark.timeout(30)
+@pytest.mark.cpu(30)
 def test_hostile_text_comes_to_an_end(head: str, unit: str) -> None:
     assert refusal(head + unit * (50_000 // len(unit))).code == 1064
