@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,28 +33,32 @@ def test_of_one_server(flavour): ...
 
 
 @pytest.fixture
-def items(request: pytest.FixtureRequest, tmp_path) -> list[pytest.Item]:
+def items(request: pytest.FixtureRequest, tmp_path: Path) -> list[Any]:
     file = tmp_path / "test_cases.py"
     file.write_text(CASES)
     module = pytest.Module.from_parent(request.session, path=file)
     return [item for function in module.collect() for item in _flat(function)]
 
 
-def _flat(node) -> list[pytest.Item]:
+def _flat(node: Any) -> list[pytest.Item]:
     return [node] if isinstance(node, pytest.Item) else [item for child in node.collect() for item in _flat(child)]
 
 
-def names(items: Sequence[pytest.Item]) -> list[str]:
+def names(items: Sequence[Any]) -> list[str]:
     return [item.name for item in items]
 
 
-def draw(items: Sequence[pytest.Item], seed: int, monkeypatch: pytest.MonkeyPatch, servers=("mysql", "mariadb")):
+def draw(
+    items: Sequence[Any], seed: int, monkeypatch: pytest.MonkeyPatch, servers: Sequence[str] = ("mysql", "mariadb")
+) -> list[Any]:
     monkeypatch.setattr(sampling, "SEED", seed)
     monkeypatch.setattr(sampling, "LONG", False)
     return sampling.taken(items, servers)
 
 
-def test_each_case_is_taken_on_one_server_and_so_many_cases_of_a_matrix(items, monkeypatch) -> None:
+def test_each_case_is_taken_on_one_server_and_so_many_cases_of_a_matrix(
+    items: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = draw(items, 1, monkeypatch)
     ways = Counter(item.callspec.params["way"] for item in drawn if item.originalname == "test_either")
     assert ways == dict.fromkeys(range(20), 1)
@@ -62,23 +68,25 @@ def test_each_case_is_taken_on_one_server_and_so_many_cases_of_a_matrix(items, m
         "test_without_a_server": 1,
         "test_of_one_server": 1,
     }
-    flavours = {item.callspec.params["flavour"] for item in drawn if item.originalname == "test_either"}
-    assert flavours == {"mysql", "mariadb"}
+    servers = {item.callspec.params["flavour"] for item in drawn if item.originalname == "test_either"}
+    assert servers == {"mysql", "mariadb"}
 
 
-def test_a_seed_repeats_a_draw_and_another_draws_anew(items, monkeypatch) -> None:
+def test_a_seed_repeats_a_draw_and_another_draws_anew(items: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert names(draw(items, 1, monkeypatch)) == names(draw(items, 1, monkeypatch))
     assert names(draw(items, 1, monkeypatch)) != names(draw(items, 2, monkeypatch))
     seen = {name for seed in range(100) for name in names(draw(items, seed, monkeypatch))}
     assert seen == set(names(items))
 
 
-def test_a_server_that_is_missing_is_not_drawn(items, monkeypatch) -> None:
+def test_a_server_that_is_missing_is_not_drawn(items: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = draw(items, 1, monkeypatch, ["mariadb"])
     assert all("mysql" not in item.name for item in drawn if item.originalname == "test_either")
 
 
-def test_a_long_run_and_a_case_that_is_named_leave_nothing_out(items, monkeypatch) -> None:
+def test_a_long_run_and_a_case_that_is_named_leave_nothing_out(
+    items: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = items[7]
     assert draw([case], 1, monkeypatch) == [case]
     monkeypatch.setattr(sampling, "LONG", True)
