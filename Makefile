@@ -48,9 +48,8 @@ test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kill
 	@ACKSTREAM_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "either_server or sampled" tests
 	@$(MAKE) fuzz
 
-# For .ci/run: everything that its jobs install.
 .PHONY: test-needs
-test-needs: .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline
+test-needs: .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
 	@scripts/prepare mariadb mysql compiler pipeline
 
 VERSIONS := oldest newest
