@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import statistics
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,8 +24,12 @@ from tests.support.writing import NOW_NS
 S = 1_000_000_000
 HOUR_S = 3_600.0
 ACK_WAIT_NS = 30 * S
-LATE_NS = 5 * S
-"""For a busy machine. A clock that is followed when it should not be is off by an hour."""
+LATE_NS = S
+"""The poller, which finds a message whose wake-up was lost, comes much later than that.
+
+A busy machine is later now and then, so the median of several messages is held against it, of at least `TRIES`.
+"""
+TRIES = 5
 
 STEPS_S = {"ahead": [HOUR_S], "behind": [-HOUR_S], "stepping": [HOUR_S, -HOUR_S, 0, 86_400, -1, 2, -HOUR_S / 2]}
 
@@ -80,7 +85,7 @@ def test_its_clock_is_wrong(proxy, server, steps_s) -> None:
     with connect(server) as direct:
         ((now_s,),) = rows(direct, "SELECT UNIX_TIMESTAMP()")
     off_s = certificate.not_valid_before_utc.timestamp() + 86_400 - now_s
-    assert any(abs(off_s - each) < 60 for each in steps_s), "and a certificate was made all the same"
+    assert any(abs(off_s - step_s) < 60 for step_s in steps_s), "and a certificate was made all the same"
 
 
 def test_scheduled_messages_are_neither_early_nor_late(connection, proxy, database, consume) -> None:
@@ -96,45 +101,58 @@ def test_scheduled_messages_are_neither_early_nor_late(connection, proxy, databa
     late_ns = [claims[number] - due[number] for number in due]
     assert [number for (number,) in stream.received] == list(range(40, 0, -1))
     assert min(late_ns) >= 0
-    assert max(late_ns) < LATE_NS
+    assert statistics.median(late_ns) < LATE_NS
 
 
 def test_an_unacknowledged_message_comes_again_after_its_wait(connection) -> None:
     create_queue(connection, "m", vt_ack_wait="0.5", vt_max_backoff="0.5")
     enqueue(connection, "m", ["a"])
-    for epoch in (1, 2, 3, 4):
+    late_ns = []
+    for epoch in range(1, TRIES + 1):
         ((due_ns,),) = rows(connection, f"SELECT GREATEST(time_next, {NOW_NS}) FROM m")
         assert rows(connection, "STREAM id, epoch FROM m LIMIT 1 WAIT 20") == [(1, epoch)]
-        assert due_ns <= now_ns(connection) < due_ns + LATE_NS
+        late_ns.append(now_ns(connection) - due_ns)
+    assert min(late_ns) >= 0
+    assert statistics.median(late_ns) < LATE_NS
 
 
 def test_what_is_written_down_is_the_servers_time(connection) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", "abcd")
+    before_ns = now_ns(connection)
     assert len(rows(connection, "STREAM id FROM m NOWAIT")) == 4
     assert run(connection, "ACK FROM m WHERE id = 1") == 1
     assert run(connection, "NACK FROM m WHERE id = 2 DELAY 100") == 1
     assert run(connection, "EXTEND FROM m WHERE id = 3 BY 200") == 1
-    found = rows(connection, f"SELECT (COALESCE(time_acked, time_next) - {NOW_NS}) / 1e9 FROM m ORDER BY id")
-    for (off_s,), expected_s in zip(found, (0, 100, 200, 30), strict=True):
-        assert -LATE_NS / S < float(off_s) - expected_s <= 0
+    after_ns = now_ns(connection)
+    found = rows(connection, "SELECT COALESCE(time_acked, time_next) FROM m ORDER BY id")
+    for (written_ns,), delay_s in zip(found, (0, 100, 200, 30), strict=True):
+        assert before_ns <= written_ns - delay_s * S <= after_ns
 
 
 def test_a_message_given_back_with_a_delay_comes_after_it(connection) -> None:
     create_queue(connection, "m")
     enqueue(connection, "m", "a")
     assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 20") == [(1,)]
-    assert run(connection, "NACK FROM m WHERE id = 1 DELAY 0.4") == 1
-    ((due_ns,),) = rows(connection, "SELECT time_next FROM m")
-    assert rows(connection, "STREAM id, epoch FROM m LIMIT 1 WAIT 20") == [(1, 2)]
-    assert due_ns <= now_ns(connection) < due_ns + LATE_NS
+    late_ns = []
+    for epoch in range(2, TRIES + 2):
+        assert run(connection, "NACK FROM m WHERE id = 1 DELAY 0.4") == 1
+        ((due_ns,),) = rows(connection, "SELECT time_next FROM m")
+        assert rows(connection, "STREAM id, epoch FROM m LIMIT 1 WAIT 20") == [(1, epoch)]
+        late_ns.append(now_ns(connection) - due_ns)
+    assert min(late_ns) >= 0
+    assert statistics.median(late_ns) < LATE_NS
 
 
 def test_a_long_poll_waits_as_long_as_it_says(connection) -> None:
     create_queue(connection, "m")
-    began_ns = now_ns(connection)
-    assert rows(connection, "STREAM id FROM m WAIT 0.5") == []
-    assert S // 2 <= now_ns(connection) - began_ns < LATE_NS
+    waited_ns = []
+    for _ in range(TRIES):
+        began_ns = now_ns(connection)
+        assert rows(connection, "STREAM id FROM m WAIT 0.5") == []
+        waited_ns.append(now_ns(connection) - began_ns)
+    assert min(waited_ns) >= S // 2
+    assert statistics.median(waited_ns) < S // 2 + LATE_NS
 
 
 def test_acknowledged_messages_are_purged_at_their_age_and_dead_ones_are_due_at_once(connection) -> None:
@@ -157,10 +175,12 @@ def test_the_log_is_followed_without_a_lag(connection, proxy, server, database, 
     eventually(lambda: proxy.metric("binlog_following") == 1)
     stream = consume(proxy.connect(database=database), "STREAM payload FROM m")
     with connect(server, database=database) as direct:
+        lags_s = []
         for number in range(20):
             enqueue(direct, "m", [str(number)])
             eventually(lambda: len(stream.received) == number + 1)  # noqa: B023
-            assert proxy.metric("binlog_lag_seconds") < LATE_NS / S
+            lags_s.append(proxy.metric("binlog_lag_seconds"))
+        assert statistics.median(lags_s) < LATE_NS / S
 
 
 def test_nothing_is_lost_and_nothing_comes_twice(connection, proxy, database, consume) -> None:
@@ -169,8 +189,8 @@ def test_nothing_is_lost_and_nothing_comes_twice(connection, proxy, database, co
     for first in range(0, 300, 10):
         enqueue(connection, "m", [str(first + number) for number in range(10)])
     received: list[tuple[int]] = []
-    eventually(lambda: sum(len(each.received) for each in streams) >= 300)
-    received = [row for each in streams for row in each.received]
+    eventually(lambda: sum(len(stream.received) for stream in streams) >= 300)
+    received = [row for stream in streams for row in stream.received]
     assert sorted(received) == [(number,) for number in range(1, 301)]
     ids = ", ".join(str(number) for (number,) in received)
     assert run(connection, f"ACK FROM m WHERE id IN ({ids}) AND epoch = 1") == 300

@@ -1,8 +1,7 @@
 """Waiting for a condition instead of for time to pass.
 
-The only place in the tests that sleeps: a condition that nothing signals is looked at again every
-few milliseconds until it holds, and a deadline turns "never" into a failure that says what was
-awaited.
+The only place in the tests that sleeps. A condition that nothing signals is read every few milliseconds
+until it holds; after a deadline the test fails with what was awaited.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 POLL_S = 0.005
+SAME_READS = 50
+"""So many reads of the same value mean that it has settled."""
 
 T = TypeVar("T")
 
@@ -24,3 +25,17 @@ def eventually(condition: Callable[[], T], *, timeout_s: float = 10.0, what: str
             raise AssertionError(f"not within {timeout_s} s: {what or condition}")
         time.sleep(POLL_S)
     return value
+
+
+def settled(value: Callable[[], T], *, timeout_s: float = 30.0, what: str = "") -> T:
+    """The value that many reads in a row have returned; AssertionError when it still changes at `timeout_s`."""
+    latest, same = value(), 0
+
+    def steady() -> bool:
+        nonlocal latest, same
+        before, latest = latest, value()
+        same = same + 1 if latest == before else 0
+        return same == SAME_READS
+
+    eventually(steady, timeout_s=timeout_s, what=what or f"{value} does not settle")
+    return latest
