@@ -1,7 +1,7 @@
-"""A real browser without a screen: what a page becomes in it, what it complains of and what it asks the network for.
+"""A headless browser for tests: the document a page becomes, its complaints and its network requests.
 
-The browser is asked by its own protocol for developers, so that what the page does is told from what a browser does for
-itself. Nothing that the page asks for gets out: every host name leads nowhere.
+The browser is driven by its DevTools protocol, which tells the page's requests from the browser's own. No request
+leaves the machine, because every host name resolves to nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def _look(address: str, profile: Path) -> Seen:
 
 
 class _Tab:
-    """One page, and all that happened on it."""
+    """One page and its events."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -82,9 +82,9 @@ class _Tab:
         await self._until(lambda event: event.get("method") == "Page.loadEventFired")
         await self._ask("Runtime.evaluate", expression=SETTLED, awaitPromise=True)
         dom = await self._ask("Runtime.evaluate", expression="document.documentElement.outerHTML")
-        asked = [each["params"]["request"]["url"] for each in self._events if each["method"].endswith("WillBeSent")]
-        complaints = [str(each["params"]) for each in self._events if each["method"] in COMPLAINTS]
-        return Seen(dom["result"]["value"], complaints, [each for each in asked if each != address])
+        asked = [event["params"]["request"]["url"] for event in self._events if event["method"].endswith("WillBeSent")]
+        complaints = [str(event["params"]) for event in self._events if event["method"] in COMPLAINTS]
+        return Seen(dom["result"]["value"], complaints, [url for url in asked if url != address])
 
     async def _ask(self, method: str, **parameters: Any) -> Any:
         number = next(self._numbers)

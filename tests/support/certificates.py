@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority of our own, and whom it vouches for; gone with the test process."""
+"""Certificates for tests: an authority and the certificates it signs, deleted with the test process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path, name: str = "127.0.0.1", *, days: int = 30) -> Certificates:
-    """A new authority, and a certificate of its for a host name or an address."""
+    """A new authority, and a certificate that it signs for a host name or an address."""
     folder.mkdir(exist_ok=True)
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     files = Certificates(folder / "ca.pem", folder / "certificate.pem", folder / "key.pem")

@@ -1,7 +1,7 @@
-"""A wall clock that is wrong: for processes started with this environment, and to be set while they run.
+"""A wrong wall clock for processes started with this environment; it can be set while they run.
 
-libfaketime would be the usual tool. Its replacement of clock_nanosleep fails where the monotonic clock is to be left
-alone, so sleeping would fail with the clock; the few lines of C here replace nothing but the reading of the time.
+libfaketime is the usual tool, but its clock_nanosleep fails when the monotonic clock is left alone. The few lines of C
+here replace only the reading of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ShiftedClock:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For a process whose clock this is to be, and its children."""
+        """The variables for a process that shall have this clock, and for its children."""
         return {"LD_PRELOAD": str(self._library), "CLOCK_SHIFT_FILE": str(self._file)}
 
     def shift(self, seconds: float) -> None:

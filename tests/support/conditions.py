@@ -1,4 +1,4 @@
-"""Conditions made at random: as clients may write them, with all that sql_mode has a say in."""
+"""Random conditions, written in every way that a client may write them and that sql_mode affects."""
 
 from __future__ import annotations
 

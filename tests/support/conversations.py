@@ -1,6 +1,6 @@
-"""What clients say: every command of the protocol, in conversations that make sense.
+"""Scripts of clients that together use every command of the protocol.
 
-Each is a script for one client in an empty database of its own.
+Each script is for one client in an empty database.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Mutated packets and handshakes against a proxy that stands in front of a real server.
 
-The corpus is what clients say in tests/support/conversations, and statements of ours. Each connection sends a few
-packets of it, most of them damaged: in their bytes, their lengths, their sequence numbers, cut anywhere. What must
-come of it is little: every connection ends when its client leaves, others are served meanwhile, nothing is
-logged as an exception, and in the end memory and connections are what they were.
+The corpus is the scripts of tests/support/conversations and queue statements. Each connection sends a few packets of
+it. Most are damaged in their bytes, their lengths or their sequence numbers, or cut anywhere. Every connection must
+end when its client leaves, other clients must be served meanwhile, no exception may be logged, and at the end the
+proxy has as much memory and as many connections as before.
 
-`make fuzz` runs a million; a slice runs with the tests. A seed makes a run repeatable as far as the network allows.
+`make fuzz` sends a million packets; the tests send fewer. A seed repeats a run as far as the network allows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ NASTY = (b"\0", b"\xff", b"\xfb", b"\xfc\xff\xff", b"\xfd\xff\xff\xff", b"\xfe" 
 
 @dataclass
 class Report:
-    """What a run has found."""
+    """The counts of a run."""
 
     packets: int = 0
     connections: int = 0
@@ -82,7 +82,7 @@ class Report:
 
     @property
     def faults(self) -> list[str]:
-        """What must not be."""
+        """The faults found; empty after a good run."""
         found = [f"{self.hangs} connections hang"] if self.hangs else []
         if self.growth_kb > GROWTH_KB:
             found.append(f"memory grew by {self.growth_kb} kB")
@@ -92,7 +92,7 @@ class Report:
 
 
 def corpus(proxy: RunningProxy) -> list[bytes]:
-    """The payloads of all conversations, ours among them."""
+    """The payloads of all scripts, queue statements included."""
     said: list[bytes] = []
     for capabilities in (BASE | DEPRECATE_EOF, ALL):
         for script in SCRIPTS:
@@ -117,7 +117,7 @@ def corpus(proxy: RunningProxy) -> list[bytes]:
     dump = b"\x12\4\0\0\0\0\0\1\0\0\0binlog.000001"
     own = (queries + attributed + prepares + executes) * 4 + [change, dump]
     # Tables are made and dropped rarely: that is slow, and the server's own affair.
-    return own + [each for each in said if len(each) < 10_000 and not re.search(rb"CREATE|DROP", each)] + said[:20]
+    return own + [text for text in said if len(text) < 10_000 and not re.search(rb"CREATE|DROP", text)] + said[:20]
 
 
 class Fuzzer:
@@ -175,7 +175,7 @@ class Fuzzer:
         return await self._leave(reader, writer)
 
     async def _leave(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """Be gone; politely, the proxy must close too."""
+        """Close the connection; after a polite end the proxy must close too."""
         if self._random.random() < 0.3:
             return "aborted by the client"
         if writer.transport.is_closing():
@@ -261,14 +261,14 @@ def _login(greeting: bytes, wanted: int) -> bytes:
 
 
 def memory_kb(proxy: RunningProxy) -> int:
-    """What the proxy's process holds."""
+    """The resident memory of the proxy's process."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{proxy.pid}/status").read_text())
     assert found
     return int(found[1])
 
 
 def prepare(server: EmbeddedServer) -> None:
-    """A user that can do no harm, and queues."""
+    """Make a user with rights on one database only, and queues in it."""
     with connect(server) as root:
         run(root, f"CREATE USER {USER}@localhost")
         run(root, f"CREATE DATABASE {USER}")

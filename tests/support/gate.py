@@ -1,6 +1,6 @@
-"""A relay before a server that holds the server's answers back, so that a test can act in the middle of a statement.
+"""A relay in front of a server that withholds answers, so that a test can act in the middle of a statement.
 
-Everything passes, until `hold` names a connection: then so many more answers of it pass, and the next one waits.
+Everything passes until `hold` names a connection. Then a number of its answers pass, and the next one waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Server(Protocol):
 
 
 class Gate:
-    """A place to connect to in the server's stead. For threads."""
+    """The address to connect to instead of the server's. Thread-safe."""
 
     def __init__(self, server: Server) -> None:
         self.host = "127.0.0.1"
@@ -59,8 +59,8 @@ class Gate:
         self.release()
         with self._changed:
             self._closed = True
-            for each in (self._listener, *self._sockets):
-                each.close()
+            for opened in (self._listener, *self._sockets):
+                opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
-"""What tests do with PyMySQL's connections that its documentation does not describe: all of it, and here alone.
+"""Every use that tests make of undocumented parts of PyMySQL's connections.
 
-A command is sent without waiting for its answer, an answer is read packet by packet, a client is gone without a word.
+They send a command without waiting, read an answer packet by packet, or close a socket without COM_QUIT.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def packet(connection: Any) -> bytes:
 
 
 def affected(connection: Any) -> int:
-    """Read an answer that is an OK: how many rows it tells of."""
+    """Read an OK packet; returns its affected rows."""
     return int(connection._read_ok_packet().affected_rows)
 
 
@@ -40,17 +40,17 @@ def socket_of(connection: Any) -> socket.socket:
 
 
 def is_open(connection: Any) -> bool:
-    """Whether a client may go on to use it."""
+    """Whether the connection is usable."""
     return connection._sock is not None and not connection._closed
 
 
 def expect_answer(connection: Any) -> None:
-    """Say that the next packet is the first of an answer, to a command that was sent on the socket itself."""
+    """Expect the first packet of an answer to a command that was sent on the socket itself."""
     connection._next_seq_id = 1
 
 
 def write_by(connection: Any, write: Callable[[bytes], None]) -> None:
-    """Have all further packets of the connection written by this."""
+    """Write all further packets of the connection with this function."""
     connection._write_bytes = write
 
 
@@ -72,7 +72,7 @@ def cut(connection: Any) -> None:
 
 
 def vanish(connection: Any) -> None:
-    """Close without a farewell, as a killed process does. Nobody may be reading from it. Safe on a closed one."""
+    """Close without COM_QUIT, as a killed process does. No thread may be reading. Safe on a closed connection."""
     cut(connection)
     connection._force_close()
 

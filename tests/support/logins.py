@@ -1,4 +1,4 @@
-"""Ways to log in: drivers and command lines, with and without TLS, each told by how it ends.
+"""Logins by drivers and command lines, with and without TLS, and their outcomes.
 
 An outcome is the name of the account that the server let in, or the number of the error, or its text where the
 client itself gave up.
@@ -61,7 +61,7 @@ def account(server: EmbeddedServer, plugin: str, password: str = "secret", requi
 
 
 def forget_passwords(server: EmbeddedServer) -> None:
-    """The server knows no digest any more, so that the next login shows the password itself."""
+    """Clear the server's cache of digests, so that the next login sends the password itself."""
     with connect(server) as root:
         run(root, "FLUSH PRIVILEGES")
 
@@ -132,7 +132,7 @@ def named(row: Any) -> str:
 
 
 def change_user(client: Any, user: str, password: str, plugin: str, attribute: str = "") -> None:
-    """COM_CHANGE_USER by PyMySQL, which can all of its parts but does not put them together."""
+    """COM_CHANGE_USER by PyMySQL, which has all its parts but no method for it."""
     client.user, client.password = user.encode(), password.encode()
     attributes = str_len(b"long") + str_len(attribute.encode())
     insides.send(

@@ -1,8 +1,8 @@
 """A stage on which a dispatcher plays against the in-memory store, one event at a time, in any order.
 
-Each effect first waits, is then done in the database, and its answer waits again before it arrives. So whatever can
-happen in between can be made to happen. The stage records who holds which delivery, and checks README's guarantees
-against that after every step.
+Each effect first waits, is then carried out in the database, and its answer waits again before it arrives. A test can
+therefore put any event in between. The stage records which client holds which delivery and checks README's
+guarantees after every step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def queue_table(policy: Policy = POLICY, *, id_grows: bool = False) -> QueueTabl
 
 @dataclass
 class Holding:
-    """Who was sent which delivery of a message."""
+    """The client that received a delivery of a message."""
 
     subscriber: int
     holder: int
@@ -90,7 +90,7 @@ class Asked:
 
 @dataclass
 class Stage:
-    """A dispatcher, a database, what is under way between them, and the books."""
+    """A dispatcher, a database, the effects under way between them, and the record of deliveries."""
 
     policy: Policy = POLICY
     limits: Limits = field(default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4))
@@ -153,10 +153,11 @@ class Stage:
         self.happen(self.dispatcher.unsubscribe, subscriber)
 
     def disconnect(self, holder: int) -> None:
-        for each in [each for each in self.streams.values() if each.holder == holder]:
-            self.ended.setdefault(each.id, Cause.COMPLETE)
+        for stream in self.streams.values():
+            if stream.holder == holder:
+                self.ended.setdefault(stream.id, Cause.COMPLETE)
         if self.policy.on_disconnect is OnDisconnect.RELEASE:
-            self.holdings = {key: each for key, each in self.holdings.items() if each.holder != holder}
+            self.holdings = {key: held for key, held in self.holdings.items() if held.holder != holder}
         self.happen(self.dispatcher.disconnected, holder)
 
     def extend(self, key: Key, duration_ns: int) -> None:

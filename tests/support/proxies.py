@@ -1,6 +1,6 @@
 """A proxy as its users run it: a process of its own, in front of a test's server.
 
-It says on standard output when it is ready, and where. It dies with the test process, however that ends.
+It prints a ready line with its address. It ends with the test process, however that ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READY = re.compile(
 
 @contextlib.contextmanager
 def environment(**changed: str) -> Iterator[None]:
-    """With these variables, for what is started meanwhile."""
+    """Set these variables for processes started in the block."""
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
@@ -82,7 +82,7 @@ class RunningProxy:
 
     @property
     def output(self) -> str:
-        """What it has printed and logged."""
+        """Its output and log."""
         return self.log.read_text() if self.log.exists() else ""
 
     @property

@@ -43,7 +43,7 @@ def create_queue(connection: Connection[Any], name: str, own: str = "payload TEX
 def enqueue(connection: Connection[Any], name: str, payloads: Iterable[str]) -> None:
     """Insert messages, in one statement."""
     with connection.cursor() as cursor:
-        cursor.executemany(f"INSERT INTO {name} (payload) VALUES (%s)", [(each,) for each in payloads])
+        cursor.executemany(f"INSERT INTO {name} (payload) VALUES (%s)", [(payload,) for payload in payloads])
 
 
 def rows(connection: Connection[Any], statement: str, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -85,7 +85,7 @@ class Consumer:
         self._thread.start()
 
     def vanish(self) -> None:
-        """Be gone without a word, as a killed process is."""
+        """Close without COM_QUIT, as a killed process does."""
         insides.cut(self.connection)
         assert self.ended.wait(10)
         insides.vanish(self.connection)

@@ -1,8 +1,8 @@
-"""A client that speaks packets: it sends any command and keeps every packet of the answers.
+"""A client on the level of packets: it sends any command and keeps every packet of the answers.
 
-Drivers hide what a proxy must not change. Two of these clients, one on the server and one on the proxy, play the same
-script, and their transcripts must be the same. Where an answer ends is found by the proxy's own walker: wherever that
-is wrong, one of the two transcripts breaks off, or the next answer is not what was asked for.
+Drivers hide details that a proxy must not change. Two of these clients, one on the server and one on the proxy, play
+the same script, and their transcripts must be equal. The proxy's own walker finds the end of an answer. If it is
+wrong, one transcript breaks off or the next answer does not fit its command.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class RawClient:
         self.sock.close()
 
     def reset(self) -> None:
-        """Be gone as a killed machine is: with a RST."""
+        """Close with a RST, as when the machine is gone."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.sock.close()
 
@@ -173,8 +173,8 @@ class RawClient:
         nulls = sum(1 << index for index, each in enumerate(values) if each is None)
         bitmap = nulls.to_bytes((len(values) + 7) // 8, "little")
         name = b"\0" if self.attributes else b""
-        types = b"".join(bytes([NUMBER if isinstance(each, int) else STRING, 0]) + name for each in values)
-        return count + bitmap + bytes([NEW_TYPES]) + types + b"".join(_value(each) for each in values)
+        types = b"".join(bytes([NUMBER if isinstance(value, int) else STRING, 0]) + name for value in values)
+        return count + bitmap + bytes([NEW_TYPES]) + types + b"".join(_value(value) for value in values)
 
     def _log_in(self, wanted: int, claimed: int, database: str, user: str) -> tuple[Greeting, int]:
         greeting = handshake.parse_greeting(self.packet().payload)
@@ -208,6 +208,6 @@ def _value(value: int | str | None) -> bytes:
 
 @contextlib.contextmanager
 def both(one: Place, other: Place, capabilities: int, database: str = "") -> Iterator[tuple[RawClient, RawClient]]:
-    """Two clients that are alike, at two places."""
+    """Two equal clients at two places."""
     with RawClient(one, capabilities, database) as first, RawClient(other, capabilities, database) as second:
         yield first, second

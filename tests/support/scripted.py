@@ -1,4 +1,4 @@
-"""A server that says what a test tells it to, and hangs up where a test wants it to.
+"""A server whose answers a test scripts, up to closing the connection.
 
 It takes any login. A command is answered by the test's own function, with payloads that are framed
 here, with bytes that stand as they are, or by the end of the connection. For what no real server
@@ -55,7 +55,7 @@ def rows(*texts: Sequence[str], status: int = 0) -> list[bytes]:
 
 
 def ordinary(command: int, payload: bytes) -> Say:
-    """A server that agrees to everything: an OK for each of the statements that
+    """A script that accepts everything: an OK for each of the statements that
     engine.store.connection sends in a packet."""
     return Say([OK] * (payload.count(b";\n") + 1)) if command == QUERY else DONE
 

@@ -161,7 +161,7 @@ class ServerPool:
         self._running: dict[Flavour, EmbeddedServer] = {}
 
     def get(self, flavour: Flavour) -> EmbeddedServer:
-        """The server of this flavour; skips the asking test when the machine has none."""
+        """The server of this flavour; skips the test when the machine has none."""
         if flavour not in self._running:
             self._running[flavour] = self._stack.enter_context(server_or_skip(flavour))
         return self._running[flavour]

@@ -1,4 +1,4 @@
-"""A session without sockets: a client and a server that are played by the test."""
+"""A session without sockets: the test plays its client and its server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CarryOut = Callable[[Session, Verb, bytes], Awaitable[None]]
 
 
 class FakeTransport:
-    """A socket's end: what is written gathers in `packets`."""
+    """One end of a socket; `packets` collects what is written."""
 
     def __init__(self) -> None:
         self.written: list[Packet] = []
@@ -63,20 +63,20 @@ class FakeTransport:
     abort = close
 
     def get_extra_info(self, _name: str) -> None:
-        """There is no socket to tell of."""
+        """None: there is no socket."""
 
     def is_closing(self) -> bool:
         return self.closed.is_set()
 
     def pause_reading(self) -> None:
-        """It has nothing to stop."""
+        """Do nothing."""
 
     def resume_reading(self) -> None:
-        """It has nothing to begin."""
+        """Do nothing."""
 
 
 class _Unused:
-    """An engine that nothing is asked of, and is told nothing that matters."""
+    """An engine whose methods are not called or do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_args, **_options: None

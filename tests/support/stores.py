@@ -1,7 +1,7 @@
-"""One message table on either kind of store, and the other sessions that work on it beside the engine.
+"""One message table on either kind of store, and the sessions of others that work on it.
 
-A `Subject` is what the contract suite runs on: the store, its table, and a way to put rows, look at them, lock them and
-let time pass. `MemorySubject` does it to the twin's dict, `ServerSubject` by SQL on a connection of its own.
+The contract suite runs on a `Subject`: the store, its table, and methods that insert, read and lock rows and let time
+pass. `MemorySubject` does this in the in-memory store, `ServerSubject` by SQL on a connection of its own.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Subject(Protocol):
         """What an ACK does."""
 
     def locked(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
-        """Somebody else's open transaction that has changed these rows."""
+        """An open transaction of another session that has changed these rows."""
 
     def now_ns(self) -> int:
         """The clock of the store's server."""
@@ -104,7 +104,7 @@ class Subject(Protocol):
 
 
 class MemorySubject:
-    """The twin in memory."""
+    """The in-memory store."""
 
     def __init__(self) -> None:
         self.table = QueueTable(
@@ -188,24 +188,24 @@ class ServerSubject:
         self.table = described
 
     def connect(self, **options: Any) -> Connection[Any]:
-        """A session of somebody else's."""
+        """Another session."""
         return connect(self.server, database=self.database, ssl_disabled=True, **options)
 
     def renew(self) -> None:
-        """An empty table and a store that remembers nothing."""
+        """Empty the table and reset the store."""
         self.store.close()
         self.store = mysql_store(self.server)
         self.execute("DELETE FROM messages")
         self.execute("DROP TABLE IF EXISTS dead")
 
     def close(self) -> None:
-        """Gone with its database."""
+        """Drop its database."""
         self.store.close()
         self.execute(f"DROP DATABASE {self.database}")
         self.connection.close()
 
     def execute(self, text: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of one statement of somebody else's."""
+        """The rows of a statement on the other session."""
         with self.connection.cursor() as cursor:
             cursor.execute(text, values or None)
             return list(cursor.fetchall())

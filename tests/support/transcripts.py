@@ -1,4 +1,4 @@
-"""Sessions at a prompt, as the documents show them: read from a page, played again, printed as `mysql` does, nearly.
+"""Sessions at a prompt in the documents: read from a page, played again, printed nearly as `mysql` prints them.
 
 A block of a page that is marked as `sql` is a session: statements behind `> `, their answers below. A statement
 behind `elsewhere> ` runs on another connection in the background, for the rest of the page. One that ends in a
@@ -22,7 +22,7 @@ PROMPT = re.compile(r"^(elsewhere)?> (.*?(?:;|\\G))$\n?", re.MULTILINE | re.DOTA
 
 @dataclass(frozen=True)
 class Step:
-    """One statement of a page, and what the page says that it answers."""
+    """One statement of a page and the answer that the page shows."""
 
     statement: str
     answer: str
@@ -40,7 +40,7 @@ class Step:
 
     @property
     def written(self) -> str:
-        """As it stands in the page."""
+        """The step as the page has it."""
         return f"{'elsewhere' if self.elsewhere else ''}> {self.statement}\n{self.answer}"
 
 
@@ -49,7 +49,7 @@ def steps(page: Path) -> Iterator[Step]:
     text = page.read_text()
     for block in BLOCK.finditer(text):
         prompts = list(PROMPT.finditer(block[1]))
-        ends = [each.start() for each in prompts[1:]] + [len(block[1])]
+        ends = [prompt.start() for prompt in prompts[1:]] + [len(block[1])]
         for prompt, end in zip(prompts, ends, strict=True):
             line = text.count("\n", 0, block.start(1) + prompt.start()) + 1
             yield Step(prompt[2], block[1][prompt.end() : end], prompt[1] is not None, page, line)
@@ -66,16 +66,16 @@ def play(connection: Any, step: Step, value: Callable[[str], str] = str) -> str:
         if cursor.description is None:
             return f"Query OK, {affected} row{'' if affected == 1 else 's'} affected\n"
         names = [column[0] for column in cursor.description]
-        rows = [[_shown(each, value) for each in row] for row in cursor.fetchall()]
+        rows = [[_shown(cell, value) for cell in row] for row in cursor.fetchall()]
     if not rows:
         return "Empty set\n"
     return _vertical(names, rows) if step.vertical else _table(names, rows)
 
 
-def _shown(each: object, value: Callable[[str], str]) -> str:
-    if each is None:
+def _shown(cell: object, value: Callable[[str], str]) -> str:
+    if cell is None:
         return "NULL"
-    return value(each.decode() if isinstance(each, bytes) else f"{each:f}" if isinstance(each, Decimal) else str(each))
+    return value(cell.decode() if isinstance(cell, bytes) else f"{cell:f}" if isinstance(cell, Decimal) else str(cell))
 
 
 def _vertical(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The ways in which an application can write a message with plain SQL, each by itself, into the queue `m`."""
+"""Each way in which an application can write a message into the queue `m` with plain SQL."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def view(connection: Any, folder: Path) -> None:
 
 
 def prepared_by_xa(connection: Any, folder: Path) -> None:
-    for each in (
+    for statement in (
         "XA START 'x'",
         "INSERT INTO m (payload) VALUES ('x')",
         "XA END 'x'",
         "XA PREPARE 'x'",
         "XA COMMIT 'x'",
     ):
-        run(connection, each)
+        run(connection, statement)
 
 
 def prepared_as_text(connection: Any, folder: Path) -> None:
