@@ -67,7 +67,6 @@ _OK_MIN: Final = 7
 """An OK packet has at least this length. A shorter packet that begins with 0xFE is an EOF."""
 
 _EOF_LEN: Final = 5
-
 _ENDS: Final = (OK, EOF)
 """First bytes of an answer that consists of its end."""
 
@@ -211,7 +210,8 @@ class ResponseWalker(Generic[PendingT]):
         )
         if at_answer and self._repeats(chunk):
             self.status, affected_rows, insert_id = self._ending_numbers
-            outcome = Outcome(self._command, self._pending, True, self.status, affected_rows, insert_id, results=1)
+            # Without keywords, which take longer.
+            outcome = Outcome(self._command, self._pending, True, self.status, affected_rows, insert_id, 0, 1, None)
             self._next_answer()
             return (outcome,)
         if self._tail:
@@ -435,6 +435,7 @@ class ResponseWalker(Generic[PendingT]):
         )
 
     def _fail(self, chunk: bytes, at: int, end: int) -> None:
+        self._columns_left = 0
         self._out_params = False
         code = err_code_at(chunk, at, end)
         self._done = Outcome(self._command, self._pending, False, self.status, error_code=code, results=self._results)

@@ -155,11 +155,16 @@ def test_an_error_among_rows_ends_the_answer(capabilities: int) -> None:
     assert outcome.error_code == 1317
 
 
-@pytest.mark.parametrize("kept", [1, 2], ids=["instead of a column", "instead of the eof"])
-def test_an_error_among_column_definitions_ends_the_answer(kept: int) -> None:
-    packets = [b"\x02", *wire.column_packets(2, 0)][: 1 + kept]
-    outcome = only(walker(), wire.QUERY, frame_rows([*packets, make_err(1317, "70100", "")], 1)[0])
+@pytest.mark.parametrize("kept", [0, 1, 2, 3], ids=["first column", "second", "third", "the eof"])
+@pytest.mark.parametrize("command", [wire.QUERY, wire.PREPARE], ids=["query", "prepare"])
+def test_an_error_among_column_definitions_ends_the_answer(command: int, kept: int) -> None:
+    first = make_prepare_ok(PrepareOk(1, 3, 0)) if command == wire.PREPARE else b"\x03"
+    packets = [first, *wire.column_packets(3, 0)][: 1 + kept]
+    machine = walker()
+    outcome = only(machine, command, frame_rows([*packets, make_err(1317, "70100", "")], 1)[0])
     assert outcome.error_code == 1317
+    assert only(machine, wire.QUERY, wire.ok(affected_rows=3)).affected_rows == 3
+    assert only(machine, wire.QUERY, wire.result([b"\x01x"])).results == 1
 
 
 @BOTH_ENDINGS
