@@ -25,7 +25,7 @@ from sqlrewrite.queues import (
 )
 from sqlrewrite.tokens import STATEMENT_BYTES_MAX
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 T = TableName("t")
 
 OWN = (

@@ -113,5 +113,5 @@ def test_the_picture_in_the_architecture_is_that_of_the_table() -> None:
         for event, after in events.items()
     ]
     lines = ["stateDiagram-v2", "    [*] --> claimed", *lines, "    ended --> [*]"]
-    _, _, section = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text().partition("## The states of a lease")
+    _, _, section = (Path(__file__).parents[4] / "ARCHITECTURE.md").read_text().partition("## The states of a lease")
     assert section.partition("```mermaid\n")[2].partition("\n```")[0].split("\n") == lines

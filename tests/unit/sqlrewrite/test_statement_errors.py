@@ -13,7 +13,7 @@ from sqlrewrite.errors import PARSE_ERROR, SqlError
 from sqlrewrite.queues import parse_queue_statement
 from sqlrewrite.stream import parse_stream
 
-LINES = (Path(__file__).parents[1] / "fixtures" / "errors.txt").read_text().splitlines()
+LINES = (Path(__file__).parents[2] / "fixtures" / "errors.txt").read_text().splitlines()
 ROWS = [line for line in LINES if line and not line.startswith("# ")]
 
 

@@ -18,7 +18,7 @@ from sqlrewrite.classify import (
     parse_kill,
 )
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 OURS = {"STREAM": Verb.STREAM, "ACK": Verb.ACK, "NACK": Verb.NACK, "EXTEND": Verb.EXTEND}
 
 

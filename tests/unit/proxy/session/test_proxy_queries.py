@@ -12,7 +12,7 @@ import pytest
 from engine.store.queries import parse
 from proxy.session.queries import sql, templates
 
-PROXY = Path(__file__).parents[2] / "proxy"
+PROXY = Path(__file__).parents[4] / "proxy"
 FILE = resources.files("proxy.session").joinpath("queries.sql").read_text("utf-8")
 
 
