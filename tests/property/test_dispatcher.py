@@ -98,14 +98,14 @@ class Play(RuleBasedStateMachine):
         if (new := self._new(key)) is not None:
             self.stage.enqueue(new, priority, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=wake)
             if not wake:
-                self.stage.happen(self.stage.dispatcher.woken)
+                self.stage.handle(self.stage.dispatcher.woken)
 
     @rule(first=KEYS)
     def enqueue_many_and_a_commit_wakes_once(self, first: int) -> None:
-        for each in range(first, first + 10):
-            if (key := self._new(each)) is not None:
+        for number in range(first, first + 10):
+            if (key := self._new(number)) is not None:
                 self.stage.enqueue(key, wake=False)
-        self.stage.happen(self.stage.dispatcher.woken)
+        self.stage.handle(self.stage.dispatcher.woken)
 
     @rule(key=KEYS)
     def a_transaction_inserts_and_does_not_commit(self, key: int) -> None:
@@ -119,7 +119,7 @@ class Play(RuleBasedStateMachine):
         key = self._one_of(sorted(self.uncommitted), pick)
         age_ns = self.stage.mono_ns - self.uncommitted.pop(key)
         self.stage.enqueue(key, wake=False)
-        self.stage.happen(partial(self.stage.dispatcher.woken, anywhere=age_ns >= SETTLING_NS))
+        self.stage.handle(partial(self.stage.dispatcher.woken, anywhere=age_ns >= SETTLING_NS))
 
     @precondition(lambda self: len(self.stage.dispatcher.subscribers) < 4)
     @rule(
@@ -154,7 +154,7 @@ class Play(RuleBasedStateMachine):
     def read_slowly_or_again(self, pick: int, slow: bool) -> None:
         dispatcher = self.stage.dispatcher
         subscriber = self._one_of(sorted(dispatcher.subscribers), pick)
-        self.stage.happen(dispatcher.client_paused if slow else dispatcher.client_resumed, subscriber)
+        self.stage.handle(dispatcher.client_paused if slow else dispatcher.client_resumed, subscriber)
 
     @precondition(lambda self: self.stage.holdings)
     @rule(pick=PICK, seen=st.booleans())
@@ -185,7 +185,7 @@ class Play(RuleBasedStateMachine):
 
     @rule(all_of_them=st.booleans(), key=KEYS)
     def doubt(self, all_of_them: bool, key: int) -> None:
-        self.stage.happen(self.stage.dispatcher.suspected, None if all_of_them else [key])
+        self.stage.handle(self.stage.dispatcher.suspected, None if all_of_them else [key])
 
     # Others, behind the proxy's back.
 
@@ -297,7 +297,7 @@ class Play(RuleBasedStateMachine):
         stage = self.stage
         stage.store.locked.clear()
         stage.settle()
-        abandoned = {key for key, each in stage.holdings.items() if key not in stage.acked_seen}
+        abandoned = {key for key in stage.holdings if key not in stage.acked_seen}
         for holder in (1, 2, 3):
             stage.disconnect(holder)
         stage.settle()
@@ -361,10 +361,10 @@ class Play(RuleBasedStateMachine):
         return [row for row in rows if row.time_acked_ns is None and row.entry.due_ns <= self.stage.now_ns]
 
     def _asked_for(self, kind: type[Effect]) -> list[Asked]:
-        return [each for each in self.stage.asked if isinstance(each.effect, kind)]
+        return [asked for asked in self.stage.asked if isinstance(asked.effect, kind)]
 
     def _asked(self, *, done: bool) -> list[Asked]:
-        return [each for each in self.stage.asked if (each.answer is not None) is done]
+        return [asked for asked in self.stage.asked if (asked.answer is not None) is done]
 
     @staticmethod
     def _one_of(things: Sequence[T], pick: int) -> T:
@@ -548,7 +548,7 @@ BREAKS_OF_MORE = [
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("broken", [*BREAKS, *BREAKS_OF_MORE], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("broken", [*BREAKS, *BREAKS_OF_MORE], ids=lambda dispatcher: dispatcher.__name__)
 def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
     broken: type[Dispatcher],
 ) -> None:

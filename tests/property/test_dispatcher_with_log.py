@@ -51,7 +51,9 @@ class PlayWithLog(Play):
     def a_message_is_deleted_and_its_id_comes_again(self, pick: int) -> None:
         """As after TRUNCATE TABLE, or with REPLACE. What was read before and is on its way cannot be called back."""
         key = self._one_of(self._live(), pick).key
-        on_its_way = any(key in each.effect.keys for each in self._asked(done=True) if isinstance(each.effect, Fetch))
+        on_its_way = any(
+            key in asked.effect.keys for asked in self._asked(done=True) if isinstance(asked.effect, Fetch)
+        )
         if key not in self.stage.store.locked and not on_its_way:
             del self.stage.rows[key]
             self.stage.holdings.pop(key, None)
@@ -84,10 +86,10 @@ class PlayWithLog(Play):
         over = [key for key in changed if key not in live]
         noticed = self.stage.dispatcher.changes_logged
         if detailed:
-            self.stage.acked_seen.update(key for key in over if key not in {each.key for each in self._live()})
-            self.stage.happen(noticed, [row.entry for row in live.values()], over)
+            self.stage.acked_seen.update(key for key in over if key not in {row.key for row in self._live()})
+            self.stage.handle(noticed, [row.entry for row in live.values()], over)
         else:
-            self.stage.happen(noticed)
+            self.stage.handle(noticed)
 
     @rule(key=KEYS, detailed=st.booleans())
     def the_log_tells_before_it_can_be_seen(self, key: int, detailed: bool) -> None:
@@ -95,7 +97,7 @@ class PlayWithLog(Play):
         if new is None:
             return
         row = Row(new, payload=str(new).encode())
-        self.stage.happen(self.stage.dispatcher.changes_logged, [row.entry] if detailed else [])
+        self.stage.handle(self.stage.dispatcher.changes_logged, [row.entry] if detailed else [])
         for scan in self._asked_for(Scan):
             self.one_thing_goes_well(self.stage.asked.index(scan))
         self.stage.store.put(TABLE, row)

@@ -119,7 +119,7 @@ class Stage:
             str(LOW.condition): lambda row: int(row.key) <= 20,
         }
         self.dispatcher = self.dispatcher_type(self.policy, self.limits, lambda: 0.5, self.now)
-        self.happen(self.dispatcher.tick)
+        self.handle(self.dispatcher.tick)
 
     @property
     def now_ns(self) -> int:
@@ -136,21 +136,21 @@ class Stage:
 
     # What the world does.
 
-    def happen(self, happening: Callable[..., Effects], *args: Any) -> None:
-        self._take(happening(self.now, *args))
+    def handle(self, event: Callable[..., Effects], *args: Any) -> None:
+        self._take(event(self.now, *args))
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
         self.store.put(TABLE, Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode()))
         if wake:
-            self.happen(self.dispatcher.woken)
+            self.handle(self.dispatcher.woken)
 
     def subscribe(self, subscriber: int, holder: int, **options: Any) -> None:
         self.streams[subscriber] = Subscription(subscriber, holder, FORMAT, **options)
-        self.happen(self.dispatcher.subscribe, self.streams[subscriber])
+        self.handle(self.dispatcher.subscribe, self.streams[subscriber])
 
     def cancel(self, subscriber: int) -> None:
         self.ended.setdefault(subscriber, Cause.COMPLETE)
-        self.happen(self.dispatcher.unsubscribe, subscriber)
+        self.handle(self.dispatcher.unsubscribe, subscriber)
 
     def disconnect(self, holder: int) -> None:
         for stream in self.streams.values():
@@ -158,7 +158,7 @@ class Stage:
                 self.ended.setdefault(stream.id, Cause.COMPLETE)
         if self.policy.on_disconnect is OnDisconnect.RELEASE:
             self.holdings = {key: held for key, held in self.holdings.items() if held.holder != holder}
-        self.happen(self.dispatcher.disconnected, holder)
+        self.handle(self.dispatcher.disconnected, holder)
 
     def extend(self, key: Key, duration_ns: int) -> None:
         """The holder asks for more time, through the proxy."""
@@ -167,39 +167,39 @@ class Stage:
         holding = self.holdings.get(key)
         if holding and holding.epoch == row.epoch:  # Who had it earlier extends the delivery of whoever has it now.
             holding.deadline_ns = until_ns
-        self.happen(partial(self.dispatcher.suspected, extended=True), [key])
+        self.handle(partial(self.dispatcher.suspected, extended=True), [key])
 
     def give_back(self, key: Key, delay_ns: int) -> None:
         """The holder gives it back, through the proxy."""
         self.store.put(TABLE, replace(self.rows[key], time_next_ns=self.now_ns + delay_ns))
         self.holdings.pop(key, None)
-        self.happen(self.dispatcher.suspected, [key])
+        self.handle(self.dispatcher.suspected, [key])
 
     def notice(self, key: Key) -> None:
         """The binlog shows a row as it now is."""
         row = self.rows.get(key)
         if row is None or row.time_acked_ns is not None:
             self.acked_seen.add(key)
-            self.happen(self.dispatcher.changes_logged, [], [key])
+            self.handle(self.dispatcher.changes_logged, [], [key])
         else:
-            self.happen(self.dispatcher.changes_logged, [row.entry], [])
+            self.handle(self.dispatcher.changes_logged, [row.entry], [])
 
     def acknowledge(self, key: Key, *, seen: bool) -> None:
         if self.store.acknowledge(TABLE, key):
             self.holdings.pop(key, None)
         if seen:
             self.acked_seen.add(key)
-            self.happen(self.dispatcher.settled, [key])
+            self.handle(self.dispatcher.settled, [key])
 
     def pass_time(self, duration_ns: int) -> None:
         self.mono_ns += duration_ns
         self.store.now_ns += duration_ns
-        self.happen(self.dispatcher.tick)
+        self.handle(self.dispatcher.tick)
 
     def set_clock(self, forward_ns: int) -> None:
         """The server's clock is set forward (or back)."""
         self.store.now_ns += forward_ns
-        self.happen(self.dispatcher.tick)
+        self.handle(self.dispatcher.tick)
 
     # What the database does.
 
@@ -245,19 +245,19 @@ class Stage:
         dispatcher = self.dispatcher
         match asked.effect:
             case Scan(scan_id, _, _, _):
-                self.happen(partial(dispatcher.scan_failed, lasting=lasting), scan_id, "the server has gone away")
+                self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, "the server has gone away")
             case Claim(claim_id, _):
-                self.happen(dispatcher.claim_failed, claim_id)
+                self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
-                self.happen(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, "no such column")
+                self.handle(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, "no such column")
             case Lookup():
-                self.happen(dispatcher.lookup_failed)
+                self.handle(dispatcher.lookup_failed)
             case Release():
-                self.happen(dispatcher.release_failed)
+                self.handle(dispatcher.release_failed)
             case Purge():
-                self.happen(dispatcher.purge_failed)
+                self.handle(dispatcher.purge_failed)
             case MoveDeadLetters():
-                self.happen(dispatcher.move_failed)
+                self.handle(dispatcher.move_failed)
             case _:
                 raise AssertionError(asked)
 

@@ -1,4 +1,4 @@
-"""Message ids as SQL writes them: which key they stand for, and whether for one alone."""
+"""Message ids in SQL: their keys, and whether they equal exactly one id."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def holding(key: int) -> Stage:
 
 def test_our_own_claim_in_the_log_causes_no_work() -> None:
     stage = holding(7)
-    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
+    stage.handle(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     assert stage.asked == []
 
 
@@ -274,14 +274,14 @@ def test_a_claim_in_the_log_before_its_own_result_causes_no_work() -> None:
     (claim,) = (pending for pending in stage.asked if type(pending.effect).__name__ == "Claim")
     stage.do(claim)
     others = [pending for pending in stage.asked if pending is not claim]
-    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
+    stage.handle(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     assert [pending for pending in stage.asked if pending is not claim] == others
 
 
 def test_a_message_changed_while_in_flight_is_looked_up() -> None:
     stage = holding(7)
     row = stage.rows[7].entry
-    stage.happen(stage.dispatcher.changes_logged, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
+    stage.handle(stage.dispatcher.changes_logged, [Entry(7, row.epoch + 1, 0, row.due_ns)], [])
     assert [type(pending.effect).__name__ for pending in stage.asked] == ["Lookup"]
 
 
@@ -289,7 +289,7 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_confused_wi
     stage = holding(7)
     del stage.rows[7]  # TRUNCATE TABLE, and the ids begin anew.
     stage.holdings.clear()
-    stage.happen(stage.dispatcher.changes_logged)
+    stage.handle(stage.dispatcher.changes_logged)
     (lookup,) = (pending for pending in stage.asked if type(pending.effect).__name__ == "Lookup")
     stage.do(lookup)
     stage.enqueue(7, wake=False)
@@ -304,7 +304,7 @@ def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_confused_wi
 
 def test_a_deletion_logged_before_a_claim_is_older_than_the_claim() -> None:
     stage = holding(7)
-    stage.happen(stage.dispatcher.changes_logged, [], [7])
+    stage.handle(stage.dispatcher.changes_logged, [], [7])
     stage.settle()
     stage.disconnect(1)
     stage.settle()
@@ -313,11 +313,11 @@ def test_a_deletion_logged_before_a_claim_is_older_than_the_claim() -> None:
 
 def test_a_message_that_is_replaced_while_in_flight_is_delivered_again() -> None:
     stage = holding(7)
-    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
+    stage.handle(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     del stage.rows[7]
     stage.holdings.clear()
     stage.enqueue(7, wake=False)
-    stage.happen(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
+    stage.handle(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
     stage.run_until(lambda: stage.delivered.get(1) == [7, 7], within_ns=0)
 
 
@@ -327,7 +327,7 @@ def test_a_scheduled_message_in_the_log_needs_no_scan() -> None:
     stage.settle()
     due_ns = stage.now_ns + 10**9
     stage.enqueue(7, due_ns=due_ns, wake=False)
-    stage.happen(stage.dispatcher.changes_logged, [entry(7, due_ns=due_ns)], [])
+    stage.handle(stage.dispatcher.changes_logged, [entry(7, due_ns=due_ns)], [])
     assert stage.asked == []
     stage.run_until(lambda: 1 in stage.delivered)
     assert stage.now_ns == due_ns
@@ -339,7 +339,7 @@ def test_a_logged_message_that_is_not_visible_yet_is_found_later(named: bool, hi
     stage = Stage()
     stage.subscribe(1, holder=1)
     stage.settle()
-    stage.happen(stage.dispatcher.changes_logged, [entry(7)] if named else [])
+    stage.handle(stage.dispatcher.changes_logged, [entry(7)] if named else [])
     stage.settle()
     visible_ns = stage.mono_ns + hidden_ns
     stage.run_until(lambda: (stage.dispatcher.wake_at_ns or 0) > visible_ns)
@@ -354,5 +354,5 @@ def test_a_message_that_is_settled_in_the_log_frees_its_credit_at_once() -> None
     stage.subscribe(1, holder=1, prefetch=1)
     stage.run_until(lambda: stage.delivered.get(1) == [7])
     stage.store.acknowledge(STAGE_TABLE, 7)
-    stage.happen(stage.dispatcher.changes_logged, [], [7])
+    stage.handle(stage.dispatcher.changes_logged, [], [7])
     stage.run_until(lambda: stage.delivered.get(1) == [7, 8], within_ns=0)

@@ -1,4 +1,4 @@
-"""Which tables can be queues, by which indexes they are reached, and what is said about the others."""
+"""Which tables can be queues, which indexes are used, and the problems of the others."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def column(name: str, data_type: str = "bigint", *, nullable: bool = False, leng
 
 def index(name: str, *columns: str, unique: bool = False) -> Index:
     """`-name` descends, `name(` is a prefix."""
-    parts = tuple(IndexColumn(each.strip("-("), each.startswith("-"), not each.endswith("(")) for each in columns)
+    parts = tuple(IndexColumn(name.strip("-("), name.startswith("-"), not name.endswith("(")) for name in columns)
     return Index(name, unique, parts)
 
 
 PRIMARY = index("PRIMARY", "id", unique=True)
 NEXT_UP = index("next_up", "time_acked", "priority", "time_next")
 COLUMNS = {
-    each.name: each
-    for each in (
+    made.name: made
+    for made in (
         column("id"),
         column("priority", "int"),
         column("epoch"),
@@ -46,8 +46,8 @@ def facts(
     by_time: bool = False,
 ) -> TableFacts:
     """A good table, with these columns changed or added."""
-    columns = {**COLUMNS, **{each.name: each for each in changed}}
-    kept = [each for name, each in columns.items() if name not in without]
+    columns = {**COLUMNS, **{new.name: new for new in changed}}
+    kept = [kept for name, kept in columns.items() if name not in without]
     return TableFacts(TableId("shop", "mail"), comment, engine, kept, indexes, by_time)
 
 

@@ -1,4 +1,4 @@
-"""What the directives of a table's comment mean, and what is said when they are wrong."""
+"""The directives of a table's comment, and the problems of wrong ones."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_missing_directive_is_named_with_its_meaning_and_an_example(key: str) 
 
 def test_all_problems_are_reported_at_once() -> None:
     found = problems(vt_ack_wait=None, vt_batch_size="x", on_disconnect="drop")
-    assert [each.split(maxsplit=1)[0] for each in found] == [
+    assert [problem.split(maxsplit=1)[0] for problem in found] == [
         "vt_ack_wait",
         "vt_batch_size='x'",
         "on_disconnect='drop'",
@@ -164,7 +164,7 @@ def test_all_problems_are_reported_at_once() -> None:
 )
 def test_a_bad_value_is_shown_with_what_was_expected(key: str, value: str) -> None:
     found = problems(**{key: value})
-    expected = next(each for each in found if each.startswith(f"{key}={value!r} is not "))
+    expected = next(problem for problem in found if problem.startswith(f"{key}={value!r} is not "))
     assert f"for instance {key}=" in expected
 
 

@@ -1,4 +1,4 @@
-"""The wait of a delivery: doubling, the clamp, jitter, and epochs that nobody expects."""
+"""The wait of a delivery: doubling, limits, jitter, and extreme epochs."""
 
 from __future__ import annotations
 

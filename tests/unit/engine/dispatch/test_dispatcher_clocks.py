@@ -1,6 +1,5 @@
-"""Two clocks: the server's decides what is due, the proxy's own measures every pause.
-
-The server's may be set at any moment.
+"""Two clocks: the server's decides what is due and may be set at any moment; the proxy's monotonic clock measures
+every pause.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def test_a_message_that_is_enqueued_after_the_clock_was_set_back_is_delivered(se
     for _ in range(3):
         stage.settle()
         stage.pass_time(3 * NS_PER_S)
-        stage.happen(stage.dispatcher.woken)
+        stage.handle(stage.dispatcher.woken)
     stage.set_clock(BACK_NS)
     stage.settle()
     stage.enqueue(8, due_ns=stage.now_ns)
@@ -74,7 +73,7 @@ def test_a_bounded_stream_waits_for_its_time_whatever_the_servers_clock_does(ste
     assert stage.mono_ns - began_ns == 5 * NS_PER_S
 
 
-def test_what_was_given_back_is_offered_again_after_the_clock_was_set_back() -> None:
+def test_a_released_message_is_delivered_again_after_the_clock_was_set_back() -> None:
     stage = Stage()
     stage.enqueue(7)
     stage.subscribe(1, holder=1)

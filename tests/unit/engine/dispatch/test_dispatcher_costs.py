@@ -107,7 +107,9 @@ def test_an_acknowledgement_costs_the_same_however_many_streams_there_are() -> N
 
 
 @pytest.mark.parametrize("first_wait_ns", [None, LONG_NS], ids=["endless", "long polls"])
-def test_a_client_that_comes_and_goes_costs_the_same_however_many_streams_there_are(first_wait_ns: int | None) -> None:
+def test_a_client_that_connects_and_disconnects_costs_the_same_however_many_streams_there_are(
+    first_wait_ns: int | None,
+) -> None:
     costs = set()
     for count in COUNTS:
         dispatcher = waiting(count, first_wait_ns=first_wait_ns)
@@ -116,7 +118,7 @@ def test_a_client_that_comes_and_goes_costs_the_same_however_many_streams_there_
     assert max(costs) - min(costs) <= 10  # A heap of more streams may be one level deeper.
 
 
-def test_streams_that_were_ended_leave_nothing_behind() -> None:
+def test_ended_streams_leave_no_state_behind() -> None:
     dispatcher = waiting(10)
     for number in range(11, 2_011):
         dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, first_wait_ns=LONG_NS))

@@ -1,4 +1,4 @@
-"""What the dispatcher makes of NACK and EXTEND, of conditions, of dead messages, of rates and of the binlog."""
+"""The dispatcher's reactions to NACK and EXTEND, conditions, dead messages, rates, the binary log and plain SQL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model import ANYTHING, NS_PER_S, Entry, Selection
 from engine.store.memory import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 
-WITH_A_GRAVE = replace(POLICY, max_attempts=2, dead_letter=DEAD_LETTERS.name)
+WITH_DEAD_LETTERS = replace(POLICY, max_attempts=2, dead_letter=DEAD_LETTERS.name)
 
 
 def subscribed(stage: Stage, *keys: int) -> Stage:
@@ -27,7 +27,7 @@ def subscribed(stage: Stage, *keys: int) -> Stage:
 # NACK and EXTEND.
 
 
-def test_a_message_given_back_goes_to_another_stream_at_once() -> None:
+def test_a_released_message_is_delivered_to_another_stream_at_once() -> None:
     stage = subscribed(Stage(), 7)
     stage.subscribe(2, holder=2)
     stage.give_back(7, 0)
@@ -37,17 +37,19 @@ def test_a_message_given_back_goes_to_another_stream_at_once() -> None:
 
 @pytest.mark.parametrize("selection", [ANYTHING, EVEN])
 @pytest.mark.parametrize("delay_s", [0, 5])
-def test_a_message_that_another_proxy_has_and_that_is_given_back_here_comes(selection: Selection, delay_s: int) -> None:
+def test_a_message_claimed_by_another_proxy_and_given_back_here_is_delivered(
+    selection: Selection, delay_s: int
+) -> None:
     stage = Stage()
     stage.subscribe(1, holder=1, selection=selection)
     stage.settle()
     stage.store.put(TABLE, Row(8, epoch=1, time_next_ns=stage.now_ns + 3600 * NS_PER_S, payload=b"8"))
-    stage.happen(stage.dispatcher.tick)
+    stage.handle(stage.dispatcher.tick)
     stage.give_back(8, delay_s * NS_PER_S)
     stage.run_until(lambda: stage.delivered == {1: [8]}, within_ns=delay_s * NS_PER_S)
 
 
-def test_what_is_given_back_while_nobody_streams_is_looked_for_by_who_comes_next() -> None:
+def test_a_message_given_back_without_streams_is_scanned_for_by_the_next_stream() -> None:
     stage = Stage()
     stage.subscribe(1, holder=1, first_wait_ns=0)
     stage.settle()
@@ -58,7 +60,7 @@ def test_what_is_given_back_while_nobody_streams_is_looked_for_by_who_comes_next
     assert stage.delivered == {2: [8]}
 
 
-def test_a_message_given_back_with_a_delay_comes_when_that_is_over() -> None:
+def test_a_message_given_back_with_a_delay_is_delivered_after_the_delay() -> None:
     stage = subscribed(Stage(), 7)
     stage.give_back(7, 5 * NS_PER_S)
     given_back_ns = stage.now_ns
@@ -69,7 +71,7 @@ def test_a_message_given_back_with_a_delay_comes_when_that_is_over() -> None:
     assert stage.now_ns - given_back_ns == 5 * NS_PER_S
 
 
-def test_a_message_with_more_time_stays_its_holders() -> None:
+def test_an_extended_message_is_not_redelivered_before_its_new_deadline() -> None:
     stage = subscribed(Stage(), 7)
     stage.pass_time(29 * NS_PER_S)
     stage.extend(7, 60 * NS_PER_S)
@@ -81,7 +83,7 @@ def test_a_message_with_more_time_stays_its_holders() -> None:
     stage.run_until(lambda: stage.delivered[1] == [7, 7])
 
 
-def test_a_message_with_more_time_is_released_when_its_holder_vanishes() -> None:
+def test_an_extended_message_is_released_when_its_holder_vanishes() -> None:
     stage = subscribed(Stage(), 7)
     stage.extend(7, 600 * NS_PER_S)
     stage.settle()
@@ -93,7 +95,7 @@ def test_a_message_with_more_time_is_released_when_its_holder_vanishes() -> None
 # Conditions.
 
 
-def test_each_message_goes_to_one_stream_that_wants_it() -> None:
+def test_each_message_is_delivered_to_one_stream_that_selects_it() -> None:
     stage = Stage()
     stage.subscribe(1, holder=1, selection=EVEN)
     stage.subscribe(2, holder=2, selection=LOW)
@@ -105,8 +107,8 @@ def test_each_message_goes_to_one_stream_that_wants_it() -> None:
     assert 3 in stage.delivered[2]
 
 
-def test_what_nobody_wants_is_passed_over_once() -> None:
-    """Counted in entries read behind where the look begins: a thousand unwanted ones, and then none."""
+def test_rows_that_no_stream_selects_are_scanned_once() -> None:
+    """The scan position passes a thousand unselected rows after the first scans."""
     stage = Stage(id_grows=True)
     for key in range(1, 2_001, 2):
         stage.store.put(TABLE, Row(key, time_next_ns=0))
@@ -116,39 +118,39 @@ def test_what_nobody_wants_is_passed_over_once() -> None:
     for key in (2_002, 2_004, 2_006):
         stage.pass_time(3 * NS_PER_S)
         stage.enqueue(key)
-        scans = [each.effect for each in stage.asked if isinstance(each.effect, Scan)]
-        places += [each.part.after[0].zero_id for each in scans if each.part and each.part.after]
+        scans = [asked.effect for asked in stage.asked if isinstance(asked.effect, Scan)]
+        places += [scan.part.after[0].zero_id for scan in scans if scan.part and scan.part.after]
         stage.settle()
     assert stage.delivered[1] == [2_002, 2_004, 2_006]
     assert places[-1] is not None
     assert places[-1] >= 1_999
 
 
-def test_a_row_that_is_committed_late_behind_where_looks_begin_is_found_when_its_writer_says_so() -> None:
+def test_a_row_committed_late_behind_the_scan_position_is_found_after_a_wake_up_for_anywhere() -> None:
     stage = Stage(id_grows=True)
     stage.store.put(TABLE, Row(3, time_next_ns=0))
     stage.subscribe(1, holder=1, selection=EVEN)
     for _ in range(3):
         stage.settle()
         stage.pass_time(3 * NS_PER_S)
-        stage.happen(stage.dispatcher.woken)
+        stage.handle(stage.dispatcher.woken)
     stage.settle()
     stage.enqueue(2)
     stage.settle()
     assert 1 not in stage.delivered
-    stage.happen(partial(stage.dispatcher.woken, anywhere=True))
+    stage.handle(partial(stage.dispatcher.woken, anywhere=True))
     stage.settle()
     assert stage.delivered[1] == [2]
 
 
-def test_a_row_seen_in_the_log_behind_where_looks_begin_is_found() -> None:
+def test_a_logged_row_behind_the_scan_position_is_found() -> None:
     stage = Stage(id_grows=True)
     stage.store.put(TABLE, Row(3, time_next_ns=0))
     stage.subscribe(1, holder=1, selection=EVEN)
     for _ in range(3):
         stage.settle()
         stage.pass_time(3 * NS_PER_S)
-        stage.happen(stage.dispatcher.woken)
+        stage.handle(stage.dispatcher.woken)
     stage.settle()
     stage.enqueue(2, wake=False)
     stage.notice(2)
@@ -156,32 +158,32 @@ def test_a_row_seen_in_the_log_behind_where_looks_begin_is_found() -> None:
     assert stage.delivered[1] == [2]
 
 
-def test_a_message_that_returns_unsent_to_its_old_place_behind_where_looks_begin_is_found() -> None:
-    """Such rare orders of events the state machine of tests/property does not find in a minute."""
+def test_a_message_released_unsent_behind_the_scan_position_is_found() -> None:
+    """The state machine of tests/property does not find this order of events within a minute."""
     stage = Stage(id_grows=True)
     stage.store.put(TABLE, Row(2, time_next_ns=0, payload=b"2"))
     stage.store.put(TABLE, Row(3, time_next_ns=0))
     stage.subscribe(1, holder=1, selection=EVEN)
     stage.subscribe(2, holder=2, selection=EVEN)
     for kind in (Scan, Claim):
-        (asked,) = [each for each in stage.asked if isinstance(each.effect, kind)]
+        (asked,) = [asked for asked in stage.asked if isinstance(asked.effect, kind)]
         stage.do(asked)
         stage.answer(asked)
-    stage.happen(stage.dispatcher.client_paused, 1)
-    stage.happen(stage.dispatcher.client_paused, 2)
+    stage.handle(stage.dispatcher.client_paused, 1)
+    stage.handle(stage.dispatcher.client_paused, 2)
     stage.cancel(1)
     stage.cancel(2)
     stage.subscribe(3, holder=3, selection=EVEN)
     for _ in range(3):
-        for asked in [each for each in stage.asked if isinstance(each.effect, Scan)]:
+        for asked in [asked for asked in stage.asked if isinstance(asked.effect, Scan)]:
             stage.do(asked)
             stage.answer(asked)
         stage.pass_time(3 * NS_PER_S)
-        stage.happen(stage.dispatcher.woken)
+        stage.handle(stage.dispatcher.woken)
     stage.run_until(lambda: stage.delivered.get(3) == [2], within_ns=10 * NS_PER_S)
 
 
-def test_one_condition_more_than_there_is_room_for_is_refused_with_the_limit() -> None:
+def test_a_stream_with_one_condition_too_many_is_refused() -> None:
     stage = Stage(limits=replace(Stage().limits, filter_groups_max=1))
     stage.subscribe(1, holder=1, selection=EVEN)
     stage.subscribe(2, holder=2, selection=LOW)
@@ -195,8 +197,8 @@ def test_one_condition_more_than_there_is_room_for_is_refused_with_the_limit() -
 # Dead messages.
 
 
-def test_a_message_delivered_as_often_as_it_may_be_is_buried_when_its_wait_ends() -> None:
-    stage = subscribed(Stage(policy=WITH_A_GRAVE), 7)
+def test_a_message_is_dead_lettered_when_the_wait_of_its_last_delivery_ends() -> None:
+    stage = subscribed(Stage(policy=WITH_DEAD_LETTERS), 7)
     stage.run_until(lambda: stage.delivered[1] == [7, 7])
     stage.run_until(lambda: 7 in stage.store.rows[DEAD_LETTERS])
     assert stage.delivered[1] == [7, 7]
@@ -204,14 +206,14 @@ def test_a_message_delivered_as_often_as_it_may_be_is_buried_when_its_wait_ends(
     assert stage.store.rows[DEAD_LETTERS][7].epoch == 2
 
 
-def test_a_dead_message_is_buried_though_nobody_streams_any_more() -> None:
-    stage = subscribed(Stage(policy=replace(WITH_A_GRAVE, max_attempts=1)), 7)
+def test_a_message_is_dead_lettered_after_its_last_stream_has_ended() -> None:
+    stage = subscribed(Stage(policy=replace(WITH_DEAD_LETTERS, max_attempts=1)), 7)
     stage.cancel(1)
     stage.run_until(lambda: 7 in stage.store.rows[DEAD_LETTERS])
 
 
-def test_dead_messages_found_in_the_table_are_buried_and_the_living_delivered() -> None:
-    stage = Stage(policy=WITH_A_GRAVE)
+def test_dead_messages_found_by_a_scan_are_moved_and_the_others_delivered() -> None:
+    stage = Stage(policy=WITH_DEAD_LETTERS)
     for key in range(1, 7):
         stage.store.put(TABLE, Row(key, epoch=2 if key % 2 else 0, payload=str(key).encode()))
     stage.subscribe(1, holder=1)
@@ -220,26 +222,26 @@ def test_dead_messages_found_in_the_table_are_buried_and_the_living_delivered() 
     assert sorted(stage.store.rows[DEAD_LETTERS]) == [1, 3, 5]
 
 
-def test_a_dead_message_that_cannot_be_buried_stays_and_is_left_alone_for_a_while() -> None:
-    stage = Stage(policy=WITH_A_GRAVE)
-    grave = stage.store.tables.pop(DEAD_LETTERS)
+def test_a_dead_message_that_cannot_be_moved_stays_and_is_tried_again_later() -> None:
+    stage = Stage(policy=WITH_DEAD_LETTERS)
+    dead_letters = stage.store.tables.pop(DEAD_LETTERS)
     stage.store.put(TABLE, Row(1, epoch=2))
     stage.enqueue(2)
     subscribed(stage)
     assert stage.delivered[1] == [2]
     assert stage.rows[1].time_next_ns == stage.now_ns + stage.limits.dead_letter_retry_ns
-    stage.store.add_table(grave)
+    stage.store.add_table(dead_letters)
     stage.run_until(lambda: 1 in stage.store.rows[DEAD_LETTERS])
 
 
 def test_a_locked_dead_message_is_tried_again_with_longer_and_longer_pauses() -> None:
-    stage = Stage(policy=WITH_A_GRAVE)
+    stage = Stage(policy=WITH_DEAD_LETTERS)
     stage.store.put(TABLE, Row(1, epoch=2))
     stage.store.locked.add(1)
     stage.subscribe(1, holder=1)
     attempts = 0
     for _ in range(200):
-        attempts += sum(isinstance(each.effect, MoveDeadLetters) for each in stage.asked)
+        attempts += sum(isinstance(asked.effect, MoveDeadLetters) for asked in stage.asked)
         stage.settle()
         wake_at_ns = stage.dispatcher.wake_at_ns
         assert wake_at_ns is not None
@@ -249,8 +251,8 @@ def test_a_locked_dead_message_is_tried_again_with_longer_and_longer_pauses() ->
     stage.run_until(lambda: 1 in stage.store.rows[DEAD_LETTERS])
 
 
-def test_a_message_whose_last_consumer_vanishes_is_dead_though_nobody_streams() -> None:
-    stage = Stage(policy=WITH_A_GRAVE)
+def test_a_message_whose_last_consumer_vanishes_is_dead_lettered_without_streams() -> None:
+    stage = Stage(policy=WITH_DEAD_LETTERS)
     stage.store.put(TABLE, Row(1, epoch=1, payload=b"1"))
     subscribed(stage)
     assert stage.delivered[1] == [1]
@@ -260,8 +262,8 @@ def test_a_message_whose_last_consumer_vanishes_is_dead_though_nobody_streams() 
 
 
 @pytest.mark.parametrize("delay_s", [0, 5])
-def test_a_message_given_back_after_its_last_delivery_is_dead_though_nobody_streams(delay_s: int) -> None:
-    stage = Stage(policy=WITH_A_GRAVE)
+def test_a_message_given_back_after_its_last_delivery_is_dead_lettered_without_streams(delay_s: int) -> None:
+    stage = Stage(policy=WITH_DEAD_LETTERS)
     stage.store.put(TABLE, Row(1, epoch=1, payload=b"1"))
     subscribed(stage)
     stage.cancel(1)
@@ -270,8 +272,8 @@ def test_a_message_given_back_after_its_last_delivery_is_dead_though_nobody_stre
     assert stage.now_ns >= 1_000_000 * NS_PER_S + delay_s * NS_PER_S
 
 
-def test_a_last_delivery_that_the_log_shows_is_dead_when_its_wait_is_over_though_nobody_streams() -> None:
-    stage = Stage(policy=WITH_A_GRAVE)
+def test_a_logged_last_delivery_is_dead_lettered_after_its_wait_without_streams() -> None:
+    stage = Stage(policy=WITH_DEAD_LETTERS)
     until_ns = stage.now_ns + 30 * NS_PER_S
     stage.store.put(TABLE, Row(1, epoch=2, time_next_ns=until_ns, payload=b"1"))
     stage.settle()
@@ -280,14 +282,14 @@ def test_a_last_delivery_that_the_log_shows_is_dead_when_its_wait_is_over_though
     assert stage.now_ns == until_ns
 
 
-def test_what_a_proxy_that_died_left_behind_is_found_at_start_though_nobody_streams() -> None:
-    stage = Stage(policy=WITH_A_GRAVE)
+def test_dead_messages_of_a_proxy_that_died_are_found_at_start_without_streams() -> None:
+    stage = Stage(policy=WITH_DEAD_LETTERS)
     stage.store.put(TABLE, Row(1, epoch=2, payload=b"1"))
     stage.settle()
     assert sorted(stage.store.rows[DEAD_LETTERS]) == [1]
 
 
-def test_a_message_without_a_dead_letter_table_is_never_scanned_for_while_nobody_streams() -> None:
+def test_a_table_without_dead_letters_is_not_scanned_without_streams() -> None:
     stage = Stage()
     stage.settle()
     assert stage.dispatcher._groups.main.scans.started == 0
@@ -347,7 +349,7 @@ def test_a_high_rate_goes_in_bursts_of_some_milliseconds() -> None:
     claims = 0
     began_ns = stage.now_ns
     while len(stage.sent_at_ns) < 300:
-        claims += sum(isinstance(each.effect, Claim) for each in stage.asked)
+        claims += sum(isinstance(asked.effect, Claim) for asked in stage.asked)
         stage.settle()
         stage.pass_time((stage.dispatcher.wake_at_ns or stage.mono_ns) - stage.mono_ns)
     assert (stage.now_ns - began_ns) / NS_PER_S >= 0.028
@@ -357,7 +359,7 @@ def test_a_high_rate_goes_in_bursts_of_some_milliseconds() -> None:
 # The binlog.
 
 
-def test_a_row_that_was_seen_committed_is_delivered_without_a_scan() -> None:
+def test_a_logged_row_is_delivered_without_a_scan() -> None:
     stage = subscribed(Stage())
     scans = stage.dispatcher._groups.main.scans.started
     stage.enqueue(7, due_ns=stage.now_ns + NS_PER_S, wake=False)
@@ -366,7 +368,7 @@ def test_a_row_that_was_seen_committed_is_delivered_without_a_scan() -> None:
     assert stage.dispatcher._groups.main.scans.started == scans
 
 
-def test_our_own_claims_are_no_news() -> None:
+def test_our_own_logged_claims_cause_nothing() -> None:
     stage = subscribed(Stage(), 7)
     scans = stage.dispatcher._groups.main.scans.started
     stage.notice(7)
@@ -374,13 +376,13 @@ def test_our_own_claims_are_no_news() -> None:
     assert stage.dispatcher._groups.main.scans.started == scans
 
 
-def test_a_stale_sight_of_a_message_in_flight_changes_nothing() -> None:
+def test_an_outdated_logged_state_of_a_message_in_flight_causes_nothing() -> None:
     stage = subscribed(Stage(), 7)
-    stage.happen(stage.dispatcher.changes_logged, [Entry(7, 0, 0, 0)], [])
+    stage.handle(stage.dispatcher.changes_logged, [Entry(7, 0, 0, 0)], [])
     assert stage.asked == []
 
 
-def test_an_acknowledgement_that_was_seen_frees_its_credit() -> None:
+def test_a_logged_acknowledgement_frees_credit() -> None:
     stage = Stage()
     stage.enqueue(7)
     stage.enqueue(8)
@@ -404,7 +406,7 @@ def test_a_paused_queue_delivers_nothing_and_its_bounded_streams_end_in_time() -
     stage.run_until(lambda: 2 in stage.ended)
     assert stage.now_ns - began_ns == NS_PER_S
     assert not stage.delivered
-    stage.happen(stage.dispatcher.policy_changed, POLICY)
+    stage.handle(stage.dispatcher.policy_changed, POLICY)
     stage.settle()
     assert stage.delivered[1] == [7]
 
@@ -412,18 +414,18 @@ def test_a_paused_queue_delivers_nothing_and_its_bounded_streams_end_in_time() -
 # Plain SQL.
 
 
-def test_a_message_in_hand_whose_epoch_is_set_back_comes_again() -> None:
+def test_a_message_in_flight_whose_epoch_is_set_back_is_delivered_again() -> None:
     stage = subscribed(Stage(), 7)
     stage.run_until(lambda: stage.delivered[1] == [7, 7, 7])
     stage.store.put(TABLE, Row(7, epoch=0, time_next_ns=0, payload=b"7"))
     stage.holdings.pop(7)
-    stage.happen(partial(stage.dispatcher.woken, anywhere=True))
+    stage.handle(partial(stage.dispatcher.woken, anywhere=True))
     stage.settle()
     assert stage.delivered[1] == [7, 7, 7, 7]
     assert stage.rows[7].epoch == 1
 
 
-def test_a_scan_that_began_before_the_claim_it_does_not_show_is_no_news() -> None:
+def test_a_scan_that_started_before_a_claim_and_does_not_show_it_causes_nothing() -> None:
     stage = subscribed(Stage())
     stage.enqueue(7)
     (first,) = stage.asked
@@ -441,7 +443,7 @@ def test_a_scan_that_began_before_the_claim_it_does_not_show_is_no_news() -> Non
     assert sorted(stage.delivered[1]) == [7, 8]
 
 
-def test_what_was_read_ahead_long_ago_is_not_given_before_what_became_more_urgent_since() -> None:
+def test_a_stale_read_ahead_buffer_is_read_again_before_a_claim() -> None:
     stage = Stage()
     for key in (1, 2, 3):
         stage.enqueue(key)
@@ -466,4 +468,4 @@ def test_a_scan_that_takes_long_is_trusted_for_as_long() -> None:
     stage.enqueue(9)
     stage.answer(scan)
     assert isinstance(stage.asked[-1].effect, Scan | Claim)
-    assert any(isinstance(each.effect, Claim) for each in stage.asked), "it waits for the next slow scan"
+    assert any(isinstance(asked.effect, Claim) for asked in stage.asked), "it waits for the next slow scan"

@@ -1,4 +1,4 @@
-"""When the dispatcher asks to be woken."""
+"""The times at which the dispatcher wants its next tick."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from engine.model import NS_PER_S
 from tests.support.play import Stage
 
 
-def test_what_came_due_since_the_last_decision_still_wakes() -> None:
-    """A timer may fire a little early: by the time it is set again, its moment may have passed."""
+def test_a_time_that_passed_since_the_last_decision_still_wakes() -> None:
+    """A timer may fire a little early. When it is set again, its time may have passed."""
     stage = Stage()
     stage.subscribe(1, holder=1, first_wait_ns=NS_PER_S)
     stage.settle()
@@ -24,7 +24,7 @@ def test_a_bounded_stream_that_gets_nothing_ends_when_its_wait_is_over() -> None
     assert stage.now == stage.dispatcher._now
 
 
-def test_a_scheduled_message_goes_out_at_its_very_time() -> None:
+def test_a_scheduled_message_is_delivered_exactly_when_it_is_due() -> None:
     stage = Stage()
     due_ns = stage.now_ns + 5 * NS_PER_S + 1
     stage.enqueue(7, due_ns=due_ns)
@@ -33,7 +33,7 @@ def test_a_scheduled_message_goes_out_at_its_very_time() -> None:
     assert stage.now_ns == due_ns
 
 
-def test_an_unacknowledged_message_comes_again_when_its_wait_ends() -> None:
+def test_an_unacknowledged_message_is_delivered_again_when_its_wait_ends() -> None:
     stage = Stage()
     stage.enqueue(7)
     stage.subscribe(1, holder=1)
@@ -43,7 +43,7 @@ def test_an_unacknowledged_message_comes_again_when_its_wait_ends() -> None:
     assert stage.now_ns - delivered_ns == stage.policy.ack_wait_ns
 
 
-def test_an_idle_table_with_an_idle_subscriber_is_left_alone_until_the_poller() -> None:
+def test_an_idle_table_is_not_scanned_before_the_poller_interval() -> None:
     stage = Stage()
     stage.subscribe(1, holder=1)
     stage.settle()

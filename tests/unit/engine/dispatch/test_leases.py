@@ -1,4 +1,4 @@
-"""The account of claims that are out."""
+"""Leases: deadlines, holders, and the states of a delivery."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def lease(key: int, epoch: int = 1, deadline_ns: int = 10) -> Lease:
     return Lease(key, epoch, deadline_ns, priority=0, due_ns=0)
 
 
-def test_a_lease_given_back_and_taken_again_at_the_same_instant_expires_once() -> None:
+def test_a_lease_released_and_claimed_again_with_the_same_deadline_expires_once() -> None:
     leases = Leases()
     first, second = lease(1), lease(1)
     leases.add_lease(first)
@@ -41,7 +41,7 @@ def test_leases_expire_in_the_order_of_their_deadlines_and_not_before() -> None:
     assert leases.expired(25) == [early, late]
 
 
-def test_a_holder_has_what_it_was_given_until_it_ends() -> None:
+def test_a_holder_has_its_leases_until_they_end() -> None:
     leases = Leases()
     held, other = lease(1), lease(2)
     for begun in (held, other):
@@ -72,7 +72,7 @@ def in_state(state: LeaseState) -> Lease:
 
 @pytest.mark.parametrize("state", LeaseState)
 @pytest.mark.parametrize("event", LeaseEvent)
-def test_a_lease_changes_as_the_table_says_and_in_no_other_way(state: LeaseState, event: LeaseEvent) -> None:
+def test_a_lease_changes_state_only_as_in_the_table(state: LeaseState, event: LeaseEvent) -> None:
     made = in_state(state)
     if (after := TRANSITIONS[state].get(event)) is not None:
         made.apply(event)

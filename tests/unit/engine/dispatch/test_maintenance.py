@@ -1,4 +1,4 @@
-"""What is done for a table whoever streams: some at a time, one statement at a time, and again when it failed."""
+"""Releases, dead letters and purges: limited batches, one statement at a time, repeated after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def claim(key: int, deadline_ns: int = NOW_NS + NS_PER_S) -> Return:
     return Return(key, 1, deadline_ns, 0, sent=True)
 
 
-def test_claims_are_given_back_some_at_a_time() -> None:
+def test_claims_are_released_in_limited_batches() -> None:
     releases = Releases(LIMITS)
     for key in (1, 2, 3):
         releases.add_release(claim(key))
@@ -31,7 +31,7 @@ def test_claims_are_given_back_some_at_a_time() -> None:
     assert len(releases) == 1
 
 
-def test_giving_back_is_tried_again_with_longer_and_longer_pauses_while_it_matters() -> None:
+def test_a_failed_release_is_repeated_with_growing_pauses_until_its_deadline() -> None:
     releases = Releases(LIMITS)
     releases.add_release(claim(1))
     mono_ns, pauses = NOW_NS, []
@@ -48,14 +48,14 @@ def test_giving_back_is_tried_again_with_longer_and_longer_pauses_while_it_matte
     assert (len(releases), releases.release_ns) == (0, None)
 
 
-def test_dead_messages_are_moved_some_at_a_time_and_the_others_are_returned() -> None:
+def test_dead_messages_are_moved_in_limited_batches_and_the_unmoved_are_returned() -> None:
     dead_letters = DeadLetters(POLICY, LIMITS)
     entries = [Entry(key, 5, 0, 0) for key in (1, 2, 3)]
     for entry in [*entries, entries[0]]:
         dead_letters.add_dead(entry, NOW)
     (effect,) = dead_letters.start_move(NOW)
     assert isinstance(effect, MoveDeadLetters)
-    assert [(each.key, each.epoch) for each in effect.dead] == [(1, 5), (2, 5)]
+    assert [(wanted.key, wanted.epoch) for wanted in effect.dead] == [(1, 5), (2, 5)]
     assert dead_letters.start_move(NOW) == []
     assert [key in dead_letters for key in (1, 2, 3)] == [True, True, True]
     assert dead_letters.move_answered(NOW, {1}) == [entries[1]]
@@ -72,7 +72,7 @@ def test_a_full_purge_is_followed_by_another_at_once_and_others_by_a_pause() -> 
         assert purges.purge_ns == NOW_NS + pause_ns
 
 
-def test_messages_that_are_kept_for_less_long_are_purged_sooner() -> None:
+def test_a_shorter_retention_brings_the_next_purge_forward() -> None:
     purges = Purges(POLICY, LIMITS, NOW)
     purges.start_purge(NOW)
     purges.purge_answered(NOW, 0)

@@ -23,7 +23,7 @@ def window(*entries: Entry, now_ns: int = 100, more: bool = False, horizon_ns: i
 
 
 def keys(entries: list[Entry]) -> list[object]:
-    return [each.key for each in entries]
+    return [found.key for found in entries]
 
 
 def test_due_entries_come_by_priority_then_time_then_id() -> None:
@@ -40,11 +40,11 @@ def test_entries_become_ready_when_they_are_due() -> None:
     assert made.next_ns(at(100)) == 150
 
 
-def test_the_horizon_is_a_time_to_look_again() -> None:
+def test_the_horizon_is_a_time_to_scan_again() -> None:
     assert window(entry(1, due_ns=150), horizon_ns=140).next_ns(at(100)) == 140
 
 
-def test_what_is_forgotten_is_not_offered() -> None:
+def test_forgotten_entries_are_not_ready() -> None:
     made = window(entry(1), entry(2), entry(3, due_ns=200))
     made.forget([1, 3])
     made.promote_due(at(300))
@@ -52,7 +52,7 @@ def test_what_is_forgotten_is_not_offered() -> None:
     assert made.next_ns(at(300)) is None
 
 
-def test_a_scan_takes_the_place_of_all_before_it() -> None:
+def test_a_full_scan_replaces_the_buffer() -> None:
     made = window(entry(1), entry(2, due_ns=200))
     made.replace_with(ScanResult((entry(3),), more=False, horizon_ns=None), at(100), lambda _: False)
     made.promote_due(at(300))
@@ -62,7 +62,7 @@ def test_a_scan_takes_the_place_of_all_before_it() -> None:
 def test_unwanted_entries_are_left_out() -> None:
     made = ReadAhead()
     made.replace_with(
-        ScanResult((entry(1), entry(2)), more=False, horizon_ns=None), at(100), lambda each: each.key == 1
+        ScanResult((entry(1), entry(2)), more=False, horizon_ns=None), at(100), lambda found: found.key == 1
     )
     assert keys(made.take(9)) == [2]
 
@@ -90,7 +90,7 @@ def test_a_missed_row_that_is_gone_from_the_index_is_forgotten() -> None:
     assert made.missed_count == 0
 
 
-def test_a_row_that_could_be_claimed_is_not_held_back_any_more() -> None:
+def test_a_row_that_could_be_claimed_is_ready_after_the_next_scan() -> None:
     made = window(entry(1))
     made.add_missed([entry(1)], at(100))
     made.forget_misses([1])
@@ -98,7 +98,7 @@ def test_a_row_that_could_be_claimed_is_not_held_back_any_more() -> None:
     assert made.ready == 1
 
 
-def test_the_servers_clock_decides_what_is_due_and_ours_when_to_try_again() -> None:
+def test_the_servers_clock_decides_what_is_due_and_the_monotonic_clock_when_to_try_again() -> None:
     made = window(entry(1), entry(2, due_ns=150))
     retry_ns = made.add_missed(made.take(1), at(100), keep=True)
     made.promote_due(Instant(100, 10**15))
@@ -107,5 +107,5 @@ def test_the_servers_clock_decides_what_is_due_and_ours_when_to_try_again() -> N
     assert keys(made.take(9)) == [1]
 
 
-def test_a_server_time_is_waited_for_by_our_clock() -> None:
+def test_a_server_time_is_converted_to_the_monotonic_clock() -> None:
     assert window(entry(1, due_ns=150)).next_ns(Instant(7_000, 100)) == 7_050

@@ -1,4 +1,4 @@
-"""Where scans for a condition begin: behind what was passed, and never behind what may still come."""
+"""The scan position: scans skip rows that were passed, and never rows that may still be committed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_the_first_scan_begins_at_the_front() -> None:
     assert ScanPosition().scan_from(at(NOW_NS)) == {}
 
 
-def test_what_may_be_committed_late_is_scanned_again() -> None:
+def test_rows_that_may_be_committed_late_are_scanned_again() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS)
     assert position.scan_from(at(NOW_NS))[0].time_ns == NOW_NS - SETTLING_NS
 
 
-def test_a_scan_whose_answer_was_slow_has_seen_no_more_than_there_was_when_it_began() -> None:
+def test_a_slow_scan_advances_only_to_the_time_of_its_start() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS, answered_ns=NOW_NS + 11 * NS_PER_S)
     assert position.scan_from(at(NOW_NS + 11 * NS_PER_S))[0].time_ns == NOW_NS - SETTLING_NS
@@ -48,14 +48,14 @@ def test_ids_are_passed_once_those_before_them_had_time_to_be_committed() -> Non
     assert position.scan_from(at(NOW_NS + SETTLING_NS))[0].zero_id == 100
 
 
-def test_an_id_that_a_slow_answer_told_of_is_no_older_than_the_answer() -> None:
+def test_an_id_from_a_slow_scan_counts_from_the_time_of_its_answer() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS, answered_ns=NOW_NS + SETTLING_NS, greatest_id=100)
     scanned(position, NOW_NS + SETTLING_NS, greatest_id=200)
     assert position.scan_from(at(NOW_NS + SETTLING_NS))[0].zero_id is None
 
 
-def test_what_is_lowered_during_a_scan_stays_lowered_after_it() -> None:
+def test_a_place_lowered_during_a_scan_stays_lowered_after_it() -> None:
     position = ScanPosition()
     scanned(position, NOW_NS)
     position.scan_from(at(NOW_NS))

@@ -1,4 +1,4 @@
-"""Who gets the next message: credit, turns, and what an event costs with thousands of subscribers."""
+"""Which subscriber gets the next message: credit, turns, and the cost of an event with thousands of subscribers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(dealt: list[tuple[Lease, Subscriber]]) -> list[int]:
 
 
 def send(members: Subscribers, member: Subscriber) -> None:
-    """Everything that is on its way to a subscriber is fetched and sent."""
+    """Fetch and send all unsent rows of a subscriber."""
     unsent = list(member.unsent.values())
     for lease in unsent:
         lease.apply(LeaseEvent.FETCH)
@@ -46,32 +46,32 @@ def send(members: Subscribers, member: Subscriber) -> None:
 # Turns.
 
 
-def test_equals_take_turns() -> None:
+def test_subscribers_with_equal_credit_take_turns() -> None:
     dealt, left = group(subscriber(1), subscriber(2), subscriber(3)).distribute(leases(6))
     assert names(dealt) == [1, 2, 3, 1, 2, 3]
     assert left == []
 
 
-def test_whoever_was_served_longest_ago_is_next() -> None:
+def test_the_subscriber_served_longest_ago_is_next() -> None:
     two = group(subscriber(1), subscriber(2))
     first, _ = two.distribute(leases(1))
     second, _ = two.distribute(leases(1, first=1))
     assert names(first) + names(second) == [1, 2]
 
 
-def test_most_credit_goes_first() -> None:
+def test_the_subscriber_with_the_most_credit_is_first() -> None:
     dealt, _ = group(subscriber(1, prefetch=1), subscriber(2, prefetch=3)).distribute(leases(4))
     assert names(dealt)[:2] == [2, 2]
     assert Counter(names(dealt)) == {1: 1, 2: 3}
 
 
-def test_nobody_gets_more_than_a_batch_of_one_deal() -> None:
+def test_one_distribution_gives_a_subscriber_a_batch_at_most() -> None:
     dealt, left = group(subscriber(1)).distribute(leases(BATCH + 5))
     assert len(dealt) == BATCH
     assert len(left) == 5
 
 
-def test_messages_are_dealt_in_their_order() -> None:
+def test_messages_are_distributed_in_their_order() -> None:
     dealt, _ = group(subscriber(1), subscriber(2)).distribute(leases(5))
     assert [lease.key for lease, _ in dealt] == [0, 1, 2, 3, 4]
 
@@ -99,7 +99,7 @@ def test_credit_is_bounded_by_what_is_on_its_way_by_prefetch_and_by_limit() -> N
     assert member.credit(BATCH) == 2
 
 
-def test_a_message_that_was_not_sent_gives_its_place_back() -> None:
+def test_a_lease_that_ends_unsent_restores_the_limit() -> None:
     member = subscriber(1, limit=1)
     members = group(member)
     (lease,) = leases(1)
@@ -109,7 +109,7 @@ def test_a_message_that_was_not_sent_gives_its_place_back() -> None:
     assert members.credit == 1
 
 
-def test_a_message_that_was_sent_counts_against_the_limit_for_good() -> None:
+def test_a_sent_message_counts_against_the_limit_permanently() -> None:
     member = subscriber(1, limit=1)
     members = group(member)
     (lease,) = leases(1)
@@ -120,7 +120,7 @@ def test_a_message_that_was_sent_counts_against_the_limit_for_good() -> None:
     assert members.finished_streams(nothing_to_give=False, completed=0) == [member]
 
 
-def test_the_credit_of_all_follows_each_change_of_one() -> None:
+def test_the_sum_of_credit_follows_each_change_of_one_subscriber() -> None:
     members = group(*(subscriber(number, prefetch=number) for number in range(1, 6)))
     assert members.credit == 15
     gone = next(iter(members))
@@ -162,7 +162,7 @@ def test_a_bounded_stream_that_was_given_something_ends_without_waiting() -> Non
 
 
 class Counting(Subscribers):
-    """Counts how often one subscriber is looked at."""
+    """Counts the updates of indexes."""
 
     looks = 0
 

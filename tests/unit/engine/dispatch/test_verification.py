@@ -1,4 +1,4 @@
-"""Suspect leases: which reports are believed, which are too old, and what lookups decide."""
+"""Suspect leases: which reports count, which are outdated, and what lookups decide."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def verification(leases: Leases) -> Verification:
 
 def asked(verification: Verification, now_ns: int = NOW_NS, *, starved: bool = False) -> tuple[Key, ...]:
     effects = verification.start_lookup(Instant(now_ns, now_ns), lambda: starved)
-    return tuple(key for each in effects if isinstance(each, Lookup) for key in each.keys)
+    return tuple(key for effect in effects if isinstance(effect, Lookup) for key in effect.keys)
 
 
 def shown(key: int, epoch: int = 1, due_ns: int = DEADLINE_NS) -> dict[Key, Entry]:
@@ -61,9 +61,7 @@ def test_a_suspect_row_is_held_back_until_it_shows_the_lease_again(verification:
     assert not lease_of(leases, 1).is_suspect
 
 
-def test_what_is_suspected_again_while_it_is_looked_up_stays_suspect(
-    verification: Verification, leases: Leases
-) -> None:
+def test_a_message_suspected_again_during_its_lookup_stays_suspect(verification: Verification, leases: Leases) -> None:
     verification.suspect(lease_of(leases, 1))
     asked(verification)
     verification.suspect(lease_of(leases, 1))
@@ -83,7 +81,9 @@ def test_a_lease_that_its_row_does_not_show_is_over(
     assert verification.lookup_answered(NOW, found, NOW_NS) == [(leases.get(1), found.get(1))]
 
 
-def test_more_time_is_believed_when_somebody_may_have_asked_for_it(verification: Verification, leases: Leases) -> None:
+def test_a_later_deadline_is_accepted_after_a_report_of_an_extension(
+    verification: Verification, leases: Leases
+) -> None:
     for extended in (False, True):
         verification.suspect_keys([1], extended=extended, unleased=True)
         asked(verification)
@@ -92,7 +92,7 @@ def test_more_time_is_believed_when_somebody_may_have_asked_for_it(verification:
     assert lease_of(leases, 1).deadline_ns == DEADLINE_NS + 1
 
 
-def test_a_lookup_says_nothing_of_a_lease_that_is_younger_than_it(verification: Verification, leases: Leases) -> None:
+def test_a_lookup_decides_nothing_about_a_younger_lease(verification: Verification, leases: Leases) -> None:
     verification.suspect(lease_of(leases, 1))
     asked(verification)
     leases.end(lease_of(leases, 1))
@@ -110,7 +110,7 @@ def test_the_log_is_believed_after_it_has_shown_the_claim(verification: Verifica
     assert verification.end_logged(1)
 
 
-def test_what_the_log_shows_of_the_time_before_the_claim_is_no_news_and_of_later_times_is(
+def test_the_log_makes_a_lease_suspect_only_by_states_after_its_claim(
     verification: Verification, leases: Leases
 ) -> None:
     lease = lease_of(leases, 1)
@@ -122,9 +122,7 @@ def test_what_the_log_shows_of_the_time_before_the_claim_is_no_news_and_of_later
     assert lease.is_suspect
 
 
-def test_messages_of_others_are_looked_up_while_there_is_room_for_them(
-    verification: Verification, leases: Leases
-) -> None:
+def test_messages_without_a_lease_are_looked_up_while_there_is_room(verification: Verification, leases: Leases) -> None:
     assert verification.suspect_keys([11, 12], extended=False, unleased=True)
     assert not verification.suspect_keys([13, 14, 15], extended=False, unleased=True)
     assert not verification.suspect_keys([16], extended=False, unleased=False)
@@ -133,7 +131,7 @@ def test_messages_of_others_are_looked_up_while_there_is_room_for_them(
     assert verification.lookup_answered(NOW, {12: row}, NOW_NS) == [(None, row)]
 
 
-def test_who_waits_for_acknowledgements_has_what_was_sent_looked_up_less_and_less_often(
+def test_while_a_stream_is_starved_sent_messages_are_looked_up_with_growing_pauses(
     verification: Verification, leases: Leases
 ) -> None:
     assert asked(verification, starved=True) == ()
@@ -152,9 +150,7 @@ def test_who_waits_for_acknowledgements_has_what_was_sent_looked_up_less_and_les
     assert asked(verification, now_ns - 1, starved=True) == (2,)
 
 
-def test_what_could_not_be_looked_up_is_the_first_to_be_looked_up_again(
-    verification: Verification, leases: Leases
-) -> None:
+def test_messages_of_a_failed_lookup_are_the_first_of_the_next(verification: Verification, leases: Leases) -> None:
     verification.suspect(lease_of(leases, 1))
     asked(verification)
     verification.suspect_any(extended=False)
@@ -163,7 +159,7 @@ def test_what_could_not_be_looked_up_is_the_first_to_be_looked_up_again(
     assert asked(verification, verification.pause_until_ns) == (1, 2, 3)
 
 
-def test_what_is_known_for_certain_is_suspect_no_more(verification: Verification) -> None:
+def test_a_message_with_a_certain_outcome_is_not_looked_up(verification: Verification) -> None:
     verification.suspect_keys([1, 2], extended=False, unleased=True)
     verification.outcome_known([1])
     assert asked(verification) == (2,)

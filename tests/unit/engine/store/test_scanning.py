@@ -1,4 +1,4 @@
-"""What is made of the rows of a scan: due ones, next ones, and what may be missing."""
+"""The result of a scan's rows: due ones, next ones, and from when rows may be missing."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def test_nothing_read_is_nothing_found() -> None:
 
 def test_due_rows_keep_their_order_and_later_ones_are_ordered_by_time() -> None:
     result = gathered(5, [entry(1, 900), entry(2, 3000)], [entry(3, 100), entry(4, NOW_NS), entry(5, NOW_NS + 1)])
-    assert [each.key for each in result.entries] == [1, 3, 4, 5, 2]
+    assert [found.key for found in result.entries] == [1, 3, 4, 5, 2]
     assert (result.more, result.horizon_ns) == (False, None)
 
 
 def test_one_due_row_beyond_the_limit_means_more() -> None:
     result = gathered(2, [entry(1, 1)], [entry(2, 1), entry(3, 1)])
-    assert [each.key for each in result.entries] == [1, 2]
+    assert [found.key for found in result.entries] == [1, 2]
     assert result.more
 
 
 def test_a_reading_cut_off_among_later_rows_sets_the_horizon_to_its_last() -> None:
     result = gathered(2, [entry(1, 1), entry(2, 2000), entry(3, 3000)])
-    assert [each.key for each in result.entries] == [1, 2, 3]
+    assert [found.key for found in result.entries] == [1, 2, 3]
     assert result.horizon_ns == 3000
 
 
 def test_the_earliest_horizon_counts() -> None:
     result = gathered(1, [entry(1, 5000), entry(2, 6000)], [entry(3, 2000), entry(4, 4000)])
-    assert [each.key for each in result.entries] == [3]
+    assert [found.key for found in result.entries] == [3]
     assert result.horizon_ns == 4000
 
 
