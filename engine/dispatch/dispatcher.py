@@ -75,8 +75,7 @@ class Dispatcher:
     def __repr__(self) -> str:
         return (
             f"<Dispatcher subscribers={len(self.subscribers)} ready={self.ready} groups={len(self._groups)}"
-            f" claims={len(self._claims)} in_flight={len(self._leases)}"
-            f" releasing={len(self._releases)}>"
+            f" claims={len(self._claims)} in_flight={len(self._leases)} releasing={len(self._releases)}>"
         )
 
     # State for callers.
@@ -339,8 +338,7 @@ class Dispatcher:
         return self._advance(now)
 
     def release_done(self, now: Instant) -> Effects:
-        """The claims being released are given back: their messages may be claimed again, or are
-        dead."""
+        """The release was carried out: its messages may be claimed again, or are dead."""
         returns = self._releases.release_answered()
         for claim in returns:
             if claim.sent and claim.key not in self._dead_letters:
@@ -363,8 +361,7 @@ class Dispatcher:
         return self.purge_done(now, 0)
 
     def move_done(self, now: Instant, moved: Iterable[Key]) -> Effects:
-        """These dead messages were moved. The others of the same effect are locked, changed, or
-        cannot be moved for a while."""
+        """These dead messages were moved. The others are locked, changed, or cannot be moved."""
         others = self._dead_letters.move_answered(now, set(moved))
         self._scans.retry_later(others, now)
         self._scans.request_scans()
@@ -373,8 +370,7 @@ class Dispatcher:
         return self._advance(now)
 
     def move_failed(self, now: Instant) -> Effects:
-        """Dead messages could not be moved, or the answer was lost. Those still in the table are
-        found again."""
+        """A move failed, or its answer was lost. Messages still in the table are found again."""
         self._failure_pause.lengthen(now.mono_ns)
         return self.move_done(now, ())
 
@@ -408,8 +404,7 @@ class Dispatcher:
             self._scans.request_scans()
 
     def _end_finished(self, now: Instant) -> Effects:
-        """End the streams that have reached their LIMIT, and the bounded ones for which nothing is
-        left."""
+        """End the streams with their LIMIT reached, and the bounded ones with no message left."""
         effects: Effects = []
         closed = not self._capacity.is_open
         for group in self._groups:
@@ -471,8 +466,7 @@ class Dispatcher:
             self._distribute(group, leases)
 
     def _distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
-        """Give leases to the subscribers of a group; release those that no subscriber has credit
-        for."""
+        """Give leases to the subscribers of a group; release those beyond their credit."""
         given_out, left = group.subscribers.distribute(leases)
         for lease, subscriber in given_out:
             self._leases.assign(lease, subscriber.spec.holder, subscriber.spec.id)

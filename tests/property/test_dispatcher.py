@@ -1,12 +1,10 @@
-"""The dispatcher's guarantees, in every order of events that hypothesis can think of.
+"""The dispatcher's guarantees, in any order of events.
 
-A state machine plays clients, clock and database against the dispatcher: effects are done late, answers arrive later,
-some never; rows are locked by others, claimed by another proxy, acknowledged behind the proxy's back. After each step
-the books of the stage are checked; at the end everything heals, and every message that was not acknowledged must
-come.
+A state machine plays clients, clock and database against the dispatcher: effects are carried out late, answers arrive
+later, some never; rows are locked by others, claimed by another proxy, acknowledged without a report. After each step
+the stage checks its records. At the end all faults are repaired, and every unacknowledged message must be delivered.
 
-A test that cannot fail proves nothing, so the same machine is run on dispatchers broken on purpose, and must object
-to each.
+The same machine must fail with dispatchers that are broken on purpose: a test that cannot fail proves nothing.
 """
 
 from __future__ import annotations
@@ -115,7 +113,7 @@ class Play(RuleBasedStateMachine):
     @precondition(lambda self: self.uncommitted)
     @rule(pick=PICK)
     def a_transaction_commits_what_it_inserted(self, pick: int) -> None:
-        """Whoever lets its id and time grow old before the commit is known to have done so."""
+        """A transaction older than `SETTLING_NS` causes a wake-up for anywhere."""
         key = self._one_of(sorted(self.uncommitted), pick)
         age_ns = self.stage.mono_ns - self.uncommitted.pop(key)
         self.stage.enqueue(key, wake=False)
@@ -308,8 +306,8 @@ class Play(RuleBasedStateMachine):
         self._everything_comes()
 
     def _is_due_again(self, keys: set[Key]) -> None:
-        """What a vanished client held is anybody's, and does not keep until its wait ends; unless it was given more
-        time so late that its lease was over before that was seen."""
+        """Messages of a vanished client are due again before their waits end, except those that were extended
+        so late that their leases were over before a lookup."""
         for key in keys - self.extended - self.ended_by_the_clock - self.stage.store.rows[DEAD_LETTERS].keys():
             row = self.stage.rows[key]
             assert row.time_acked_ns is not None or row.entry.due_ns <= self.stage.now_ns, f"{key!r} was not released"
@@ -372,7 +370,7 @@ class Play(RuleBasedStateMachine):
 
 
 class AcknowledgedIsNotHeard(Dispatcher):
-    """An ACK frees credit, later, and nothing else: the row in hand is still sent."""
+    """An ACK frees credit later, by a lookup; the row that was read is still sent."""
 
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
         return self.suspected(now, None)
@@ -388,7 +386,7 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
 
 
 class ASuspectRowIsSent(Dispatcher):
-    """A row that was read is sent, though somebody has just given its message back."""
+    """A row is sent though its message was given back meanwhile."""
 
     def fetch_done(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
         for lease in self._leases:
@@ -452,7 +450,7 @@ class ALostClaimBlocksThoseBehindIt(Dispatcher):
 
 
 class CommitsDuringAScanAreForgotten(Dispatcher):
-    """A commit that falls into a running scan is taken for seen by it."""
+    """A commit during a scan is taken as seen by that scan."""
 
     def woken(self, now: Instant, *, anywhere: bool = False) -> Effects:
         for group in self._groups:
@@ -461,7 +459,7 @@ class CommitsDuringAScanAreForgotten(Dispatcher):
 
 
 class CreditIsNotReserved(Dispatcher):
-    """Two claims under way count on the same credit, and whoever is dealt to takes more than its share."""
+    """Two claims under way use the same credit, so that subscribers are given more than their share."""
 
     def _start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
         for group in self._groups:
@@ -484,7 +482,7 @@ class CreditIsCountedWrongly(Dispatcher):
 
 
 class ConditionsAreNotMinded(Dispatcher):
-    """What was claimed for one stream is dealt to any."""
+    """Messages claimed for one stream are given to any."""
 
     def _distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
         for other in self._groups:

@@ -1,6 +1,7 @@
-"""The same play with a binary log beside it: some changes are told by nothing else, late, coarsely, or too early.
+"""The play of test_dispatcher with a binary log: it reports some changes alone, late, coarsely, or before they are
+visible.
 
-The machine of test_dispatcher with more rules, and with a dispatcher that is deaf to the log.
+The machine has more rules, and must fail with a dispatcher that ignores the binary log.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from tests.support.sampling import examples
 
 
 class PlayWithLog(Play):
-    """And the server keeps a log, which is read with delay."""
+    """The server writes a binary log, which is read with delay."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logged: dict[Key, Row] = {}
         self.log: list[dict[Key, Row | None]] = []
-        """What the log holds and nobody has told yet."""
+        """The entries of the binary log that have not been reported yet."""
 
     @rule(key=KEYS, delay_s=st.sampled_from([0, 5]))
     def enqueue_and_only_the_log_tells(self, key: int, delay_s: int) -> None:
@@ -119,7 +120,7 @@ class PlayWithLog(Play):
 
 
 class TheLogIsNotHeard(Dispatcher):
-    """What the log tells of new messages is not acted on."""
+    """Logged messages are not acted on."""
 
     def changes_logged(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
         return self.settled(now, over)
