@@ -1,12 +1,11 @@
 """A child process that never outlives its parent.
 
-A private database server must go away with the program that started it, also when that program is
-killed with a signal that nobody can handle. Linux can see to it (PR_SET_PDEATHSIG), under two
-conditions that shape this module. The child has to ask for it itself, between fork and exec; Python
-code run there (`preexec_fn`) can deadlock in a process with threads, so this very file is run as a
-script in between: it asks, then turns into the program by exec and keeps its pid. And the kernel
-watches the *thread* that forked, so each child is started by a thread that does nothing else but
-wait for its end.
+A private database server must end with the program that started it, also when that program is
+killed by a signal that it cannot handle. Linux does this (PR_SET_PDEATHSIG) under two conditions.
+The child must request it itself, between fork and exec. Python code run there (`preexec_fn`) can
+deadlock in a process with threads, so this file is run as a script in between: it makes the request
+and becomes the program by exec, with the same pid. And the kernel watches the *thread* that forked,
+so each child is started by a thread of its own, which then waits for the child's end.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ChildProcess:
         self._failure: OSError | None = None
         self._started = threading.Event()
         self._ended = threading.Event()
-        threading.Thread(target=self._run, name=f"leash {Path(argv[0]).name}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"child {Path(argv[0]).name}", daemon=True).start()
         self._started.wait()
         if self._failure is not None:
             raise self._failure
@@ -82,11 +81,11 @@ class ChildProcess:
         return self._ended.wait(timeout_s)
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM). Nothing happens when it already has."""
+        """Request its end (SIGTERM). Does nothing if it has ended."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL). Nothing happens when it already has."""
+        """End it at once (SIGKILL). Does nothing if it has ended."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -95,18 +94,16 @@ class ChildProcess:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that forked it ends. Linux only; else
-    nothing.
-    """
+    """Have the kernel kill this process when the thread that forked it ends. Does nothing except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def main() -> None:
-    """`leash.py PARENT_PID PROGRAM ARGUMENT…`: become the program, on the leash."""
+    """`child_process.py PARENT_PID PROGRAM ARGUMENT…`: become the program, which then ends with its parent."""
     parent_pid, *argv = sys.argv[1:]
     die_with_parent()
-    if os.getppid() != int(parent_pid):  # it ended before the leash was on
+    if os.getppid() != int(parent_pid):  # The parent ended before the request.
         sys.exit(LOST_PARENT_STATUS)
     os.execv(argv[0], argv)  # noqa: S606 - to become another program is this file's purpose
 

@@ -1,14 +1,14 @@
 """A private database server: the default backend of `ackstream serve`, and what the tests run on.
 
 The server belongs to one `EmbeddedServer` and to one directory. The directory holds everything, and
-two locks: `proxy.lock` says that some program uses it (a second one is told so at once),
-`server.lock` is inherited by the server process itself and therefore ends with it: whoever comes
-after a killed proxy waits for the old server to be gone instead of racing it. A half-made data
-directory is recognised by the missing `server.txt`, which is written last, and made anew.
+two locks. `proxy.lock` is held by the program that uses it; a second program fails at once.
+`server.lock` is inherited by the server process and therefore ends with it: a proxy that follows a
+killed one waits until the old server has ended. A half-made data directory lacks `server.txt`, which
+is written last, and is made anew.
 
-A free port can only be guessed: somebody else may take it before the server does. So a server that
-could not start is tried again with another port, and one counts as started when a login over its
-own socket, in its own directory, says that it listens on the port that was meant.
+A free port can only be guessed, because another program may take it before the server does. A
+server that could not start is therefore tried again with another port. It counts as started when a
+login over its own socket, in its own directory, returns the expected port.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EmbeddedServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A server program: the command that runs it (its path comes last), and what it says it is."""
+    """A server program: the command that runs it (its path comes last), its flavour and version."""
 
     command: tuple[str, ...]
     flavour: Flavour
@@ -108,7 +108,7 @@ class EmbeddedServer:
     `host`, `port`, `socket_path`, `server_version` and `pid` hold while it runs; a server that is
     started again keeps its port when it can. `options` go to the server's command line after the
     built-in ones. The methods block: call them from a thread. Not for use by several threads at a
-    time, but for `abandon`.
+    time, except `abandon`.
     """
 
     host = "127.0.0.1"
@@ -183,11 +183,11 @@ class EmbeddedServer:
             raise
 
     def abandon(self) -> None:
-        """Have a `start` that is under way, and any later one, end with EmbeddedServerError soon. From any thread."""
+        """End a `start` under way, and any later one, with EmbeddedServerError soon. May be called from any thread."""
         self._abandoned.set()
 
     def _until(self, deadline: float) -> bool:
-        """Wait a little; False once it is too late. Raises EmbeddedServerError when the start is given up."""
+        """Wait POLL_S. Returns False after `deadline`. Raises EmbeddedServerError after `abandon`."""
         if self._abandoned.wait(POLL_S):
             raise EmbeddedServerError(f"the start of {self.binary.program} was given up")
         return time.monotonic() < deadline
@@ -197,7 +197,7 @@ class EmbeddedServer:
         return self._process is None or self._process.wait(timeout_s)
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Shut the server down, after `timeout_s` the hard way, and give the directory free.
+        """Shut the server down, after `timeout_s` with SIGKILL, and release the directory.
 
         Committed transactions survive either way. Does nothing when it is not running.
         """
@@ -320,7 +320,7 @@ class EmbeddedServer:
         return False
 
     def _login(self) -> tuple[int, str] | None:
-        """The port and version that the server behind our socket tells; None while it is not up."""
+        """The port and version of the server behind our socket; None while it takes no login."""
         # PyMySQL leaves its socket open when the connection is refused, so it is given one.
         with socket.socket(socket.AF_UNIX) as channel:
             try:
@@ -351,7 +351,7 @@ class EmbeddedServer:
         if self.flavour == "mysql":
             options.append(f"--basedir={self.binary.program.parent.parent}")
         if os.geteuid() == 0:
-            options.append("--user=root")  # the server refuses root unless it is said
+            options.append("--user=root")  # Without it the server refuses to run as root.
         return options
 
     def _server_options(self) -> list[str]:
@@ -374,7 +374,7 @@ class EmbeddedServer:
         ]
 
     def _log_tail(self) -> str:
-        """What the server said last, as the end of an error text."""
+        """The last lines of the server's log, as the end of an error text."""
         with self.error_log.open(errors="replace") as log:
             log.seek(self._log_start)
             lines = log.read().splitlines()

@@ -1,4 +1,4 @@
-"""Logging in, as the server authenticates each client itself: a dialogue between two legs, sans I/O.
+"""Logging in, as the server authenticates each client itself: the dialogue on its two connections, sans I/O.
 
 Pure. It imports `proxy.wire`.
 """

@@ -1,20 +1,21 @@
-"""The part of a login in which a password is shown, made to fit two legs of different kind.
+"""The part of a login in which a password is shown, fitted to two connections of different kind.
 
-Most authentication methods answer a challenge, and the answer is the same on any connection: it is passed on as it is.
-MySQL's sha2 methods are different. Where the server does not know a password's digest yet (`caching_sha2_password`), or
-always (`sha256_password`), the client shows the password itself: on a secure connection as clear text, else encrypted
-for the server's RSA key, which it asks for. What a client sends is thus right for its own connection and wrong for a
-server that is reached by one of the other kind. Four cases:
+Most authentication methods answer a challenge, and the answer is the same on any connection: it is
+passed on unchanged. MySQL's sha2 methods are different. If the server has no digest of the password
+yet (`caching_sha2_password`), or always (`sha256_password`), the client sends the password itself: on
+a secure connection as clear text, otherwise encrypted for the server's RSA key, which it requests.
+What a client sends thus fits its own connection, and not a backing connection of the other kind.
+Four cases:
 
     client       server
-    secure       secure        the clear text is passed on, inside TLS on both legs
-    not secure   not secure    so is all else: the server's key goes to the client, what it encrypts to the server
-    secure       not secure    the proxy asks for the server's key in the client's place, and encrypts
-    not secure   secure        the proxy shows a key of its own, decrypts, and passes the clear text on inside TLS
+    secure       secure        the clear text is passed on, inside TLS on both connections
+    not secure   not secure    the server's key goes to the client, what it encrypts goes to the server
+    secure       not secure    the proxy requests the server's key in the client's place, and encrypts
+    not secure   secure        the proxy sends a key of its own, decrypts, and passes the clear text on inside TLS
 
-Only in the last two does the proxy hold a password, for the time of one round trip; it is in no `repr`, log or error.
-A client on a unix socket is secure in this sense, though its leg has no TLS; some drivers there ask for the key all the
-same, so what a client sends decides, not only what it could.
+Only in the last two cases does the proxy hold a password, for one round trip. The password is in no
+`repr`, log or error. A client on a unix socket counts as secure although it has no TLS. Some drivers
+request the key there all the same, so what a client sends decides, not only the kind of connection.
 
 Payloads in, payloads out; no sockets, no sequence numbers.
 """
@@ -40,7 +41,7 @@ from proxy.wire.packets import ServerError
 CACHING_SHA2: Final = "caching_sha2_password"
 SHA256: Final = "sha256_password"
 KEY_REQUESTS: Final = {CACHING_SHA2: b"\x02", SHA256: b"\x01"}
-"""How a client asks for the server's key."""
+"""How a client requests the server's key."""
 
 CLEAR_TEXT_PLUGINS: Final = frozenset({"mysql_clear_password", "dialog"})
 """With these a client shows its password because its connection is secure; it cannot be encrypted for the server."""
@@ -54,7 +55,7 @@ _OAEP: Final = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)  #
 
 
 class LoginRefused(Exception):
-    """The proxy itself cannot let a login go on; `error` is what the client is told."""
+    """The proxy itself ends a login; `error` is sent to the client."""
 
     def __init__(self, error: ServerError) -> None:
         super().__init__(str(error))
@@ -79,14 +80,14 @@ LoggedEffect = Sequence[ToClient | ToServer]
 
 
 class RsaKey:
-    """The key that the proxy shows to clients whose own connection is not secure."""
+    """The key that the proxy sends to clients whose own connection is not secure."""
 
     def __init__(self, key: rsa.RSAPrivateKey) -> None:
         self._key = key
         self.public_pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def decrypt(self, cipher: bytes, scramble: bytes) -> bytes | None:
-        """The password with its closing NUL; None when that is not what was encrypted, or not for this key."""
+        """The password with its closing NUL; None if something else was encrypted, or for another key."""
         try:
             clear = _xor(self._key.decrypt(cipher, _OAEP), scramble)
         except ValueError:
@@ -95,7 +96,7 @@ class RsaKey:
 
 
 def encrypt_password(password: bytes, scramble: bytes, pem: bytes) -> bytes:
-    """A password, with its closing NUL, for the owner of a key. Raises WireError where that cannot be done."""
+    """A password, with its closing NUL, encrypted for the owner of a key. Raises WireError if it cannot be."""
     try:
         key = load_pem_public_key(pem)
         if not isinstance(key, rsa.RSAPublicKey):
@@ -118,18 +119,18 @@ class _State(Enum):
     SWITCHED = auto()
     """The client's next packet is its first for the plugin that the server has named."""
     PASSWORD = auto()
-    """The client's next packet is its password, or asks for the key to encrypt it with."""
+    """The client's next packet is its password, or requests the key to encrypt it with."""
     CIPHER = auto()
     """The client has our key: its next packet is encrypted for it."""
     KEY = auto()
-    """We have the client's password and asked the server for its key."""
+    """We have the client's password and have requested the server's key."""
 
 
 class AuthDialogue:
     """One authentication between a client and a server, from the client's first answer to the server's OK or ERR.
 
-    `scramble` is the challenge that holds until the server sends another one; `key` is needed where the server's leg is
-    secure and the client's may not be.
+    `scramble` is the challenge until the server sends another one; `key` is needed if the backing
+    connection is secure and the client connection may not be.
     """
 
     def __init__(self, scramble: bytes, *, client_secure: bool, server_secure: bool, key: RsaKey | None = None) -> None:
@@ -157,7 +158,7 @@ class AuthDialogue:
         return self._first_answer(auth)
 
     def from_client(self, payload: bytes) -> LoggedEffect:
-        """The client has sent this."""
+        """The effects of a payload from the client."""
         state, self._state = self._state, _State.PASSING
         match state:
             case _State.SWITCHED:
@@ -170,7 +171,7 @@ class AuthDialogue:
                 return [ToServer(payload)]
 
     def from_server(self, payload: bytes) -> LoggedEffect:
-        """The server has sent this. Raises LoginRefused where the proxy must not let the client go on."""
+        """The effects of a payload from the server. Raises LoginRefused if the proxy must end the login."""
         if self._state is _State.KEY:
             self._state = _State.PASSING
             password, self._password = self._password, b""
@@ -195,16 +196,16 @@ class AuthDialogue:
         return self._password_shown(auth) if self._plugin == SHA256 else [self._to_server(auth)]
 
     def _password_shown(self, payload: bytes) -> LoggedEffect:
-        asks_for_key = payload == KEY_REQUESTS[self._plugin]
-        clear = self._client_secure and not asks_for_key
+        requests_key = payload == KEY_REQUESTS[self._plugin]
+        clear = self._client_secure and not requests_key
         if clear == self._server_secure or not payload.strip(b"\0"):
             return [self._to_server(payload)]
         if clear:
             self._password = payload
             self._state = _State.KEY
             return [self._to_server(KEY_REQUESTS[self._plugin])]
-        if asks_for_key:
-            if self._key is None:  # Both legs have TLS, and nobody has a use for a key.
+        if requests_key:
+            if self._key is None:  # Both connections have TLS: no key is needed.
                 return [self._to_server(payload)]
             self._state = _State.CIPHER
             return [ToClient(MORE_DATA + self._key.public_pem)]
@@ -212,7 +213,7 @@ class AuthDialogue:
 
     def _decrypted(self, cipher: bytes) -> LoggedEffect:
         assert self._key is not None
-        # A clear-text password on an insecure leg is refused by any server, and must not pass because ours is secure.
+        # Any server refuses a clear-text password on an insecure connection: it must not pass because ours is secure.
         clear = self._key.decrypt(cipher, self._scramble) or secrets.token_hex().encode() + b"\0"
         return [self._to_server(clear)]
 

@@ -1,16 +1,15 @@
 """The login dialogue, relayed: the server authenticates the client itself.
 
-No sockets here: bytes from one side in, and what is to be done out, until the server says OK or
-ERR. The greeting passes with its capabilities reduced to those that the proxy can follow, the
-client's answer with its own reduced to what was offered (some clients set flags that nobody offered
-them).
+Bytes from one side go in and the next steps come out, until the server sends OK or ERR. The greeting
+passes with its capabilities reduced to those that the proxy can follow, the client's answer with its
+own reduced to those offered (some clients set flags that were not offered).
 
-TLS is each leg's own. What follows a client's request for TLS, even in the same segment, is for the
-TLS engine alone (`SecureClient.rest`): MySQL 9's clients send their ClientHello there, and whoever
-injects plain packets behind the request gets a failed handshake. Towards the server the proxy asks
-for TLS as the client did, or as the operator says. Where the two legs differ, `proxy.login.dialogue`
-makes the exchange fit. Each leg counts its own packets: TLS takes one, a translated exchange
-several.
+Each connection has its own TLS, or none. What follows a client's request for TLS, even in the same
+segment, is for the TLS engine alone (`SecureClient.rest`): MySQL 9's clients send their ClientHello
+there, and plain packets injected behind the request make the handshake fail. The proxy requests TLS
+from the server as the client did, or as the operator has set. Where the two connections differ,
+`proxy.login.dialogue` fits the exchange to them. Each connection counts its own packets: TLS takes
+one, a translated exchange several.
 """
 
 from __future__ import annotations
@@ -40,29 +39,27 @@ from proxy.wire.handshake import (
 from proxy.wire.packets import UNREACHABLE, ServerError, make_err, parse_ok
 
 LOGIN_PACKET_MAX = 64 * 1024
-"""No honest login packet comes near it; before a login succeeds a client may hold no more of our
-memory."""
+"""Far above any honest login packet. Before its login a client may hold no more of our memory."""
 
 BackendTls = Literal["mirror", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPolicy:
-    """Which legs have TLS."""
+    """Which connections have TLS."""
 
     offered: bool = False
-    """Whether clients may have it."""
+    """Whether it is offered to clients."""
     backend: BackendTls = "mirror"
     verified: bool = False
-    """Whether the server's certificate is verified; then a server that offers none is not put up
-    with."""
+    """Whether the server's certificate is verified; then a server without TLS is refused."""
     key: RsaKey | None = None
     """For clients without TLS of a server with it: only under `always`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecureClient:
-    """Begin TLS with the client; `rest` is what came behind its request."""
+    """Begin TLS with the client; `rest` are the bytes behind its request."""
 
     rest: bytes = field(repr=False)
 
@@ -88,18 +85,17 @@ class LoggedIn:
 
 
 class _Side:
-    """One side's packets: what has come, and the number that the next one has."""
+    """One side's packets: the bytes received, and the sequence number of the next packet."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self.seq = 0
 
-    def receive(self, chunk: bytes) -> None:
+    def add_bytes(self, chunk: bytes) -> None:
         self._buffer += chunk
 
     def take(self) -> Packet | None:
-        """The next whole packet, if it is here. One at a time: behind a packet another protocol may
-        begin."""
+        """The next packet, None if it is not whole yet. One at a time: another protocol may begin behind it."""
         if len(self._buffer) < HEADER:
             return None
         length = int.from_bytes(self._buffer[:3], "little")
@@ -122,48 +118,48 @@ class _Side:
         self.seq = self.seq + 1 & 0xFF
         return packet
 
-    def received(self, seq: int) -> None:
+    def count(self, seq: int) -> None:
         self.seq = seq + 1 & 0xFF
 
 
 class _Exchange:
-    """Two legs with an authentication between them."""
+    """A client connection and a backing connection with an authentication between them."""
 
     def __init__(self) -> None:
         self._client = _Side()
         self._server = _Side()
 
     def refusal(self, error: ServerError) -> bytes:
-        """The packet that tells the client why it is sent away."""
+        """The packet that reports to the client why its connection ends."""
         return self._client.send(make_err(error.code, error.sqlstate, error.message))
 
     def _client_packet(self) -> bytes | None:
-        """The next payload from the client. One that is out of step might be a command sent
-        ahead."""
+        """The next payload from the client, None if it is not whole yet.
+
+        Raises BadHandshake for a packet out of step, which might be a command sent ahead."""
         packet = self._client.take()
         if packet is None:
             return None
         if packet.seq != self._client.seq:
             raise BadHandshake(f"packet {packet.seq} of the login came where {self._client.seq} was due")
-        self._client.received(packet.seq)
+        self._client.count(packet.seq)
         return packet.payload
 
-    def _framed(self, said: LoggedEffect) -> list[Step]:
+    def _framed(self, effects: LoggedEffect) -> list[Step]:
         return [
-            ToClient(self._client.send(each.data))
-            if isinstance(each, ToClient)
-            else ToServer(self._server.send(each.data))
-            for each in said
+            ToClient(self._client.send(effect.data))
+            if isinstance(effect, ToClient)
+            else ToServer(self._server.send(effect.data))
+            for effect in effects
         ]
 
 
 class LoginRelay(_Exchange):
-    """One login. `done` once the server accepted it, `refused` once it did not and the client was
-    told.
+    """One login. `done` is set when the server accepts it, `refused` when the client gets a refusal.
 
-    A server that has greeted may refuse before it is answered (MariaDB, when it has read the header
-    of the PROXY protocol). The client expects no packet then, so it is told when it has answered:
-    the login is `waiting` till then, and needs no server any more.
+    A server may refuse between its greeting and the client's answer (MariaDB, after it has read the
+    header of the PROXY protocol). The client expects no packet then, so it gets the refusal when it
+    has answered. Until then the login is `waiting`, and needs no server any more.
 
     `client_is_local`: the client is on a unix socket.
     """
@@ -182,24 +178,25 @@ class LoginRelay(_Exchange):
 
     @property
     def waiting(self) -> bool:
-        """Whether the client is to be told of a refusal once it has answered the greeting."""
+        """Whether a refusal waits for the client's answer to the greeting."""
         return self._early_refusal is not None and not self.refused
 
     def from_server(self, chunk: bytes) -> Sequence[Step]:
-        """What is to be done. Raises WireError when that is no MySQL server."""
-        self._server.receive(chunk)
+        """The steps that follow from the server's bytes. Raises WireError if that is no MySQL server."""
+        self._server.add_bytes(chunk)
         steps: list[Step] = []
         while (packet := self._server.take()) is not None:
-            self._server.received(packet.seq)
-            steps += self._framed(self._server_said(packet.payload))
+            self._server.count(packet.seq)
+            steps += self._framed(self._server_effects(packet.payload))
         return steps
 
     def from_client(self, chunk: bytes) -> Sequence[Step]:
-        """What is to be done. Raises WireError when that is no MySQL client, LoginRefused when it
-        cannot be served."""
+        """The steps that follow from the client's bytes.
+
+        Raises WireError if that is no MySQL client, LoginRefused if it cannot be served."""
         if self.greeting is None:
             raise BadHandshake("the client spoke before it was greeted")
-        self._client.receive(chunk)
+        self._client.add_bytes(chunk)
         steps: list[Step] = []
         while (payload := self._client_packet()) is not None:
             if self._dialogue is not None:
@@ -213,7 +210,7 @@ class LoginRelay(_Exchange):
                 steps += self._answered(payload, self.greeting)
         return steps
 
-    def _server_said(self, payload: bytes) -> LoggedEffect:
+    def _server_effects(self, payload: bytes) -> LoggedEffect:
         first = payload[0] if payload else None
         if first == ERR and self.greeting is not None and self._response is None:
             self._early_refusal = payload
@@ -242,8 +239,7 @@ class LoginRelay(_Exchange):
         return SecureClient(self._client.take_rest())
 
     def _answered(self, payload: bytes, greeting: Greeting) -> list[Step]:
-        """The client has answered the greeting: now the server can be asked for TLS, and be
-        answered."""
+        """The steps after the client's answer to the greeting: TLS with the server, if any, and the answer."""
         tls = self._server_tls(greeting)
         payload = mask_response(payload, greeting.capabilities & PASSABLE, add=SSL if tls else 0)
         response = self._response = parse_response(payload)
@@ -270,8 +266,9 @@ class LoginRelay(_Exchange):
 
 
 class ChangeUserRelay(_Exchange):
-    """One COM_CHANGE_USER, whose dialogue is fitted to the two legs as the login's was. `over` with
-    the OK or ERR."""
+    """One COM_CHANGE_USER. Its dialogue is fitted to the two connections as the login's was.
+
+    `over` is set with the OK or ERR."""
 
     def __init__(self, login: LoggedIn) -> None:
         super().__init__()
@@ -280,8 +277,8 @@ class ChangeUserRelay(_Exchange):
         self._dialogue = login.dialogue
 
     def begin(self, payload: bytes) -> Sequence[Step]:
-        """The command itself."""
-        self._client.received(0)
+        """The steps for the command itself."""
+        self._client.count(0)
         change = parse_change_user(payload, self._capabilities)
 
         def envelope(auth: bytes) -> bytes:
@@ -290,19 +287,19 @@ class ChangeUserRelay(_Exchange):
         return self._framed(self._dialogue.opening(change.plugin or "", change.auth_response, envelope))
 
     def from_server(self, chunk: bytes) -> Sequence[Step]:
-        """What is to be done."""
-        self._server.receive(chunk)
+        """The steps that follow from the server's bytes."""
+        self._server.add_bytes(chunk)
         steps: list[Step] = []
         while (packet := self._server.take()) is not None:
-            self._server.received(packet.seq)
+            self._server.count(packet.seq)
             self.over = packet.payload[:1] in {bytes([OK]), bytes([ERR])}
-            said = [ToClient(packet.payload)] if self.over else self._dialogue.from_server(packet.payload)
-            steps += self._framed(said)
+            effects = [ToClient(packet.payload)] if self.over else self._dialogue.from_server(packet.payload)
+            steps += self._framed(effects)
         return steps
 
     def from_client(self, chunk: bytes) -> Sequence[Step]:
-        """What is to be done."""
-        self._client.receive(chunk)
+        """The steps that follow from the client's bytes."""
+        self._client.add_bytes(chunk)
         steps: list[Step] = []
         while (payload := self._client_packet()) is not None:
             steps += self._framed(self._dialogue.from_client(payload))

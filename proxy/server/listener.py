@@ -1,6 +1,7 @@
-"""The proxy itself: it takes clients in, opens each its backing connection, and knows all sessions.
+"""The proxy itself: it accepts clients, opens a backing connection for each, and holds all sessions.
 
-It is also where sessions reach each other: a KILL that the server accepted ends the stream of the session with that id.
+Sessions reach each other here: a KILL that the server accepted ends the stream of the session with
+that id.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
 
 SERVERS_MAX = 64
-"""Servers that are told apart; a proxy has one, or a few behind one name."""
+"""How many servers are told apart. A proxy has one, or a few behind one name."""
 
 NOWHERE = ("", 0)
 """The address of no server."""
@@ -51,9 +52,9 @@ class Proxy:
         self.sessions: set[Session] = set()
         self.connections_total = 0
         self._by_connection_id: dict[int, set[Session]] = {}
-        """Each server counts for itself."""
+        """Several sessions may have one id, because each server counts its own."""
         self._servers: set[Origin] = set()
-        """Those that sessions were told of."""
+        """The servers that sessions have reported."""
         self._numbers = itertools.count(1)
         self._listeners: list[asyncio.Server] = []
         self._unix_socket: UnixSocket | None = None
@@ -66,7 +67,7 @@ class Proxy:
     # Life.
 
     async def start(self) -> tuple[str, int]:
-        """Listen; the address that was taken. Raises OSError."""
+        """Listen. Returns the address. Raises OSError."""
         endpoint = self.settings.listen
         listener = await asyncio.get_running_loop().create_server(self._accept, endpoint.host, endpoint.port)
         self._listeners.append(listener)
@@ -80,14 +81,14 @@ class Proxy:
         self._listeners.append(listener)
 
     def stop_listening(self) -> None:
-        """Take nobody in any more."""
+        """Accept no more clients."""
         for listener in self._listeners:
             listener.close()
         if self._unix_socket is not None:
             self._unix_socket.remove()
 
     async def drain(self) -> None:
-        """Send clients away as their commands end, streams first; at the latest when time is up."""
+        """Close connections as their commands end, streams first; all of them after `drain_timeout_s`."""
         try:
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 await self.engine.drain()
@@ -102,7 +103,7 @@ class Proxy:
             session.client.abort()
         self._statements.close()
 
-    # What sessions tell.
+    # What sessions report.
 
     def session_begun(self, session: Session) -> None:
         """A client has connected: open its backing connection."""
@@ -115,7 +116,7 @@ class Proxy:
         self._by_connection_id.setdefault(session.connection_id, set()).add(session)
 
     def session_closed(self, session: Session) -> None:
-        """A client is gone; what it held is anybody's, or its own until its wait ends."""
+        """A client is gone: release what it holds."""
         self.sessions.discard(session)
         alike = self._by_connection_id.get(session.connection_id, set())
         alike.discard(session)
@@ -124,24 +125,24 @@ class Proxy:
         self.engine.disconnected(session.number)
 
     def server_is(self, origin: Origin) -> None:
-        """A session was told which server it has."""
+        """A session has found out which server it has."""
         if len(self._servers) < SERVERS_MAX:
             self._servers.add(origin)
 
     def killed(self, kill: Kill, origin: Origin) -> None:
-        """That server has accepted a KILL: it applies to what runs here as well, on a connection of the same server."""
+        """A server has accepted a KILL: it also ends what the proxy runs for that connection of the server."""
         if kill.connection_id is not None:
             for session in tuple(self._by_connection_id.get(kill.connection_id, ())):
                 if may_be_same(session.origin, origin):
                     session.interrupt(INTERRUPTED if kill.query_only else SERVER_LOST)
 
     def abandoned(self, session: Session) -> None:
-        """A client is gone and its server still at work for it: have that stopped, and close the connection."""
+        """A client is gone and its server still at work for it: stop that by KILL, and close the connection."""
         self._spawn(self._abandon(session), f"session {session.number}: kill")
 
     async def _abandon(self, session: Session) -> None:
         try:
-            # Its connection is still open here, so the server has given the id to nobody else.
+            # Its connection is still open here, so no other connection of the server has the id.
             if not await self.engine.kill(session.connection_id, self._known(session.origin)):
                 log.warning(
                     "%r: what its vanished client left running is not stopped: it runs on another server than the one"
@@ -160,9 +161,9 @@ class Proxy:
         session.server.abort()
 
     def _known(self, origin: Origin) -> Origin:
-        """With its name, if there is but one that it can be."""
+        """The origin with its name, if only one known server has this address; NOWHERE if several have."""
         if origin.name is None:
-            there = [each for each in self._servers if each.address == origin.address]
+            there = [server for server in self._servers if server.address == origin.address]
             if len(there) > 1:
                 return Origin(NOWHERE)
             return there[0] if there else origin
@@ -170,14 +171,14 @@ class Proxy:
 
     def streams(self) -> Iterable[Session]:
         """The sessions with a running stream."""
-        return [each for each in self.sessions if each.stream is not None]
+        return [session for session in self.sessions if session.stream is not None]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)  # Or the garbage collector takes it.
+        self._tasks.add(task)  # Otherwise the garbage collector may take it.
         task.add_done_callback(self._tasks.discard)
 
-    # Taking in.
+    # Accepting clients.
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(Session(self, next(self._numbers)))
@@ -186,7 +187,7 @@ class Proxy:
         return ClientConnection(Session(self, next(self._numbers), client_is_local=True))
 
     async def _connect(self, session: Session) -> None:
-        """Open the backing connection of a new client, or tell the client why not."""
+        """Open the backing connection of a new client, or report to the client why not."""
         if len(self.sessions) > self.settings.connections_max:
             session.refuse_login(TOO_MANY)
             return

@@ -1,6 +1,6 @@
-"""asyncio's view of a session's two connections: each tells the session what happens to it.
+"""A session's two connections as asyncio protocols, which report their events to the session.
 
-What arrives goes to the session's own method: a call in between would be one for each chunk.
+`data_received` is the session's own method, because a call in between would be made for each chunk.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from proxy.session.session import Session
 
 
 class ClientConnection(asyncio.Protocol):
-    """asyncio's view of the client's connection."""
+    """The client connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.data_received = session.client_sent  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Report the new connection."""
         self._session.client_connected(cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """Report its end."""
         self._session.client_lost()
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """Report that the peer does not read fast enough."""
         self._session.client_full()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """Report that the peer has room again."""
         self._session.client_has_room()
 
 
 class BackingConnection(asyncio.Protocol):
-    """asyncio's view of the backing connection."""
+    """The backing connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.data_received = session.server_sent  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Report the new connection."""
         self._session.server_connected(cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """Report its end."""
         self._session.server_lost()
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """Report that the peer does not read fast enough."""
         self._session.server_full()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """Report that the peer has room again."""
         self._session.server_has_room()
