@@ -245,9 +245,8 @@ class Session:
             change_user = self._authentication.change_user
             not_relayed = self._closed or change_user or self._internal_query or self.stream
             if not not_relayed:
-                self._connections.client.write(
-                    data
-                )  # Before the answer is analysed: the client need not wait for that.
+                # Before the answer is analysed, so that the client does not wait for that.
+                self._connections.client.write(data)
             events = self._walker.feed(data)
             if not_relayed and not self._closed:
                 if change_user is not None:
@@ -549,9 +548,9 @@ class Session:
         """Continue with what the client sent meanwhile."""
         try:
             while self._withheld and self._task is None:
-                if not self._pass(self._withheld.first):
+                if not self._pass(self._withheld[0]):
                     return
-                self._withheld.drop_first()
+                self._withheld.popleft()
             if self._connections.client_is_held and self._walker.outstanding <= self._pipelined_max:
                 self._connections.release_client()
         except WireError as error:

@@ -7,30 +7,24 @@ from collections import deque
 from proxy.wire.framing import Command, Event
 
 
-class Withheld:
+class Withheld(deque[Event]):
     """Events in the order in which they came, and the bytes that they hold."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        super().__init__()
         self.size = 0
         """In bytes."""
 
-    def __bool__(self) -> bool:
-        return bool(self._events)
-
-    @property
-    def first(self) -> Event:
-        """The event that is next."""
-        return self._events[0]
-
     def append(self, event: Event) -> None:
         """Add an event behind the others."""
-        self._events.append(event)
+        super().append(event)
         self.size += _size(event)
 
-    def drop_first(self) -> None:
+    def popleft(self) -> Event:
         """Remove the first event."""
-        self.size -= _size(self._events.popleft())
+        event = super().popleft()
+        self.size -= _size(event)
+        return event
 
 
 def _size(event: Event) -> int:
