@@ -6,7 +6,7 @@ statement of the server, so it is done or not done, whenever the server dies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -63,12 +63,7 @@ class QueueStatements:
         context, statement = await self._read(session, query_text(payload, attributes=session.classifier.attributes))
         if isinstance(statement, RedriveQueue) and statement.param_count:
             raise UNBOUND.again()
-        answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
-        await end_own_transaction(session, was_in_transaction=was_in_transaction)
-        if isinstance(answer, Result):
-            await answer_query(session, answer, was_in_transaction=was_in_transaction)
-        else:
-            session.send(frame(answer, 1))
+        await self._run(session, context, statement, answer_query, was_in_transaction=was_in_transaction)
 
     async def prepare(self, session: ClientSession, payload: bytes) -> None:
         """PREPARE: the server prepares a statement with the same columns and parameters, and so
@@ -93,12 +88,7 @@ class QueueStatements:
             attributes = session.classifier.attributes
             execution = own.read_execution(payload, statement.param_count, attributes=attributes)
             statement = statement.bind(python_values(execution, context.codec))
-        answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
-        await end_own_transaction(session, was_in_transaction=was_in_transaction)
-        if isinstance(answer, Result):
-            await answer_execute(session, answer, was_in_transaction=was_in_transaction)
-        else:
-            session.send(frame(answer, 1))
+        await self._run(session, context, statement, answer_execute, was_in_transaction=was_in_transaction)
 
     async def _read(self, session: ClientSession, text: bytes) -> tuple[Context, QueueStatement]:
         """The statement, its tables with their databases."""
@@ -111,6 +101,23 @@ class QueueStatements:
             if isinstance(name := getattr(statement, field.name), TableName)
         }
         return context, replace(statement, **named)
+
+    async def _run(
+        self,
+        session: ClientSession,
+        context: Context,
+        statement: QueueStatement,
+        answer_rows: Callable[..., Awaitable[None]],
+        *,
+        was_in_transaction: bool,
+    ) -> None:
+        """Carry out the statement and answer the client, rows by `answer_rows`."""
+        answer = await self._carry_out(session, context, statement, in_transaction=was_in_transaction)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
+        if isinstance(answer, Result):
+            await answer_rows(session, answer, was_in_transaction=was_in_transaction)
+        else:
+            session.send(frame(answer, 1))
 
     async def _carry_out(
         self, session: ClientSession, context: Context, statement: QueueStatement, *, in_transaction: bool

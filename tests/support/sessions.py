@@ -118,7 +118,7 @@ class PlayedSession:
         self.client.taken()
         self.server.taken()
 
-    def say(self, text: bytes) -> None:
+    def query(self, text: bytes) -> None:
         """The client sends a COM_QUERY."""
         self.session.client_sent(frame(b"\x03" + text, 0))
 
@@ -126,10 +126,10 @@ class PlayedSession:
         """The server answers with one packet."""
         self.session.server_sent(frame(payload, 1))
 
-    async def asked(self) -> bytes:
+    async def next_to_server(self) -> bytes:
         """The next command that the server gets, without its header."""
         return (await self.server.next()).payload
 
-    async def told(self) -> Packet:
+    async def next_to_client(self) -> Packet:
         """The next packet that the client gets."""
         return await self.client.next()

@@ -42,14 +42,14 @@ def test_a_fault_in_a_queue_statement_is_an_error_and_the_connection_goes_on(
 ) -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
-        played.say(b"ACK FROM shop.m WHERE id = 1")
-        seq, payload = await played.told()
+        played.query(b"ACK FROM shop.m WHERE id = 1")
+        seq, payload = await played.next_to_client()
         error = parse_err(payload)
         assert (seq, error.code, error.sqlstate) == (1, 1105, "HY000")
         assert "KeyError" in error.message
         assert "session 1" in error.message
-        played.say(b"SELECT 1")
-        assert await played.asked() == b"\x03SELECT 1"
+        played.query(b"SELECT 1")
+        assert await played.next_to_server() == b"\x03SELECT 1"
         assert not played.client.is_closing()
 
     with caplog.at_level(logging.ERROR):
@@ -65,10 +65,10 @@ def test_a_connection_that_ends_while_rows_come_has_its_error_behind_the_last_ro
 
     async def play() -> None:
         played = PlayedSession(stream)
-        played.say(b"STREAM * FROM m")
-        assert await played.told() == (7, b"row")
+        played.query(b"STREAM * FROM m")
+        assert await played.next_to_client() == (7, b"row")
         played.session.hang_up(ServerError(1105, "HY000", "no"))
-        seq, payload = await played.told()
+        seq, payload = await played.next_to_client()
         assert (seq, parse_err(payload).code) == (8, 1105)
         assert played.client.is_closing()
 
@@ -81,8 +81,8 @@ def test_a_fault_between_the_statements_is_an_error_before_the_connection_ends(
     async def play() -> None:
         played = PlayedSession(never)
         monkeypatch.setattr(played.session.classifier, "classify_fast", Broken().__getattr__)
-        played.say(b"SELECT 1")
-        assert parse_err((await played.told()).payload).code == 1105
+        played.query(b"SELECT 1")
+        assert parse_err((await played.next_to_client()).payload).code == 1105
         assert played.client.is_closing()
 
     asyncio.run(play())
@@ -91,10 +91,10 @@ def test_a_fault_between_the_statements_is_an_error_before_the_connection_ends(
 def test_an_error_never_stands_inside_an_answer_of_the_server_but_behind_it() -> None:
     async def play() -> None:
         played = PlayedSession(never)
-        played.say(b"SELECT 1")
+        played.query(b"SELECT 1")
         played.session.client_sent(frame(b"\x19\1", 0))  # A COM_STMT_CLOSE that is cut off.
         assert not played.client.is_closing()
-        played.say(b"SELECT 2")
+        played.query(b"SELECT 2")
         played.answer(OK)
         assert [packet.payload[0] for packet in played.client.taken()] == [0, 0xFF]
         assert played.client.is_closing()
@@ -106,10 +106,10 @@ def test_an_error_never_stands_inside_an_answer_of_the_server_but_behind_it() ->
 def test_a_server_that_is_gone_before_it_has_answered_an_internal_query_is_an_error() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
-        played.say(b'ACK FROM "m" WHERE id = 1')
-        await played.asked()
+        played.query(b'ACK FROM "m" WHERE id = 1')
+        await played.next_to_server()
         played.session.server_lost()
-        assert parse_err((await played.told()).payload).code == 1053
+        assert parse_err((await played.next_to_client()).payload).code == 1053
         await played.client.closed.wait()
 
     asyncio.run(play())
@@ -118,18 +118,18 @@ def test_a_server_that_is_gone_before_it_has_answered_an_internal_query_is_an_er
 def test_an_answer_too_large_for_us_is_the_statement_s_error_and_takes_no_memory() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
-        played.say(b'ACK FROM "m" WHERE id = 1')
-        await played.asked()
+        played.query(b'ACK FROM "m" WHERE id = 1')
+        await played.next_to_server()
         row = b"\1a" * 100_000
         played.session.server_sent(frame(b"\1", 1) + frame(b"def", 2) + frame(b"\xfe\0\0\2\0", 3))
         for seq in range(4, 4 + ANSWER_MAX // len(row) + 2):
             played.session.server_sent(frame(row, seq))
         assert not played.client.written
         played.session.server_sent(frame(b"\xfe\0\0\2\0", 40))
-        error = parse_err((await played.told()).payload)
+        error = parse_err((await played.next_to_client()).payload)
         assert (error.code, str(ANSWER_MAX) in error.message) == (1105, True)
-        played.say(b"SELECT 1")
-        assert await played.asked() == b"\x03SELECT 1"
+        played.query(b"SELECT 1")
+        assert await played.next_to_server() == b"\x03SELECT 1"
 
     asyncio.run(play())
 
@@ -137,11 +137,11 @@ def test_an_answer_too_large_for_us_is_the_statement_s_error_and_takes_no_memory
 def test_an_interruption_during_an_internal_query_ends_the_statement_with_that_error() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
-        played.say(b'ACK FROM "m" WHERE id = 1')
-        assert (await played.asked()).startswith(b"\x03SELECT HEX(DATABASE())")
+        played.query(b'ACK FROM "m" WHERE id = 1')
+        assert (await played.next_to_server()).startswith(b"\x03SELECT HEX(DATABASE())")
         played.session.interrupt(INTERRUPTED)
         played.answer(make_err(1317, "70100", "of the query"))
-        assert parse_err((await played.told()).payload).code == 1317
+        assert parse_err((await played.next_to_client()).payload).code == 1317
         assert not played.server.written
 
     asyncio.run(play())
@@ -150,9 +150,9 @@ def test_an_interruption_during_an_internal_query_ends_the_statement_with_that_e
 def test_an_interruption_that_comes_before_the_statement_has_begun_is_not_lost() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
-        played.say(b'ACK FROM "m" WHERE id = 1')
+        played.query(b'ACK FROM "m" WHERE id = 1')
         played.session.interrupt(INTERRUPTED)
-        assert parse_err((await played.told()).payload).code == 1317
+        assert parse_err((await played.next_to_client()).payload).code == 1317
         assert not played.server.written
 
     asyncio.run(play())
@@ -161,8 +161,8 @@ def test_an_interruption_that_comes_before_the_statement_has_begun_is_not_lost()
 def test_a_transaction_that_internal_queries_began_ends_before_the_client_gets_the_error() -> None:
     async def play() -> None:
         played = PlayedSession(statements().carry_out)
-        played.say(b'ACK FROM "m" WHERE id = 1')
-        await played.asked()
+        played.query(b'ACK FROM "m" WHERE id = 1')
+        await played.next_to_server()
         played.session.server_sent(
             frame(b"\1", 1)
             + frame(b"def", 2)
@@ -170,9 +170,9 @@ def test_a_transaction_that_internal_queries_began_ends_before_the_client_gets_t
             + frame(b"\x02zz\4utf8\4utf8\6SYSTEM\0\x011", 4)  # No hexadecimal name of a database.
             + frame(b"\xfe\0\0" + IN_TRANS.to_bytes(2, "little"), 5)
         )
-        assert await played.asked() == b"\x03COMMIT AND NO CHAIN NO RELEASE"
+        assert await played.next_to_server() == b"\x03COMMIT AND NO CHAIN NO RELEASE"
         assert not played.client.written
         played.answer(OK)
-        assert parse_err((await played.told()).payload).code == 1105
+        assert parse_err((await played.next_to_client()).payload).code == 1105
 
     asyncio.run(play())

@@ -99,7 +99,7 @@ def test_a_dropped_statement_is_an_error_and_the_connection_goes_on() -> None:
         assert (refused.seq, error.code, "gathered_bytes_max" in error.message) == (1, 1105, True)
         assert gathering.used == 0
         played.session.client_sent(last)
-        played.say(b"SELECT 1")
+        played.query(b"SELECT 1")
         assert [each.payload for each in played.server.taken()] == [b"\x03SELECT 1"]
 
     play(scene)
@@ -108,7 +108,7 @@ def test_a_dropped_statement_is_an_error_and_the_connection_goes_on() -> None:
 def test_the_error_comes_in_its_turn() -> None:
     def scene(played: PlayedSession) -> None:
         played.session.proxy.statement_memory.bytes_max = 200_000
-        played.say(b"SELECT 1")
+        played.query(b"SELECT 1")
         begin(played, 300_000)
         assert played.client.taken() == []
         played.answer(make_ok())
@@ -125,7 +125,7 @@ def test_a_statement_counts_while_it_is_carried_out_and_no_longer() -> None:
 
     async def scene(played: PlayedSession) -> None:
         played.session.client_sent(begin(played, 100_000))
-        assert (await played.told()).payload == make_ok()
+        assert (await played.next_to_client()).payload == make_ok()
         await asyncio.sleep(0)
         assert played.session.proxy.statement_memory.used == 0
 
@@ -152,11 +152,11 @@ def test_what_is_sent_ahead_counts_too() -> None:
             session.send(frame(make_ok(), 1))
 
         cast(FakeProxy, played.session.proxy).carry_out = carry_out
-        played.say(b"ACK FROM shop.m WHERE id = 1")
-        played.say(b"SELECT '" + bytes(50_000) + b"'")
+        played.query(b"ACK FROM shop.m WHERE id = 1")
+        played.query(b"SELECT '" + bytes(50_000) + b"'")
         assert played.session.proxy.statement_memory.used > 50_000
         may_end.set()
-        await played.asked()
+        await played.next_to_server()
         assert played.session.proxy.statement_memory.used == 0
 
     play(scene)
