@@ -124,7 +124,7 @@ class _Range:
     count: int = 0
     """Exact, or the server's estimate."""
     delivered: int = 0
-    """The messages with an epoch, of those whose `epoch` was read."""
+    """Messages that were delivered before, of those whose `epoch` was read."""
     exact: bool = True
 
     def count_in(self, queue: QueueTable) -> Numbered:

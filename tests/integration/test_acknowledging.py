@@ -104,7 +104,7 @@ def test_words_of_ours_stay_names_of_the_applications(connection) -> None:
     assert rows(connection, "SELECT ack AS nack, stream.`stream` AS extend FROM stream") == [(1, 2)]
 
 
-def test_ours_beside_another_statement_in_a_packet_is_the_servers_to_judge(proxy, database, connection) -> None:
+def test_an_ack_beside_another_statement_in_a_packet_is_refused_by_the_server(proxy, database, connection) -> None:
     create_queue(connection, "m")
     with proxy.connect(database=database, client_flag=CLIENT.MULTI_STATEMENTS) as multi:
         with pytest.raises(pymysql.MySQLError) as error:

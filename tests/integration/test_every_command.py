@@ -122,7 +122,7 @@ def test_column_packets_that_the_client_knows_already_are_not_sent_again(proxy, 
 
 
 @pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
-def test_a_statement_is_told_by_the_number_that_means_the_last_one(proxy, database) -> None:
+def test_a_statement_is_found_by_the_number_that_means_the_last_one(proxy, database) -> None:
     with proxy.connect(database=database) as plain:
         create_queue(plain, "m")
         enqueue(plain, "m", ["a"])
@@ -170,7 +170,9 @@ def test_a_command_without_answer_that_is_cut_off_puts_nothing_out_of_step(proxy
             client.packet()
 
 
-def test_ours_beside_another_statement_is_the_servers_to_judge_only_where_there_can_be_several(proxy, database) -> None:
+def test_an_ack_beside_another_statement_is_refused_by_the_server_only_where_there_can_be_several(
+    proxy, database
+) -> None:
     with proxy.connect(database=database) as plain:
         create_queue(plain, "m")
         enqueue(plain, "m", ["a"])

@@ -141,7 +141,7 @@ def test_another_users_stream_is_refused_by_the_server_and_lives(proxy, database
     eventually(lambda: len(streaming.received) == 2)
 
 
-def test_the_connection_that_kills_itself_is_told_what_the_server_says(server, proxy) -> None:
+def test_the_connection_that_kills_itself_gets_the_servers_error(server, proxy) -> None:
     answers = []
     for place in (server, proxy):
         with RawClient(place, BASE) as client:

@@ -1,4 +1,4 @@
-"""KILL QUERY while a statement of ours is being carried out: at none of its steps is it accepted and lost."""
+"""KILL QUERY while a queue statement is carried out: it is effective at each of its steps."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def queue(gated_proxy, database: str) -> str:
 
 
 def killed_at(step: int, gate: Gate, killer: RawClient, client: RawClient, payload: bytes) -> list[Packet] | None:
-    """What the client is answered when its statement is killed while the answer to so many questions has come and the
-    next one is under way; None when there are no more than so many."""
+    """The answer to a statement that is killed when so many internal queries are answered and the next one is under
+    way; None if there are no more than so many."""
     number = client.greeting.connection_id
     gate.hold(number, passing=step)
     client.send(payload)
@@ -88,7 +88,7 @@ def query(text: str) -> bytes:
     ],
     ids=["STREAM", "PREPARE STREAM", "ACK"],
 )
-def test_a_statement_of_ours_is_interrupted_at_each_of_its_questions(
+def test_a_queue_statement_is_interrupted_at_each_of_its_internal_queries(
     gate, gated_proxy, queue, payload, least, relayed
 ) -> None:
     with RawClient(gated_proxy, database=queue) as killer, RawClient(gated_proxy, database=queue) as client:
@@ -98,19 +98,21 @@ def test_a_statement_of_ours_is_interrupted_at_each_of_its_questions(
                 break
             if relayed and answer[0].payload[0] == OK:
                 break  # It is the server's own answer to the UPDATE or PREPARE, which was done when the KILL came.
-            assert [parse_err(each.payload).code for each in answer] == [1317], f"at question {step}"
+            assert [parse_err(each.payload).code for each in answer] == [1317], f"at query {step}"
         assert step >= least
         assert client.query("SELECT 'alive'")[-2].payload == b"\x05alive"
 
 
-def test_the_execution_of_a_prepared_stream_is_interrupted_at_each_of_its_questions(gate, gated_proxy, queue) -> None:
+def test_the_execution_of_a_prepared_stream_is_interrupted_at_each_of_its_internal_queries(
+    gate, gated_proxy, queue
+) -> None:
     with RawClient(gated_proxy, database=queue) as killer, RawClient(gated_proxy, database=queue) as client:
         execution = client.execution(client.prepare(STREAM))
         for step in count():
             answer = killed_at(step, gate, killer, client, execution)
             if answer is None:
                 break
-            assert [parse_err(each.payload).code for each in answer] == [1317], f"at question {step}"
+            assert [parse_err(each.payload).code for each in answer] == [1317], f"at query {step}"
         assert step >= 4
 
 

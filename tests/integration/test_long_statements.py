@@ -1,4 +1,4 @@
-"""Statements of ours that are as long as a program may make them."""
+"""Queue statements of the greatest length that a program may make."""
 
 from __future__ import annotations
 

@@ -731,13 +731,13 @@ def test_a_client_that_cannot_spell_a_comment_changes_it_all_the_same(
         run(client, "ALTER QUEUE m MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
         assert rows(client, "SELECT @@character_set_client, @@character_set_results") == [(charset, charset)]
         assert "`??` text" in show(client, "m")
-    told = {*comment(connection, "m").split(",")}
-    assert told == {*before.split(","), "max_rate=5", "max_attempts=3", "dead_letter=dead"}
+    found = {*comment(connection, "m").split(",")}
+    assert found == {*before.split(","), "max_rate=5", "max_attempts=3", "dead_letter=dead"}
     assert [row[0] for row in rows(connection, "SHOW COLUMNS FROM dead")][5:] == ["订单", "größe"]
 
 
 @pytest.mark.parametrize("charset", ["latin1", "ascii"])
-def test_a_client_that_cannot_spell_a_visible_name_is_shown_question_marks(
+def test_a_client_that_cannot_spell_a_visible_name_gets_question_marks(
     proxy, connection, database, charset: str
 ) -> None:
     run(connection, "CREATE QUEUE `订单` (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = `死`")

@@ -1,7 +1,7 @@
 """No more rights through the proxy than without it: 17 accounts, 29 statements, on each server, direct and proxied.
 
-What is not ours is said word for word on both connections, one after the other, each time on the same rows; ours is
-compared with a plain statement that needs some of the same rights. An answer is its error's number, or what came.
+A plain statement runs on both connections, one after the other, on the same rows. A queue statement is compared with a
+plain one that needs some of the same rights. An answer is its error's number, or its rows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ACCOUNTS: Final[dict[str, Account]] = {
     "locked": Account("ACCOUNT LOCK", (f"GRANT ALL ON {DB}.* TO {{user}}",)),
 }
 
-OURS: Final = {
+QUEUE_STATEMENTS: Final = {
     f"STREAM id FROM {DB}.m NOWAIT": f"UPDATE {DB}.m SET epoch = epoch + 1, time_next = 1, time_acked = NULL LIMIT 0",
     f"STREAM payload FROM {DB}.m LIMIT 1 NOWAIT": f"SELECT payload FROM {DB}.m LIMIT 0",
     f"STREAM id FROM {DB}.m WHERE payload = 'a' NOWAIT": f"SELECT id FROM {DB}.m WHERE payload = 'a' LIMIT 0",
@@ -80,7 +80,7 @@ OURS: Final = {
     f"PAUSE QUEUE {DB}.m": f"ALTER TABLE {DB}.m COMMENT '{directives()}'",
     f"SHOW CREATE QUEUE {DB}.m": f"SHOW CREATE TABLE {DB}.m",
 }
-"""A statement of ours and a plain one: whoever is denied this one is denied that one as well."""
+"""Each queue statement with a plain one: an account that is denied the plain one is denied the queue statement."""
 
 PLAIN: Final = (
     "SELECT 1",
@@ -188,14 +188,14 @@ def log_in(place: EmbeddedServer | RunningProxy, name: str, account: Account, *,
 
 
 def different(root: Connection[Any], direct: Connection[Any], proxied: Connection[Any]) -> list[str]:
-    """Each plain statement that is answered otherwise through the proxy, and each of ours that goes further than the
+    """Each plain statement that is answered otherwise through the proxy, and each queue statement that goes further than the
     plain one, or is not what that is."""
     found: list[str] = []
     for statement in PLAIN:
         here, there = (effect_of(root, connection, statement) for connection in (direct, proxied))
         if here != there:
             found.append(f"{statement}: {here} direct, {there} through the proxy")
-    for statement, plain in OURS.items():
+    for statement, plain in QUEUE_STATEMENTS.items():
         least, got = effect_of(root, direct, plain), effect_of(root, proxied, statement)
         if isinstance(least, int) and not isinstance(got, int):
             found.append(f"{statement}: {got}, where {plain} is denied ({least})")
@@ -205,7 +205,7 @@ def different(root: Connection[Any], direct: Connection[Any], proxied: Connectio
 
 
 def test_there_are_17_accounts_and_29_statements() -> None:
-    assert (len(ACCOUNTS), len(PLAIN) + len(OURS)) == (17, 29)
+    assert (len(ACCOUNTS), len(PLAIN) + len(QUEUE_STATEMENTS)) == (17, 29)
 
 
 @pytest.mark.parametrize("kind", ACCOUNTS)

@@ -1,4 +1,4 @@
-"""What a client has set for its transactions is not used up, and not obeyed, by questions of ours on its connection."""
+"""What a client has set for its transactions is neither used up nor obeyed by internal queries on its connection."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import pytest
 
 from tests.support.queues import create_queue, enqueue, rows, run
 
-OURS = ["STREAM payload FROM m NOWAIT", "SHOW QUEUES", "SHOW CREATE QUEUE m", "PAUSE QUEUE m", "PURGE QUEUE m"]
+QUEUE_STATEMENTS = [
+    "STREAM payload FROM m NOWAIT",
+    "SHOW QUEUES",
+    "SHOW CREATE QUEUE m",
+    "PAUSE QUEUE m",
+    "PURGE QUEUE m",
+]
 IN_TRANSACTION = 1
 READ_ONLY_TRANSACTION = 1792
 
 
 @pytest.mark.parametrize("completion_type", ["CHAIN", "RELEASE"])
-@pytest.mark.parametrize("statement", [*OURS, "STREAM nothing FROM m NOWAIT"])
-def test_the_end_of_a_question_begins_no_transaction_and_closes_no_connection(
+@pytest.mark.parametrize("statement", [*QUEUE_STATEMENTS, "STREAM nothing FROM m NOWAIT"])
+def test_the_end_of_an_internal_query_begins_no_transaction_and_closes_no_connection(
     proxy, database, completion_type, statement
 ) -> None:
     with proxy.connect(database=database) as client:
@@ -38,15 +44,15 @@ def next_transactions(flavour: str) -> list[str]:
     ]
 
 
-def test_a_transaction_set_once_is_still_the_clients_after_a_statement_of_ours(proxy, flavour, database) -> None:
+def test_a_transaction_set_once_is_still_the_clients_after_a_queue_statement(proxy, flavour, database) -> None:
     with proxy.connect(database=database) as client:
         create_queue(client, "m")
         for setting in next_transactions(flavour):
-            for ours in OURS:
+            for statement in QUEUE_STATEMENTS:
                 run(client, setting)
                 run(client, "SELECT @@version")
                 with pytest.raises(pymysql.MySQLError, match="SET SESSION TRANSACTION") as refused:
-                    rows(client, ours)
+                    rows(client, statement)
                 assert refused.value.args[0] == 1105
                 with pytest.raises(pymysql.MySQLError) as read_only:
                     enqueue(client, "m", "a")
@@ -54,7 +60,7 @@ def test_a_transaction_set_once_is_still_the_clients_after_a_statement_of_ours(p
                 run(client, "COMMIT")
 
 
-def test_a_transaction_that_was_set_once_and_is_over_is_in_nobodys_way(proxy, flavour, database) -> None:
+def test_a_transaction_that_was_set_once_and_is_over_refuses_no_queue_statement(proxy, flavour, database) -> None:
     with proxy.connect(database=database) as client:
         create_queue(client, "m")
         enqueue(client, "m", "ab")

@@ -96,7 +96,7 @@ def test_paused_and_broken_queues_say_so(connection, database) -> None:
     assert "ADD INDEX (time_acked, priority, time_next)" in found["slow"]["Problem"]
 
 
-def test_a_directive_that_does_not_exist_is_told_as_a_problem_and_once_in_the_log(proxy, connection, database) -> None:
+def test_a_directive_that_does_not_exist_is_shown_as_a_problem_and_once_in_the_log(proxy, connection, database) -> None:
     create_queue(connection, "m", max_attemps="3")
     said = "max_attemps=… in the COMMENT is ignored, because there is no such directive: was max_attempts meant?"
     for _ in range(2):
