@@ -188,8 +188,8 @@ def log_in(place: EmbeddedServer | RunningProxy, name: str, account: Account, *,
 
 
 def different(root: Connection[Any], direct: Connection[Any], proxied: Connection[Any]) -> list[str]:
-    """Each plain statement that is answered otherwise through the proxy, and each queue statement that goes further than the
-    plain one, or is not what that is."""
+    """Each plain statement with another answer through the proxy, and each queue statement that is allowed more than
+    its plain one."""
     found: list[str] = []
     for statement in PLAIN:
         here, there = (effect_of(root, connection, statement) for connection in (direct, proxied))
