@@ -173,7 +173,7 @@ class CommandClassifier:
         `classify` has to decide.
 
         It decides nearly all commands and delays each of them. Without it, a relayed command takes
-        13 to 21 % more CPU time (SELECT, INSERT and COM_STMT_EXECUTE, the kernel's share included).
+        8 to 21 % more CPU time (SELECT, INSERT and COM_STMT_EXECUTE, the kernel's share included).
         """
         byte = data[HEADER]
         if byte == COM_QUERY:
