@@ -224,8 +224,8 @@ class Stage:
                 asked.answer = lambda: dispatcher.release_done(self.now)
             case MoveDeadLetters(dead):
                 assert queue.dead_letter is not None
-                buried = store.move_dead_letters(queue, dead, queue.dead_letter).value
-                asked.answer = lambda: dispatcher.move_done(self.now, buried.moved)
+                result = store.move_dead_letters(queue, dead, queue.dead_letter).value
+                asked.answer = lambda: dispatcher.move_done(self.now, result.moved)
             case Purge(age_ns, limit):
                 count = store.purge(queue, age_ns, limit).value
                 asked.answer = lambda: dispatcher.purge_done(self.now, count)
