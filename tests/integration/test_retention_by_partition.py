@@ -84,7 +84,7 @@ def test_old_messages_go_by_whole_partitions_and_not_one_by_one(private_proxy) -
     """What looks at the table meanwhile is in the way of its ALTER TABLE: so the log is looked at, on a server of its
     own, where no other test's proxy is quicker. The proxy looks at new tables too, and may be in its own way once."""
 
-    def effect_of(text: str) -> None:
+    def expect_log(text: str) -> None:
         eventually(lambda: f"queue own.m: {text}" in private_proxy.output, timeout_s=90, what=text)
 
     with private_proxy.connect() as connection:
@@ -92,7 +92,7 @@ def test_old_messages_go_by_whole_partitions_and_not_one_by_one(private_proxy) -
         run(connection, "USE own")
         run(connection, f"SET timestamp = UNIX_TIMESTAMP() - 3 * {HOUR}")
         run(connection, "CREATE QUEUE m (a INT) PURGE_AFTER = 36000 RETENTION BY PARTITION")
-        effect_of("made the partitions")
+        expect_log("made the partitions")
         run(connection, "SET timestamp = DEFAULT")
         run(connection, "CREATE TABLE deleted (id BIGINT)")
         run(connection, "CREATE TRIGGER t BEFORE DELETE ON m FOR EACH ROW INSERT INTO deleted VALUES (OLD.id)")
@@ -103,7 +103,7 @@ def test_old_messages_go_by_whole_partitions_and_not_one_by_one(private_proxy) -
         run(connection, "INSERT INTO m (a) VALUES (1), (2)")
         run(connection, "ACK m WHERE a = 1")
         run(connection, "ALTER QUEUE m PURGE_AFTER = 60")
-        effect_of(f"dropped the partitions {', '.join(names[1:3])}")
+        expect_log(f"dropped the partitions {', '.join(names[1:3])}")
         assert not {*names[1:3]} & {*partitions(connection)}
         assert rows(connection, "SELECT a FROM m ORDER BY a") == [(1,), (2,)]
         assert rows(connection, "SELECT * FROM deleted") == []

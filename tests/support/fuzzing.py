@@ -125,7 +125,7 @@ class Fuzzer:
 
     def __init__(self, proxy: RunningProxy, said: Sequence[bytes], seed: int) -> None:
         self.proxy = proxy
-        self.effect_of = said
+        self.said = said
         self.report = Report()
         self._random = random.Random(seed)
 
@@ -165,7 +165,7 @@ class Fuzzer:
         while (await _packet(reader))[0] not in {0, 0xFF}:
             pass
         for _ in range(chance.randint(1, PACKETS)):
-            said = chance.choice(self.effect_of)
+            said = chance.choice(self.said)
             await self._send(writer, frame(said, 0) if chance.random() < 0.3 else self._damaged(said))
         with suppress(TimeoutError):
             while True:
@@ -214,7 +214,7 @@ class Fuzzer:
                 case 4:
                     del data[at : at + chance.randint(1, 8)]
                 case 5:
-                    data[at:] = chance.choice(self.effect_of)[at:]
+                    data[at:] = chance.choice(self.said)[at:]
                 case 6:
                     data[:1] = bytes([chance.randrange(256)])
                 case _:

@@ -11,7 +11,6 @@ from proxy.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
-NOT_WRAPPED = {"ARCHITECTURE.md"}
 COLUMNS_MAX = 100
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -41,8 +40,6 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_prose_is_wrapped(page: Path) -> None:
     """Tables and code may be wider."""
-    if page.name in NOT_WRAPPED:
-        return
     prose = FENCED.sub("", page.read_text()).splitlines()
     assert [line for line in prose if len(line) > COLUMNS_MAX and not line.startswith("|")] == []
 
