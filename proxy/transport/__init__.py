@@ -1,4 +1,4 @@
-"""How bytes travel: TLS on either leg, certificates, unix sockets, the PROXY protocol, addresses.
+"""How bytes travel: TLS on either connection, certificates, unix sockets, the PROXY protocol, addresses.
 
 It imports the settings and `proxy.wire`.
 """

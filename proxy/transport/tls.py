@@ -1,14 +1,16 @@
-"""TLS between a leg and its socket.
+"""TLS between a session's connection and its socket.
 
-`TlsLayer` is a protocol to the socket's transport and a transport to the session: the session goes on writing, pausing
-and closing as before, and a connection without TLS has no layer at all and pays nothing. The engine is OpenSSL on two
-memory buffers (ssl.SSLObject). Nothing is held here beyond the piece at hand: what is written is encrypted at once into
-the socket's buffer, whose limits make the backpressure, and what arrives is decrypted and passed on at once.
+`TlsLayer` is a protocol to the socket's transport and a transport to the session. The session goes on
+writing, pausing and closing as before. A connection without TLS has no layer and no cost. The engine
+is OpenSSL on two memory buffers (ssl.SSLObject). Nothing is kept beyond the piece at hand: written
+bytes are encrypted at once into the socket's buffer, whose limits make the backpressure, and bytes
+that arrive are decrypted and passed on at once.
 
-Why not the loop's own: `loop.start_tls` cannot be given what has already been read, and MySQL 9's clients send their
-ClientHello in one segment with the request for TLS, so that it fails now and then. Reading the request in exact sizes
-from the raw socket before asyncio sees it works, but makes a second way of reading for the sake of 36 bytes. Measured
-on uvloop with 1 GB in pieces of 200 kB, each way: 0.44 to 0.59 s of CPU here, 0.45 to 0.63 s under `start_tls`.
+The loop's own `loop.start_tls` cannot be given bytes that have already been read. MySQL 9's clients
+send their ClientHello in one segment with the request for TLS, so it fails now and then. Reading the
+request in exact sizes from the raw socket before asyncio works, but is a second way of reading for
+36 bytes. Measured on uvloop with 1 GB in pieces of 200 kB, in each direction: 0.44 to 0.59 s of CPU
+here, 0.45 to 0.63 s under `start_tls`.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ READ_BYTES = 256 * 1024
 """More than one record holds, so each read takes a whole one."""
 
 EARLY_MAX = 128 * 1024
-"""What may be written before the handshake is over. That is a login packet, which has half of it at most."""
+"""How much may be written before the handshake is over: a login packet, which has at most half of it."""
 
 
 class TlsLayer(asyncio.Transport, asyncio.Protocol):
     """TLS on `transport`, whose protocol it becomes; the protocol that was there gets the clear text.
 
-    `failed` is told why a handshake, or the connection later, went wrong; it decides what happens to the session. The
-    socket is closed in any case.
+    `failed` gets the reason when the handshake, or later the connection, fails. It decides what
+    happens to the session. The socket is closed in any case.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
     ) -> None:
         super().__init__()
         self._transport = transport
-        self._leg = cast(asyncio.Protocol, transport.get_protocol())
+        self._protocol = cast(asyncio.Protocol, transport.get_protocol())
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._engine = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
@@ -60,7 +62,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         transport.set_protocol(self)
 
     def start(self, received: bytes = b"") -> None:
-        """Begin, with what has already come from the peer."""
+        """Begin, with the bytes that have already come from the peer."""
         self.data_received(received)
 
     # The socket's protocol.
@@ -81,21 +83,21 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
             return
         self._flush()
         if clear:
-            self._leg.data_received(clear)
+            self._protocol.data_received(clear)
         if ended:
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._leg.connection_lost(exc)
+        self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
-        self._leg.pause_writing()
+        self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
-        self._leg.resume_writing()
+        self._protocol.resume_writing()
 
     # The session's transport.
 
@@ -114,7 +116,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
     def close(self) -> None:
         """See asyncio.Transport."""
         if self._established and not self._transport.is_closing():
-            with contextlib.suppress(ssl.SSLError):  # It leaves our farewell to be sent, and wants the peer's.
+            with contextlib.suppress(ssl.SSLError):  # It leaves our close_notify to be sent, and requires the peer's.
                 self._engine.unwrap()
             self._flush()
         self._transport.close()
@@ -148,7 +150,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         return self._transport.get_extra_info(name, default)
 
     def _handshake(self) -> bool:
-        """Whether it is over. Raises ssl.SSLError when it failed."""
+        """Continue it. Returns whether it is over. Raises ssl.SSLError if it fails."""
         try:
             self._engine.do_handshake()
         except ssl.SSLWantReadError:
@@ -160,7 +162,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         return True
 
     def _read(self) -> tuple[bytes, bool]:
-        """What has arrived in clear, and whether the peer said that there is no more."""
+        """The clear text that has arrived, and whether the peer has ended its side."""
         pieces: list[bytes] = []
         try:
             while self._incoming.pending or self._engine.pending():
@@ -181,7 +183,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
 
 @dataclass(slots=True)
 class Tls:
-    """What both legs need for TLS, made of the settings."""
+    """What both connections of a session need for TLS, made of the settings."""
 
     policy: TlsPolicy
     to_server: ssl.SSLContext
@@ -199,16 +201,16 @@ class Tls:
         return cls(policy, server_context(settings), client_context(settings) if settings.tls else None)
 
     def reload(self, settings: Settings) -> None:
-        """Take a renewed certificate for connections to come. Raises BadSetting, and keeps the old one."""
+        """Use a renewed certificate for new connections. Raises BadSetting and keeps the old one."""
         if settings.tls:
             self.to_client = client_context(settings)
 
 
 def client_context(settings: Settings) -> ssl.SSLContext:
-    """For clients: our certificate. Raises BadSetting."""
+    """The context for clients, with our certificate. Raises BadSetting."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A write may then never have to wait for something to be read.
+    # Otherwise a write might have to wait for a read.
     context.options |= ssl.OP_NO_RENEGOTIATION
     certificate = settings.tls_certificate or certificates.self_signed(settings.data_dir)
     try:
@@ -224,7 +226,7 @@ def _no_password() -> str:
 
 
 def server_context(settings: Settings) -> ssl.SSLContext:
-    """For the server: with its certificate verified, if there is an authority to do it by. Raises BadSetting."""
+    """The context for the server. Its certificate is verified if `backend_ca` is set. Raises BadSetting."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION

@@ -1,7 +1,7 @@
-"""A unix socket to listen on: made with its mode from the start, and gone afterwards.
+"""A unix socket to listen on: made with its mode from the start, and removed afterwards.
 
-A socket file outlives a killed process. One that nobody answers on is removed; one that somebody does is left alone,
-which asyncio itself would not do.
+A socket file outlives a killed process. A file on which no process listens is removed. Another
+process's socket is left alone, which asyncio itself would not do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class UnixSocket:
         _remove_stale(self.path)
         self.bound = socket.socket(socket.AF_UNIX)
         try:
-            # Until it listens, which is later, nobody can connect, whatever the mode is at first.
+            # No client can connect before it listens, which is later, whatever its first mode.
             self.bound.bind(str(self.path))
             self.path.chmod(mode)
         except OSError:

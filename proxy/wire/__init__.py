@@ -1,7 +1,7 @@
 """The MySQL protocol as pure functions and small machines: bytes in, values out.
 
-Nothing here opens a socket, reads a clock or knows of asyncio; whoever owns the transport feeds
-what arrived and forwards what comes out. Everything that is read may be hostile: every length is
-checked against what is there, and a lie is a `WireError`. Memory is bounded by named limits,
-whatever the peer says that it is about to send.
+Nothing here opens a socket, reads a clock or imports asyncio. The owner of the transport passes in
+the bytes that arrived and forwards what comes out. All input may be hostile: every length is checked
+against the bytes present, and a wrong one raises `WireError`. Memory is bounded by named limits,
+whatever length the peer announces.
 """

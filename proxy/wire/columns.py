@@ -1,9 +1,8 @@
 """Column definitions, read and made.
 
-The proxy forwards the server's own column packets wherever it can (they carry the client's charset
-and every flag), so it reads them only to know a column's name and type, and makes them only where
-no server stands behind a result: parameters of a prepared STREAM, results of the proxy's own SHOW
-statements.
+The proxy forwards the server's own column packets where it can, because they contain the client's
+charset and every flag. It reads them only for a column's name and type. It makes them only for
+results that no server makes: parameters of a prepared STREAM, and the proxy's own SHOW statements.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FIXED_LENGTH: Final = 12
 class ColumnDef(NamedTuple):
     """One column of a result: `type` is a `ColumnType`, `flags` are `ColumnDefinition` bits.
 
-    Names stay bytes: they are in the client's charset, which the wire does not know.
+    Names stay bytes: their charset is the client's, which is not known here.
     """
 
     name: bytes

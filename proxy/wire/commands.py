@@ -1,7 +1,7 @@
-"""What the first byte of a command says about its answer.
+"""What the first byte of a command implies for its answer.
 
-mysql-mimic names MySQL's own commands; here stand those that it does not know, and the few sets by
-which the walker tells how an answer goes.
+mysql-mimic names MySQL's own commands. Here are those that it lacks, and the sets by which the walker
+distinguishes answers.
 """
 
 from __future__ import annotations

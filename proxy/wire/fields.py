@@ -1,8 +1,8 @@
 """The alphabet of the protocol: length-encoded integers and strings, read with bounds checks.
 
 Every packet is a string of such fields. A length that reaches past its packet is the oldest attack
-on protocol code, so there is one place that believes lengths, and it does not believe them: reading
-past the end is a `WireError`, never an exception of Python's and never a short answer.
+on protocol code, so lengths are read in one place, with a check: reading past the end raises
+`WireError`, never an exception of Python's, and never returns a shortened value.
 
 Writing needs no checks; mysql-mimic's makers do it.
 """
@@ -16,14 +16,14 @@ from proxy.wire.mimic_adapter import ErrorCode
 
 
 class BadHandshake(WireError):
-    """The client does not speak the protocol that we do (before 4.1, or nonsense)."""
+    """The client uses another protocol (before 4.1), or none."""
 
     code = int(ErrorCode.HANDSHAKE_ERROR)
     sqlstate = "08S01"
 
 
 class PacketTooLarge(WireError):
-    """A packet exceeds the limit of whoever gathers it."""
+    """A packet exceeds the limit up to which it is gathered."""
 
     code = 1153
     sqlstate = "08S01"
@@ -65,7 +65,7 @@ class Reader:
         return self.take(self.lenenc())
 
     def null_bytes(self) -> bytes:
-        """A string up to a NUL, which is swallowed."""
+        """A string up to a NUL, which is skipped."""
         stop = self.data.find(0, self.at)
         if stop < 0:
             raise WireError("a NUL-terminated string has no end")

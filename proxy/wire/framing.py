@@ -1,18 +1,18 @@
-"""Packets: taking them apart, putting them together, and peeking at a client's commands.
+"""Packets: splitting and making them, and finding a client's commands.
 
 A packet is three bytes of length, one of sequence number and the payload; a payload of 0xFFFFFF
-bytes or more goes on in the next packet, up to one that is shorter. Three things know this rule:
+bytes or more goes on in the next packet, up to one that is shorter. Three things follow this rule:
 
-* `Packets` gathers whole payloads. It is for slow paths: logging in, and the answers to the proxy's
-  own statements.
-* `CommandFramer` is for the hot path from client to server. It finds where commands begin and shows
-  their first bytes, and everything else it hands back unread, to be forwarded as it came. A session
-  asks `is_command` first: one chunk that is exactly one packet is the usual case, and needs no more.
+* `Packets` gathers whole payloads. It is for slow paths: the login, and the answers to internal
+  queries.
+* `CommandFramer` is for the hot path from client to server. It finds where commands begin and returns
+  their first bytes. All else it returns unread, to be forwarded unchanged. A session calls
+  `is_command` first: usually a chunk is exactly one command, and nothing else is needed.
 * `engine.packets.frame` and `frame_rows` write.
 
 Sequence numbers tell commands from other client packets: each command restarts at 0, answers within
-a login dialogue do not. Only the data of LOAD DATA LOCAL wraps around, and there the session says
-so (`enter_infile`) because the server asked for it.
+a login dialogue do not. Only the numbers of LOAD DATA LOCAL's data wrap around. The session reports
+it (`enter_infile`), because the server has requested the file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from proxy.wire.commands import COM_CLONE, COM_SLEEP
 from proxy.wire.fields import PacketTooLarge
 
 HEAD_MAX: Final = 4096
-"""The head by which a command is judged. A verb behind longer comments is not seen."""
+"""The head by which a command is classified. A verb behind longer comments is not seen."""
 
 OURS_MAX: Final = 16 * 1024 * 1024
-"""The longest command that is gathered whole because the session asked for it."""
+"""The longest command that is gathered whole for the session."""
 
 _WORD: Final = struct.Struct("<I")
 _pack_word = _WORD.pack
@@ -73,7 +73,7 @@ class Packets:
 
     @property
     def rest(self) -> bytes:
-        """What has arrived and is not part of a completed payload yet."""
+        """The bytes that are not part of a completed payload yet."""
         joined = b"".join(self._parts)
         return joined + bytes(self._buffer)
 
@@ -109,7 +109,7 @@ def frame_rows(rows: Iterable[bytes], seq: int) -> tuple[bytes, int]:
 
 
 def join_payload(data: bytes) -> bytes:
-    """The payload of one command's packets, the headers taken out."""
+    """The payload of one command's packets, without the headers."""
     length = _word_at(data, 0)[0] & PAYLOAD_MAX
     if length < PAYLOAD_MAX:
         return data[HEADER : HEADER + length]
@@ -125,9 +125,9 @@ def join_payload(data: bytes) -> bytes:
 class Command(NamedTuple):
     """The beginning of a client's command.
 
-    `data` are its bytes on the wire, to be forwarded as they are or withheld. With `whole` they are
-    all of it. Without, the rest follows as plain bytes in the framer's next results and belongs on
-    the same way; that happens only to commands longer than `HEAD_MAX` that `wants_whole` declined.
+    `data` are its bytes on the wire, to be forwarded unchanged or withheld. With `whole` they are all
+    of it. Without, the rest follows as plain bytes in the framer's next results and goes the same way:
+    only for commands longer than `HEAD_MAX` that `wants_whole` declined.
     """
 
     byte: int
@@ -141,13 +141,13 @@ class Command(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """A command that was gathered, and is not any more: its bytes are gone, and those that are still to come go too."""
+    """A command that is gathered no more: its bytes are discarded, also those still to come."""
 
     byte: int
 
 
 Event = Command | Dropped | bytes
-"""What a framer hands back: a command to look at, one to be answered by an error, or bytes to forward unread."""
+"""A command to classify, a command to answer by an error, or bytes to forward unread."""
 
 
 class CommandFramer:
@@ -156,10 +156,9 @@ class CommandFramer:
     `feed` gives events whose bytes, joined, are exactly what was fed, short of at most `HEAD_MAX`
     bytes of a command that has not shown enough of itself yet (`OURS_MAX` when it is gathered).
 
-    `wants_whole(payload_head)` is asked once for each command that does not arrive whole in its
-    first `HEAD_MAX` bytes; True gathers it up to `OURS_MAX`, beyond which `feed` raises
-    `PacketTooLarge`. `may_gather(size)` is asked whenever such a command has grown to so many bytes and
-    is not whole; False drops it.
+    `wants_whole(payload_head)` is called once for each command that is not whole in its first
+    `HEAD_MAX` bytes. True gathers it up to `OURS_MAX`, beyond which `feed` raises `PacketTooLarge`.
+    `may_gather(size)` is called whenever such a command has grown and is not whole; False drops it.
     """
 
     __slots__ = (
@@ -172,34 +171,34 @@ class CommandFramer:
         self.wants_whole = wants_whole
         self.may_gather = may_gather
         self._held = bytearray()
-        """Bytes from a packet's beginning on, which are not handed back yet."""
+        """Bytes from a packet's beginning on, which are not returned yet."""
         self._gathering = False
         self._skip = 0
-        """Bytes of the current packet that are still to come and go through unread."""
+        """Bytes of the current packet that are still to come and pass unread."""
         self._dropping = False
-        """Whether the bytes that go through unread belong to a command that was dropped."""
+        """Whether the bytes that pass unread belong to a dropped command."""
         self._continued = False
-        """Whether the next packet continues the payload of one that goes through unread."""
+        """Whether the next packet continues a payload that passes unread."""
         self._infile = False
         self._opaque = False
 
     @property
     def at_boundary(self) -> bool:
-        """Whether everything fed so far was whole commands (or data), all of it handed back."""
+        """Whether all bytes so far were whole commands (or data) and have been returned."""
         return not (self._held or self._skip or self._continued or self._infile)
 
     def enter_infile(self) -> None:
-        """The server asked for a file: what comes now, up to an empty packet, is its content."""
+        """The server has requested a file: the next packets, up to an empty one, are its content."""
         self._infile = True
         self._gathering = False
 
     @property
     def gathered(self) -> int:
-        """Bytes of a command that is being gathered."""
+        """How many bytes of a command are gathered now."""
         return len(self._held) if self._gathering else 0
 
     def drop(self) -> Dropped:
-        """Gather the command no more that is being gathered."""
+        """Discard the command that is being gathered, also its bytes still to come."""
         held, at, self._continued = self._held, 0, True
         while self._continued and len(held) - at >= HEADER:
             length = _word_at(held, at)[0] & PAYLOAD_MAX
@@ -218,7 +217,7 @@ class CommandFramer:
         return self._infile
 
     def is_command(self, chunk: bytes) -> bool:
-        """Whether `chunk` is exactly one command, whole, as it is nearly always."""
+        """Whether `chunk` is exactly one whole command, as nearly always. Changes nothing."""
         size = len(chunk)
         return (
             size > HEADER
@@ -227,7 +226,7 @@ class CommandFramer:
         )
 
     def feed(self, chunk: bytes) -> Sequence[Event]:
-        """Events for `chunk`, in order. Raises `PacketTooLarge`; nothing else."""
+        """The events of `chunk`, in order. Raises only `PacketTooLarge`."""
         events: list[Event] = []
         if self._held:
             self._held += chunk
@@ -267,7 +266,7 @@ class CommandFramer:
         return events
 
     def _unread_from(self, start: int, at: int) -> int:
-        """Where what is to be handed back unread begins, now that the bytes up to `at` have been gone over."""
+        """Where the bytes begin that are returned unread, after those up to `at` have been passed."""
         if not self._dropping:
             return start
         self._dropping = self._skip > 0 or self._continued
@@ -284,7 +283,7 @@ class CommandFramer:
         self._continued = length == PAYLOAD_MAX
 
     def _command(self, chunk: bytes, at: int, events: list[Event]) -> int | None:
-        """Take the command at `at`; where its bytes here end, or None to wait for more."""
+        """Take the command at `at`. Returns where its bytes here end, or None to wait for more."""
         end = self._whole_end(chunk, at)
         if end is not None:
             self._gathering = False
@@ -301,7 +300,7 @@ class CommandFramer:
         return self._whole_end(chunk, at)
 
     def _let_through(self, chunk: bytes, at: int, events: list[Event]) -> int:
-        """A long command that nobody wants whole: what is here of its first packet."""
+        """Pass on a long command that is not gathered: the bytes here of its first packet."""
         length: int = _word_at(chunk, at)[0] & PAYLOAD_MAX
         end = min(at + HEADER + length, len(chunk))
         self._continued = length == PAYLOAD_MAX
@@ -310,7 +309,7 @@ class CommandFramer:
         return end
 
     def _whole_end(self, data: bytes | bytearray, at: int = 0) -> int | None:
-        """Where the command that begins at `at` ends, or None if that is not here yet."""
+        """Where the command at `at` ends, or None if it is not whole yet."""
         begin = at
         while len(data) - at >= HEADER:
             length = _word_at(data, at)[0] & PAYLOAD_MAX

@@ -1,14 +1,14 @@
 """The login's packets, read and masked.
 
 The server itself authenticates every client: the proxy relays the server's greeting, the client's
-response and all that follows. It changes one thing, the capability flags, because what both ends
-agree upon must be something that the proxy can follow. A flag is offered to the client only if the
-server offers it and it stands in `PASSABLE`; and what reaches the server is at most what was
-offered, since libmysqlclient claims some flags unasked and then does not act on them (a server that
-believes them refuses each of its queries as malformed). SSL alone is neither relayed nor masked: it says how
-one leg travels, so each leg has its own value (`add`).
+response and all that follows. It changes only the capability flags, because it must be able to
+follow whatever both ends agree upon. A flag is offered to the client only if the server offers it
+and `PASSABLE` contains it. The server gets at most the flags that were offered, because
+libmysqlclient sets some that were not and then does not act on them (a server that does act on them
+refuses each query as malformed). SSL is neither relayed nor masked: each connection has its own
+value (`add`).
 
-Flags are one integer here: MySQL's 32 bits, and above them MariaDB's extended ones, which travel in
+Flags are one integer here: MySQL's 32 bits, and above them MariaDB's extended ones. Those are sent in
 bytes that the protocol reserves, and only between two ends that leave LONG_PASSWORD unset.
 """
 
@@ -39,11 +39,11 @@ MARIADB_CACHE_METADATA: Final = 1 << 36
 MARIADB_BULK_UNIT_RESULTS: Final = 1 << 37
 
 MASKED: Final[Mapping[int, str]] = {
-    SSL: "each leg has a TLS of its own, or none",
+    SSL: "each connection has its own TLS, or none",
     int(Capabilities.CLIENT_COMPRESS): "packets inside compressed ones cannot be seen",
     ZSTD: "packets inside compressed ones cannot be seen",
     int(Capabilities.CLIENT_OPTIONAL_RESULTSET_METADATA): "moves the column count by a byte",
-    int(Capabilities.CLIENT_CAPABILITY_EXTENSION): "announces flags that nobody has defined yet",
+    int(Capabilities.CLIENT_CAPABILITY_EXTENSION): "announces flags that are not defined yet",
 }
 """MySQL's flags that are not offered, and why. MariaDB's PROGRESS (errors that end nothing) and
 COM_MULTI (several commands in a packet) are not in `PASSABLE` either, nor is any flag that is still
@@ -64,7 +64,7 @@ _RESPONSE_FIXED: Final = struct.Struct("<IIB19sI")
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a server says first. `scramble` is the challenge without its closing NUL."""
+    """A server's first packet. `scramble` is the challenge without its closing NUL."""
 
     server_version: str
     connection_id: int
@@ -77,7 +77,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResponse:
-    """What a client answers. Texts are decoded as UTF-8 with replacement: for rules and logs."""
+    """A client's answer to it. Texts are decoded as UTF-8 with replacement: for rules and logs."""
 
     capabilities: int
     max_packet: int
@@ -110,14 +110,14 @@ class ChangeUser:
 
 @dataclass(frozen=True, slots=True)
 class PluginRequest:
-    """The server wants to be convinced by another plugin: an auth switch, or a further factor."""
+    """The server requires another plugin: an auth switch, or a further factor."""
 
     plugin: str
     scramble: bytes = field(repr=False)
 
 
 def parse_greeting(payload: bytes) -> Greeting:
-    """Read a greeting; the caller has made sure that it is not an ERR, a refusal."""
+    """Read a greeting. Precondition: it is not an ERR (a refusal)."""
     reader = Reader(payload)
     if reader.uint(1) != _PROTOCOL_VERSION:
         raise BadHandshake("the server does not greet with protocol version 10")
@@ -145,7 +145,7 @@ def parse_greeting(payload: bytes) -> Greeting:
 
 
 def mask_greeting(payload: bytes, offered: int, *, add: int = 0) -> bytes:
-    """The greeting with no flag that is not in `offered`, and those in `add`; all other bytes as they were.
+    """The greeting with no flags but those in `offered` and in `add`; all other bytes unchanged.
 
     `offered` must keep the flags that shape the greeting itself (SECURE_CONNECTION, PLUGIN_AUTH).
     """
@@ -167,11 +167,10 @@ def parse_response(payload: bytes) -> HandshakeResponse:
 
 
 def mask_response(payload: bytes, advertised: int, *, add: int = 0) -> bytes:
-    """The response with no flag that was not advertised, and without the fields that such flags
-    add; then with the flags in `add`, which must be such that bring no field.
+    """The response without the flags that were not advertised and without their fields, and with
+    the flags in `add`, which must be flags without a field.
 
-    LONG_PASSWORD stays as the client set it: it is no wish but says whose extended flags may
-    follow.
+    LONG_PASSWORD stays as the client set it: it tells whether MariaDB's extended flags may follow.
     """
     response, fields = _read_response(payload)
     kept = response.capabilities & (advertised | LONG_PASSWORD) | add
@@ -271,7 +270,7 @@ def _read_response(payload: bytes) -> tuple[HandshakeResponse, list[tuple[int, b
 
 
 class _Spans:
-    """Remembers which bytes each field of a response took."""
+    """The bytes of each field of a response, as they are read."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader

@@ -4,8 +4,7 @@ The proxy must know when an answer is over, whether a transaction is open and wh
 changed, at a fraction of the cost of relaying. The walker therefore reads the packet headers, and
 the first bytes of the few packets that begin or end something. It steps over rows and column
 definitions by their headers. A chunk in the middle of a large row costs the same as an empty one.
-An answer whose bytes before and behind the rows are those of an earlier answer is recognised by
-comparing them (`_repeats`), which halves the walker's share of a point SELECT.
+An answer with the opening and the ending of an earlier one is recognised by its bytes (`_repeats`).
 
 The state is `_step`, the method that takes the next packet. The answer to a query takes `_head`,
 then for each result set `_columns`, `_columns_eof` (not under DEPRECATE_EOF) and `_rows`; the flag
@@ -67,8 +66,6 @@ _OK_MIN: Final = 7
 """An OK packet has at least this length. A shorter packet that begins with 0xFE is an EOF."""
 
 _EOF_LEN: Final = 5
-_ENDS: Final = (OK, EOF)
-"""First bytes of an answer that consists of its end."""
 
 _ALIKE_MIN: Final = 16
 _ALIKE_MAX: Final = 4096
@@ -303,7 +300,7 @@ class ResponseWalker(Generic[PendingT]):
         if at == end:
             raise WireError("the server began an answer with an empty packet")
         marker = chunk[at]
-        if marker in _ENDS:
+        if marker in (OK, EOF):
             self._end_of_result(chunk, at, end)
         elif marker == ERR:
             self._fail(chunk, at, end)
@@ -414,7 +411,7 @@ class ResponseWalker(Generic[PendingT]):
             self._succeed()
 
     def _end_of_result(self, chunk: bytes, at: int, end: int) -> tuple[int, int, int]:
-        """Take the packet that ends a result: an OK, or an EOF, which is shorter. Returns status and numbers."""
+        """Take the packet that ends a result: an OK, or a shorter EOF. Returns status, affected rows, insert id."""
         if end - at < _OK_MIN:
             affected_rows, insert_id, status = 0, 0, eof_status_at(chunk, at, end)
         else:
@@ -442,13 +439,13 @@ class ResponseWalker(Generic[PendingT]):
 
 
 def _pass_rows(chunk: bytes, at: int, end: int) -> int:
-    """Step over rows; where the first packet begins that may be something else."""
+    """Step over rows. Returns where the first packet begins that may be something else."""
     if end - at > _ALIKE_FROM:
         at = _pass_alike(chunk, at, end)
     last = end - HEADER - 1
     while at <= last:
         low, high, marker = _row_at(chunk, at)
-        if marker >= EOF or high:  # Hardly ever: rows are short, and this loop is what a result costs.
+        if marker >= EOF or high:  # Rare: rows are short. This loop is most of what a result costs.
             if marker >= EOF or low + (high << 16) == PAYLOAD_MAX:
                 break
             at += high << 16
@@ -457,16 +454,17 @@ def _pass_rows(chunk: bytes, at: int, end: int) -> int:
 
 
 def _pass_alike(chunk: bytes, at: int, end: int) -> int:
-    """Step over rows that are all of one length, as those of fixed types are, without a look at each.
+    """Step over rows of one length, such as those of fixed types, together. Returns where it stopped.
 
-    If the first is so long, and what stands behind it says the same of the second, and so on, then that is where they
-    begin: slices with that step hold a byte of every header. Where rows differ it costs one comparison a chunk.
+    Each header gives the length of its row, so it proves where the next row begins. If all rows have
+    the first one's length, a slice with that step contains one byte of every header. If rows differ in
+    length, this costs one comparison for each chunk.
     """
     while True:
         length = _word_at(chunk, at)[0] & PAYLOAD_MAX if at + HEADER <= end else 0
         step = HEADER + length
         ahead = chunk[at : at + _ALIKE_MIN * step : step]
-        if ahead != ahead[:1] * _ALIKE_MIN:  # As it is for packets of the greatest length: no chunk has so many.
+        if ahead != ahead[:1] * _ALIKE_MIN:  # Also for packets of PAYLOAD_MAX: no chunk has so many.
             return at
         stop = min(end, at + _ALIKE_MAX * step)
         markers = chunk[at + HEADER : stop : step]
@@ -477,5 +475,5 @@ def _pass_alike(chunk: bytes, at: int, end: int) -> int:
 
 
 def _run(data: bytes) -> int:
-    """How many bytes at the beginning are the same."""
+    """How many bytes at the beginning of `data` equal the first one."""
     return len(data) if data == data[:1] * len(data) else len(data) - len(data.lstrip(data[:1]))

@@ -1,4 +1,4 @@
-"""Passwords on legs of different kind: who sees what, in each of the four cases."""
+"""Passwords on connections of different kind: who sees what, in each of the four cases."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_clients_first_answer_waits_until_its_password_is_known() -> None:
 
 @pytest.mark.parametrize("plugin", ["mysql_native_password", "client_ed25519", "parsec", CACHING_SHA2])
 @pytest.mark.parametrize(("client", "server"), [(True, False), (False, True)])
-def test_answers_to_a_challenge_are_the_same_on_any_leg(plugin: str, client: bool, server: bool) -> None:
+def test_answers_to_a_challenge_are_the_same_on_any_connection(plugin: str, client: bool, server: bool) -> None:
     dialogue = AuthDialogue(SCRAMBLE, client_secure=client, server_secure=server, key=OURS)
     assert dialogue.opening(plugin, b"a" * 32, lambda auth: b"<" + auth + b">") == [ToServer(b"<" + b"a" * 32 + b">")]
     assert dialogue.from_server(b"\x01\x03") == [ToClient(b"\x01\x03")]

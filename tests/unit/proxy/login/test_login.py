@@ -1,4 +1,4 @@
-"""The login relay: which leg has TLS when, what is TLS's and what the protocol's, and who counts which packets."""
+"""The login relay: which connection has TLS, which bytes are for TLS, and how each side counts its packets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def sent(steps: Sequence[Step], kind: type[ToClient | ToServer]) -> list[tuple[i
     return [(packet[3], packet[4:]) for packet in packets]
 
 
-# -- The client's leg
+# -- The client connection
 
 
 @pytest.mark.parametrize("offered", [True, False])
@@ -129,7 +129,7 @@ def test_a_client_that_claims_tls_without_asking_for_it_has_none() -> None:
     assert not parse_response(payload).capabilities & SSL
 
 
-# -- The server's leg
+# -- The backing connection
 
 
 @pytest.mark.parametrize(
