@@ -76,7 +76,7 @@ class ToServer:
     data: bytes = field(repr=False)
 
 
-LoggedEffect = Sequence[ToClient | ToServer]
+AuthPackets = Sequence[ToClient | ToServer]
 
 
 class RsaKey:
@@ -151,13 +151,13 @@ class AuthDialogue:
         """Whether anything but passing on may be needed."""
         return self._client_secure != self._server_secure
 
-    def opening(self, plugin: str, auth: bytes, envelope: Callable[[bytes], bytes]) -> LoggedEffect:
+    def opening(self, plugin: str, auth: bytes, envelope: Callable[[bytes], bytes]) -> AuthPackets:
         """The client's first answer. It travels inside another packet, which `envelope` makes anew around it."""
         self._plugin = plugin
         self._envelope = envelope
         return self._first_answer(auth)
 
-    def from_client(self, payload: bytes) -> LoggedEffect:
+    def from_client(self, payload: bytes) -> AuthPackets:
         """The effects of a payload from the client."""
         state, self._state = self._state, _State.PASSING
         match state:
@@ -170,7 +170,7 @@ class AuthDialogue:
             case _State.PASSING | _State.KEY:
                 return [ToServer(payload)]
 
-    def from_server(self, payload: bytes) -> LoggedEffect:
+    def from_server(self, payload: bytes) -> AuthPackets:
         """The effects of a payload from the server. Raises LoginRefused if the proxy must end the login."""
         if self._state is _State.KEY:
             self._state = _State.PASSING
@@ -192,10 +192,10 @@ class AuthDialogue:
             raise LoginRefused(ServerError(1045, "28000", f"Access denied: {text} (see backend_tls)"))
         self._state = _State.SWITCHED
 
-    def _first_answer(self, auth: bytes) -> LoggedEffect:
+    def _first_answer(self, auth: bytes) -> AuthPackets:
         return self._password_shown(auth) if self._plugin == SHA256 else [self._to_server(auth)]
 
-    def _password_shown(self, payload: bytes) -> LoggedEffect:
+    def _password_shown(self, payload: bytes) -> AuthPackets:
         requests_key = payload == KEY_REQUESTS[self._plugin]
         clear = self._client_secure and not requests_key
         if clear == self._server_secure or not payload.strip(b"\0"):
@@ -211,7 +211,7 @@ class AuthDialogue:
             return [ToClient(MORE_DATA + self._key.public_pem)]
         return self._decrypted(payload)  # It has our key already, or believes so.
 
-    def _decrypted(self, cipher: bytes) -> LoggedEffect:
+    def _decrypted(self, cipher: bytes) -> AuthPackets:
         assert self._key is not None
         # Any server refuses a clear-text password on an insecure connection: it must not pass because ours is secure.
         clear = self._key.decrypt(cipher, self._scramble) or secrets.token_hex().encode() + b"\0"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.packets import ERR, HEADER, OK, WireError, frame
-from proxy.login.dialogue import AuthDialogue, LoggedEffect, LoginRefused, RsaKey, ToClient, ToServer
+from proxy.login.dialogue import AuthDialogue, AuthPackets, LoginRefused, RsaKey, ToClient, ToServer
 from proxy.wire.fields import BadHandshake, PacketTooLarge
 from proxy.wire.framing import Packet
 from proxy.wire.handshake import (
@@ -145,7 +145,7 @@ class _Exchange:
         self._client.count(packet.seq)
         return packet.payload
 
-    def _framed(self, effects: LoggedEffect) -> list[Step]:
+    def _framed(self, effects: AuthPackets) -> list[Step]:
         return [
             ToClient(self._client.send(effect.data))
             if isinstance(effect, ToClient)
@@ -210,7 +210,7 @@ class LoginRelay(_Exchange):
                 steps += self._answered(payload, self.greeting)
         return steps
 
-    def _server_effects(self, payload: bytes) -> LoggedEffect:
+    def _server_effects(self, payload: bytes) -> AuthPackets:
         first = payload[0] if payload else None
         if first == ERR and self.greeting is not None and self._response is None:
             self._early_refusal = payload

@@ -64,7 +64,7 @@ class Play(RuleBasedStateMachine):
         self.greatest = 0
         self.extended: set[Key] = set()
         self.ended_by_the_clock: set[Key] = set()
-        """Their waits were over when the clock was set forward, and are not if it was set back since."""
+        """Messages whose waits were over, and are not any more if the server's clock was set back since."""
 
     @initialize(
         keep=st.booleans(),
@@ -213,9 +213,9 @@ class Play(RuleBasedStateMachine):
 
     @rule(forward_s=st.sampled_from([-600, -3, 3, 600]))
     def the_servers_clock_is_set(self, forward_s: int) -> None:
+        self.ended_by_the_clock |= self._waits_over()
         self.stage.set_clock(forward_s * NS_PER_S)
-        over = {key for key, holding in self.stage.holdings.items() if holding.deadline_ns <= self.stage.now_ns}
-        self.ended_by_the_clock |= over
+        self.ended_by_the_clock |= self._waits_over()
 
     @precondition(lambda self: self._asked(done=False))
     @rule(pick=PICK)
@@ -363,6 +363,10 @@ class Play(RuleBasedStateMachine):
 
     def _asked(self, *, done: bool) -> list[Asked]:
         return [asked for asked in self.stage.asked if (asked.answer is not None) is done]
+
+    def _waits_over(self) -> set[Key]:
+        """Messages whose holder's wait is over by the server's clock as it is now."""
+        return {key for key, holding in self.stage.holdings.items() if holding.deadline_ns <= self.stage.now_ns}
 
     @staticmethod
     def _one_of(things: Sequence[T], pick: int) -> T:
