@@ -258,7 +258,7 @@ def test_the_command_is_killed_between_two_deletes_and_its_jvm_with_it(
         process = ChildProcess(program, output=log)
         count = "SELECT COUNT(time_acked) FROM m"
         try:
-            eventually(lambda: process.wait(0) or rows(connection, count)[0][0] < 4500, timeout_s=120)
+            eventually(lambda: process.wait(0) or rows(connection, count)[0][0] < 4500, timeout_s=400)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
         assert process.wait(10), log.read_text()

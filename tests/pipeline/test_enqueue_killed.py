@@ -122,7 +122,7 @@ def running(
 
 def until(process: subprocess.Popen[str], reached: Callable[[], int], count: int) -> None:
     """Wait until so many rows are there, and the process at work."""
-    eventually(lambda: reached() > count or process.poll() is not None, timeout_s=120, what=f"{count} rows")
+    eventually(lambda: reached() > count or process.poll() is not None, timeout_s=400, what=f"{count} rows")
     assert process.poll() is None, process.communicate()
 
 
@@ -220,7 +220,7 @@ def test_killed_executors(endpoint: Endpoint, connection: Any, source: str, mode
     with running(endpoint, source, mode, cluster) as process:
         until(process, lambda: reached(connection), MESSAGES // 5)
         os.kill(min(executors(process.pid)), signal.SIGKILL)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=400)
         assert process.returncode == 0, output
         assert re.search(r"batch b: 20,000 messages in \S+\.m", output), output
     assert_each_is_there_once(connection)

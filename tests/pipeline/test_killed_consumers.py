@@ -32,7 +32,7 @@ def live(endpoint: Endpoint, directory: Path, life: int, point: str, batch: int)
     url = f"mysql://{endpoint.user}@{endpoint.host}:{endpoint.port}/{endpoint.database}"
     program = [sys.executable, "-m", "tests.pipeline.consuming_driver"]
     driver = ChildProcess([*program, url, str(directory), str(life), point, str(batch)], output=log)
-    assert driver.wait(180), log.read_text()
+    assert driver.wait(400), log.read_text()
     assert driver.returncode == (0 if point == "never" else -9), log.read_text()
 
 
