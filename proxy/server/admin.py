@@ -1,8 +1,8 @@
-"""The admin side: health and metrics over HTTP, for machines.
+"""The admin port: health and metrics over HTTP.
 
-`/health` says whether the proxy takes clients and can reach the server; `/metrics` is the Prometheus text format, made
-anew at each request from what the proxy and the engine count anyway, so that nothing is counted twice and the hot paths
-pay nothing for it.
+`/health` reports whether the proxy accepts clients and can reach the server. `/metrics` returns the
+Prometheus text format. It is computed at each request from counters that the proxy and the engine
+keep anyway, so it adds no work to the hot paths.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from engine.store.reach import Reach
 from proxy.server.listener import Proxy
 
 PROBE_WAIT_S = 2.0
-"""A server that takes longer for a question without a table is in no state to take clients. Those who ask for health
-wait for 1 s (Kubernetes) to 10 s (load balancers)."""
+"""A server that takes longer for a query without a table cannot serve clients. Health checks wait for
+1 s (Kubernetes) to 10 s (load balancers)."""
 PROBE_LASTS_S = 1.0
-"""An answer counts for so long: however many ask, the server is asked once a second."""
+"""An answer is used for so long: any number of health checks costs one query a second."""
 
 
 class _Collector(Collector):
@@ -55,7 +55,7 @@ class _Collector(Collector):
             ("redelivered", "Messages claimed for the second time or later", counters.redelivered),
             ("claims", "Claim transactions", counters.claims),
             ("claimed", "Messages claimed", counters.claimed),
-            ("scans", "Looks at a table's index", counters.scans),
+            ("scans", "Scans of a table's index", counters.scans),
             ("scanned", "Keys read by them", counters.scanned),
             ("released", "Messages given back", counters.released),
             ("purged", "Acknowledged rows deleted", counters.purged),
@@ -63,8 +63,12 @@ class _Collector(Collector):
             ("dead_letter_failures", "Attempts to move dead messages that failed", counters.dead_letter_failures),
             ("store_answers", "Statements of the engine that were answered", counters.store_answers),
             ("store_errors", "Statements of the engine that failed", counters.store_errors),
-            ("dispatcher_restarts", "Dispatchers started again after a fault of ours", counters.dispatcher_restarts),
-            ("catalog_refreshes", "Looks at the catalog of tables", counters.catalog_refreshes),
+            (
+                "dispatcher_restarts",
+                "Dispatchers started again after a fault in ackstream",
+                counters.dispatcher_restarts,
+            ),
+            ("catalog_refreshes", "Refreshes of the catalog of tables", counters.catalog_refreshes),
             ("catalog_described", "Tables described because they are new or were changed", counters.catalog_described),
             ("catalog_faults", "Unexpected exceptions while the catalog was read", counters.catalog_faults),
         ):
@@ -75,9 +79,11 @@ class _Collector(Collector):
         yield GaugeMetricFamily("ackstream_binlog_following", "Whether the binlog is being followed", binlog.now)
         yield GaugeMetricFamily("ackstream_binlog_lag_seconds", "How far behind the server", binlog.lag_s)
         yield CounterMetricFamily("ackstream_binlog_rows", "Changed rows of queues read in the binlog", binlog.rows)
-        yield CounterMetricFamily("ackstream_binlog_batches", "Batches of news from the binlog", binlog.batches)
+        yield CounterMetricFamily("ackstream_binlog_batches", "Batches of changes from the binlog", binlog.batches)
         yield CounterMetricFamily("ackstream_binlog_starts", "Starts of the binlog's reader", binlog.starts)
-        yield CounterMetricFamily("ackstream_binlog_faults", "Readers that could not be understood", binlog.faults)
+        yield CounterMetricFamily(
+            "ackstream_binlog_faults", "Readers that ended with an unexpected message", binlog.faults
+        )
 
     def _queues(self) -> Iterable[Metric]:
         labels = ["db", "queue"]
@@ -93,44 +99,44 @@ class _Collector(Collector):
 
 
 class Probe:
-    """Whether the server answers the engine: asked when somebody wants to know, and once at a time."""
+    """Whether the server answers the engine. One query is under way at a time, and only on request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._asking: asyncio.Task[str | None] | None = None
+        self._running: asyncio.Task[str | None] | None = None
         self._until_s = 0.0
         self._reason: str | None = None
 
     async def reason(self) -> str | None:
-        """Why the server is out of reach; None when it answers, this question or, when there are many, others. It takes
-        PROBE_WAIT_S at most."""
+        """Return why the server is out of reach, within PROBE_WAIT_S. None when it has answered this
+        query or, meanwhile, any other."""
         clock = asyncio.get_running_loop().time
-        if self._asking is None:
+        if self._running is None:
             if clock() < self._until_s:
                 return self._reason
-            self._asking = asyncio.get_running_loop().create_task(self._ask(), name="probe")
-        asking, answers = self._asking, self._engine.counters.store_answers
-        done, _ = await asyncio.wait({asking}, timeout=PROBE_WAIT_S)
+            self._running = asyncio.get_running_loop().create_task(self._ping(), name="probe")
+        running, answers = self._running, self._engine.counters.store_answers
+        done, _ = await asyncio.wait({running}, timeout=PROBE_WAIT_S)
         if done:
-            return asking.result()
+            return running.result()
         if self._engine.counters.store_answers > answers:
             return None
         return f"the server has not answered within {PROBE_WAIT_S:g} s"
 
     async def close(self) -> None:
-        """Stop asking."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait({self._asking})
+        """Cancel the query under way."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
 
-    async def _ask(self) -> str | None:
+    async def _ping(self) -> str | None:
         try:
             await self._engine.ping()
             self._reason = None
         except StoreError as error:
             self._reason = str(error)
         finally:
-            self._asking = None
+            self._running = None
         self._until_s = asyncio.get_running_loop().time() + PROBE_LASTS_S
         return self._reason
 
@@ -148,14 +154,14 @@ class Admin:
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; the address that was taken. Raises OSError."""
+        """Listen, and return the address that is listened on. Raises OSError."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         taken_host, taken_port = self._runner.addresses[0][:2]
         return taken_host, taken_port
 
     def drain(self) -> None:
-        """Say from now on that no client should be sent here."""
+        """Report from now on that the proxy accepts no clients."""
         self._draining = True
 
     async def stop(self) -> None:
@@ -165,9 +171,9 @@ class Admin:
 
     async def _health(self, request: web.Request) -> web.Response:
         if self._draining:
-            return _unwell("draining", "the proxy was told to stop")
+            return _unavailable("draining", "the proxy was told to stop")
         if (reason := await self._probe.reason()) is not None:
-            return _unwell("unreachable", reason)
+            return _unavailable("unreachable", reason)
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -175,5 +181,5 @@ class Admin:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _unwell(status: str, reason: str) -> web.Response:
+def _unavailable(status: str, reason: str) -> web.Response:
     return web.json_response({"status": status, "reasons": [reason]}, status=503)

@@ -1,8 +1,9 @@
-"""What the proxy makes for itself so that TLS works out of the box: a certificate, and a key for passwords.
+"""The proxy's own certificate for TLS and its own RSA key for passwords.
 
-Each is one PEM file under the data directory, readable by its owner alone, made when it is first needed and used again
-by later starts, so that clients which remember it are not surprised. A file is written under another name first: two
-proxies that start at once on one directory may overwrite each other's, never read half of one.
+Each is one PEM file in the data directory, readable by its owner only. It is created when it is
+first needed and used again by later starts, so that clients which pin it keep working. A file is
+written under another name first and then renamed. Two proxies that start at once in one directory
+may overwrite each other's file, but never read half of one.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from proxy.settings import BadSetting
 log = logging.getLogger(__name__)
 
 LIFE: Final = dt.timedelta(days=3650)
-"""As long as mysqld's own: nobody can verify it anyway, and a client that pins it should not be broken."""
+"""The same as mysqld's own. No client can verify it, and a client that pins it should keep working."""
 RENEWED_BEFORE: Final = dt.timedelta(days=30)
-"""It is only looked at when the proxy starts."""
+"""It is checked only when the proxy starts."""
 RSA_BITS: Final = 2048
-"""As mysqld's; a password encrypted for it has at most 213 bytes."""
+"""The same as mysqld's. A password encrypted for it has at most 213 bytes."""
 
 
 def self_signed(directory: Path) -> Path:
-    """The file with our own certificate and its key. Raises BadSetting."""
+    """Return the file with the self-signed certificate and its key, and create it if needed. Raises
+    BadSetting."""
     path = directory / "tls.pem"
     if not _still_good(path):
         key = ec.generate_private_key(ec.SECP256R1())
@@ -48,7 +50,8 @@ def self_signed(directory: Path) -> Path:
 
 
 def rsa_key(directory: Path) -> RsaKey:
-    """The key that clients encrypt passwords for. Raises BadSetting."""
+    """Return the key with which clients encrypt passwords, and create it if needed. Raises
+    BadSetting."""
     path = directory / "rsa.pem"
     if path.exists():
         try:

@@ -1,12 +1,12 @@
-"""The header of the PROXY protocol (version 2) that tells the server whose connection it is.
+"""The header of the PROXY protocol (version 2), which gives the server the client's address.
 
-It is the first thing on a client's backing connection, before the server's greeting is answered. The server goes by it
-only where it is set to take it from the proxy's address (MariaDB: `proxy_protocol_networks`); then accounts match the
-client's host, and the processlist shows it.
+The header is the first data on a client's backing connection. The server uses it only if it is
+configured to accept it from the proxy's address (MariaDB: `proxy_protocol_networks`). Accounts then
+match the client's host, and the process list shows it.
 
-A client on the proxy's own machine is announced without an address (`LOCAL`), so that the server takes the proxy's:
-127.0.0.1 means another machine there, and would match accounts at localhost, which are for clients on the server's own
-machine. Where the server listens on this machine it means the same, and is passed on.
+For a client on the proxy's own machine the header has no address (`LOCAL`), and the server uses the
+proxy's. On the server's machine 127.0.0.1 would mean another machine, and would match accounts at
+localhost. If the server listens on this machine, 127.0.0.1 means the same, and is passed on.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ _LOCAL, _PROXY = 0x20, 0x21
 _TCP4, _TCP6 = 0x11, 0x21
 
 LOCAL: Final = _SIGNATURE + struct.pack(">BBH", _LOCAL, 0, 0)
-"""The connection is the proxy's own, or of a client on its machine."""
+"""For a connection of the proxy's own, or of a client on its machine."""
 
 OBJECTION_MAX: Final = 4096
-"""Bytes of a greeting and an error, of which a server sends some hundreds."""
+"""Bytes of a greeting and an error packet. A server sends some hundreds."""
 
 Address = tuple[str, int]
 
 
 def header(client: Address | None, accepted_at: Address | None, *, server_is_here: bool) -> bytes:
-    """The header for a client at `client` that was accepted at `accepted_at` (None: on a unix socket).
-
-    `server_is_here`: the server is reached by a loopback address.
+    """Return the header for a client at `client` that was accepted at `accepted_at` (None: on a unix
+    socket). `server_is_here`: the server has a loopback address.
     """
     if client is None or accepted_at is None or (is_loopback(client[0]) and not server_is_here):
         return LOCAL
@@ -55,28 +54,29 @@ def header(client: Address | None, accepted_at: Address | None, *, server_is_her
 
 
 def announcement(client: asyncio.BaseTransport, server: asyncio.BaseTransport) -> bytes:
-    """The header for what is to be relayed between these two connections."""
+    """Return the header for a session with these two connections."""
     reached = _address_of(server, "peername")
     server_is_here = reached is not None and is_loopback(reached[0])
     return header(_address_of(client, "peername"), _address_of(client, "sockname"), server_is_here=server_is_here)
 
 
 def _address_of(transport: asyncio.BaseTransport, end: str) -> Address | None:
-    """None on a unix socket, or where the connection is gone."""
+    """Return None on a unix socket, or when the connection has ended."""
     found = transport.get_extra_info(end)
     return (found[0], found[1]) if isinstance(found, tuple) else None
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address, without a zone; one of IPv4 that a socket for both shows as IPv6 is of IPv4."""
+    """Return the address without a zone, an IPv4-mapped IPv6 address as IPv4."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def check_taken(address: BackendAddress, limits: ConnectionLimits) -> None:
-    """Log in as the engine behind a header. Raises BadSetting when the server does not take it.
+    """Log in as the engine with a header. Raises BadSetting when the server does not accept it.
 
-    It blocks, for as long as `limits` allow for two connections. Precondition: without a header the login succeeds.
+    It blocks for as long as `limits` allow for two connections. Precondition: without a header the
+    login succeeds.
     """
     connection = connect(address, ConnectionLimits(read_s=limits.connect_s), Connection, defer_connect=True)
     try:
@@ -98,11 +98,11 @@ def _introduced(address: BackendAddress, limits: ConnectionLimits) -> socket.soc
 
 
 def _objection(address: BackendAddress, limits: ConnectionLimits) -> str:
-    """What the server answers to a header in place of a login, which a client that logs in does not come to read."""
-    packets, said = Packets(OBJECTION_MAX), ""
+    """Return the error that the server sends after a header. A client that logs in does not read it."""
+    packets, text = Packets(OBJECTION_MAX), ""
     with suppress(OSError, WireError), _introduced(address, limits) as channel:
         while data := channel.recv(OBJECTION_MAX):
             for packet in packets.feed(data):
                 if packet.payload[:1] == bytes([ERR]):
-                    said = parse_err(packet.payload).message
-    return said
+                    text = parse_err(packet.payload).message
+    return text

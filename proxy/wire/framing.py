@@ -28,7 +28,7 @@ from proxy.wire.fields import PacketTooLarge
 HEAD_MAX: Final = 4096
 """The head by which a command is classified. A verb behind longer comments is not seen."""
 
-OURS_MAX: Final = 16 * 1024 * 1024
+QUEUE_STATEMENT_MAX: Final = 16 * 1024 * 1024
 """The longest command that is gathered whole for the session."""
 
 _WORD: Final = struct.Struct("<I")
@@ -48,7 +48,7 @@ class Packets:
 
     __slots__ = ("_buffer", "_parts", "_parts_size", "max_size")
 
-    def __init__(self, max_size: int = OURS_MAX) -> None:
+    def __init__(self, max_size: int = QUEUE_STATEMENT_MAX) -> None:
         self.max_size = max_size
         self._buffer = bytearray()
         self._parts: list[bytes] = []
@@ -154,10 +154,10 @@ class CommandFramer:
     """Finds the commands in what a client sends.
 
     `feed` gives events whose bytes, joined, are exactly what was fed, short of at most `HEAD_MAX`
-    bytes of a command that has not shown enough of itself yet (`OURS_MAX` when it is gathered).
+    bytes of a command that has not shown enough of itself yet (`QUEUE_STATEMENT_MAX` when it is gathered).
 
     `wants_whole(payload_head)` is called once for each command that is not whole in its first
-    `HEAD_MAX` bytes. True gathers it up to `OURS_MAX`, beyond which `feed` raises `PacketTooLarge`.
+    `HEAD_MAX` bytes. True gathers it up to `QUEUE_STATEMENT_MAX`, beyond which `feed` raises `PacketTooLarge`.
     `may_gather(size)` is called whenever such a command has grown and is not whole; False drops it.
     """
 
@@ -315,7 +315,7 @@ class CommandFramer:
             length = _word_at(data, at)[0] & PAYLOAD_MAX
             at += HEADER + length
             if self._gathering:
-                _check_size(at - begin, OURS_MAX)
+                _check_size(at - begin, QUEUE_STATEMENT_MAX)
             if length < PAYLOAD_MAX:
                 return at if at <= len(data) else None
         return None

@@ -8,7 +8,7 @@ from engine.packets import PAYLOAD_MAX, frame
 from proxy.wire import framing
 from proxy.wire.commands import COM_CLONE, COM_SLEEP
 from proxy.wire.fields import PacketTooLarge
-from proxy.wire.framing import HEAD_MAX, OURS_MAX, Command, CommandFramer, Packet, Packets, frame_rows
+from proxy.wire.framing import HEAD_MAX, QUEUE_STATEMENT_MAX, Command, CommandFramer, Packet, Packets, frame_rows
 from tests.support import wire
 
 
@@ -151,7 +151,7 @@ def test_a_command_of_several_packets_goes_through_as_one() -> None:
 def test_a_gathered_command_of_several_packets_shows_one_payload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(framing, "OURS_MAX", 2 * OURS_MAX)
+    monkeypatch.setattr(framing, "QUEUE_STATEMENT_MAX", 2 * QUEUE_STATEMENT_MAX)
     data = query(PAYLOAD_MAX + 5000)
     framer = CommandFramer(always)
     assert framer.feed(data[:1_000_000]) == []
@@ -182,7 +182,7 @@ def test_each_long_command_is_judged_by_its_own_head() -> None:
 
 
 def test_a_command_beyond_what_is_gathered_is_refused_at_once() -> None:
-    data = query(OURS_MAX + 1)
+    data = query(QUEUE_STATEMENT_MAX + 1)
     with pytest.raises(PacketTooLarge):
         CommandFramer(always).feed(data[:10_000])
 
