@@ -86,14 +86,20 @@ format: .venv/.stamp ## Format the code and fix what can be fixed by itself
 	@.venv/bin/ruff check --quiet --fix-only .
 	@.venv/bin/ruff format .
 
+# COMPARE="--only hand --rounds 1 --seconds 1" makes it shorter; `python -m bench.compare --help` lists the arguments.
 .PHONY: bench
-bench: .venv/.stamp ## Measure: the programs of bench/, one after another
+bench: .venv/.stamp ## Measure queues beside what a user would take instead; writes bench/results/compare.md (COMPARE=…)
+	@scripts/prepare mariadb mysql client
+	@.venv/bin/python -m bench.compare $(COMPARE)
+
+.PHONY: bench-parts
+bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another
 	@scripts/prepare server
-	@for program in $(filter-out bench/relays.py bench/wire.py,$(wildcard bench/*.py)); do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
+	@for program in $(filter-out bench/processes.py bench/relays.py bench/wire.py,$(wildcard bench/*.py)); do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
 .PHONY: bench-wire
 bench-wire: .venv/.stamp ## Measure direct, proxy, MySQL Router and HAProxy side by side
-	@scripts/prepare mysql relays
+	@scripts/prepare mysql client relays
 	@.venv/bin/python bench/wire.py
 
 .PHONY: bench-pipeline

@@ -5,7 +5,7 @@ binary log the poller finds the message, here every second. The time of the INSE
 beside it. Then workers drain a backlog through the proxy, with the binary log followed and not
 followed.
 
-`make bench` runs it. Trust the ratios rather than the absolute figures.
+`make bench-parts` runs it. Trust the ratios rather than the absolute figures.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Ten thousand INSERTs, each a transaction, go into a table that is no queue. Then this process reads
 their binary log several times, as engine.binlog.reader does: alternately with the event filter and
 with every event parsed by the library. It prints CPU time of this process, for each kind of server
-that is installed. `make bench` runs it. Trust the ratios rather than the absolute figures.
+that is installed. `make bench-parts` runs it. Trust the ratios rather than the absolute figures.
 """
 
 from __future__ import annotations

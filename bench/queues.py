@@ -7,7 +7,7 @@ server (a commit to take, a commit to finish, as a worker needs that can die in 
 *Latency*: from the moment before an INSERT to its message in a waiting consumer's hand. The time of
 the INSERT alone is printed beside it; the difference is the queue's.
 
-`make bench` runs it. Trust the ratios rather than the absolute figures.
+`make bench-parts` runs it. Trust the ratios rather than the absolute figures.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The delay is from a message's time, by the server's clock, to the row in a waiti
 One message is due every 10 ms: first on an idle queue, then while two workers enqueue and
 acknowledge other messages of lower priority on the same queue as fast as they can.
 
-`make bench` runs it. Trust the ratio rather than the absolute figures.
+`make bench-parts` runs it. Trust the ratio rather than the absolute figures.
 """
 
 from __future__ import annotations

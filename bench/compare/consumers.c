@@ -1,0 +1,264 @@
+/* The consumers of bench/compare on MySQL and MariaDB, direct or through the proxy.
+ *
+ *   consumers PORT drain FORM CONNECTIONS BATCH MESSAGES
+ *   consumers PORT latency SAMPLES
+ *
+ * It logs in, writes a line, and begins when it reads one. All tables are in the database bench.
+ *
+ * drain takes and finishes MESSAGES messages of the table `queue`. FORM is one of
+ *   streams   endless STREAMs; each has a second connection, which sends an ACK for BATCH messages
+ *   bounded   STREAM ... LIMIT BATCH NOWAIT, then one ACK
+ *   locks     one transaction: SELECT ... LIMIT BATCH FOR UPDATE SKIP LOCKED, then one UPDATE; begun
+ *             anew after a deadlock
+ * Its answer: messages finished, seconds.
+ *
+ * latency keeps one endless stream open and inserts one message after the other. Its answer: a line
+ * for each: µs from before the INSERT to the row, and µs of the INSERT.
+ * It is in C, because a client in Python would take most of the time. */
+#include <mysql.h>
+#include <mysqld_error.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000 };
+
+static const char *TAKE = "SELECT id, payload FROM queue FORCE INDEX (due) WHERE time_acked IS NULL AND priority = 0"
+                          " AND time_next <= 1 ORDER BY time_next, id LIMIT %d FOR UPDATE SKIP LOCKED";
+
+typedef struct {
+    MYSQL *db, *acks;
+    pthread_t thread;
+    pthread_mutex_t lock; /* Guards ids and acks. */
+    char ids[BATCH_MAX][ID_CHARS];
+    int count;
+} Consumer;
+
+static int port, batch;
+static long wanted;
+static long received, finished; /* Changed atomically. */
+static int done;
+
+static void fail(const char *text) {
+    fprintf(stderr, "consumers: %s\n", text);
+    exit(1);
+}
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static MYSQL *connected(void) {
+    MYSQL *db = mysql_init(NULL);
+    if (!mysql_real_connect(db, "127.0.0.1", "root", "", "bench", (unsigned)port, NULL, 0))
+        fail(mysql_error(db));
+    return db;
+}
+
+static void run(MYSQL *db, const char *statement) {
+    if (mysql_query(db, statement))
+        fail(mysql_error(db));
+}
+
+/* The same; returns 0 where the server has rolled the transaction back because of a deadlock. */
+static int run_or_deadlock(MYSQL *db, const char *statement) {
+    if (!mysql_query(db, statement))
+        return 1;
+    if (mysql_errno(db) != ER_LOCK_DEADLOCK)
+        fail(mysql_error(db));
+    return 0;
+}
+
+/* Finishes the collected messages by one statement. After a deadlock none is finished. */
+static void finish(Consumer *mine, MYSQL *db, const char *head) {
+    static _Thread_local char statement[64 + BATCH_MAX * (ID_CHARS + 1)];
+    char *end = statement + sprintf(statement, "%s WHERE id IN (", head);
+    if (!mine->count)
+        return;
+    for (int i = 0; i < mine->count; i++)
+        end += sprintf(end, i ? ",%s" : "%s", mine->ids[i]);
+    strcpy(end, ")");
+    mine->count = 0;
+    if (run_or_deadlock(db, statement))
+        __atomic_add_fetch(&finished, (long)mysql_affected_rows(db), __ATOMIC_SEQ_CST);
+}
+
+static void keep(Consumer *mine, MYSQL_ROW row) {
+    if (strlen(row[0]) >= ID_CHARS || mine->count == BATCH_MAX)
+        fail("an id too long, or too many of them");
+    strcpy(mine->ids[mine->count++], row[0]);
+}
+
+static void *streams(void *argument) {
+    Consumer *mine = argument;
+    MYSQL_ROW row;
+    run(mine->db, "STREAM id, payload FROM queue");
+    MYSQL_RES *result = mysql_use_result(mine->db);
+    while ((row = mysql_fetch_row(result))) {
+        pthread_mutex_lock(&mine->lock);
+        keep(mine, row);
+        if (mine->count == batch)
+            finish(mine, mine->acks, "ACK queue");
+        pthread_mutex_unlock(&mine->lock);
+        __atomic_add_fetch(&received, 1, __ATOMIC_SEQ_CST);
+    }
+    if (!done)
+        fail(mysql_error(mine->db));
+    return NULL;
+}
+
+/* Returns the number of messages; they are in mine. */
+static int take(Consumer *mine, const char *statement) {
+    MYSQL_ROW row;
+    if (!run_or_deadlock(mine->db, statement))
+        return 0;
+    MYSQL_RES *result = mysql_use_result(mine->db);
+    while ((row = mysql_fetch_row(result)))
+        keep(mine, row);
+    if (mysql_errno(mine->db) == ER_LOCK_DEADLOCK)
+        mine->count = 0;
+    else if (mysql_errno(mine->db))
+        fail(mysql_error(mine->db));
+    mysql_free_result(result);
+    return mine->count;
+}
+
+static void *bounded(void *argument) {
+    Consumer *mine = argument;
+    char statement[64];
+    sprintf(statement, "STREAM id, payload FROM queue LIMIT %d NOWAIT", batch);
+    while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
+        if (take(mine, statement))
+            finish(mine, mine->db, "ACK queue");
+        else
+            usleep(PAUSE_US);
+    }
+    return NULL;
+}
+
+static void *locks(void *argument) {
+    Consumer *mine = argument;
+    char statement[256];
+    sprintf(statement, TAKE, batch);
+    run(mine->db, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
+    run(mine->db, "SET autocommit = 0");
+    while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
+        if (take(mine, statement))
+            finish(mine, mine->db, "UPDATE queue SET time_acked = 1, time_next = NULL");
+        else
+            usleep(PAUSE_US);
+        run(mine->db, "COMMIT");
+    }
+    return NULL;
+}
+
+/* Waits until all is finished. Near the end the streams have fewer messages than an ACK takes. */
+static void end_streams(Consumer *consumers, int number) {
+    while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
+        usleep(PAUSE_US);
+        if (__atomic_load_n(&received, __ATOMIC_SEQ_CST) < wanted)
+            continue;
+        for (int i = 0; i < number; i++) {
+            pthread_mutex_lock(&consumers[i].lock);
+            finish(&consumers[i], consumers[i].acks, "ACK queue");
+            pthread_mutex_unlock(&consumers[i].lock);
+        }
+    }
+}
+
+static void begin(void) {
+    char line[16];
+    puts("ready");
+    fflush(stdout);
+    if (!fgets(line, sizeof line, stdin))
+        fail("not begun");
+}
+
+static void drain(const char *form, int number) {
+    int streaming = strcmp(form, "streams") == 0;
+    void *(*work)(void *) = streaming ? streams : strcmp(form, "bounded") == 0 ? bounded : locks;
+    Consumer *consumers = calloc((size_t)number, sizeof *consumers);
+    for (int i = 0; i < number; i++) {
+        consumers[i].db = connected();
+        consumers[i].acks = streaming ? connected() : NULL;
+        pthread_mutex_init(&consumers[i].lock, NULL);
+    }
+    begin();
+    double begin_s = now_s();
+    for (int i = 0; i < number; i++)
+        if (pthread_create(&consumers[i].thread, NULL, work, &consumers[i]))
+            fail("no thread");
+    if (streaming)
+        end_streams(consumers, number);
+    else
+        for (int i = 0; i < number; i++)
+            pthread_join(consumers[i].thread, NULL);
+    printf("%ld %f\n", finished, now_s() - begin_s);
+    done = 1;
+    fflush(stdout);
+    for (int i = 0; streaming && i < number; i++)
+        shutdown(mysql_get_socket(consumers[i].db), SHUT_RDWR);
+    _exit(0); /* Streams do not end by themselves. */
+}
+
+static void *insert(void *argument) {
+    double *samples = argument;
+    MYSQL *db = connected();
+    for (long i = 0; i < wanted; i++) {
+        samples[2 * i] = now_s();
+        run(db, "INSERT INTO queue (payload) VALUES (REPEAT('x', 120))");
+        samples[2 * i + 1] = now_s();
+        while (__atomic_load_n(&received, __ATOMIC_SEQ_CST) <= i)
+            usleep(50);
+        usleep(PAUSE_US);
+    }
+    return NULL;
+}
+
+static void latency(void) {
+    double *samples = calloc((size_t)wanted, 2 * sizeof *samples), *arrived = calloc((size_t)wanted, sizeof *arrived);
+    MYSQL *db = connected(), *acks = connected();
+    Consumer mine = {.db = db, .acks = acks};
+    MYSQL_ROW row;
+    pthread_t inserter;
+    begin();
+    run(db, "STREAM id, payload FROM queue");
+    MYSQL_RES *result = mysql_use_result(db);
+    pthread_create(&inserter, NULL, insert, samples);
+    for (long i = 0; i < wanted; i++) {
+        if (!(row = mysql_fetch_row(result)))
+            fail(mysql_error(db));
+        arrived[i] = now_s();
+        keep(&mine, row);
+        finish(&mine, acks, "ACK queue");
+        __atomic_add_fetch(&received, 1, __ATOMIC_SEQ_CST);
+    }
+    pthread_join(inserter, NULL);
+    for (long i = 0; i < wanted; i++)
+        printf("%f %f\n", 1e6 * (arrived[i] - samples[2 * i]), 1e6 * (samples[2 * i + 1] - samples[2 * i]));
+    fflush(stdout);
+    _exit(0);
+}
+
+int main(int count, char **arguments) {
+    if (count < 4)
+        fail("PORT drain FORM CONNECTIONS BATCH MESSAGES, or PORT latency SAMPLES");
+    port = atoi(arguments[1]);
+    if (strcmp(arguments[2], "latency") == 0) {
+        wanted = atol(arguments[3]);
+        latency();
+    } else if (count == 7) {
+        batch = atoi(arguments[5]);
+        wanted = atol(arguments[6]);
+        if (batch < 1 || batch > BATCH_MAX)
+            fail("BATCH is out of range");
+        drain(arguments[3], atoi(arguments[4]));
+    }
+    fail("no such order");
+}

@@ -1,0 +1,192 @@
+"""Queues in MySQL and MariaDB: by the proxy, and by hand on the same server.
+
+Both use one table and one client in C (consumers.c). By hand, the proxy does not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pymysql
+
+from bench.compare.model import PAYLOAD_BYTES, Case, Drained, Latencies, MissingError
+from bench.processes import HOST, family
+from demo.ackstream import DIRECTIVES
+from proxy.embedded.server import EmbeddedServer, Flavour
+from tests.support.proxies import running_proxy
+from tests.support.servers import ServerMissingError, connect, new_server
+from tests.support.waiting import eventually
+
+SOURCE = Path(__file__).with_name("consumers.c")
+ROWS_AN_INSERT = 1_000
+DISCARDED = 5
+"""The first samples of the latency: the stream may open after the INSERT."""
+
+SERVER_OPTIONS = ("--sync-binlog=1", "--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=1G")
+DURABILITY = "fsync at each commit: sync_binlog=1, innodb_flush_log_at_trx_commit=1"
+TITLES: Mapping[Flavour, str] = {"mysql": "MySQL", "mariadb": "MariaDB"}
+
+CREATE = f"""
+CREATE TABLE queue (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, priority INT NOT NULL DEFAULT 0,
+  epoch BIGINT NOT NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT DEFAULT NULL,
+  payload VARCHAR(200), KEY due (time_acked, priority, time_next, id))
+COMMENT 'vitess_message,{DIRECTIVES}'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What consumers.c is ordered to do for a case."""
+
+    case: Case
+    name: str
+
+
+def forms(name: str, kind: str, *sizes: tuple[int, int]) -> tuple[Form, ...]:
+    """`sizes`: consumers and messages a batch; `name` takes both."""
+    return tuple(Form(Case(name.format(*size), *size), kind) for size in sizes)
+
+
+PROXY_FORMS = (
+    *forms("{0} endless streams, ACKs of {1}", "streams", (8, 100)),
+    *forms("{0} endless streams, an ACK a message", "streams", (64, 1)),
+    *forms("{0} × STREAM … LIMIT {1} NOWAIT, ACK", "bounded", (8, 100), (64, 1)),
+)
+HAND_FORMS = (
+    *forms("{0} × SKIP LOCKED, {1} a transaction", "locks", (4, 500), (8, 500), (4, 100), (8, 100), (8, 1), (64, 1)),
+)
+
+
+def built_client(folder: Path) -> Path:
+    """Compile consumers.c. Raises MissingError where the compiler or the client library is missing."""
+    program = folder / "consumers"
+    command = f"cc -O2 -pthread {SOURCE} -o {program} $(pkg-config --cflags --libs libmariadb)"
+    done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise MissingError(f"the client cannot be compiled: {done.stderr.strip().splitlines()[-1]}")
+    return program
+
+
+class MySQLQueue:
+    """A queue in a running server, with consumers that connect to `port`."""
+
+    def __init__(self, server: EmbeddedServer, client: Path, port: int, processes: Mapping[str, int]) -> None:
+        self._server = server
+        self._client = client
+        self._port = port
+        self._forms = {form.case.name: form.name for form in (*PROXY_FORMS, *HAND_FORMS)}
+        self.processes = processes
+
+    @property
+    def version(self) -> str:
+        return f"{TITLES[self._server.flavour]} {self._server.server_version}"
+
+    def fill(self, messages: int) -> None:
+        statement = f"INSERT INTO queue (payload) VALUES (REPEAT('x', {PAYLOAD_BYTES}))"
+        with connected(self._port) as connection, connection.cursor() as cursor:
+            for sent in range(0, messages, ROWS_AN_INSERT):
+                rows = min(ROWS_AN_INSERT, messages - sent)
+                cursor.execute(statement + f", (REPEAT('x', {PAYLOAD_BYTES}))" * (rows - 1))
+
+    def drain(self, case: Case, messages: int) -> Drained:
+        order = ("drain", self._forms[case.name], case.consumers, case.batch, messages)
+        count, seconds = self._ordered(*order)[0]
+        assert count == messages, f"{count} of {messages} messages were finished"
+        return Drained(messages, seconds)
+
+    def latencies(self, samples: int) -> Latencies | None:
+        if "proxy" not in self.processes:
+            return None
+        lines = self._ordered("latency", samples + DISCARDED)[DISCARDED:]
+        return Latencies([delivery / 1e3 for delivery, _ in lines], [insert / 1e3 for _, insert in lines])
+
+    def _ordered(self, *order: str | int) -> list[tuple[float, float]]:
+        """Run the client with this order; return its lines of two numbers."""
+        command = [str(self._client), str(self._port), *map(str, order)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            output, _ = process.communicate("begin\n")
+        if process.returncode:
+            raise SystemExit("the client failed: see above")
+        return [(float(first), float(second)) for first, second in map(str.split, output.splitlines())]
+
+
+def connected(port: int) -> Any:
+    return pymysql.connect(host=HOST, port=port, user="root", autocommit=True, database="bench", ssl_disabled=True)
+
+
+@contextlib.contextmanager
+def running_queue_server(flavour: Flavour, folder: Path) -> Iterator[EmbeddedServer]:
+    """A server with the table. Raises MissingError."""
+    try:
+        starting = new_server(flavour, folder / "server", durable=True, options=SERVER_OPTIONS)
+    except ServerMissingError as missing:
+        raise MissingError(str(missing)) from missing
+    with starting as server:
+        with connect(server) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE bench")
+            cursor.execute("USE bench")
+            cursor.execute(CREATE)
+        yield server
+        server.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """SELECT … FOR UPDATE SKIP LOCKED, then an UPDATE, in one READ COMMITTED transaction, without the proxy."""
+
+    flavour: Flavour
+    durability: str = DURABILITY
+
+    @property
+    def name(self) -> str:
+        return f"by hand, {TITLES[self.flavour]}"
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        return [form.case for form in HAND_FORMS]
+
+    @contextlib.contextmanager
+    def running(self, folder: Path) -> Iterator[MySQLQueue]:
+        client = built_client(folder)
+        with running_queue_server(self.flavour, folder) as server:
+            yield MySQLQueue(server, client, server.port, {"server": server.pid})
+
+
+@dataclass(frozen=True, slots=True)
+class Ackstream:
+    """The proxy, as a process of its own in front of the server, which reads the binary log."""
+
+    flavour: Flavour
+    durability: str = DURABILITY
+
+    @property
+    def name(self) -> str:
+        return f"ackstream, {TITLES[self.flavour]}"
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        return [form.case for form in PROXY_FORMS]
+
+    @contextlib.contextmanager
+    def running(self, folder: Path) -> Iterator[MySQLQueue]:
+        client = built_client(folder)
+        options = ["--log-level", "warning"]
+        with (
+            running_queue_server(self.flavour, folder) as server,
+            running_proxy(server, folder / "proxy.log", options) as proxy,
+        ):
+            proxy_pid = proxy.pid
+
+            def log_reader() -> int:
+                return next((pid for pid in family(proxy_pid) if pid != proxy_pid), 0)
+
+            reader = eventually(log_reader, what="the process that reads the binary log")
+            processes = {"server": server.pid, "proxy": proxy_pid, "log reader": reader}
+            yield MySQLQueue(server, client, proxy.port, processes)

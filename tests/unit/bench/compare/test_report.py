@@ -1,0 +1,42 @@
+"""The page that the comparison writes."""
+
+from bench.compare.figures import CompetitorFigures
+from bench.compare.model import Drained, Latencies
+from bench.compare.plots import drain_bars, latency_bars
+from bench.compare.report import page, spread
+
+
+def figures() -> dict[str, CompetitorFigures]:
+    ours = CompetitorFigures("nothing", "MySQL 9.7.4")
+    for seconds in (1, 2, 4):
+        ours.cases["8 streams"].add(Drained(8_000, seconds), {"server": 0.4, "client": 0.08})
+    ours.latency.add(Latencies([2.0], [0.8]))
+    polling = CompetitorFigures("the last second", "Poller 1")
+    polling.cases["batches"].add(Drained(100, 1), {"server": 0.1})
+    return {"ours": ours, "polling": polling, "other": CompetitorFigures("all", missing="no compiler")}
+
+
+def test_a_spread_without_values_is_a_dash() -> None:
+    assert spread([]) == "–"
+    assert spread([3_000, 1_000, 2_000]) == "2,000 (1,000..3,000)"
+
+
+def test_the_page_shows_rates_cpu_latency_durability_and_what_was_left_out() -> None:
+    lines = page(figures(), ["2 cores"], ["compare-drain.png"]).splitlines()
+    assert "- 2 cores" in lines
+    assert "| ours | 8 streams | 4,000 (2,000..8,000) | server 50, client 10 |" in lines
+    assert "| ours | 2.00 (2.00..2.00) | 2.00 (2.00..2.00) | 0.80 (0.80..0.80) |" in lines
+    assert "| polling | Poller 1 | the last second |" in lines
+    assert "- left out: other: no compiler" in lines
+    assert "![compare-drain](compare-drain.png)" in lines
+    assert not any(line.startswith("| other") for line in lines)
+
+
+def test_a_table_has_as_many_cells_in_each_row_as_in_its_head() -> None:
+    cells = [line.count("|") for line in page(figures(), [], []).splitlines() if line.startswith("|")]
+    assert sorted(set(cells)) == [4, 5]
+
+
+def test_a_bar_is_drawn_for_what_was_measured() -> None:
+    assert [name for name, _ in drain_bars(figures())] == ["ours: 8 streams", "polling: batches"]
+    assert [(name, bar.median) for name, bar in latency_bars(figures())] == [("ours", 2.0)]
