@@ -63,11 +63,7 @@ class _Collector(Collector):
             ("dead_letter_failures", "Attempts to move dead messages that failed", counters.dead_letter_failures),
             ("store_answers", "Statements of the engine that were answered", counters.store_answers),
             ("store_errors", "Statements of the engine that failed", counters.store_errors),
-            (
-                "dispatcher_restarts",
-                "Dispatchers started again after a fault in ackstream",
-                counters.dispatcher_restarts,
-            ),
+            ("dispatcher_restarts", "Dispatchers started again after a fault", counters.dispatcher_restarts),
             ("catalog_refreshes", "Refreshes of the catalog of tables", counters.catalog_refreshes),
             ("catalog_described", "Tables described because they are new or were changed", counters.catalog_described),
             ("catalog_faults", "Unexpected exceptions while the catalog was read", counters.catalog_faults),
@@ -81,9 +77,7 @@ class _Collector(Collector):
         yield CounterMetricFamily("ackstream_binlog_rows", "Changed rows of queues read in the binlog", binlog.rows)
         yield CounterMetricFamily("ackstream_binlog_batches", "Batches of changes from the binlog", binlog.batches)
         yield CounterMetricFamily("ackstream_binlog_starts", "Starts of the binlog's reader", binlog.starts)
-        yield CounterMetricFamily(
-            "ackstream_binlog_faults", "Readers that ended with an unexpected message", binlog.faults
-        )
+        yield CounterMetricFamily("ackstream_binlog_faults", "Readers with unexpected output", binlog.faults)
 
     def _queues(self) -> Iterable[Metric]:
         labels = ["db", "queue"]
