@@ -89,7 +89,7 @@ format: .venv/.stamp ## Format the code and fix what can be fixed by itself
 # COMPARE="--only hand --rounds 1 --seconds 1" makes it shorter; `python -m bench.compare --help` lists the arguments.
 .PHONY: bench
 bench: .venv/.stamp ## Measure queues beside what a user would take instead; writes bench/results/compare.md (COMPARE=…)
-	@scripts/prepare mariadb mysql client
+	@scripts/prepare mariadb mysql client competitors
 	@.venv/bin/python -m bench.compare $(COMPARE)
 
 .PHONY: bench-parts

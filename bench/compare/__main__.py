@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.compare.brokers import BROKERS
 from bench.compare.model import PAYLOAD_BYTES, Competitor
 from bench.compare.mysql import Ackstream, ByHand
 from bench.compare.plots import write_plots
@@ -28,6 +29,7 @@ COMPETITORS: Sequence[Competitor] = (
     Ackstream("mariadb"),
     ByHand("mysql"),
     ByHand("mariadb"),
+    *BROKERS,
 )
 
 
@@ -63,6 +65,7 @@ def conditions(plan: Plan, load_before: float) -> list[str]:
         f"messages of {PAYLOAD_BYTES} bytes; {plan.rounds} interleaved rounds; {plan.samples:,} latencies a round",
         f"each drain takes about {plan.seconds:g} s, or {plan.messages:,} messages where these take less",
         "one competitor runs at a time; it shares the cores with its clients",
+        "clients: in C for MySQL and MariaDB, in Python for beanstalkd, Redis and NATS",
     ]
 
 

@@ -10,7 +10,7 @@
  *   bounded   STREAM ... LIMIT BATCH NOWAIT, then one ACK
  *   locks     one transaction: SELECT ... LIMIT BATCH FOR UPDATE SKIP LOCKED, then one UPDATE; begun
  *             anew after a deadlock
- * Its answer: messages finished, seconds.
+ * Its answer: messages finished, seconds, and the CPU seconds of the consumers.
  *
  * latency keeps one endless stream open and inserts one message after the other. Its answer: a line
  * for each: µs from before the INSERT to the row, and µs of the INSERT.
@@ -46,6 +46,12 @@ static int done;
 static void fail(const char *text) {
     fprintf(stderr, "consumers: %s\n", text);
     exit(1);
+}
+
+static double cpu_s(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
 }
 
 static double now_s(void) {
@@ -190,7 +196,7 @@ static void drain(const char *form, int number) {
         pthread_mutex_init(&consumers[i].lock, NULL);
     }
     begin();
-    double begin_s = now_s();
+    double begin_s = now_s(), begin_cpu_s = cpu_s();
     for (int i = 0; i < number; i++)
         if (pthread_create(&consumers[i].thread, NULL, work, &consumers[i]))
             fail("no thread");
@@ -199,7 +205,7 @@ static void drain(const char *form, int number) {
     else
         for (int i = 0; i < number; i++)
             pthread_join(consumers[i].thread, NULL);
-    printf("%ld %f\n", finished, now_s() - begin_s);
+    printf("%ld %f %f\n", finished, now_s() - begin_s, cpu_s() - begin_cpu_s);
     done = 1;
     fflush(stdout);
     for (int i = 0; streaming && i < number; i++)

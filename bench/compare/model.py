@@ -33,10 +33,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Messages that were taken and finished, and the seconds from the first request to the last answer."""
+    """Messages that were taken and finished, and the seconds from the first request to the last answer.
+
+    `client_cpu_s` is the CPU time of the consumers meanwhile.
+    """
 
     messages: int
     seconds: float
+    client_cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)

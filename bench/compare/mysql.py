@@ -95,9 +95,9 @@ class MySQLQueue:
 
     def drain(self, case: Case, messages: int) -> Drained:
         order = ("drain", self._forms[case.name], case.consumers, case.batch, messages)
-        count, seconds = self._ordered(*order)[0]
+        count, seconds, cpu_s = self._ordered(*order)[0]
         assert count == messages, f"{count} of {messages} messages were finished"
-        return Drained(messages, seconds)
+        return Drained(messages, seconds, cpu_s)
 
     def latencies(self, samples: int) -> Latencies | None:
         if "proxy" not in self.processes:
@@ -105,8 +105,8 @@ class MySQLQueue:
         lines = self._ordered("latency", samples + DISCARDED)[DISCARDED:]
         return Latencies([delivery / 1e3 for delivery, _ in lines], [insert / 1e3 for _, insert in lines])
 
-    def _ordered(self, *order: str | int) -> list[tuple[float, float]]:
-        """Run the client with this order; return its lines of two numbers."""
+    def _ordered(self, *order: str | int) -> list[list[float]]:
+        """Run the client with this order; return the numbers of its lines."""
         command = [str(self._client), str(self._port), *map(str, order)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -114,7 +114,7 @@ class MySQLQueue:
             output, _ = process.communicate("begin\n")
         if process.returncode:
             raise SystemExit("the client failed: see above")
-        return [(float(first), float(second)) for first, second in map(str.split, output.splitlines())]
+        return [[float(word) for word in line.split()] for line in output.splitlines()]
 
 
 def connected(port: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -52,22 +51,14 @@ def await_quiet(processes: Mapping[str, int]) -> None:
         before = now
 
 
-def client_cpu_s() -> float:
-    """Return the CPU seconds of this process and of its children that have ended."""
-    return sum(
-        used.ru_utime + used.ru_stime
-        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
-
-
 def drain(system: System, case: Case, messages: int) -> tuple[Drained, dict[str, float]]:
     """Enqueue and drain; return the CPU seconds of each process and of the clients as well."""
     system.fill(messages)
     await_quiet(system.processes)
-    before, client_before = cpu_by_name(system.processes), client_cpu_s()
+    before = cpu_by_name(system.processes)
     drained = system.drain(case, messages)
     took = {name: seconds - before.get(name, 0.0) for name, seconds in cpu_by_name(system.processes).items()}
-    return drained, {**took, "client": client_cpu_s() - client_before}
+    return drained, {**took, "client": drained.client_cpu_s}
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ def test_the_messages_of_a_drain_follow_its_rate(rate: float, batch: int, most: 
 
 def test_a_round_adds_its_rate_and_the_cpu_of_each_process() -> None:
     figures = CaseFigures()
-    figures.add(Drained(1_000, 0.5), {"server": 0.02, "client": 0.001})
+    figures.add(Drained(1_000, 0.5, 0), {"server": 0.02, "client": 0.001})
     assert figures.rates == [2_000]
     assert dict(figures.cpu_us) == {"server": [20], "client": [1]}
 

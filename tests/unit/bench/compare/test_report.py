@@ -1,5 +1,8 @@
 """The page that the comparison writes."""
 
+import pytest
+
+from bench.compare.brokers import shortened
 from bench.compare.figures import CompetitorFigures
 from bench.compare.model import Drained, Latencies
 from bench.compare.plots import drain_bars, latency_bars
@@ -9,10 +12,10 @@ from bench.compare.report import page, spread
 def figures() -> dict[str, CompetitorFigures]:
     ours = CompetitorFigures("nothing", "MySQL 9.7.4")
     for seconds in (1, 2, 4):
-        ours.cases["8 streams"].add(Drained(8_000, seconds), {"server": 0.4, "client": 0.08})
+        ours.cases["8 streams"].add(Drained(8_000, seconds, 0), {"server": 0.4, "client": 0.08})
     ours.latency.add(Latencies([2.0], [0.8]))
     polling = CompetitorFigures("the last second", "Poller 1")
-    polling.cases["batches"].add(Drained(100, 1), {"server": 0.1})
+    polling.cases["batches"].add(Drained(100, 1, 0), {"server": 0.1})
     return {"ours": ours, "polling": polling, "other": CompetitorFigures("all", missing="no compiler")}
 
 
@@ -40,3 +43,16 @@ def test_a_table_has_as_many_cells_in_each_row_as_in_its_head() -> None:
 def test_a_bar_is_drawn_for_what_was_measured() -> None:
     assert [name for name, _ in drain_bars(figures())] == ["ours: 8 streams", "polling: batches"]
     assert [(name, bar.median) for name, bar in latency_bars(figures())] == [("ours", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("Redis server v=8.0.6 sha=00000000:0 malloc=jemalloc-5.3.1", "Redis server 8.0.6"),
+        ("nats-server: v2.15.1", "nats-server 2.15.1"),
+        ("beanstalkd 1.13", "beanstalkd 1.13"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_a_version_is_a_name_and_a_number(line: str, version: str) -> None:
+    assert shortened(line) == version
