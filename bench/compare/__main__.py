@@ -19,6 +19,7 @@ from bench.compare.brokers import BROKERS
 from bench.compare.model import PAYLOAD_BYTES, Competitor
 from bench.compare.mysql import Ackstream, ByHand
 from bench.compare.plots import write_plots
+from bench.compare.postgres import POSTGRES_QUEUES
 from bench.compare.report import page
 from bench.compare.runner import Plan, Runner
 
@@ -29,6 +30,7 @@ COMPETITORS: Sequence[Competitor] = (
     Ackstream("mariadb"),
     ByHand("mysql"),
     ByHand("mariadb"),
+    *POSTGRES_QUEUES,
     *BROKERS,
 )
 
@@ -65,7 +67,7 @@ def conditions(plan: Plan, load_before: float) -> list[str]:
         f"messages of {PAYLOAD_BYTES} bytes; {plan.rounds} interleaved rounds; {plan.samples:,} latencies a round",
         f"each drain takes about {plan.seconds:g} s, or {plan.messages:,} messages where these take less",
         "one competitor runs at a time; it shares the cores with its clients",
-        "clients: in C for MySQL and MariaDB, in Python for beanstalkd, Redis and NATS",
+        "clients: in C for MySQL and MariaDB, in Python for beanstalkd, Redis and NATS; pgbench for pgmq; Node.js",
     ]
 
 

@@ -35,8 +35,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def messages_for(rate: float, seconds: float, batch: int, most: int) -> int:
-    """Return how many messages take about `seconds` at `rate` a second: whole thousands or batches, at most `most`."""
-    step = max(batch, 1_000)
+    """Return how many messages take about `seconds` at `rate` a second: whole batches, at least 1,000, at most `most`.
+
+    If `most` is too low for a whole step, the result is one step.
+    """
+    step = batch * math.ceil(1_000 / batch)
     return max(step, min(round(rate * seconds / step), most // step) * step)
 
 
