@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,5 +73,9 @@ def listening_process(command: Sequence[str], log: Path, port: int) -> Iterator[
             raise SystemExit(f"{command[-1]} has ended: {log.read_text()}")
         yield process.pid
     finally:
+        descendants = [pid for pid in family(process.pid) if pid != process.pid]
         process.kill()
         process.wait()
+        for pid in descendants:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

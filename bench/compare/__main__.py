@@ -20,6 +20,7 @@ from bench.compare.model import PAYLOAD_BYTES, Competitor
 from bench.compare.mysql import Ackstream, ByHand
 from bench.compare.plots import write_plots
 from bench.compare.postgres import POSTGRES_QUEUES
+from bench.compare.rabbitmq import RabbitMQ
 from bench.compare.report import page
 from bench.compare.runner import Plan, Runner
 
@@ -32,6 +33,7 @@ COMPETITORS: Sequence[Competitor] = (
     ByHand("mariadb"),
     *POSTGRES_QUEUES,
     *BROKERS,
+    RabbitMQ(),
 )
 
 
@@ -67,7 +69,7 @@ def conditions(plan: Plan, load_before: float) -> list[str]:
         f"messages of {PAYLOAD_BYTES} bytes; {plan.rounds} interleaved rounds; {plan.samples:,} latencies a round",
         f"each drain takes about {plan.seconds:g} s, or {plan.messages:,} messages where these take less",
         "one competitor runs at a time; it shares the cores with its clients",
-        "clients: in C for MySQL and MariaDB, in Python for beanstalkd, Redis and NATS; pgbench for pgmq; Node.js",
+        "clients: in C for MySQL, MariaDB and pgmq; in Python for beanstalkd, Redis, NATS and RabbitMQ; Node.js",
     ]
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.compare.connection import TIMEOUT_S
 from bench.compare.model import Case, Drained, Latencies
-from bench.compare.protocols import PROTOCOLS, TIMEOUT_S
+from bench.compare.protocols import PROTOCOLS
 from bench.compare.root import folder_in_root, in_root, output, outside, server_in_root
 from bench.processes import HOST, free_port
 

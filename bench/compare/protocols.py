@@ -1,30 +1,20 @@
-"""Clients of beanstalkd, Redis and NATS, each as the server's documentation has a worker do it."""
+"""Clients of beanstalkd, Redis, NATS and RabbitMQ, each as the server's documentation has a worker do it."""
 
 from __future__ import annotations
 
 import json
 import re
-import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+from bench.compare.amqp import QuorumQueue
+from bench.compare.connection import AT_ONCE, Connection, Taken, ignored
 from bench.compare.model import PAYLOAD_BYTES
 from bench.compare.shares import batches
-from bench.processes import HOST
 
 PAYLOAD = b"x" * PAYLOAD_BYTES
-AT_ONCE = 500
-"""So many messages are enqueued before their answers are read."""
-TIMEOUT_S = 60.0
 PAUSE_S = 0.001
-
-
-Taken = Callable[[], object]
-
-
-def ignored() -> None:
-    """Do nothing."""
 
 
 class Client(Protocol):
@@ -43,30 +33,6 @@ class Client(Protocol):
 
         `taken` is called for each batch when its messages are here and not finished yet.
         """
-
-
-class Connection:
-    """A socket with a buffer for reading."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection((HOST, port), timeout=TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._file = self._socket.makefile("rb", buffering=1 << 18)
-
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def line(self) -> bytes:
-        """Return the next line without its end."""
-        line: bytes = self._file.readline()
-        if not line:
-            raise ConnectionError("the server has closed the connection")
-        return line[:-2]
-
-    def read(self, size: int) -> bytes:
-        """Return so many bytes, and drop the line end after them."""
-        data: bytes = self._file.read(size + 2)
-        return data[:-2]
 
 
 class Beanstalkd:
@@ -226,4 +192,9 @@ class JetStream:
         return head[1] or b"", self._connection.read(int(head[2]))
 
 
-PROTOCOLS: Mapping[str, type[Client]] = {"beanstalkd": Beanstalkd, "redis": RedisStream, "nats": JetStream}
+PROTOCOLS: Mapping[str, type[Client]] = {
+    "beanstalkd": Beanstalkd,
+    "redis": RedisStream,
+    "nats": JetStream,
+    "amqp": QuorumQueue,
+}
