@@ -17,6 +17,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 START_TIMEOUT_S = 60.0
 
 
+class ProgramFailedError(Exception):
+    """A program of a measurement did not start, or failed."""
+
+
 def family(pid: int) -> Iterator[int]:
     """Yield the process and its descendants. A process that ends meanwhile is left out."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -60,7 +64,7 @@ def free_port() -> int:
 def listening_process(command: Sequence[str], log: Path, port: int) -> Iterator[int]:
     """Run a server until the block ends; yield its process id when it accepts connections.
 
-    Raises SystemExit if it ends before.
+    Raises ProgramFailedError if it ends before.
     """
     process = ChildProcess(list(command), output=log)
     try:
@@ -70,7 +74,7 @@ def listening_process(command: Sequence[str], log: Path, port: int) -> Iterator[
             what=f"a listener, see {log}",
         )
         if process.returncode is not None:
-            raise SystemExit(f"{command[-1]} has ended: {log.read_text()}")
+            raise ProgramFailedError(f"{command[-1]} has ended: {log.read_text()}")
         yield process.pid
     finally:
         descendants = [pid for pid in family(process.pid) if pid != process.pid]

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from bench.compare.brokers import BROKERS
 from bench.compare.model import PAYLOAD_BYTES, Competitor
-from bench.compare.mysql import Ackstream, ByHand
+from bench.compare.mysql import REDO_LOG, SERVER_OPTIONS, Ackstream, ByHand
 from bench.compare.plots import write_plots
-from bench.compare.postgres import POSTGRES_QUEUES
+from bench.compare.postgres import OPTIONS, POSTGRES_QUEUES
 from bench.compare.rabbitmq import RabbitMQ
 from bench.compare.report import page
 from bench.compare.runner import Plan, Runner
@@ -69,6 +69,7 @@ def conditions(plan: Plan, load_before: float) -> list[str]:
         f"messages of {PAYLOAD_BYTES} bytes; {plan.rounds} interleaved rounds; {plan.samples:,} latencies a round",
         f"each drain takes about {plan.seconds:g} s, or {plan.messages:,} messages where these take less",
         "one competitor runs at a time; it shares the cores with its clients",
+        f"MySQL and MariaDB: {' '.join((*SERVER_OPTIONS, *REDO_LOG.values()))}; PostgreSQL: {' '.join(OPTIONS)}",
         "clients: in C for MySQL, MariaDB and pgmq; in Python for beanstalkd, Redis, NATS and RabbitMQ; Node.js",
     ]
 

@@ -16,7 +16,7 @@ from bench.compare.connection import TIMEOUT_S
 from bench.compare.model import Case, Drained, Latencies
 from bench.compare.protocols import PROTOCOLS
 from bench.compare.root import folder_in_root, in_root, output, outside, server_in_root
-from bench.processes import HOST, free_port
+from bench.processes import HOST, ProgramFailedError, free_port
 
 WARM_UP = 5
 """So many samples of the latency are not counted."""
@@ -47,7 +47,7 @@ class BrokerQueue:
             process.stdout.readline()
             answer, _ = process.communicate("begin\n")
         if process.returncode:
-            raise SystemExit("the consumers failed: see above")
+            raise ProgramFailedError("the consumers failed: see above")
         return Drained(messages, *map(float, answer.split()))
 
     def latencies(self, samples: int) -> Latencies | None:
@@ -70,7 +70,7 @@ class BrokerQueue:
             producer.enqueue(1)
             ended_s.append(time.monotonic())
             if not finished.acquire(timeout=TIMEOUT_S):
-                raise SystemExit(f"{self._protocol}: a message was not delivered")
+                raise ProgramFailedError(f"{self._protocol}: a message was not delivered")
         return Latencies(took_ms(began_s, arrived_s), took_ms(began_s, ended_s))
 
 

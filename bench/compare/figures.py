@@ -82,4 +82,4 @@ class CompetitorFigures:
     cases: dict[str, CaseFigures] = field(default_factory=lambda: defaultdict(CaseFigures))
     latency: LatencyFigures = field(default_factory=LatencyFigures)
     missing: str = ""
-    """Why it was left out."""
+    """Why it was left out, or not measured in further rounds."""

@@ -15,7 +15,7 @@ from typing import Any
 import pymysql
 
 from bench.compare.model import PAYLOAD_BYTES, Case, Drained, Latencies, MissingError
-from bench.processes import HOST, family
+from bench.processes import HOST, ProgramFailedError, family
 from demo.ackstream import DIRECTIVES
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.proxies import running_proxy
@@ -28,6 +28,10 @@ DISCARDED = 5
 """The first samples of the latency: the stream may open after the INSERT."""
 
 SERVER_OPTIONS = ("--sync-binlog=1", "--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=1G")
+REDO_LOG: Mapping[Flavour, str] = {
+    "mysql": "--innodb-redo-log-capacity=1G",
+    "mariadb": "--innodb-log-file-size=1G",
+}
 DURABILITY = "fsync at each commit: sync_binlog=1, innodb_flush_log_at_trx_commit=1"
 TITLES: Mapping[Flavour, str] = {"mysql": "MySQL", "mariadb": "MariaDB"}
 
@@ -113,7 +117,7 @@ class MySQLQueue:
             process.stdout.readline()
             output, _ = process.communicate("begin\n")
         if process.returncode:
-            raise SystemExit("the client failed: see above")
+            raise ProgramFailedError("the client failed: see above")
         return [[float(word) for word in line.split()] for line in output.splitlines()]
 
 
@@ -125,7 +129,7 @@ def connected(port: int) -> Any:
 def running_queue_server(flavour: Flavour, folder: Path) -> Iterator[EmbeddedServer]:
     """A server with the table. Raises MissingError."""
     try:
-        starting = new_server(flavour, folder / "server", durable=True, options=SERVER_OPTIONS)
+        starting = new_server(flavour, folder / "server", durable=True, options=(*SERVER_OPTIONS, REDO_LOG[flavour]))
     except ServerMissingError as missing:
         raise MissingError(str(missing)) from missing
     with starting as server:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.compare.model import PAYLOAD_BYTES, Case, Drained, Latencies, MissingError
 from bench.compare.root import ROOT, folder_in_root, in_root, output, outside, server_in_root
-from bench.processes import HOST, free_port
+from bench.processes import HOST, ProgramFailedError, free_port
 from tests.support.waiting import eventually
 
 DURABILITY = "fsync at each commit: synchronous_commit=on"
@@ -150,7 +150,7 @@ class NodeQueue:
         command = in_root("/usr/bin/node", *words, user=USER)
         done = subprocess.run(command, check=False, input="begin\n", stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            raise SystemExit("the workers failed: see above")
+            raise ProgramFailedError("the workers failed: see above")
         return [[float(word) for word in line.split()] for line in done.stdout.splitlines() if line != "ready"]
 
 

@@ -43,7 +43,7 @@ def latency_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequence[
 
 def page(figures: Mapping[str, CompetitorFigures], conditions: Sequence[str], plots: Sequence[str]) -> str:
     """Return the page. `plots` are the names of pictures in the same folder."""
-    present = {name: competitor for name, competitor in figures.items() if not competitor.missing}
+    present = {name: competitor for name, competitor in figures.items() if competitor.cases}
     parts = [
         "# Queues compared\n",
         "`make bench` wrote this page. Medians of all rounds; in brackets least and greatest.\n",
@@ -57,7 +57,11 @@ def page(figures: Mapping[str, CompetitorFigures], conditions: Sequence[str], pl
             ("queue", "version", "durability"),
             ((name, competitor.version, competitor.durability) for name, competitor in present.items()),
         ),
-        "".join(f"- left out: {name}: {item.missing}\n" for name, item in figures.items() if item.missing),
+        "".join(
+            f"- left out, or not measured in all rounds: {name}: {item.missing}\n"
+            for name, item in figures.items()
+            if item.missing
+        ),
         "".join(f"![{plot.removesuffix('.png')}]({plot})\n" for plot in plots),
     ]
     return "\n".join(part for part in parts if part)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.compare.model import MissingError
-from bench.processes import listening_process
+from bench.processes import ProgramFailedError, listening_process
 from tests.support.servers import cache_dir
 
 ROOT = cache_dir() / "competitors-sid"
@@ -31,10 +31,10 @@ def in_root(program: str, *arguments: str, user: str = "root") -> list[str]:
 
 
 def output(*command: str) -> str:
-    """Run a command; return its output. Raises SystemExit with its errors if it fails."""
+    """Run a command; return its output. Raises ProgramFailedError with its errors if it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr}{done.stdout}")
+        raise ProgramFailedError(f"{' '.join(command)}: {done.stderr}{done.stdout}")
     return done.stdout.strip()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +98,10 @@ class Runner:
             except MissingError as missing:
                 seen.missing = str(missing)
                 print(f"  left out: {missing}", flush=True)
+            except Exception as failure:  # noqa: BLE001 - what was measured of the others is worth keeping
+                seen.missing = f"failed: {failure}".partition("\n")[0]
+                print(f"  {seen.missing}", flush=True)
+                traceback.print_exc()
 
     def _measure_case(self, system: System, name: str, case: Case, figures: CaseFigures) -> None:
         """Measure a case once. A first small drain, whose rate decides the messages of all others, is not counted."""
