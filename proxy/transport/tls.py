@@ -68,7 +68,8 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
     # The socket's protocol.
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Decrypt bytes from the socket and pass the clear text to the session. End the connection if
+        TLS fails."""
         if self._transport.is_closing():
             return
         self._incoming.write(data)
@@ -88,21 +89,21 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """The socket is closed: report it to the session."""
         self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """The socket's write buffer is full: report it to the session."""
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """The socket's write buffer has room: report it to the session."""
         self._protocol.resume_writing()
 
     # The session's transport.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See asyncio.Transport."""
+        """Encrypt and send. Before the end of the handshake, keep up to EARLY_MAX bytes; with more, abort."""
         if not data or self._transport.is_closing():
             return
         if not self._established:
@@ -114,7 +115,7 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         self._transport.write(self._outgoing.read())
 
     def close(self) -> None:
-        """See asyncio.Transport."""
+        """Send close_notify and close the socket when the rest is sent."""
         if self._established and not self._transport.is_closing():
             with contextlib.suppress(ssl.SSLError):  # It leaves our close_notify to be sent, and requires the peer's.
                 self._engine.unwrap()
@@ -122,31 +123,31 @@ class TlsLayer(asyncio.Transport, asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """See asyncio.Transport."""
+        """Close the socket at once. What is not sent is lost."""
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """See asyncio.Transport."""
+        """Return whether the socket is closing or closed."""
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:
-        """See asyncio.Transport."""
+        """Read no more from the socket."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See asyncio.Transport."""
+        """Read from the socket again."""
         self._transport.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """See asyncio.Transport."""
+        """Set the limits of the socket's write buffer, in bytes of cipher text."""
         self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """See asyncio.Transport."""
+        """Return the bytes of cipher text that are not sent yet."""
         return self._transport.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See asyncio.Transport."""
+        """Return information about the socket."""
         return self._transport.get_extra_info(name, default)
 
     def _handshake(self) -> bool:
@@ -191,7 +192,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: Settings) -> Tls:
-        """Raises BadSetting."""
+        """Make it of the settings. Raises BadSetting."""
         policy = TlsPolicy(
             offered=settings.tls,
             backend=settings.backend_tls,

@@ -1,10 +1,12 @@
-"""All that ackstream has of mysql-mimic: the protocol's numbers by their names, and two makers of packets' parts.
+"""The parts of mysql-mimic that ackstream uses: the protocol's numbers by name, and two functions that
+encode parts of packets.
 
-Its readers never see what a peer sent, and its server never faces a client. Some of its numbers are counted by their
-place in a class, so that one name more would move those behind it: `check` compares the last of each kind with the
-protocol's own, and says which of them an installed release has otherwise.
+Its readers never parse bytes of a peer, and its server never serves a client. Some of its numbers
+follow from their place in a class, so one more name would shift those behind it. `check` compares
+the last of each kind with the protocol's own, and names those that differ in the installed release.
 
-No other module of proxy, sqlrewrite or engine imports mysql-mimic (an import contract in pyproject.toml).
+No other module of proxy, sqlrewrite or engine imports mysql-mimic (an import contract in
+pyproject.toml).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The packets that end things: OK, EOF, ERR, and the PREPARE answer; read and made.
+"""The packets that end an answer: OK, EOF, ERR and the PREPARE answer, read and made.
 
-A proxy seldom makes packets, and when it does they must look like the server's own. What ends a
-result set depends on what the client and the server agreed upon: with CLIENT_DEPRECATE_EOF it is an
-OK packet whose first byte is 0xFE, without it the old EOF packet; `make_end` knows. Payloads only:
-framing.py adds the headers.
+The proxy seldom makes packets. They must look like the server's own. The end of a result set
+depends on the agreed capabilities: with CLIENT_DEPRECATE_EOF it is an OK packet whose first byte is
+0xFE, without it an EOF packet (`make_end`). This module has payloads only; framing.py adds the
+headers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ OK_HEAD_MAX: Final = 1 + 9 + 9 + 2 + 2
 """The fields of an OK packet before its texts are never longer than this."""
 
 UNREACHABLE: Final = 1105
-"""The number under which a client is told that its server cannot be reached. The clients have numbers of their own for
-that (2003, 2013, 2026), but show them only for what they found themselves: MariaDB's take an ERR packet with one of
-2000 to 2999 for a malformed packet (2027), and its text is lost."""
+"""The error number for a server that cannot be reached. Client libraries have their own numbers for it
+(2003, 2013, 2026), but only for errors that they detect themselves: MariaDB's treat an ERR packet
+with 2000 to 2999 as a malformed packet (2027), and its text is lost."""
 
 
 class Ok(NamedTuple):
@@ -51,7 +51,7 @@ class Eof(NamedTuple):
 
 
 class ServerError(Exception):
-    """What an ERR packet says, as a value and as an exception.
+    """The content of an ERR packet, as a value and as an exception.
 
     `message` is decoded as UTF-8 with replacement: it is for people, never for relaying.
     """

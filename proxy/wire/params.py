@@ -2,7 +2,7 @@
 
 The proxy reads parameters only of statements that are its own, such as a prepared `STREAM … LIMIT
 ?`. Numbers become Python's; strings and decimals stay bytes in the client's charset; dates and
-times are kept as they came, until `python_value` is asked for what all of them mean.
+times stay encoded until `python_value` decodes them.
 
 With CLIENT_QUERY_ATTRIBUTES a query's text is preceded by named values in the same encoding, which
 must be stepped over to see the text at all.
