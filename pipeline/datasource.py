@@ -76,8 +76,8 @@ def register(spark: SparkSession) -> None:
 
 
 def _describe(where: Common) -> Table:
-    def ask() -> Table:
+    def read_table() -> Table:
         with where.endpoint.connect() as connection:
             return describe(connection, where.database, where.table)
 
-    return again(ask)
+    return again(read_table)

@@ -412,7 +412,7 @@ def read_until_ended(read: Callable[[], None]) -> ReaderEnded:
         return ReaderEnded(f"{error.args[-1] if error.args else error} ({code})", refused=code in DENIED)
     except StuckLogError as error:
         return ReaderEnded(str(error))
-    except Exception as error:  # noqa: BLE001  # a fault of ours or of the library: the next reader begins again
+    except Exception as error:  # noqa: BLE001  # a fault in ackstream or of the library: the next reader begins again
         return ReaderEnded(f"its reader failed: {error!r}")
     return ReaderEnded("the server ended it")
 

@@ -104,7 +104,7 @@ class BinlogFollower:
             began = clock()
             try:
                 ended = await self._follow()
-            except Exception as error:  # A fault of ours must not end the follower.
+            except Exception as error:  # A fault in ackstream must not end the follower.
                 self.following.faults += 1
                 log.exception("the changes in the binlog could not be processed")
                 ended = ReaderEnded(f"its changes could not be processed: {error!r}")

@@ -34,7 +34,7 @@ from engine.model import Entry, Key
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _InLookup:
     """The lease that a lookup under way is for, as of its start, and whether its holder may have
     been given more time."""
 
@@ -53,7 +53,7 @@ class LeaseVerification:
         self._all = False
         """All leases are suspect."""
         self._all_extended = False
-        self._asked: dict[Key, _Asked] = {}
+        self._in_lookup: dict[Key, _InLookup] = {}
         self._shown: set[Lease] = set()
         """Leases whose claims the binary log has shown: its later reports of them are younger
         than the claim."""
@@ -67,7 +67,7 @@ class LeaseVerification:
     @property
     def under_way(self) -> bool:
         """Whether a lookup has not come back yet."""
-        return bool(self._asked)
+        return bool(self._in_lookup)
 
     @property
     def pause_until_ns(self) -> int:
@@ -149,7 +149,7 @@ class LeaseVerification:
     def start_lookup(self, now: Instant, starved: Callable[[], bool]) -> list[Effect]:
         """Look up the suspect messages. If there are none and `starved()` (a stream waits for
         acknowledgements), look up the messages that were sent."""
-        if self._asked or now.mono_ns < self._pause.until_ns:
+        if self._in_lookup or now.mono_ns < self._pause.until_ns:
             return []
         if self._all:
             for lease in self._leases:
@@ -159,7 +159,7 @@ class LeaseVerification:
             sent = (lease.key for lease in self._leases if lease.is_sent)
             self._suspects.update((key, False) for key in islice(sent, self._limits.lookup_max))
         keys = tuple(islice(self._suspects, self._limits.lookup_max))
-        self._asked = {key: _Asked(self._leases.get(key), self._suspects.pop(key)) for key in keys}
+        self._in_lookup = {key: _InLookup(self._leases.get(key), self._suspects.pop(key)) for key in keys}
         return [Lookup(keys)] if keys else []
 
     def lookup_answered(
@@ -171,17 +171,17 @@ class LeaseVerification:
         Returns each lease that is over with its row (None: none was found), and (None, row) for
         each message without a lease. Leases that stand get their deadlines from the rows.
         """
-        answers, self._asked = self._asked, {}
+        answers, self._in_lookup = self._in_lookup, {}
         changed: list[tuple[Lease | None, Entry | None]] = []
         over = 0
-        for key, asked in answers.items():
+        for key, looked_up in answers.items():
             lease, entry = self._leases.get(key), found.get(key)
             if lease is None:
                 if entry is not None:
                     changed.append((None, entry))
-            elif lease is not asked.lease:
+            elif lease is not looked_up.lease:
                 pass  # The row was deleted and inserted again: the answer may be older than our claim.
-            elif entry is not None and self._stands(lease, asked, entry, decided_ns):
+            elif entry is not None and self._stands(lease, looked_up, entry, decided_ns):
                 self._leases.confirm(lease, entry.due_ns)
             else:
                 over += 1
@@ -194,8 +194,8 @@ class LeaseVerification:
 
     def lookup_failed(self, now: Instant) -> None:
         """The lookup failed: its messages stay suspect and are the first of the next one."""
-        later, self._suspects = self._suspects, {key: asked.extended for key, asked in self._asked.items()}
-        self._asked = {}
+        later, self._suspects = self._suspects, {key: looked_up.extended for key, looked_up in self._in_lookup.items()}
+        self._in_lookup = {}
         for key, extended in later.items():
             self._note(key, extended=extended)
         self._pause.lengthen(now.mono_ns)
@@ -203,13 +203,13 @@ class LeaseVerification:
     def _note(self, key: Key, *, extended: bool) -> None:
         self._suspects[key] = extended or self._suspects.get(key, False)
 
-    def _stands(self, lease: Lease, asked: _Asked, entry: Entry, decided_ns: int) -> bool:
+    def _stands(self, lease: Lease, looked_up: _InLookup, entry: Entry, decided_ns: int) -> bool:
         """Whether a row shows the delivery of a lease, perhaps with a later deadline."""
         if entry.epoch != lease.epoch:
             return False
         again = self._all or lease.key in self._suspects  # This answer may be older than the new report.
-        extended = asked.extended or self._all_extended or self._suspects.get(lease.key, False)
-        if again and asked.extended:
+        extended = looked_up.extended or self._all_extended or self._suspects.get(lease.key, False)
+        if again and looked_up.extended:
             self._note(lease.key, extended=True)
         if entry.due_ns != lease.deadline_ns and not (extended and entry.due_ns > decided_ns):
             return False

@@ -73,7 +73,7 @@ class Counters:
     catalog_faults: int = 0
     """Unexpected exceptions while the catalog was read. It was read again."""
     dispatcher_restarts: int = 0
-    """Dispatchers that were replaced after a fault of ours."""
+    """Dispatchers that were replaced after a fault in ackstream."""
 
 
 class FailureLog:

@@ -236,7 +236,7 @@ class Queues:
                 self._record(found, read)
         except StoreError:
             raise
-        except Exception as error:  # A fault of ours ends this one call, and nothing else.
+        except Exception as error:  # A fault in ackstream ends this one call, and nothing else.
             self._count_fault()
             log.exception("%s could not be described", table)
             self._known.pop(table, None)

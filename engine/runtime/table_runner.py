@@ -3,7 +3,7 @@
 An event is handed to the dispatcher and returns effects. Effects that need the store run as tasks,
 and their results are the next events. A timer is set for the dispatcher's next wake-up time.
 
-A fault of ours stays within the table. An exception in the dispatcher is logged and counted. After
+A fault in ackstream stays within the table. An exception in the dispatcher is logged and counted. After
 a pause that grows with each fault in a row, a new dispatcher begins with the same streams and reads
 its state from the database. Messages that were in flight come due again when their wait is over.
 """
@@ -153,7 +153,7 @@ class TableRunner:
                 self._performing = False
             if not self._suspended:
                 self._rearm()
-        except Exception as error:  # noqa: BLE001  # A fault of ours: it is logged there.
+        except Exception as error:  # noqa: BLE001  # A fault in ackstream: it is logged there.
             self._fault(error)
 
     def subscribe(self, spec: Subscription, sink: Sink) -> None:
@@ -271,7 +271,7 @@ class TableRunner:
         stream.given += len(rows)
         try:
             stream.sink.deliver(rows)
-        except Exception:  # A fault of ours that concerns one client.
+        except Exception:  # A fault in ackstream that concerns one client.
             log.exception("a stream of %s failed", self.queue.id)
             self._end(subscriber, Cause.UNUSABLE, "internal error: see the proxy's log")
             self.handle(self.dispatcher.disconnected, stream.spec.holder)
@@ -295,7 +295,7 @@ class TableRunner:
                 self._on_doubt()
             text = no_queue_text(self.queue.id) if error.code in NO_TABLE else str(error)
             outcome = partial(self._failed, dispatcher, effect, text, lasting=error.lasting)
-        except Exception as error:  # A fault of ours: without an outcome the dispatcher would wait for ever.
+        except Exception as error:  # A fault in ackstream: without an outcome the dispatcher would wait for ever.
             log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
             outcome = partial(self._failed, dispatcher, effect, str(error), lasting=False)
         if dispatcher is self.dispatcher:

@@ -69,13 +69,13 @@ class Binary:
         return Path(self.command[-1])
 
     @classmethod
-    def ask(cls, command: Sequence[str]) -> Binary:
+    def of_command(cls, command: Sequence[str]) -> Binary:
         """Run `command --version`: a program called mysqld may be MariaDB's."""
-        asked = subprocess.run([*command, "--no-defaults", "--version"], capture_output=True, text=True, check=False)
-        found = re.search(r"\bVer (\d+(?:\.\d+)*)(\S*)", asked.stdout)
+        result = subprocess.run([*command, "--no-defaults", "--version"], capture_output=True, text=True, check=False)
+        found = re.search(r"\bVer (\d+(?:\.\d+)*)(\S*)", result.stdout)
         if found is None:
-            said = (asked.stdout + asked.stderr).strip() or f"exit status {asked.returncode}"
-            raise EmbeddedServerError(f"{command[-1]} is no usable server: {said}")
+            output = (result.stdout + result.stderr).strip() or f"exit status {result.returncode}"
+            raise EmbeddedServerError(f"{command[-1]} is no usable server: {output}")
         flavour: Flavour = "mariadb" if "mariadb" in found[2].lower() else "mysql"
         return cls(tuple(command), flavour, tuple(int(part) for part in found[1].split(".")))
 
@@ -90,7 +90,7 @@ def find_server(flavour: Flavour | None = None) -> Binary:
     """
     search_path = os.pathsep.join([os.environ.get("PATH", ""), *USUAL_PLACES])
     programs = [path for name in PROGRAMS if (path := shutil.which(name, path=search_path))]
-    found = [Binary.ask((program,)) for program in programs]
+    found = [Binary.of_command((program,)) for program in programs]
     for binary in found:
         if binary.version >= OLDEST[binary.flavour] and flavour in {None, binary.flavour}:
             return binary
@@ -327,9 +327,9 @@ class EmbeddedServer:
                 channel.connect(str(self.socket_path))
             except OSError:
                 return None
-            return self._ask(channel)
+            return self._first_answer(channel)
 
-    def _ask(self, channel: socket.socket) -> tuple[int, str] | None:
+    def _first_answer(self, channel: socket.socket) -> tuple[int, str] | None:
         connection = Connection(user="root", defer_connect=True)
         try:
             connection.connect(channel)
