@@ -40,12 +40,12 @@ test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, k
 	@$(TYPES)
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m pipeline tests/pipeline
 
-# `make test` and `make test-pipeline` run a slice of these, drawn by a seed that they print (ACKSTREAM_SEED repeats it).
+# `make test` and `make test-pipeline` run a slice of these, drawn by a seed that they print (TESTS_SEED repeats it).
 .PHONY: test-long
 test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kills, mutants, ten times the examples, fuzz
 	@scripts/prepare mariadb mysql compiler pipeline
-	@ACKSTREAM_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) tests/property
-	@ACKSTREAM_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "either_server or sampled" tests
+	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) tests/property
+	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "either_server or sampled" tests
 	@$(MAKE) fuzz
 
 .PHONY: test-needs

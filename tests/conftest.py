@@ -177,7 +177,7 @@ def drop_database(server: EmbeddedServer, name: str) -> None:
 
 def pytest_report_header() -> list[str]:
     """Which servers this run tests, the missing ones with the reason, and the seed of what it draws."""
-    return [*map(_server_line, FLAVOURS), f"seed: {SEED} (repeat with ACKSTREAM_SEED={SEED})"]
+    return [*map(_server_line, FLAVOURS), f"seed: {SEED} (repeat with TESTS_SEED={SEED})"]
 
 
 def _server_line(flavour: Flavour) -> str:
@@ -191,7 +191,7 @@ def _server_line(flavour: Flavour) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The seed if anything failed; one loud line for a server that was left out, with the number of tests not run."""
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
-        terminalreporter.write_line(f"*** the seed of this run: ACKSTREAM_SEED={SEED} ***", red=True, bold=True)
+        terminalreporter.write_line(f"*** the seed of this run: TESTS_SEED={SEED} ***", red=True, bold=True)
     reasons = Counter(
         report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
     )

@@ -25,7 +25,7 @@ STARTS_A_SERVER_AND_WAITS = """
 import sys
 from pathlib import Path
 from proxy.embedded.server import Binary, EmbeddedServer
-server = EmbeddedServer(Path(sys.argv[1]), Binary.ask(sys.argv[2:]))
+server = EmbeddedServer(Path(sys.argv[1]), Binary.of_command(sys.argv[2:]))
 server.start()
 print(server.pid, flush=True)
 server.wait()
@@ -228,7 +228,7 @@ def test_a_program_is_what_it_says_and_not_what_it_is_called(
     tmp_path: Path, said: str, expected: tuple[Flavour, tuple[int, ...]]
 ) -> None:
     program = fake_server(tmp_path, said)
-    binary = Binary.ask([str(program)])
+    binary = Binary.of_command([str(program)])
     assert (binary.flavour, binary.version) == expected
 
 

@@ -47,6 +47,7 @@ def tokens_of(text: bytes, mode: SqlMode = PLAIN, *, passes_through: bool = Fals
 @given(texts, modes)
 @example("'a''b' x'41' N'a' \"d\"", PLAIN)
 @example("'\\' /* ' */", SqlMode(no_backslash_escapes=True))
+@example("1e31.5", PLAIN)
 def test_strings_and_names_end_where_the_lexicon_ends_them(written: str, mode: SqlMode) -> None:
     text = written.encode()
     tokens = tokens_of(text, mode)
@@ -54,7 +55,9 @@ def test_strings_and_names_end_where_the_lexicon_ends_them(written: str, mode: S
     assert tokens is not None
     found = {token.end: token for token in tokens.all}
     quoted = strings(ansi_quotes=mode.ansi_quotes, no_backslash_escapes=mode.no_backslash_escapes)
-    piece = bytes_pattern(rf"(?P<hidden>{COMMENT})|(?P<quoted>{quoted})|(?P<word>(?![0-9]){WORD_BYTE}++)|[\s\S]")
+    number = rf"\.?[0-9](?:\.|{WORD_BYTE})*+"  # Not followed: where 1e31.5 ends, the server alone decides.
+    word = rf"(?P<word>{WORD_BYTE}++)"
+    piece = bytes_pattern(rf"(?P<hidden>{COMMENT})|(?P<quoted>{quoted})|{number}|{word}|[\s\S]")
     begins = {token.start for token in tokens.all}
     for match in piece.finditer(text):
         start, end = match.span()

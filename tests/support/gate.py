@@ -76,10 +76,18 @@ class Gate:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection((self._server.host, self._server.port))
             except OSError:
                 return
+            try:
+                server = socket.create_connection((self._server.host, self._server.port))
+            except OSError:
+                client.close()
+                return
             with self._changed:
+                if self._closed:  # Meanwhile: nobody else closes these two.
+                    client.close()
+                    server.close()
+                    return
                 self._sockets += (client, server)
             self._start(self._pass, client, server)
             self._start(self._pass_answers, server, client)

@@ -2,8 +2,8 @@
 
 Two marks name the matrices that are too long for each run. Of a test with `sampled(n)`, n cases are drawn.
 Of a test with `either_server`, each case is drawn for one of the two servers. The draw depends on
-ACKSTREAM_SEED and on the names of the cases alone, so a seed repeats a run; without it, each run draws
-anew. With ACKSTREAM_LONG set, as `make test-long` sets it, nothing is left out.
+TESTS_SEED and on the names of the cases alone, so a seed repeats a run; without it, each run draws
+anew. With TESTS_LONG set, as `make test-long` sets it, nothing is left out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final
 
 import pytest
 
-SEED: Final = int(os.environ.setdefault("ACKSTREAM_SEED", str(secrets.randbelow(1_000_000))))
+SEED: Final = int(os.environ.setdefault("TESTS_SEED", str(secrets.randbelow(1_000_000))))
 """Set in the environment too, from which the processes of pytest-xdist inherit it."""
 
-LONG: Final = bool(os.environ.get("ACKSTREAM_LONG"))
+LONG: Final = bool(os.environ.get("TESTS_LONG"))
 
 
 def examples(count: int) -> int:

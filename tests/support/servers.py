@@ -83,7 +83,7 @@ def server_binary(flavour: Flavour) -> Binary:
 
 def _mysql_binary() -> Binary:
     if (_mysql_root() / "usr/sbin/mysqld").exists():
-        return Binary.ask(foreign_command(_mysql_root(), "usr/sbin/mysqld"))
+        return Binary.of_command(foreign_command(_mysql_root(), "usr/sbin/mysqld"))
     with contextlib.suppress(EmbeddedServerError):
         if (found := find_server("mysql")).version >= OLDEST_TESTED_MYSQL:
             return found
