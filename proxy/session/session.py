@@ -384,7 +384,7 @@ class Session:
     def show(self, answer: Answer, pending: PendingCommand) -> None:
         """Send the answer to an internal command to the client, as if the client had sent that
         command."""
-        self.classifier.command_answered(replace(answer.outcome, pending=pending))
+        self.classifier.command_answered(answer.outcome._replace(pending=pending))
         self.send(b"".join(frame(packet.payload, packet.seq) for packet in answer.packets))
 
     def send_error(self, error: ServerError) -> None:

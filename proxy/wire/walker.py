@@ -21,7 +21,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from engine.packets import (
@@ -88,8 +87,7 @@ _row_at = struct.Struct("<HBxB").unpack_from
 """A packet's length as its low 16 and its high 8 bits, and the first byte of the payload."""
 
 
-@dataclass(slots=True)  # Not frozen: that takes twice as long to make, and each command makes one.
-class Outcome(Generic[PendingT]):
+class Outcome(NamedTuple, Generic[PendingT]):
     """How one command ended.
 
     `status` are the session's status flags after the command. An ERR carries none: then they are
@@ -132,9 +130,9 @@ class ResponseWalker(Generic[PendingT]):
     """
 
     __slots__ = (
-        "_columns_left", "_command", "_continued", "_done", "_ending", "_ending_numbers", "_expected", "_more_columns",
-        "_opening", "_out_params", "_pending", "_prepared", "_results", "_skip", "_step", "_tail", "cache_metadata",
-        "deprecate_eof", "status",
+        "_at_head", "_columns_left", "_command", "_continued", "_done", "_ending", "_ending_outcome", "_expected",
+        "_more_columns", "_opening", "_out_params", "_pending", "_prepared", "_results", "_skip", "_step", "_tail",
+        "cache_metadata", "deprecate_eof", "status",
     )  # fmt: skip
 
     def __init__(self, capabilities: int, status: int) -> None:
@@ -146,6 +144,8 @@ class ResponseWalker(Generic[PendingT]):
         self._command: int | None = None
         self._pending: PendingT | None = None
         self._step: Step[PendingT] = ResponseWalker._unsolicited
+        self._at_head = False
+        """Whether the next bytes, behind `_tail`, begin an answer, and `_head` is its first step."""
         self._tail = b""
         """The beginning of a packet of which too little has come for its step."""
         self._skip = 0
@@ -166,8 +166,8 @@ class ResponseWalker(Generic[PendingT]):
         """What an earlier answer had before its rows: its head, its column definitions, and their EOF."""
         self._ending = b""
         """The payload that an earlier answer had behind its rows, which ended it."""
-        self._ending_numbers = (0, 0, 0)
-        """Status, affected rows and insert id in it."""
+        self._ending_outcome: Outcome[PendingT] = Outcome(None, None, True, 0)
+        """The outcome of an answer of one result with that ending, for a command without a pending one."""
 
     @property
     def idle(self) -> bool:
@@ -202,18 +202,14 @@ class ResponseWalker(Generic[PendingT]):
 
         Raises `WireError` if they cannot stand here.
         """
-        at_answer = self._step is ResponseWalker._head and not (
-            self._skip or self._tail or self._results or self._continued
-        )
+        at_answer = self._at_head and not self._tail
         if at_answer and self._repeats(chunk):
-            self.status, affected_rows, insert_id = self._ending_numbers
-            # Without keywords, which take longer.
-            outcome = Outcome(self._command, self._pending, True, self.status, affected_rows, insert_id, 0, 1, None)
-            self._next_answer()
-            return (outcome,)
+            return (self._repeated_outcome(),)
+        self._at_head = False
         if self._tail:
             chunk = self._tail + chunk
         at, end = self._skip, len(chunk)
+        self._skip = 0
         events: list[Outcome[PendingT] | FileRequest] = []
         while at <= end:
             if not self._continued:
@@ -239,6 +235,7 @@ class ResponseWalker(Generic[PendingT]):
             if not self._continued:
                 if payload + length > end and payload + _HEAD_MAX > end:
                     break
+                self._at_head = False
                 self._step(self, chunk, payload, payload + length)
             self._continued = length == PAYLOAD_MAX
             at = payload + length
@@ -249,7 +246,8 @@ class ResponseWalker(Generic[PendingT]):
     def _begin_answer(self, command: int, pending: PendingT) -> None:
         self._command = command
         self._pending = pending
-        self._step = self._FIRST_STEPS.get(command, ResponseWalker._head)
+        self._step = step = self._FIRST_STEPS.get(command, ResponseWalker._head)
+        self._at_head = step is ResponseWalker._head and not (self._skip or self._continued)
 
     def _next_answer(self) -> None:
         self._prepared = None
@@ -259,6 +257,17 @@ class ResponseWalker(Generic[PendingT]):
         else:
             self._command = self._pending = None
             self._step = ResponseWalker._unsolicited
+            self._at_head = False
+
+    def _repeated_outcome(self) -> Outcome[PendingT]:
+        """The outcome of an answer that `_repeats` has recognised, which is over."""
+        outcome, command, pending = self._ending_outcome, self._command, self._pending
+        if pending is not None or outcome.command != command:
+            _, _, _, status, affected_rows, insert_id, *_ = outcome
+            outcome = Outcome(command, pending, True, status, affected_rows, insert_id, 0, 1, None)
+        self.status = outcome.status
+        self._next_answer()
+        return outcome
 
     def _repeats(self, chunk: bytes) -> bool:
         """Whether `chunk` is one answer with the opening and the ending of an earlier one, and any rows between.
@@ -340,7 +349,8 @@ class ResponseWalker(Generic[PendingT]):
         elif marker == EOF and end - at < (PAYLOAD_MAX if self.deprecate_eof else EOF_MAX):
             numbers = self._end_of_result(chunk, at, end)
             if not self.status & MORE_RESULTS and end - at <= _KEPT_MAX and end <= len(chunk):
-                self._ending, self._ending_numbers = chunk[at:end], numbers
+                self._ending = chunk[at:end]
+                self._ending_outcome = Outcome(self._command, None, True, *numbers, 0, 1, None)
 
     def _prepare(self, chunk: bytes, at: int, end: int) -> None:
         if at < end and chunk[at] == ERR:
