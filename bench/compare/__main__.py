@@ -69,8 +69,10 @@ def conditions(plan: Plan, load_before: float) -> list[str]:
         f"messages of {PAYLOAD_BYTES} bytes; {plan.rounds} interleaved rounds; {plan.samples:,} latencies a round",
         f"each drain takes about {plan.seconds:g} s, or {plan.messages:,} messages where these take less",
         "one competitor runs at a time; it shares the cores with its clients",
-        f"MySQL and MariaDB: {' '.join((*SERVER_OPTIONS, *REDO_LOG.values()))}; PostgreSQL: {' '.join(OPTIONS)}",
-        "clients: in C for MySQL, MariaDB and pgmq; in Python for beanstalkd, Redis, NATS and RabbitMQ; Node.js",
+        f"MySQL: {' '.join((*SERVER_OPTIONS, REDO_LOG['mysql']))}",
+        f"MariaDB: {' '.join((*SERVER_OPTIONS, REDO_LOG['mariadb']))}",
+        f"PostgreSQL: {' '.join(OPTIONS)}",
+        "clients: in C for MySQL, MariaDB and pgmq; in Python for beanstalkd, Redis, NATS and RabbitMQ",
     ]
 
 

@@ -87,6 +87,7 @@ class Pgmq:
             (SELECT i % 1000 AS part, jsonb_build_object('payload', repeat('x', {PAYLOAD_BYTES})) AS body
              FROM generate_series(1, {messages}) AS i) AS bodies GROUP BY part) AS sent"""
         )
+        self._server.sql("VACUUM ANALYZE")
 
     def drain(self, case: Case, messages: int) -> Drained:
         # A read near the end of the queue may return less than it asks for.

@@ -41,6 +41,12 @@ def latency_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequence[
             yield name, spread(seen.p50, ".2f"), spread(seen.p99, ".2f"), spread(seen.enqueue_p50, ".2f")
 
 
+def polling(figures: Mapping[str, CompetitorFigures]) -> str:
+    """Return a line about those without a latency; nothing if there is none."""
+    names = ", ".join(name for name, item in figures.items() if item.cases and not item.latency.p50)
+    return f"Consumers poll at intervals, so no latency is measured: {names}.\n" if names else ""
+
+
 def page(figures: Mapping[str, CompetitorFigures], conditions: Sequence[str], plots: Sequence[str]) -> str:
     """Return the page. `plots` are the names of pictures in the same folder."""
     present = {name: competitor for name, competitor in figures.items() if competitor.cases}
@@ -52,6 +58,7 @@ def page(figures: Mapping[str, CompetitorFigures], conditions: Sequence[str], pl
         table(("queue", "consumers", "messages/s", "CPU a message, µs"), drain_rows(present)),
         "## Latency: from before the message is enqueued to a waiting consumer, ms\n",
         table(("queue", "p50", "p99", "enqueueing alone, p50"), latency_rows(present)),
+        polling(figures),
         "## Durability and versions\n",
         table(
             ("queue", "version", "durability"),

@@ -31,6 +31,7 @@ def test_the_page_shows_rates_cpu_latency_durability_and_what_was_left_out() -> 
     assert "| ours | 2.00 (2.00..2.00) | 2.00 (2.00..2.00) | 0.80 (0.80..0.80) |" in lines
     assert "| polling | Poller 1 | the last second |" in lines
     assert "- left out, or not measured in all rounds: other: no compiler" in lines
+    assert "Consumers poll at intervals, so no latency is measured: polling." in lines
     assert "![compare-drain](compare-drain.png)" in lines
     assert not any(line.startswith("| other") for line in lines)
 
