@@ -16,14 +16,12 @@ from tests.support.writing import NOW_NS
 S = 1_000_000_000
 MS = 1_000_000
 ACK_WAIT_NS = 600 * S
-LATE_NS = 500 * MS
-"""More than any timer is late on a busy machine, and far less than the poller's interval."""
 
 
 @pytest.fixture
 def connection(proxy, database):
     with proxy.connect(database=database) as connection:
-        create_queue(connection, "m", vt_ack_wait=str(ACK_WAIT_NS // S))
+        create_queue(connection, "m", "payload TEXT, due BIGINT", vt_ack_wait=str(ACK_WAIT_NS // S))
         yield connection
 
 
@@ -62,22 +60,27 @@ def test_each_message_goes_out_at_its_time_while_the_queue_is_busy(
 
     noisy = proxy.connect(database=database)
     stream = consume(proxy.connect(database=database), "STREAM id FROM m WHERE payload <> 'noise'")
+    due = f"{NOW_NS} + {S} + n * 37 % 100 * {20 * MS}"
     run(
         connection,
-        f"INSERT INTO m (id, time_next, payload) SELECT n, {NOW_NS} + {S} + n * 37 % 100 * {20 * MS}, 'scheduled'"
+        f"INSERT INTO m (id, time_next, due, payload) SELECT n, {due}, {due}, 'scheduled'"
         " FROM (WITH RECURSIVE c AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM c WHERE n < 100) SELECT n FROM c) AS n",
     )
-    due_ns = dict(rows(connection, "SELECT id, time_next FROM m"))
     for work in (worker(), worker()):
         background(work)
     background(lambda: enqueue(noisy, "m", ["noise"] * 3))
-    eventually(lambda: len(stream.received) == 100, timeout_s=20)
-    ends_ns = dict(rows(connection, "SELECT id, time_next FROM m WHERE payload = 'scheduled'"))
-    late_ns = [ends_ns[number] - ACK_WAIT_NS - due_ns[number] for number in due_ns]
-    assert [number for (number,) in stream.received] == sorted(due_ns, key=due_ns.__getitem__)
-    assert min(late_ns) >= 0
-    assert statistics.median(late_ns) < LATE_NS
-    assert max(late_ns) < 2 * S
+    for _ in range(50):  # Due when they are written: they show how long a delivery takes on this machine.
+        run(connection, f"INSERT INTO m (time_next, due, payload) VALUES ({NOW_NS}, {NOW_NS}, 'at once')")
+    eventually(lambda: len(stream.received) == 150, timeout_s=20)
+    delivered = rows(connection, "SELECT id, payload, due, time_next FROM m WHERE payload <> 'noise' ORDER BY due")
+    late_ns: dict[str, list[int]] = {"scheduled": [], "at once": []}
+    for _, payload, due_ns, wait_ends_ns in delivered:
+        late_ns[payload].append(wait_ends_ns - ACK_WAIT_NS - due_ns)
+    in_order = [number for number, payload, _, _ in delivered if payload == "scheduled"]
+    assert [number for (number,) in stream.received if number in in_order] == in_order
+    assert min(late_ns["scheduled"]) >= 0
+    assert statistics.median(late_ns["scheduled"]) < 2 * statistics.median(late_ns["at once"])
+    assert max(late_ns["scheduled"]) < 2 * S
 
 
 def test_a_backlog_goes_out_by_priority_then_time_whatever_the_order_of_its_ids(connection) -> None:
