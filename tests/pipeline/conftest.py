@@ -23,12 +23,10 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all of this folder: `make test-pipeline` alone runs it, each case on one server drawn by the seed, and a JVM
-    takes its time on a busy machine."""
+    """All of this folder is run by `make test-pipeline` alone, and a JVM takes its time on a busy machine."""
     for item in items:
         if "tests/pipeline/" in item.path.as_posix():
             item.add_marker(pytest.mark.pipeline)
-            item.add_marker(pytest.mark.either_server)
             item.add_marker(pytest.mark.timeout(600))
             callspec = getattr(item, "callspec", None)
             if callspec and "flavour" in callspec.params:  # Each process starts one kind of server.

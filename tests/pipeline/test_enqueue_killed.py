@@ -35,6 +35,8 @@ from tests.support.queues import rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 20_000
 SLICE_ROWS = 700
 SETTINGS = Settings(slice_rows=SLICE_ROWS, look_s=0.05)

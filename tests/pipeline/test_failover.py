@@ -28,6 +28,8 @@ from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 6_000
 
 

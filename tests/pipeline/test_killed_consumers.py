@@ -15,6 +15,8 @@ from tests.support.queues import create_queue, rows, run
 from tests.support.sampling import LONG, SEED
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 DEATHS = ("planned", "after", "committed", "jvm")
 HELD = "SELECT id FROM m WHERE time_acked IS NULL AND time_next > UNIX_TIMESTAMP(NOW(6)) * 1000000000"
 
