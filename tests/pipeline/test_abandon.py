@@ -26,8 +26,6 @@ from pipeline.enqueue.staged import Staged
 from pipeline.errors import AbandonedError, JobError, PipelineError
 from tests.support.queues import rows, run
 
-pytestmark = pytest.mark.either_server
-
 Enqueue = Callable[..., Outcome]
 
 SETTINGS = Settings(slice_rows=100, look_s=0.05)

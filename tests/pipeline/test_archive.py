@@ -209,7 +209,6 @@ def die_at(point: str, spark: SparkSession, endpoint: Endpoint, target: Path) ->
     assert died.returncode == -signal.SIGKILL
 
 
-@pytest.mark.either_server
 @pytest.mark.parametrize("point", ["planned", "written", "verified", "in place", "deleted"])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(
     spark: SparkSession, endpoint: Endpoint, archiving: Archive, connection: Any, tmp_path: Path, point: str
@@ -234,7 +233,6 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(
     assert files.names("pending") == []
 
 
-@pytest.mark.either_server
 def test_the_command_is_killed_between_two_deletes_and_its_jvm_with_it(
     spark: SparkSession, endpoint: Endpoint, command: Callable[..., Result], connection: Any, tmp_path: Path
 ) -> None:

@@ -17,8 +17,6 @@ from pipeline.endpoint import Endpoint
 from pipeline.enqueue.command import cli
 from tests.support.queues import rows, run
 
-pytestmark = pytest.mark.either_server
-
 Command = Callable[..., Result]
 
 

@@ -21,8 +21,6 @@ from pipeline.enqueue.mapping import Mapped
 from pipeline.errors import PipelineError
 from tests.support.queues import rows, run
 
-pytestmark = pytest.mark.either_server
-
 OLD_BY_HASH, OLD_BY_FILES = "f7558ccadf624524f13626db9921cf40", "d06c695ccc71232c6a04dac294a8d4f7"
 """Of `orders` and of the file below, as the first version of the fingerprint had them."""
 

@@ -276,7 +276,6 @@ def history_is_right(filled: Filled) -> None:
     assert len({key[2] for key in found}) <= measures.BUCKETS_MAX + 1
 
 
-@pytest.mark.either_server
 def test_the_page_and_the_parquet_say_what_the_aggregates_say(
     spark: SparkSession, endpoint: Endpoint, connection: Any, tmp_path: Path
 ) -> None:

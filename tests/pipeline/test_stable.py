@@ -11,8 +11,6 @@ from pyspark.sql import functions as f
 
 from pipeline.enqueue.stable import unstable
 
-pytestmark = pytest.mark.either_server
-
 UNSTABLE = {
     "rand()": "rand()",
     "1 + randn(7)": "randn(7)",
