@@ -24,8 +24,32 @@ TEXT_SUFFIXES = {"", ".cfg", ".ini", ".md", ".py", ".sh", ".sql", ".toml", ".txt
 FUNCTION_LINES_MAX = 70
 ALLOWED: dict[str, int] = {}
 
-# Where modules of the engine touch the world; in these folders, pyproject.toml lists the pure ones one by one.
-ENGINE_SHELL = ("engine.binlog.", "engine.runtime.", "engine.service", "engine.store.")
+# The modules of the engine that touch the world. Every other one is pure, and listed as such in pyproject.toml.
+ENGINE_SHELL = {
+    "engine.binlog.pipe",
+    "engine.binlog.reader",
+    "engine.binlog.replication_adapter",
+    "engine.binlog.supervisor",
+    "engine.runtime.executor",
+    "engine.runtime.indirect_writes",
+    "engine.runtime.queues",
+    "engine.runtime.shared_runs",
+    "engine.runtime.table_runner",
+    "engine.service",
+    "engine.store.connection",
+    "engine.store.dead_letter",
+    "engine.store.fetch",
+    "engine.store.information_schema",
+    "engine.store.mysql",
+    "engine.store.partitions",
+    "engine.store.pool",
+    "engine.store.privileges",
+    "engine.store.pymysql_adapter",
+    "engine.store.queries",
+    "engine.store.reach",
+    "engine.store.recent",
+    "engine.store.scan",
+}
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 MACHINE_PATHS = re.compile(r"/(work|tmp/v|var/tmp|root|home/\w+|Users/\w+)/")
@@ -223,7 +247,7 @@ def test_the_sql_of_the_engine_and_of_the_proxy_stands_in_one_file_each(library:
     assert statements == []
 
 
-def test_every_module_of_the_engine_is_pure_outside_the_folders_of_the_shell(library: list[Module]) -> None:
+def test_every_module_of_the_engine_is_pure_but_for_the_shell(library: list[Module]) -> None:
     pure = set(pure_modules())
     assert {"sqlrewrite", "proxy.wire"} <= pure
     names = {
@@ -232,7 +256,7 @@ def test_every_module_of_the_engine_is_pure_outside_the_folders_of_the_shell(lib
         if module.place.startswith("engine/") and module.path.name != "__init__.py"
     }
     covered = {name for name in names if name in pure or name.rpartition(".")[0] in pure}
-    assert {name for name in names - covered if not name.startswith(ENGINE_SHELL)} == set()
+    assert names - covered == ENGINE_SHELL
     folders = {name.rpartition(".")[0] for name in names}
     assert {name for name in pure if name.startswith("engine.")} <= names | folders
 
