@@ -1,0 +1,175 @@
+"""What a STREAM must prove and learn before it may deliver: the same for every kind of STREAM.
+
+Rights are the client's own. Before the engine delivers anything, the client's session runs
+statements that change and return no row: an UPDATE, and a SELECT of the columns. What is denied is
+therefore denied by the server in its own words. The SELECT also returns the column packets, which
+are passed on as the server wrote them. A prepared STREAM is prepared on the server as that SELECT.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.model import QueueTable, RowFormat
+from engine.quoting import quoted
+from engine.service import Engine
+from proxy.session.commit_notices import PreparedStream
+from proxy.session.internal_queries import (
+    UNBOUND,
+    Context,
+    checked_query,
+    definition_seen,
+    not_refused,
+    read_context,
+)
+from proxy.session.prepared import python_values
+from proxy.session.queries import sql
+from proxy.statements.long_statements import LongStatementReader
+from proxy.statements.tables import known_table_id, refused_as_client
+from proxy.wire.packets import ServerError
+from sqlrewrite.names import TableName
+from sqlrewrite.stream import Star, StreamStatement, parse_stream
+
+if TYPE_CHECKING:
+    from proxy.session.answers import Answer
+    from proxy.session.ports import ClientSession
+    from proxy.session.prepared import TrackedStatement
+
+CURSOR_FLAGS_AT = 5
+PARAMETER_COUNT_AVAILABLE = 0x08
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenStream:
+    """A STREAM whose client may read its columns and settle its messages."""
+
+    statement: StreamStatement
+    """Without parameters."""
+    queue: QueueTable
+    row_format: RowFormat
+    header: Answer
+    """The server's answer to a SELECT of the columns that returned no row."""
+    begun_s: float
+    """When the proof of the rights was begun, by the monotonic clock."""
+    was_in_transaction: bool
+    """Whether the client had a transaction open before the internal queries."""
+
+
+class Proof:
+    """Proves STREAM statements on the sessions of their clients.
+
+    Its methods raise what ends the statement: SqlError, ServerError, Refused, UnusableQueue,
+    StoreError, ConnectionError. Under autocommit=0 the internal queries may have begun a
+    transaction, which the caller ends (`end_own_transaction`).
+    """
+
+    def __init__(self, engine: Engine, reader: LongStatementReader) -> None:
+        self._engine = engine
+        self._reader = reader
+
+    async def query(self, session: ClientSession, text: bytes) -> ProvenStream:
+        """Prove a statement as text."""
+        was_in_transaction = session.in_transaction
+        context = await read_context(session)
+        statement = await self._reader.read(session, text, partial(_parse_stream, context))
+        if statement.param_count:
+            raise UNBOUND.again()
+        begun_s = time.monotonic()
+        queue = await self._queue(session, context.full_name(statement.table))
+        _refuse_endless(statement, in_transaction=was_in_transaction)
+        columns = _columns(statement, queue)
+        condition = statement.condition.sql() if statement.condition else "TRUE"
+        header = await checked_query(session, _select(queue, columns, statement.partitions, condition))
+        row_format = context.row_format(columns, binary=False)
+        return ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
+
+    async def prepare(self, session: ClientSession, text: bytes) -> tuple[PreparedStream, str]:
+        """The statement, and the SELECT of no row that the server is to prepare for it."""
+        context = await read_context(session)
+        statement = await self._reader.read(session, text, partial(_parse_stream, context))
+        queue = await self._queue(session, context.full_name(statement.table))
+        # The SELECT has as many parameters as the statement, so that the server counts and takes
+        # them.
+        condition = statement.condition
+        others = statement.param_count - (condition.param_count if condition else 0)
+        where = (condition.template() if condition else "TRUE") + " AND ? IS NULL" * others
+        columns = _columns(statement, queue)
+        return PreparedStream(queue.id, statement, columns), _select(queue, columns, statement.partitions, where)
+
+    async def execute(
+        self, session: ClientSession, own: TrackedStatement, prepared: PreparedStream, payload: bytes
+    ) -> ProvenStream:
+        """Prove the execution of a prepared STREAM."""
+        attributes = session.classifier.attributes
+        execution = own.read_execution(payload, prepared.statement.param_count, attributes=attributes)
+        was_in_transaction = session.in_transaction
+        context = await read_context(session)
+        statement = prepared.statement.bind(python_values(execution, context.codec))
+        begun_s = time.monotonic()
+        queue = await self._queue(session, TableName(prepared.table.name, prepared.table.db))
+        _refuse_endless(statement, in_transaction=was_in_transaction)
+        flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows are sent as they come.
+        plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
+        plain = own.rearranged(plain, range(prepared.statement.param_count), attributes=attributes)
+        session.check_interrupted()
+        header = not_refused(await session.internal_command(plain))
+        row_format = context.row_format(prepared.columns, binary=True)
+        return ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
+
+    async def _queue(self, session: ClientSession, table: TableName) -> QueueTable:
+        """The table as the queue that it is now, if the client may stream from it and settle its
+        messages."""
+        table_id = known_table_id(table)
+        seen = await definition_seen(session, table)
+        found = self._engine.queue(table_id, text=seen, fresh=seen is None)
+        queue = await refused_as_client(session, table, found)
+        await checked_query(session, sql("right_to_stream", table=table.quoted(), condition="FALSE"))
+        session.classifier.not_hidden(queue.id)
+        return queue
+
+
+def _parse_stream(context: Context, text: bytes) -> StreamStatement:
+    try:
+        text.decode(context.codec)
+    except UnicodeDecodeError as error:
+        raise ServerError(1300, "HY000", f"Invalid {context.codec} character string in STREAM: {error}") from None
+    return parse_stream(text, context.codec, context.mode)
+
+
+def _refuse_endless(statement: StreamStatement, *, in_transaction: bool) -> None:
+    if in_transaction and statement.wait is None and not statement.nowait:
+        raise ServerError(
+            1105,
+            "HY000",
+            "A STREAM that does not end cannot run inside a transaction, which it would keep open: "
+            "COMMIT first, or bound it (STREAM … LIMIT 10 WAIT 20, or NOWAIT)",
+        )
+
+
+def _columns(statement: StreamStatement, queue: QueueTable) -> tuple[str, ...]:
+    """The names of the columns, with those of the table in place of `*`."""
+    named: list[str] = []
+    for column in statement.columns:
+        if isinstance(column, Star):
+            named += queue.default_columns
+        else:
+            named.append(column)
+    return tuple(named)
+
+
+def _select(queue: QueueTable, columns: Sequence[str], partitions: Sequence[str], condition: str) -> str:
+    """A SELECT of no row. Its answer describes the columns, or is an error if one is missing or
+    denied."""
+    table = TableName(queue.id.name, queue.id.db).quoted()
+    if partitions:
+        table += f" {partition_clause(partitions)}"
+    return sql("stream_columns", columns=", ".join(map(quoted, columns)), table=table, condition=condition)
+
+
+def partition_clause(partitions: Sequence[str]) -> str:
+    """The clause that selects partitions."""
+    return f"PARTITION ({', '.join(map(quoted, partitions))})"
