@@ -44,13 +44,15 @@ class ClaimsUnderWay:
         self._jitter = jitter
         self._numbers = numbers
         self._by_id: dict[int, ClaimAttempt] = {}
+        self._last: dict[Key, ClaimAttempt] = {}
+        """The last attempt at each message that is being claimed."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def __contains__(self, key: Key) -> bool:
         """Whether a message is being claimed."""
-        return any(key in attempt.picked for attempt in self._by_id.values())
+        return key in self._last
 
     @property
     def messages(self) -> int:
@@ -60,7 +62,8 @@ class ClaimsUnderWay:
     def start_claim(self, picked: Mapping[Key, tuple[FilterGroup, Entry]], now: Instant) -> Claim:
         """Claim these entries for their groups. Credit of the groups is reserved for them."""
         claim_id = next(self._numbers)
-        self._by_id[claim_id] = ClaimAttempt(picked, now.mono_ns)
+        self._by_id[claim_id] = attempt = ClaimAttempt(picked, now.mono_ns)
+        self._last.update(dict.fromkeys(picked, attempt))
         wanted: list[Wanted] = []
         for group, entry in picked.values():
             group.reserved += 1
@@ -86,8 +89,10 @@ class ClaimsUnderWay:
             if attempt.answer is None:
                 return
             del self._by_id[claim_id]
-            for group, _ in attempt.picked.values():
+            for group, entry in attempt.picked.values():
                 group.reserved -= 1
+                if self._last[entry.key] is attempt:
+                    del self._last[entry.key]
             yield attempt, attempt.answer
 
     def set_policy(self, policy: Policy) -> None:

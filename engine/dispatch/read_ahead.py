@@ -75,14 +75,19 @@ class ReadAhead:
 
     def replace_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
         """Replace all entries by a scan's result, without the `unwanted` ones."""
-        self._ready, self._ready_heap, self._later = {}, [], {}
-        self._due_heap, self._retry_heap = [], []
+        entries = [entry for entry in result.entries if not unwanted(entry)]
         missed, self._missed = self._missed, {}
-        for entry in result.entries:
-            if not unwanted(entry):
-                if entry.key in missed:
-                    self._missed[entry.key] = missed[entry.key]
-                self._add(entry, now)
+        if missed:
+            self._missed = {entry.key: missed[entry.key] for entry in entries if entry.key in missed}
+        at_once = [entry for entry in entries if entry.due_ns <= now.server_ns and entry.key not in self._missed]
+        self._ready = {entry.key: entry for entry in at_once}
+        self._ready_heap = [(entry.priority, entry.due_ns, entry.key, entry.epoch) for entry in at_once]
+        heapq.heapify(self._ready_heap)
+        self._later, self._due_heap, self._retry_heap = {}, [], []
+        if len(at_once) < len(entries):
+            for entry in entries:
+                if entry.key not in self._ready:
+                    self._add(entry, now)
         self.more, self.horizon_ns = result.more, result.horizon_ns
 
     def extend_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:

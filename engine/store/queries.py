@@ -135,6 +135,7 @@ class TableStatements:
 
     def __init__(self, table: QueueTable, selection: Selection = ANYTHING) -> None:
         self._form = FORMS[table.id_kind]
+        self.ids_are_integers = table.id_kind is IdKind.INTEGER
         self._words = {
             "table": _selected(table.id, selection),
             "condition": selection.condition or "TRUE",

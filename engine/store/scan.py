@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.model import Entry, Key, QueueTable, Range, ScanResult, Selection
-from engine.packets import text_values
+from engine.packets import NULL_MARK, text_values
 from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
 from engine.store.port import Timed
 from engine.store.queries import TableStatements, statement
 from engine.store.scan_result import ScanAssembly
+
+MINUS = ord("-")
+"""The least byte of a number in text."""
 
 
 def context_of(selection: Selection) -> SessionContext:
@@ -210,8 +213,14 @@ def scan_slowly(connection: StoreConnection, request: ScanRequest) -> Timed[Scan
     return Timed(assembly.result(), assembly.now_ns)
 
 
+_BLANKS = bytes(32 if byte < MINUS else byte for byte in range(256))
+"""For bytes.translate: lengths become blanks."""
+
+
 def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
     """The entries in rows of id, epoch, priority and time_next."""
+    if sql.ids_are_integers and (quickly := _integer_entries(results)) is not None:
+        return quickly
     key = sql.key
     return [
         Entry(key(raw), int(epoch), int(priority), int(due_ns))
@@ -219,6 +228,20 @@ def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
         for raw, epoch, priority, due_ns in map(text_values, result.rows)
         if raw is not None and epoch is not None and priority is not None and due_ns is not None
     ]
+
+
+def _integer_entries(results: Sequence[Result]) -> list[Entry] | None:
+    """The same where all values are integers, in a third of the time: all rows at once. None if a
+    value is NULL.
+
+    A row in the text protocol is the values, each behind a byte with its length, which is at most 20
+    here, so it is less than any digit or sign.
+    """
+    rows = b"".join([row for result in results for row in result.rows])
+    if NULL_MARK in rows:
+        return None
+    values = map(int, rows.translate(_BLANKS).split())
+    return list(map(Entry._make, zip(values, values, values, values, strict=True)))
 
 
 def keys_of(sql: TableStatements, *results: Result) -> list[Key]:
