@@ -332,7 +332,7 @@ def test_the_engines_account_needs_select_update_and_delete_on_the_queues_and_it
         run(root, f"GRANT SELECT, UPDATE, DELETE ON {database}.m TO {user}@localhost")
         try:
             with (
-                running_proxy(server, tmp_path / "log", options, account=f"{user}{account}") as proxy,
+                running_proxy(server, tmp_path / "log", options, account=f"{user}{account}", forked=False) as proxy,
                 proxy.connect(database=database) as client,
             ):
                 enqueue(client, "m", "ab")
