@@ -15,7 +15,7 @@ help: ## Show the targets, with how long they usually take on two cores once eve
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
-demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed
+demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed (12 s)
 	@scripts/prepare server
 	@.venv/bin/python demo/run.py
 
@@ -25,7 +25,7 @@ test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB (9 min)
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: test-drivers
-test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/, in eight languages (1.5 min)
+test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/, in eight languages (0.5 min)
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
@@ -35,7 +35,7 @@ test-peers: .venv/.stamp ## Run the test suites of the drivers' authors, direct 
 	@.venv/bin/python -m tests.peers.run $(SUITES)
 
 .PHONY: test-pipeline
-test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, killed executors and drivers included
+test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, killed executors and drivers included (12 min)
 	@scripts/prepare mariadb mysql pipeline
 	@$(TYPES)
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m pipeline tests/pipeline
