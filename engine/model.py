@@ -276,6 +276,10 @@ class Return:
     """A claim to release, if the row still shows exactly this claim.
 
     An unsent message is restored (epoch − 1, its old time_next). A sent one is due at once.
+
+    `failed_wait_ns` is set for a message that was locked instead of claimed, so that the row shows
+    the state before the delivery. The delivery has failed: it is counted (epoch + 1), and the
+    message is due after this wait.
     """
 
     key: Key
@@ -284,11 +288,13 @@ class Return:
     due_ns: int
     sent: bool
     priority: int = 0
+    failed_wait_ns: int | None = None
 
     @property
     def entry(self) -> Entry:
-        """The row after its release, if it was not sent."""
-        return Entry(self.key, self.epoch - 1, self.priority, self.due_ns)
+        """The row after its release if it was not sent; of a failed delivery, the row before."""
+        epoch = self.epoch if self.failed_wait_ns is not None else self.epoch - 1
+        return Entry(self.key, epoch, self.priority, self.due_ns)
 
 
 @dataclass(frozen=True, slots=True)

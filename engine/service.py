@@ -22,7 +22,7 @@ from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowForma
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
-from engine.runtime.table_runner import Sink, TableRunner, no_queue_text
+from engine.runtime.table_runner import Locker, Sink, TableRunner, no_queue_text
 from engine.store.port import Origin, Store
 
 
@@ -159,19 +159,23 @@ class Engine:
         prefetch: int | None = None,
         first_wait_ns: int | None = None,
         selection: Selection = ANYTHING,
+        locker: Locker | None = None,
     ) -> StreamHandle:
         """Begin to deliver messages to `sink`, held by the connection `holder`.
 
-        No row is delivered before this returns. Raises UnusableQueue if the table is not a queue
-        any more.
+        With `locker`, nothing is claimed: it is called to lock messages in the client's transaction
+        and send their rows, and `sink` is called only for the end. No row is delivered before this
+        returns. Raises UnusableQueue if the table is not a queue any more.
         """
         runner = self._runners.get(queue.id)
         if runner is None:
             raise UnusableQueue(no_queue_text(queue.id))
         subscriber = next(self._ids)
         self._by_holder.setdefault(holder, set()).add(runner)
-        spec = Subscription(subscriber, holder, row_format, limit, prefetch, first_wait_ns, selection)
-        runner.subscribe(spec, sink)
+        spec = Subscription(
+            subscriber, holder, row_format, limit, prefetch, first_wait_ns, selection, locker is not None
+        )
+        runner.subscribe(spec, sink, locker)
         return StreamHandle(runner, subscriber, holder)
 
     async def ping(self) -> None:
@@ -190,6 +194,12 @@ class Engine:
         """A client connection has ended: release the messages that it holds."""
         for runner in self._by_holder.pop(holder, ()):
             runner.handle(runner.dispatcher.disconnected, holder)
+
+    def transaction_ended(self, holder: int, *, failed: bool) -> None:
+        """The transaction of a connection has ended in which it had messages locked. `failed`: it
+        was certainly rolled back. Its acknowledgements are reported before."""
+        for runner in self._by_holder.get(holder, ()):
+            runner.handle(partial(runner.dispatcher.transaction_ended, failed=failed), holder)
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         """Messages with these ids (None: unknown ids) were acknowledged, or may have been unless

@@ -136,6 +136,22 @@ def needs_no_transaction(text: bytes) -> bool:
     return _NO_TRANSACTION.match(text) is not None and b"FROM" not in text[:LEXED_BYTES_MAX].upper()
 
 
+class TransactionEnd(enum.Enum):
+    """How a statement ends the open transaction, if it succeeds."""
+
+    COMMIT = enum.auto()
+    """It commits: COMMIT, or a statement that begins another transaction."""
+    ROLLBACK = enum.auto()
+
+
+def transaction_end(text: bytes) -> TransactionEnd | None:
+    """How a statement whose verb is OTHER ends the open transaction; None if it does not."""
+    match = _ENDING.match(text)
+    if match is None:
+        return None
+    return TransactionEnd.ROLLBACK if match["rollback"] else TransactionEnd.COMMIT
+
+
 def parse_kill(text: bytes) -> Kill | None:
     """What a KILL ends; None unless it names a connection by a plain number or a parameter."""
     match = _KILL.fullmatch(text)
@@ -180,6 +196,10 @@ _ONE_STATEMENT = bytes_pattern(rf"(?>(?:{_PLAIN})*)(?>(?:;{GAP})?)\Z")
 _KILL = bytes_pattern(
     rf"{GAP}KILL{WORD_END}{GAP}(?>(?:(?:HARD|SOFT){WORD_END}{GAP})?)"
     rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)(?P<id>[0-9]{{1,20}}|\?){GAP}(?>(?:;{GAP})?)"
+)
+_ENDING = bytes_pattern(
+    rf"{GAP}(?:(?:COMMIT|BEGIN|START{GAP}TRANSACTION){WORD_END}"
+    rf"|(?P<rollback>ROLLBACK){WORD_END}(?!{GAP}(?>(?:WORK{WORD_END}{GAP})?)TO{WORD_END}))"
 )
 _NO_TRANSACTION = bytes_pattern(rf"{GAP}(?:SELECT|SET|DO|PREPARE|DEALLOCATE|SHOW{GAP}CREATE){WORD_END}")
 

@@ -1,6 +1,7 @@
 """Parses STREAM.
 
     STREAM columns FROM t [PARTITION (p)] [WHERE condition] [LIMIT n] [PREFETCH n] [WAIT s | NOWAIT]
+        [FOR UPDATE]
 
 The statement looks like a SELECT, so people write clauses of a SELECT. An error therefore names the
 clause that is not supported, and what to do instead.
@@ -64,6 +65,9 @@ class StreamStatement:
     """Seconds to wait for the first message, from 0 to WAIT_MAX_S."""
     nowait: bool = False
     """Whether it ends as soon as nothing is due. Excludes `wait`."""
+    locks: bool = False
+    """FOR UPDATE: the client's transaction locks the messages, and nothing is claimed. Requires
+    `limit`, and `wait` or `nowait`."""
     param_count: int = 0
     written: str | None = field(default=None, compare=False)
     """The condition as the client wrote it, for SHOW STREAMS."""
@@ -153,6 +157,9 @@ _NO_SKIPPING = "a stream begins with the next message and skips none"
 _NO_INDEX_HINTS = "the queue chooses its own index"
 _ONLY_COLUMNS = "only columns of the table can be streamed, no expressions"
 _ALONE = "the statement has to stand alone"
+_NO_SHARED_LOCK = "a message has one holder: FOR UPDATE is the only lock"
+_LOCKS_LAST = "FOR UPDATE is the last clause, without SKIP LOCKED: locked messages are skipped anyway"
+_LOCKS_BOUNDED = "FOR UPDATE locks messages until the transaction ends: it requires LIMIT, and WAIT or NOWAIT"
 
 _REFUSED: Final[Mapping[str, str]] = {
     "AS": _NO_ALIAS,
@@ -166,16 +173,15 @@ _REFUSED: Final[Mapping[str, str]] = {
     "ORDER": _OWN_ORDER,
     "OFFSET": _NO_SKIPPING,
     "INTO": "rows go to the client and nowhere else",
-    "FOR": "a message that is delivered is claimed by that; there is nothing to lock",
-    "LOCK": "a message that is delivered is claimed by that; there is nothing to lock",
+    "LOCK": _NO_SHARED_LOCK,
 }  # fmt: skip
 
-_RESERVED: Final = frozenset({"FROM", "LIMIT", "PARTITION", "WHERE"} | _REFUSED.keys() - {"OFFSET"})
+_RESERVED: Final = frozenset({"FOR", "FROM", "LIMIT", "PARTITION", "WHERE"} | _REFUSED.keys() - {"OFFSET"})
 """Words that are no names unless quoted. The server reserves these and more."""
 
 
 _OPTION_WORDS: Final = frozenset({"LIMIT", "PREFETCH", "WAIT", "NOWAIT"})
-_OPTIONS_OR_END: Final = "LIMIT, PREFETCH, WAIT, NOWAIT or the end was expected"
+_OPTIONS_OR_END: Final = "LIMIT, PREFETCH, WAIT, NOWAIT, FOR UPDATE or the end was expected"
 _OUT_OF_ORDER: Final = "the order is FROM t PARTITION (…) WHERE …, and then the options"
 
 
@@ -200,6 +206,8 @@ class _StreamParser:
             condition = read_condition(tokens, table)
             written = shortened(tokens.since(begin))
         statement = self._options(StreamStatement(table, columns, partitions, condition, written=written))
+        if tokens.take("FOR"):
+            statement = self._locks(statement)
         if tokens.take(";") and tokens.text:
             tokens.fail(_ALONE)
         if tokens.word in {"WHERE", "PARTITION"}:
@@ -251,6 +259,17 @@ class _StreamParser:
             tokens.step()
             statement = self._option(word, statement)
         return statement
+
+    def _locks(self, statement: StreamStatement) -> StreamStatement:
+        """The rest of FOR UPDATE."""
+        tokens = self._tokens
+        if not tokens.take("UPDATE"):
+            tokens.fail(_NO_SHARED_LOCK)
+        if tokens.word in _OPTION_WORDS | {"OF", "SKIP"}:
+            tokens.fail(_LOCKS_LAST)
+        if statement.limit is None or not (statement.nowait or statement.wait is not None):
+            tokens.fail(_LOCKS_BOUNDED)
+        return replace(statement, locks=True)
 
     def _option(self, word: str, statement: StreamStatement) -> StreamStatement:
         match word:

@@ -48,20 +48,23 @@ class Capacity:
     def claim_size(self, demand: int, now: Instant) -> int:
         """How many messages a claim that starts now may take; 0: no claim may start. `demand`: how
         many messages are ready and can be given to somebody."""
-        if not demand or self._policy.paused:
-            return 0
-        allowance = self._bucket.allowance(now.mono_ns)
-        most = min(demand, self.free, self._limits.claim_max)
-        if allowance is not None:
-            most = min(most, allowance)
+        most = min(self.lock_size(demand, now), self._limits.claim_max)
         if len(self._claims) >= self._limits.claims_max:
             return 0
         if len(self._claims) and most < self._policy.batch_size:
             return 0  # While a claim is under way, credit returns a little at a time: collect a batch of it.
-        return max(0, most)
+        return most
+
+    def lock_size(self, demand: int, now: Instant) -> int:
+        """How many messages may be offered to clients that lock them. `demand`: as above."""
+        if not demand or self._policy.paused:
+            return 0
+        allowance = self._bucket.allowance(now.mono_ns)
+        most = min(demand, self.free)
+        return max(0, most if allowance is None else min(most, allowance))
 
     def use(self, messages: int) -> None:
-        """A claim for so many messages starts: they count against the rate."""
+        """A claim or a lock for so many messages starts: they count against the rate."""
         self._bucket.spend(messages)
 
     def return_unused(self, messages: int) -> None:

@@ -11,6 +11,10 @@ committed claim is a *lease*: it is given to a subscriber, its row is *fetched* 
 lease ends by an acknowledgement (`settled`, or found by a *lookup*), by a *release*, or at its
 deadline; after the deadline the next scan finds the row due again.
 
+A stream FOR UPDATE claims nothing: the messages picked for it become leases at once, its client's
+session locks their rows in the client's transaction (`Lock`), and the leases end with that
+transaction (`transaction_ended`). See engine.dispatch.locks.
+
 Safety comes from the database: a claim takes only rows that are unacknowledged, due, and of the
 epoch that was scanned. A stale buffer costs a wasted key and never a wrong delivery. Liveness comes
 from the rows: each contains the time at which it is due again, whatever was lost on the way (an
@@ -28,7 +32,7 @@ streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 
 from engine.dispatch.backoff import ExponentialBackoff
@@ -40,11 +44,13 @@ from engine.dispatch.filter_groups import FilterGroup, FilterGroups, TooManyFilt
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease, LeaseEvent, Leases
 from engine.dispatch.limits import Limits
+from engine.dispatch.locks import LocksUnderWay
 from engine.dispatch.maintenance import DeadLetters, Purges, Releases
+from engine.dispatch.redelivery import wait_ns
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber, Subscription
 from engine.dispatch.verification import LeaseVerification
-from engine.model import Claimed, Entry, FetchResult, Key, OnDisconnect, Policy, ScanResult
+from engine.model import Claimed, Entry, FetchResult, Key, OnDisconnect, Policy, Return, ScanResult
 
 Effects = list[Effect]
 
@@ -55,6 +61,7 @@ class Dispatcher:
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         self._policy = policy
         self._limits = limits
+        self._jitter = jitter
         numbers = count(1)  # Of statements and leases: the later one has the greater number.
         self._numbers = numbers
         self._groups = FilterGroups(limits.filter_groups_max, limits.scan_min, policy.batch_size)
@@ -63,6 +70,7 @@ class Dispatcher:
         self._capacity = Capacity(policy, limits, self._leases, self._claims, now)
         self._scans = ScanScheduler(self._groups, policy, limits, numbers)
         self._fetches = FetchesUnderWay(self._groups, limits.fetch_max, numbers)
+        self._locks = LocksUnderWay(self._groups, numbers)
         self._verification = LeaseVerification(self._leases, limits)
         self._releases = Releases(limits)
         self._dead_letters = DeadLetters(policy, limits)
@@ -71,6 +79,8 @@ class Dispatcher:
         self._now = now
         """The time of the last decisions. Whatever came due after it is still to be decided."""
         self._draining = False
+        self._locks_first = False
+        """Whether streams that lock have the first choice next, and not those that claim."""
 
     def __repr__(self) -> str:
         return (
@@ -147,16 +157,33 @@ class Dispatcher:
     def unsubscribe(self, now: Instant, subscriber_id: int) -> Effects:
         """A client ended its stream. The client's connection keeps the messages that were sent."""
         if subscriber := self.subscribers.get(subscriber_id):
-            self._groups.remove_subscription(subscriber)
+            self._remove(subscriber)
             self._give_back(list(subscriber.unsent.values()))
         return self._advance(now)
 
     def disconnected(self, now: Instant, holder: int) -> Effects:
         """A client's connection is gone. Its messages are released; with `on_disconnect=keep`,
-        those that were sent stay leased until their deadlines."""
+        those that were sent stay leased until their deadlines. Deliveries of messages that it had
+        locked have failed: they are due again at once, or after the wait of a delivery."""
         for subscriber in self._groups.streams_of(holder):
-            self._groups.remove_subscription(subscriber)
+            self._remove(subscriber)
+        for lease in self._leases.locked_by(holder):
+            self._count_failure(lease, wait=self._policy.on_disconnect is OnDisconnect.KEEP)
         self._give_back(self._releasable(self._leases.held_by(holder)))
+        return self._advance(now)
+
+    def transaction_ended(self, now: Instant, holder: int, *, failed: bool = False) -> Effects:
+        """The transaction of a client has ended, and with it the locks on its messages. Those that
+        it has not acknowledged are free again. `failed`: it was certainly rolled back, so their
+        deliveries count as failed, and they are due after the wait of a delivery."""
+        for lease in self._leases.locked_by(holder):
+            if failed:
+                self._count_failure(lease, wait=True)
+                continue
+            suspect = lease.is_suspect  # Then it is being looked up.
+            self._end_lease(lease)
+            if not suspect:
+                self._scans.found_after_lease(lease.expired_entry, now)
         return self._advance(now)
 
     def client_paused(self, now: Instant, subscriber_id: int) -> Effects:
@@ -174,6 +201,8 @@ class Dispatcher:
         every message back, start nothing new."""
         self._draining = True
         effects: Effects = [self._end(subscriber, cause, text) for subscriber in list(self.subscribers.values())]
+        for lease in [lease for lease in self._leases if lease.locked]:
+            self._end_lease(lease)  # Its client's transaction goes on, and may acknowledge it.
         self._give_back(self._releasable(self._leases))
         return effects + self._advance(now)
 
@@ -192,7 +221,7 @@ class Dispatcher:
         keys = tuple(keys)
         self._verification.outcome_known(keys)
         for key in keys:
-            if lease := self._leases.get(key):
+            if (lease := self._leases.get(key)) and not lease.awaits_lock:
                 self._end_lease(lease)
         self._scans.forget(keys)
         self._dead_letters.forget(keys)
@@ -319,9 +348,27 @@ class Dispatcher:
         effects: Effects = [self._end(subscriber, Cause.UNUSABLE, text) for subscriber in over.values()]
         return effects + self._advance(now)
 
+    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key]) -> Effects:
+        """A subscriber's session has locked these of the messages that it was offered, and passed
+        their rows on. The others are locked by somebody else, changed or gone."""
+        if lock := self._locks.finish_lock(lock_id):
+            missed = [lease for lease in lock.leases if lease.key not in locked]
+            for lease in missed:
+                self._end_lease(lease)
+            self._capacity.return_unused(len(missed))
+            sent = [lease for lease in lock.leases if lease.key in locked]
+            for lease in sent:
+                if lease.is_suspect:
+                    lease.apply(LeaseEvent.VERIFY)  # By the lock itself.
+            lock.group.subscribers.rows_sent(lock.subscriber, sent)
+            self._scans.claim_answered(lock.group, locked, [lease.expired_entry for lease in missed], now)
+        return self._advance(now)
+
     def lookup_done(self, now: Instant, found: Mapping[Key, Entry]) -> Effects:
         """A lookup came back: the rows that were found, by key."""
         for lease, entry in self._verification.lookup_answered(now, found, self._now.server_ns):
+            if lease is not None and lease.awaits_lock:
+                continue
             if lease is not None:
                 self._end_lease(lease)
             if entry is None or self._is_taken(entry.key) or self._dead_letters.add_if_dead(entry, now):
@@ -341,7 +388,9 @@ class Dispatcher:
         """The release was carried out: its messages may be claimed again, or are dead."""
         returns = self._releases.release_answered()
         for claim in returns:
-            if claim.sent and claim.key not in self._dead_letters:
+            if claim.failed_wait_ns is not None:
+                self._failure_counted(now, claim, claim.failed_wait_ns)
+            elif claim.sent and claim.key not in self._dead_letters:
                 self._dead_letters.add_if_dead(Entry(claim.key, claim.epoch, claim.priority, now.server_ns), now)
         self._scans.rescan_returned(returns)
         return self._advance(now)
@@ -391,6 +440,9 @@ class Dispatcher:
                 effects += self._dead_letters.start_move(now)
                 effects += self._start_scans(now)
             effects += self._fetches.start_fetches()
+            effects += self._locks.start_locks(
+                now, self._policy.max_attempts if self._dead_letters.configured else None
+            )
             effects += self._verification.start_lookup(now, self._acknowledgements_needed)
             effects += self._purges.start_purge(now)
         return effects
@@ -413,31 +465,55 @@ class Dispatcher:
         return effects
 
     def _start_claim(self, now: Instant) -> Effects:
-        """Claim the most urgent ready messages, as many as credit and capacity allow."""
-        demand = [(group, min(group.credit, self._scans.available(group, now))) for group in self._groups]
-        most = self._capacity.claim_size(sum(messages for _, messages in demand), now)
-        if not most:
-            return []
+        """Claim the most urgent ready messages, as many as credit and capacity allow, and make
+        leases of those for streams that lock. Neither kind of stream always chooses first."""
+        self._locks_first = not self._locks_first
+        if self._locks_first:
+            self._start_locked_leases(now)
+        picked = self._pick(now, locks=False)
+        if not self._locks_first:
+            self._start_locked_leases(now)
+        return [self._claims.start_claim(picked, now)] if picked else []
+
+    def _start_locked_leases(self, now: Instant) -> None:
+        """Give messages to streams that lock them. No claim precedes it."""
+        by_group: dict[FilterGroup, list[Lease]] = {}
+        for group, entry in self._pick(now, locks=True).values():
+            if before := self._leases.get(entry.key):
+                self._end_lease(before)
+            lease = Lease.locking(entry, next(self._numbers))
+            self._leases.add_lease(lease)
+            by_group.setdefault(group, []).append(lease)
+        for group, leases in by_group.items():
+            self._distribute(group, leases)
+
+    def _pick(self, now: Instant, *, locks: bool) -> dict[Key, tuple[FilterGroup, Entry]]:
+        """Take the most urgent ready messages for the groups that lock, or for those that claim."""
+        demand = [
+            (group, min(group.credit, self._scans.available(group, now)) if group.locks is locks else 0)
+            for group in self._groups
+        ]
+        wanted = sum(messages for _, messages in demand)
+        most = (self._capacity.lock_size if locks else self._capacity.claim_size)(wanted, now)
         picked: dict[Key, tuple[FilterGroup, Entry]] = {}
-        for group, entry in self._scans.take_entries(demand, most):
+        for group, entry in self._scans.take_entries(demand, most) if most else ():
             if not self._dead_letters.add_if_dead(entry, now) and entry.key not in self._dead_letters:
                 picked[entry.key] = group, entry
-        if not picked:
-            return []
         self._capacity.use(len(picked))
-        return [self._claims.start_claim(picked, now)]
+        return picked
 
     def _start_scans(self, now: Instant) -> Effects:
         """Scan for the groups with demand, and for dead messages."""
         groups, find_dead = self._groups_with_demand(), self._dead_letters.scanned_for
-        unavailable = self._claims.messages + self._dead_letters.due_count
+        unavailable = self._claims.messages + self._dead_letters.due_count + self._leases.locked
         return self._scans.start_scans(groups, now, unavailable, find_dead=find_dead)
 
     # Parts of decisions.
 
     def _is_taken(self, key: Key) -> bool:
-        """Whether a message is being claimed, or is about to be moved as dead."""
-        return key in self._dead_letters or key in self._claims
+        """Whether a message is being claimed, or is about to be moved as dead, or its failed
+        delivery is still to be counted."""
+        return key in self._dead_letters or key in self._claims or self._releases.counts_failure(key)
 
     def _groups_with_demand(self) -> list[FilterGroup]:
         """The groups in which a stream could be given a message now."""
@@ -478,8 +554,13 @@ class Dispatcher:
         return [lease for lease in leases if not (keep and lease.is_sent)]
 
     def _give_back(self, leases: Sequence[Lease]) -> None:
-        """End leases, and release their claims."""
+        """End leases, and release their claims. Messages that were not locked yet are free."""
         for lease in leases:
+            if lease.locked:
+                self._capacity.return_unused(1)
+                self._end_lease(lease)
+                self._scans.found_after_lease(lease.expired_entry, self._now)
+                continue
             if lease.is_sent:
                 self._dead_letters.add_if_dead(lease.expired_entry, self._now)  # Should the release fail.
             else:
@@ -494,8 +575,28 @@ class Dispatcher:
         if lease.subscriber is not None and (subscriber := self.subscribers.get(lease.subscriber)):
             self._groups.members_with(subscriber).lease_ended(subscriber, lease)
 
+    def _count_failure(self, lease: Lease, *, wait: bool) -> None:
+        """End the lease of a locked message, whose lock is gone, and count the delivery as failed.
+        The message is due after the wait of a delivery (`wait`) or at once."""
+        duration_ns = wait_ns(self._policy, lease.epoch, self._jitter()) if wait else 0
+        if self._dead_letters.is_dead(Entry(lease.key, lease.epoch + 1, lease.priority, lease.due_ns)):
+            duration_ns = 0
+        self._releases.add_release(lease.failed(duration_ns))
+        self._end_lease(lease)
+
+    def _failure_counted(self, now: Instant, claim: Return, waits_ns: int) -> None:
+        """A failed delivery was counted in the row, if nobody has changed or locked it since."""
+        entry = Entry(claim.key, claim.epoch + 1, claim.priority, now.server_ns + waits_ns)
+        if not self._dead_letters.add_if_dead(entry, now):
+            self._scans.found_unleased(entry, now)
+
+    def _remove(self, subscriber: Subscriber) -> None:
+        """End a stream. The caller gives its unsent leases back."""
+        self._locks.stream_ended(subscriber)
+        self._groups.remove_subscription(subscriber)
+
     def _end(self, subscriber: Subscriber, cause: Cause, text: str = "") -> End:
         """End a stream from this side; its unsent messages are released."""
-        self._groups.remove_subscription(subscriber)
+        self._remove(subscriber)
         self._give_back(list(subscriber.unsent.values()))
         return End(subscriber.spec.id, cause, text)

@@ -1,11 +1,12 @@
-"""What the dispatcher wants done: plain values, carried out by the table runner, answered by an
-event.
+"""What the dispatcher wants done: plain values, carried out by the table runner (a `Lock` by the
+subscriber's session), answered by an event.
 
 | effect            | answered by                                      |
 |-------------------|--------------------------------------------------|
 | `Scan`            | `Dispatcher.scan_done` or `.scan_failed`         |
 | `Claim`           | `Dispatcher.claim_done` or `.claim_failed`       |
 | `Fetch`           | `Dispatcher.fetch_done` or `.fetch_failed`       |
+| `Lock`            | `Dispatcher.lock_done`                           |
 | `Lookup`          | `Dispatcher.lookup_done` or `.lookup_failed`     |
 | `Release`         | `Dispatcher.release_done` or `.release_failed`   |
 | `Purge`           | `Dispatcher.purge_done` or `.purge_failed`       |
@@ -49,6 +50,20 @@ class Fetch:
     fetch_id: int
     row_format: RowFormat
     keys: Mapping[Key, Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """Lock these messages in the transaction of the subscriber's client, and pass their rows on:
+    those that are unacknowledged, due at `now_ns` and not locked. `epoch_below`: only those whose
+    epoch is less."""
+
+    lock_id: int
+    subscriber: int
+    keys: tuple[Key, ...]
+    """In the order of delivery."""
+    now_ns: int
+    epoch_below: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +123,4 @@ class End:
     text: str = ""
 
 
-Effect = Scan | Claim | Fetch | Lookup | Release | Purge | MoveDeadLetters | Deliver | End
+Effect = Scan | Claim | Fetch | Lock | Lookup | Release | Purge | MoveDeadLetters | Deliver | End

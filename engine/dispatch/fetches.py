@@ -29,7 +29,7 @@ class FetchesUnderWay:
         `rows_max` rows each."""
         batches: dict[RowFormat, list[Lease]] = {}
         for group in self._groups:
-            for subscriber in group.subscribers.to_fetch():
+            for subscriber in () if group.locks else group.subscribers.to_fetch():
                 batch = batches.setdefault(subscriber.spec.row_format, [])
                 room = max(0, self._rows_max - len(batch))
                 claimed = (lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED)

@@ -1,4 +1,5 @@
-"""Filter groups: the streams of one table that select the same messages.
+"""Filter groups: the streams of one table that select the same messages, and that all claim or all
+lock them.
 
 The streams without a condition are one group, the streams of each condition another. Each group has
 its own read-ahead buffer. A message may be in the buffers of several groups; it is claimed for one
@@ -19,12 +20,14 @@ from engine.model import ANYTHING, Selection
 
 @dataclass(slots=True, eq=False)
 class FilterGroup:
-    """The streams of one selection. Only the scan scheduler changes `scans`; only the claims under
+    """The streams of one selection and mode. Only the scan scheduler changes `scans`; only the claims under
     way change `reserved`."""
 
     selection: Selection
     subscribers: Subscribers
     scans: ScanState
+    locks: bool = False
+    """Whether its streams lock messages (FOR UPDATE) instead of claiming them."""
     reserved: int = 0
     """Credit that claims under way will use."""
 
@@ -65,7 +68,8 @@ class FilterGroups:
         self._most = most
         self._scan_min = scan_min
         self._batch_size = batch_size
-        self._by_selection: dict[Selection, FilterGroup] = {}
+        self._by_selection: dict[tuple[Selection, bool], FilterGroup] = {}
+        """By what a group selects, and whether it locks."""
         self._subscribers: dict[int, Subscriber] = {}
         self._streams_of: dict[int, set[int]] = {}
         """The ids of the subscribers of each holder."""
@@ -86,7 +90,7 @@ class FilterGroups:
     def add_subscription(self, spec: Subscription, now: Instant) -> None:
         """Begin a stream, in a new group if it is the first with its selection. Raises
         TooManyFilterGroups."""
-        group = self._group(spec.selection)
+        group = self._group(spec.selection, locks=spec.locks)
         subscriber = Subscriber(
             spec,
             since_scan=group.scans.started + 1,
@@ -118,7 +122,7 @@ class FilterGroups:
 
     def members_with(self, subscriber: Subscriber) -> Subscribers:
         """The subscribers of the group that a stream is in, itself among them."""
-        return self._by_selection[subscriber.spec.selection].subscribers
+        return self._by_selection[subscriber.spec.selection, subscriber.spec.locks].subscribers
 
     def with_credit(self) -> list[FilterGroup]:
         """The groups in which a stream may be given a message."""
@@ -135,21 +139,21 @@ class FilterGroups:
         for group in self:
             group.subscribers.resize(batch_size)
 
-    def _group(self, selection: Selection) -> FilterGroup:
-        group = self._by_selection.pop(selection, None)
+    def _group(self, selection: Selection, *, locks: bool = False) -> FilterGroup:
+        group = self._by_selection.pop((selection, locks), None)
         if group is None:
             if len(self._by_selection) > self._most:
                 self._forget_one()
             position = None if selection.condition is None else ScanPosition()
             state = ScanState(self._scan_min, position)
-            group = FilterGroup(selection, Subscribers(self._batch_size), state)
-        self._by_selection[selection] = group
+            group = FilterGroup(selection, Subscribers(self._batch_size), state, locks)
+        self._by_selection[selection, locks] = group
         return group
 
     def _forget_one(self) -> None:
         """Make room for another group. Raises TooManyFilterGroups."""
-        for selection, group in self._by_selection.items():
+        for kind, group in self._by_selection.items():
             if group is not self.main and not (len(group.subscribers) or group.reserved or group.scans.running):
-                del self._by_selection[selection]
+                del self._by_selection[kind]
                 return
         raise TooManyFilterGroups(f"the streams of this table have {self._most} different conditions already")

@@ -112,6 +112,9 @@ class Lease:
     priority: int
     due_ns: int
     known_since: int = 0
+    locked: bool = False
+    """Whether the client's transaction locks the message, and nothing was claimed: the row shows
+    `epoch` and `deadline_ns`, which is its time_next and past. The lease has no end by the clock."""
     holder: int | None = None
     subscriber: int | None = None
     state: LeaseState = LeaseState.CLAIMED
@@ -120,6 +123,11 @@ class Lease:
     def of(cls, claim: Claimed, known_since: int = 0) -> Lease:
         """The lease that a claim begins."""
         return cls(claim.key, claim.epoch, claim.deadline_ns, claim.priority, claim.due_ns, known_since)
+
+    @classmethod
+    def locking(cls, entry: Entry, known_since: int) -> Lease:
+        """The lease of a message that a stream FOR UPDATE is to lock."""
+        return cls(entry.key, entry.epoch, entry.due_ns, entry.priority, entry.due_ns, known_since, locked=True)
 
     def apply(self, event: LeaseEvent) -> None:
         """Change the state as in `TRANSITIONS`. Raises InvalidTransition for an event not listed
@@ -140,6 +148,11 @@ class Lease:
         return self.state in SUSPECT_STATES
 
     @property
+    def awaits_lock(self) -> bool:
+        """Whether a session is locking the message now: its answer decides."""
+        return self.locked and self.state in FETCHING_STATES
+
+    @property
     def delivery(self) -> Delivery:
         """The epoch and time_next of its row while the lease stands."""
         return Delivery(self.epoch, self.deadline_ns)
@@ -148,6 +161,10 @@ class Lease:
     def expired_entry(self) -> Entry:
         """The row as it is once the wait of this delivery is over."""
         return Entry(self.key, self.epoch, self.priority, self.deadline_ns)
+
+    def failed(self, wait_ns: int) -> Return:
+        """A locked message whose delivery has failed, to be counted and due after this wait."""
+        return Return(self.key, self.epoch, self.deadline_ns, self.due_ns, False, self.priority, wait_ns)
 
     def returned(self) -> Return:
         """The values that guard its release. Call it before the lease ends."""
@@ -161,6 +178,8 @@ class Leases:
         self._by_key: dict[Key, Lease] = {}
         self._by_holder: dict[int, dict[Key, Lease]] = {}
         self._deadlines: list[tuple[int, Key, int]] = []
+        self.locked = 0
+        """How many messages are locked, or being locked, instead of claimed."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -174,15 +193,19 @@ class Leases:
 
     def is_outdated(self, entry: Entry, scan_id: int) -> bool:
         """Whether a scan shows a row as it was before our claim of it, and not as it was changed
-        since."""
+        since; or a row that a client here has locked, which looks due all the time."""
         lease = self._by_key.get(entry.key)
-        return lease is not None and entry.epoch < lease.epoch and scan_id < lease.known_since
+        if lease is None:
+            return False
+        return lease.locked or (entry.epoch < lease.epoch and scan_id < lease.known_since)
 
     def add_lease(self, lease: Lease) -> None:
         """Begin a lease; there must be none of that key."""
         assert lease.key not in self._by_key, lease
         self._by_key[lease.key] = lease
-        heapq.heappush(self._deadlines, (lease.deadline_ns, lease.key, lease.epoch))
+        self.locked += lease.locked
+        if not lease.locked:
+            heapq.heappush(self._deadlines, (lease.deadline_ns, lease.key, lease.epoch))
 
     def assign(self, lease: Lease, holder: int, subscriber: int) -> None:
         """Give a lease to a stream of a connection."""
@@ -193,24 +216,29 @@ class Leases:
         """End a lease. Raises InvalidTransition if it has ended already."""
         lease.apply(LeaseEvent.END)
         del self._by_key[lease.key]
+        self.locked -= lease.locked
         if lease.holder is not None:
             held = self._by_holder[lease.holder]
             del held[lease.key]
             if not held:
                 del self._by_holder[lease.holder]
         if len(self._deadlines) > 2 * len(self._by_key) + 64:
-            self._deadlines = [(lease.deadline_ns, lease.key, lease.epoch) for lease in self]
+            self._deadlines = [(lease.deadline_ns, lease.key, lease.epoch) for lease in self if not lease.locked]
             heapq.heapify(self._deadlines)
 
     def held_by(self, holder: int) -> list[Lease]:
         """The leases of a client connection, oldest first."""
         return list(self._by_holder.get(holder, {}).values())
 
+    def locked_by(self, holder: int) -> list[Lease]:
+        """The leases whose messages a client connection has locked."""
+        return [lease for lease in self.held_by(holder) if lease.locked and lease.is_sent]
+
     def confirm(self, lease: Lease, deadline_ns: int) -> None:
         """A lookup has shown that this lease stands, until this deadline. The lease moves to the
         end of the order of iteration, so that the others are looked up before it."""
         self._by_key[lease.key] = self._by_key.pop(lease.key)
-        if lease.deadline_ns != deadline_ns:
+        if lease.deadline_ns != deadline_ns and not lease.locked:
             lease.deadline_ns = deadline_ns
             heapq.heappush(self._deadlines, (deadline_ns, lease.key, lease.epoch))
 

@@ -25,6 +25,7 @@ class Releases:
         self._batch_max = limits.claim_max
         self._waiting: list[Return] = []
         self._under_way: dict[Key, Return] = {}
+        self._failed: set[Key] = set()
         self._pause = ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns)
 
     def __len__(self) -> int:
@@ -34,6 +35,10 @@ class Releases:
         """Whether a release of this message is under way."""
         return key in self._under_way
 
+    def counts_failure(self, key: Key) -> bool:
+        """Whether a failed delivery of this locked message is still to be counted in its row."""
+        return key in self._failed
+
     @property
     def release_ns(self) -> int | None:
         """When the next release may start (monotonic); None: no claim waits."""
@@ -42,13 +47,17 @@ class Releases:
     def add_release(self, claim: Return) -> None:
         """Release this claim with one of the next statements."""
         self._waiting.append(claim)
+        if claim.failed_wait_ns is not None:
+            self._failed.add(claim.key)
 
     def start_release(self, now: Instant) -> list[Effect]:
         """Release the waiting claims, except those whose deadlines are past: their messages are
-        due by themselves."""
+        due by themselves. Failed deliveries are counted in any case."""
         if self._under_way or not self._waiting or now.mono_ns < self._pause.until_ns:
             return []
-        waiting = [claim for claim in self._waiting if claim.deadline_ns > now.server_ns]
+        waiting = [
+            claim for claim in self._waiting if claim.failed_wait_ns is not None or claim.deadline_ns > now.server_ns
+        ]
         batch: dict[Key, Return] = {}
         rest: list[Return] = []
         for claim in waiting:
@@ -62,7 +71,9 @@ class Releases:
     def release_answered(self) -> list[Return]:
         """The release under way was carried out. Returns its claims."""
         self._pause.reset()
-        return self._take_under_way()
+        answered = self._take_under_way()
+        self._failed.difference_update(claim.key for claim in answered)
+        return answered
 
     def release_failed(self, now: Instant) -> list[Return]:
         """The release under way failed, or its answer was lost. Returns its claims. They are

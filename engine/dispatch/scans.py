@@ -23,7 +23,7 @@ from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.visibility import AwaitingVisibility
-from engine.model import Entry, Key, Policy, Range, Return, ScanResult
+from engine.model import ANYTHING, Entry, Key, Policy, Range, Return, ScanResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class ScanScheduler:
 
     def entry_logged(self, entry: Entry, now: Instant) -> None:
         """The binary log shows a message without a lease. It may not be visible yet."""
-        if self._groups.main.scans.buffer.knows(entry):
+        if all(group.scans.buffer.knows(entry) for group in self._groups if group.selection == ANYTHING):
             return
         due = entry.due_ns <= now.server_ns
         if due:

@@ -41,6 +41,8 @@ class Subscription:
     prefetch: int | None = None
     first_wait_ns: int | None = None
     selection: Selection = ANYTHING
+    locks: bool = False
+    """FOR UPDATE: the client's session locks the messages in its transaction. Nothing is claimed."""
 
 
 @dataclass(slots=True, eq=False)

@@ -156,7 +156,7 @@ class LeaseVerification:
                 self._note(lease.key, extended=self._all_extended)
             self._all = self._all_extended = False
         elif not self._suspects and starved():
-            sent = (lease.key for lease in self._leases if lease.is_sent)
+            sent = (lease.key for lease in self._leases if lease.is_sent and not lease.locked)
             self._suspects.update((key, False) for key in islice(sent, self._limits.lookup_max))
         keys = tuple(islice(self._suspects, self._limits.lookup_max))
         self._in_lookup = {key: _InLookup(self._leases.get(key), self._suspects.pop(key)) for key in keys}

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, assert_never
@@ -28,6 +28,7 @@ from engine.dispatch.effects import (
     Effect,
     End,
     Fetch,
+    Lock,
     Lookup,
     MoveDeadLetters,
     Purge,
@@ -66,6 +67,13 @@ class Sink(Protocol):
         """The stream has ended. No other call follows."""
 
 
+LockAnswer = Callable[[Collection[Key]], None]
+"""Is called once with the keys that a session has locked, whose rows its client was sent."""
+
+Locker = Callable[[Lock, LockAnswer], None]
+"""Has the session of a stream FOR UPDATE lock messages. Returns at once."""
+
+
 def no_queue_text(table: TableId) -> str:
     """The error text of streams whose table was dropped or is not a queue any more."""
     return f"Table '{table}' is no message table any more"
@@ -77,6 +85,7 @@ class _Stream:
 
     spec: Subscription
     sink: Sink
+    locker: Locker | None
     first_wait_until_ns: int | None
     given: int = 0
 
@@ -156,10 +165,10 @@ class TableRunner:
         except Exception as error:  # noqa: BLE001  # A fault in ackstream: it is logged there.
             self._fault(error)
 
-    def subscribe(self, spec: Subscription, sink: Sink) -> None:
-        """Begin a stream that delivers to `sink`."""
+    def subscribe(self, spec: Subscription, sink: Sink, locker: Locker | None = None) -> None:
+        """Begin a stream that delivers to `sink`, or has its messages locked by `locker`."""
         until_ns = None if spec.first_wait_ns is None else self._executor.clock.now().mono_ns + spec.first_wait_ns
-        self._streams[spec.id] = _Stream(spec, sink, until_ns)
+        self._streams[spec.id] = _Stream(spec, sink, locker, until_ns)
         self.handle(self.dispatcher.subscribe, spec)
 
     def unsubscribe(self, subscriber: int) -> None:
@@ -261,6 +270,8 @@ class TableRunner:
                 self._deliver(subscriber, rows)
             case End(subscriber, cause, text):
                 self._end(subscriber, cause, text)
+            case Lock(subscriber=subscriber):
+                self._lock(subscriber, effect)
             case _:
                 name = f"{type(effect).__name__} {self.queue.id}"
                 self._executor.spawn(self._run_in_store(self.dispatcher, effect), name)
@@ -275,6 +286,16 @@ class TableRunner:
             log.exception("a stream of %s failed", self.queue.id)
             self._end(subscriber, Cause.UNUSABLE, "internal error: see the proxy's log")
             self.handle(self.dispatcher.disconnected, stream.spec.holder)
+
+    def _lock(self, subscriber: int, lock: Lock) -> None:
+        if (stream := self._streams.get(subscriber)) is not None and stream.locker is not None:
+            stream.locker(lock, partial(self._locked, self.dispatcher, stream, lock.lock_id))
+
+    def _locked(self, dispatcher: Dispatcher, stream: _Stream, lock_id: int, keys: Collection[Key]) -> None:
+        stream.given += len(keys)
+        self._executor.counters.delivered += len(keys)
+        if dispatcher is self.dispatcher:
+            self.handle(dispatcher.lock_done, lock_id, keys)
 
     def _end(self, subscriber: int, cause: Cause, text: str) -> None:
         if (stream := self._streams.pop(subscriber, None)) is None:

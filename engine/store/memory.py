@@ -182,10 +182,12 @@ class MemoryStore:
             row = rows.get(claim.key)
             if row is None or row.time_acked_ns is not None:
                 continue
-            if (row.epoch, row.time_next_ns) != (claim.epoch, claim.deadline_ns):
+            if (row.epoch, row.entry.due_ns) != (claim.epoch, claim.deadline_ns) or claim.key in self.locked:
                 continue
             count += 1
-            if claim.sent:
+            if claim.failed_wait_ns is not None:
+                rows[claim.key] = replace(row, epoch=row.epoch + 1, time_next_ns=self.now_ns + claim.failed_wait_ns)
+            elif claim.sent:
                 rows[claim.key] = replace(row, time_next_ns=self.now_ns)
             else:
                 rows[claim.key] = replace(row, epoch=row.epoch - 1, time_next_ns=claim.due_ns)

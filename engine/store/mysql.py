@@ -291,12 +291,14 @@ class MySQLStore:
             )
             now_at = now_ns(now)
             ours = _still_ours(entries_of(sql, *locked), returns)
-            unsent_ns = {claim.key: claim.due_ns for claim in ours if not claim.sent}
+            failed_ns = {claim.key: now_at + claim.failed_wait_ns for claim in ours if claim.failed_wait_ns is not None}
+            unsent_ns = {claim.key: claim.due_ns for claim in ours if not claim.sent and claim.key not in failed_ns}
             sent_ns = {claim.key: now_at for claim in ours if claim.sent}
-            done = {*unsent_ns, *sent_ns}
+            done = {*failed_ns, *unsent_ns, *sent_ns}
             missed = [claim for claim in returns if claim.key not in done]
             answers = connection.run(
                 [
+                    *sql.updates("claim_update", failed_ns, self._limits.cases),
                     *sql.updates("release_unsent", unsent_ns, self._limits.cases),
                     *sql.updates("release_sent", sent_ns, self._limits.cases),
                     statement("commit"),

@@ -147,7 +147,8 @@ class Store(Protocol):
         """The entries of those keys whose rows exist and are unacknowledged."""
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
-        """Release claims. Returns the number of rows whose claim still was ours."""
+        """Release claims, and count failed deliveries of messages that were locked. Returns the
+        number of rows that still showed the claim, or the state before the delivery."""
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in

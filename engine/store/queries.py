@@ -136,7 +136,7 @@ class TableStatements:
     def __init__(self, table: QueueTable, selection: Selection = ANYTHING) -> None:
         self._form = FORMS[table.id_kind]
         self.ids_are_integers = table.id_kind is IdKind.INTEGER
-        self._words = {
+        self._words: dict[str, object] = {
             "table": _selected(table.id, selection),
             "condition": selection.condition or "TRUE",
             "id": Template(self._form.expression).substitute(column="id"),
@@ -146,6 +146,11 @@ class TableStatements:
             "scan_order": _scan_order(table),
             "lowest_priority": LOWEST_PRIORITY,
         }
+
+    @property
+    def words(self) -> Mapping[str, object]:
+        """What the words of a statement on this table stand for."""
+        return self._words
 
     def within(self, partitions: Collection[str]) -> str:
         """The clause that limits a statement to these partitions. Empty without any."""

@@ -38,11 +38,13 @@ from sqlrewrite.classify import (
     QUEUE_STATEMENT_VERBS,
     Head,
     Kill,
+    TransactionEnd,
     Verb,
     classify,
     may_be_queue_statement,
     needs_no_transaction,
     parse_kill,
+    transaction_end,
 )
 from sqlrewrite.harmless import runs_nothing_stored
 
@@ -115,6 +117,9 @@ class CommandClassifier:
         statement that begins a transaction uses it up, an internal query as well. It is recognised
         as text that stands alone. One that failed counts too, until the next statement that uses a
         table."""
+        self.locks_messages = False
+        """Whether the open transaction has locked messages (STREAM … FOR UPDATE): only then does the
+        text show whether a statement ends it."""
         self.known_db: str | None = None
         """The default database; None if it has to be read (again)."""
         self._ran_nothing_stored = True
@@ -184,7 +189,7 @@ class CommandClassifier:
             head = classify(text, multi_statements=self._multi_statements)
             if self._something_is_known and head.verb not in MESSAGE_VERBS:
                 self._runs(text)
-            if head is OTHER and not self.next_transaction_is_set:
+            if head is OTHER and not (self.next_transaction_is_set or self.locks_messages):
                 return None
             if head.verb in QUEUE_STATEMENT_VERBS:
                 return NOT_FAST
@@ -258,7 +263,7 @@ class CommandClassifier:
             head = classify(command.payload[1:], multi_statements=False)
             pending = self._pending_of(head, command.payload[1:])
             self._db_may_change |= head.verb is Verb.USE  # MariaDB prepares it, and any execution may be its.
-            return head.verb, None if pending is None else Preparing(pending)
+            return head.verb, None if pending is None or isinstance(pending, TransactionEnd) else Preparing(pending)
         if byte in ABOUT_STATEMENTS:
             return Verb.OTHER, self._look_up(command)
         if byte in ABOUT_THE_SESSION:
@@ -275,7 +280,9 @@ class CommandClassifier:
         elif self.next_transaction_is_set and head.verb not in KEEPING:
             self.next_transaction_is_set = head is OTHER and needs_no_transaction(text)
 
-    def _pending_of(self, head: Head, text: bytes) -> Touched | Killed | None:
+    def _pending_of(self, head: Head, text: bytes) -> Touched | Killed | TransactionEnd | None:
+        if head is OTHER:
+            return transaction_end(text) if self.locks_messages else None
         if head.verb in WITHOUT_PENDING:
             return None
         if head.table is None:  # Several statements, EXECUTE, USE, DROP DATABASE …

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import Engine
+from proxy.wire.commands import COM_CHANGE_USER
+from proxy.wire.mimic_adapter import Commands
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, KeyLiterals, SettleStatement
-from sqlrewrite.classify import Head, Kill, Verb
+from sqlrewrite.classify import Head, Kill, TransactionEnd, Verb
 from sqlrewrite.names import Param
 from sqlrewrite.queues import QueueStatement
 from sqlrewrite.stream import StreamStatement
@@ -141,11 +143,17 @@ class Preparing:
     statement: Prepared
 
 
-PendingCommand = Touched | Settled | Preparing | Killed | None
+PendingCommand = Touched | Settled | Preparing | Killed | TransactionEnd | None
+
+
+DEADLOCK = 1213
+"""The error with which the server rolls back the whole transaction."""
+ROLLING_BACK = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
+"""Commands that end the open transaction without a commit."""
 
 
 class CommitNotices:
-    """What the open transaction of one session has touched and settled."""
+    """What the open transaction of one session has touched, settled and locked."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -156,12 +164,14 @@ class CommitNotices:
         self._settled: dict[tuple[Verb, TableId], list[object] | None] = {}
         self._values = 0
         """The number of values in `_settled`."""
+        self._locker: int | None = None
+        """The number of this session, if the open transaction has locked messages."""
 
     def command_finished(self, outcome: Outcome[PendingCommand]) -> None:
         """The server has answered a command. Notify the engine of everything that is committed by
         now."""
         pending = outcome.pending
-        if pending is None and not (self._touched or self._settled):
+        if pending is None and not (self._touched or self._settled or self.locks_messages):
             return  # As for all commands of clients that only read.
         match pending:
             case Touched() as pending if outcome.ok or outcome.results:
@@ -172,6 +182,37 @@ class CommitNotices:
                 self._remember(pending, outcome)
         if (self._touched or self._settled) and not outcome.in_transaction:
             self._committed()
+        if self.locks_messages:
+            self._follow_locks(outcome)
+
+    @property
+    def locks_messages(self) -> bool:
+        """Whether the open transaction has locked messages (STREAM … FOR UPDATE)."""
+        return self._locker is not None
+
+    def messages_locked(self, session: int) -> None:
+        """The transaction of the session with this number has locked messages, or may have."""
+        self._locker = session
+
+    def locks_gone(self, *, failed: bool) -> None:
+        """The transaction has ended, and its locks with it: `failed` if it was certainly rolled
+        back."""
+        if (locker := self._locker) is not None:
+            self._locker = None
+            self._engine.transaction_ended(locker, failed=failed)
+
+    def _follow_locks(self, outcome: Outcome[PendingCommand]) -> None:
+        """Find out whether the command has ended the transaction. In doubt, the messages are free
+        again and no failure is counted: their rows decide."""
+        pending = outcome.pending
+        if outcome.error_code == DEADLOCK or (outcome.ok and outcome.command in ROLLING_BACK):
+            self.locks_gone(failed=True)
+        elif isinstance(pending, TransactionEnd):
+            self.locks_gone(failed=outcome.ok and pending is TransactionEnd.ROLLBACK)
+        elif not outcome.in_transaction:
+            self.locks_gone(failed=False)
+        elif pending == Touched(None) and outcome.results > outcome.ok:
+            self.locks_gone(failed=False)  # One of several statements, or a procedure, may have ended it.
 
     def _touch(self, pending: Touched) -> None:
         if not self._touched:

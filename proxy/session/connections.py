@@ -61,7 +61,7 @@ class Connections:
         self.client_is_full = True
         if stream is not None:
             stream.pause()
-        elif self.server_ready:
+        if self.server_ready and (stream is None or stream.rows_from_server):
             self.server.pause_reading()
 
     def client_has_room(self, stream: Stream | None) -> None:

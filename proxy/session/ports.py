@@ -6,7 +6,7 @@ the listener.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from engine.service import Engine
@@ -85,6 +85,10 @@ class ClientSession(Protocol):
 
     async def internal_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
+
+    async def internal_rows(self, text: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
+        """Run a SELECT on the backing connection, and pass its rows to `on_rows` as they come
+        (RowQuery). The answer has only the last packet."""
 
     def check_interrupted(self) -> None:
         """Raise the error that the running queue statement is to end with, if it was

@@ -70,6 +70,17 @@ SHOW CREATE USER CURRENT_USER()
 -- Returns no row. Its column packets begin the result of a STREAM.
 SELECT $columns FROM $table WHERE $condition LIMIT 0
 
+-- name: lock_messages
+-- Locks the messages of a STREAM … FOR UPDATE in the client's transaction, and returns their rows
+-- behind one column with the id. Rows that others have locked are left out.
+SELECT $id, $columns
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL AND (time_next IS NULL OR time_next <= $now_ns)
+    AND ($alive) AND ($condition)
+ORDER BY priority, time_next, id
+LIMIT $limit
+FOR UPDATE SKIP LOCKED
+
 -- name: result
 -- Rows that the proxy computed, as JSON, with the types that the columns have. The server encodes
 -- them for the client.

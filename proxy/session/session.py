@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from engine.packets import HEADER, WireError, frame
 from engine.store.port import Origin
 from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer, InternalQuery
+from proxy.session.answers import Answer, InternalQuery, RowQuery
 from proxy.session.authentication import Authentication
 from proxy.session.command_classifier import (
     ABOUT_STATEMENTS,
@@ -360,18 +361,26 @@ class Session:
         """Run a statement on the backing connection; its answer is not sent to the client."""
         return await self.internal_command(make_query(text, attributes=self.classifier.attributes))
 
+    async def internal_rows(self, text: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
+        """Run a SELECT on the backing connection whose rows are passed to `on_rows` (RowQuery)."""
+        command = make_query(text, attributes=self.classifier.attributes)
+        return await self._answered(command, RowQuery(self.capabilities, on_rows))
+
     async def internal_command(self, payload: bytes) -> Answer:
         """The same for any command with an answer."""
+        return await self._answered(payload, InternalQuery())
+
+    async def _answered(self, payload: bytes, query: InternalQuery) -> Answer:
         assert self._internal_query is None
         if not self._walker.idle:
             raise WireError("the server speaks out of turn")
         if not self._connections.server_ready:
             raise ConnectionResetError("the server closed the connection")
-        self._internal_query = InternalQuery()
+        self._internal_query = query
         try:
             self._walker.expect(payload[0], None)
             self.server.write(frame(payload, 0))
-            return await self._internal_query.answered
+            return await query.answered
         finally:
             self._internal_query = None
 
@@ -504,6 +513,7 @@ class Session:
             if isinstance(outcome.pending, Killed) and outcome.ok:
                 self.proxy.killed(outcome.pending.kill, self.origin)
         self.commit_notices.command_finished(outcome)
+        self.classifier.locks_messages = self.commit_notices.locks_messages
 
     # Queue statements.
 

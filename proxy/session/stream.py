@@ -43,6 +43,10 @@ class Stream:
     rows of a busy stream do not wait. An idle stream needs none.
     """
 
+    rows_from_server = False
+    """Whether the rows come over the backing connection, which is not read while the client is
+    full."""
+
     def __init__(
         self,
         write: Callable[[bytes], None],

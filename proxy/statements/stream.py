@@ -19,11 +19,13 @@ from proxy.session.commit_notices import PreparedStream, Preparing
 from proxy.session.internal_queries import encodable, end_own_transaction, spelled
 from proxy.session.stream import Stream, unforeseen
 from proxy.settings import Settings
+from proxy.statements.locking_stream import LockingSession, LockingStream, refuse_without_transaction
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.proof import Proof, ProvenStream, partition_clause
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
+from proxy.wire.packets import ServerError
 from sqlrewrite.names import Param
 from sqlrewrite.stream import StreamStatement, shortened
 
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COM_PING = bytes([Commands.COM_PING])
+
+NOT_PREPARED = ServerError(
+    1295,
+    "HY000",
+    "STREAM … FOR UPDATE is not supported in the prepared statement protocol yet: send it as text "
+    "(most drivers do without parameters, or have an option to fill them in themselves)",
+)
 
 
 class Streaming:
@@ -53,6 +62,8 @@ class Streaming:
         """PREPARE: the server prepares the SELECT of no row."""
         was_in_transaction = session.in_transaction
         prepared, select = await self._proof.prepare(session, text)
+        if prepared.statement.locks:
+            raise NOT_PREPARED.again()
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         session.check_interrupted()
         if (encoded := encodable(session, select)) is not None:
@@ -70,17 +81,14 @@ class Streaming:
     async def _deliver(self, session: ClientSession, proven: ProvenStream) -> None:
         """Send the column packets, then rows until the stream ends, then the last packet of the
         result."""
+        statement, queue, row_format = proven.statement, proven.queue, proven.row_format
+        if statement.locks:
+            refuse_without_transaction(session, proven)
         await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
-        statement, queue, row_format = proven.statement, proven.queue, proven.row_format
-        *columns, last = proven.header.packets
-        stream = Stream(
-            session.send,
-            last.seq,
-            _written_condition(statement),
-            proof_max_age_s=self._settings.rights_max_age_s,
-            proven_s=proven.begun_s,
-        )
+        *columns, _ = proven.header.packets
+        stream = self._stream(session, proven)
+        selection = _selection(statement, row_format.time_zone)
         handle = self._engine.subscribe(
             queue,
             stream,
@@ -89,15 +97,18 @@ class Streaming:
             limit=_number(statement.limit),
             prefetch=_number(statement.prefetch),
             first_wait_ns=_first_wait_ns(statement),
-            selection=_selection(statement, row_format.time_zone),
+            selection=selection,
+            locker=stream.lock if isinstance(stream, LockingStream) else None,
         )
         stream.attach(handle)
         session.stream = stream
         session.send(b"".join(frame(packet.payload, packet.seq) for packet in columns))  # No row can precede them.
-        in_condition = statement.condition.columns if statement.condition else ()
-        rights = Rights(queue, [*row_format.columns, *in_condition])
         try:
-            await self._attend(session, stream, rights)
+            if isinstance(stream, LockingStream):
+                await LockingSession(session, proven, selection).attend(stream, self._settings.ping_interval_s)
+            else:
+                in_condition = statement.condition.columns if statement.condition else ()
+                await self._attend(session, stream, Rights(queue, [*row_format.columns, *in_condition]))
         except ConnectionError:
             assert stream.over  # The session ended it when it lost its server.
         except Exception as error:
@@ -108,6 +119,13 @@ class Streaming:
         stream.close(session.capabilities, session.status)
         if not session.in_step:
             session.client.close()
+
+    def _stream(self, session: ClientSession, proven: ProvenStream) -> Stream:
+        seq, condition = proven.header.packets[-1].seq, _written_condition(proven.statement)
+        if proven.statement.locks:
+            return LockingStream(session.send, seq, condition)
+        max_age_s = self._settings.rights_max_age_s
+        return Stream(session.send, seq, condition, proof_max_age_s=max_age_s, proven_s=proven.begun_s)
 
     async def _attend(self, session: ClientSession, stream: Stream, rights: Rights) -> None:
         """Prove the client's rights again and keep the backing connection open, until the stream is

@@ -432,6 +432,24 @@ class TestRelease:
         rows = [subject.row(1), subject.row(2)]
         assert [row and row.epoch for row in rows] == [1, 0]
 
+    def test_a_failed_delivery_of_a_locked_message_is_counted_and_waits(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        subject.put(Row(2, time_next_ns=None))
+        before_ns = subject.now_ns()
+        failed = [
+            Return(row.key, row.epoch, row.entry.due_ns, row.entry.due_ns, sent=False, failed_wait_ns=wait_ns)
+            for row, wait_ns in zip([subject.row(1), subject.row(2)], (7 * S, 0), strict=True)
+            if row is not None
+        ]
+        assert self.release(subject, failed) == 2
+        one, two = subject.row(1), subject.row(2)
+        assert one is not None
+        assert two is not None
+        assert (one.epoch, two.epoch) == (1, 1)
+        assert before_ns + 7 * S <= one.entry.due_ns <= subject.now_ns() + 7 * S
+        assert before_ns <= two.entry.due_ns <= subject.now_ns()
+        assert self.release(subject, failed) == 0, "it is counted once"
+
     def test_an_acknowledged_message_is_not_released(self, subject: Subject) -> None:
         put_due(subject, 1, 2)
         claims = claim(subject, 1, 2)

@@ -9,7 +9,7 @@ The same machine must fail with dispatchers that are broken on purpose: a test t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -143,9 +143,34 @@ class Play(RuleBasedStateMachine):
         subscriber = self._one_of(sorted(self.stage.dispatcher.subscribers), pick)
         self.stage.cancel(subscriber)
 
-    @rule(holder=st.integers(1, 3))
-    def disconnect(self, holder: int) -> None:
-        self.stage.disconnect(holder)
+    @precondition(lambda self: len(self.stage.dispatcher.subscribers) < 4)
+    @rule(
+        holder=st.integers(1, 3),
+        limit=st.sampled_from([1, 4, 10]),
+        first_wait_s=st.sampled_from([0, 20]),
+        selection=st.sampled_from([ANYTHING, ANYTHING, EVEN, LOW]),
+    )
+    def subscribe_for_update(self, holder: int, limit: int, first_wait_s: int, selection: Selection) -> None:
+        self.subscribers += 1
+        selection = ANYTHING if self.plain else selection
+        self.stage.subscribe(
+            self.subscribers,
+            holder,
+            limit=limit,
+            first_wait_ns=first_wait_s * NS_PER_S,
+            selection=selection,
+            locks=True,
+        )
+
+    @precondition(lambda self: self._ready_to_end())
+    @rule(pick=PICK, commits=st.booleans(), seen=st.booleans(), certain=st.booleans())
+    def a_transaction_ends(self, pick: int, commits: bool, seen: bool, certain: bool) -> None:
+        holder = self._one_of(self._ready_to_end(), pick)
+        self.stage.end_transaction(holder, commits=commits, seen=seen, certain=certain)
+
+    @rule(holder=st.integers(1, 3), unlocks_late=st.booleans())
+    def disconnect(self, holder: int, unlocks_late: bool) -> None:
+        self.stage.disconnect(holder, unlocks_late=unlocks_late)
 
     @precondition(lambda self: self.stage.dispatcher.subscribers)
     @rule(pick=PICK, slow=st.booleans())
@@ -203,7 +228,7 @@ class Play(RuleBasedStateMachine):
 
     @rule()
     def transactions_end(self) -> None:
-        self.stage.store.locked.clear()
+        self.stage.unlock_others()
 
     # Clock and database.
 
@@ -293,8 +318,9 @@ class Play(RuleBasedStateMachine):
         if not hasattr(self, "stage"):
             return
         stage = self.stage
-        stage.store.locked.clear()
+        stage.unlock_others()
         stage.settle()
+        self._transactions_end()
         abandoned = {key for key in stage.holdings if key not in stage.acked_seen}
         for holder in (1, 2, 3):
             stage.disconnect(holder)
@@ -304,6 +330,18 @@ class Play(RuleBasedStateMachine):
         if stage.policy.on_disconnect is OnDisconnect.RELEASE:
             self._is_due_again(abandoned)
         self._everything_comes()
+
+    def _transactions_end(self) -> None:
+        """Without the clients' open transactions nothing is locked, whether they acknowledged or not."""
+        stage = self.stage
+        for subscriber in [stream.id for stream in stage.streams.values() if stream.locks]:
+            if subscriber in stage.dispatcher.subscribers:
+                stage.cancel(subscriber)
+        stage.settle()
+        for holder in sorted(set(stage.row_locks.values())):
+            stage.end_transaction(holder, commits=True)
+        stage.settle()
+        assert stage.dispatcher._leases.locked == 0, "a message counts as locked without a transaction"
 
     def _is_due_again(self, keys: set[Key]) -> None:
         """Messages of a vanished client are due again before their waits end, except those that were extended
@@ -353,6 +391,12 @@ class Play(RuleBasedStateMachine):
         stage = self.stage
         live = ((key, stage.rows.get(key)) for key in sorted(stage.holdings))
         return [key for key, row in live if row and row.time_acked_ns is None and row.entry.due_ns > stage.now_ns]
+
+    def _ready_to_end(self) -> list[int]:
+        """The holders with messages locked, and no stream FOR UPDATE that still runs."""
+        stage = self.stage
+        running = {stream.spec.holder for stream in stage.dispatcher.subscribers.values() if stream.spec.locks}
+        return sorted(set(stage.row_locks.values()) - running)
 
     def _due(self) -> list[Row]:
         rows = (row for _, row in sorted(self.stage.rows.items()))
@@ -529,6 +573,32 @@ class PausesUseTheServersClock(Dispatcher):
         return super()._advance(Instant(now.server_ns, now.server_ns))
 
 
+class LocksOutliveTheirTransactions(Dispatcher):
+    """The end of a transaction is not noticed."""
+
+    def transaction_ended(self, now: Instant, holder: int, *, failed: bool = False) -> Effects:
+        return self._advance(now)
+
+
+class RollbacksAreNotCounted(Dispatcher):
+    """A message whose transaction was rolled back is free again as if that had been no delivery."""
+
+    def transaction_ended(self, now: Instant, holder: int, *, failed: bool = False) -> Effects:
+        return super().transaction_ended(now, holder)
+
+
+class MissedLocksAreForgotten(Dispatcher):
+    """A message that a session could not lock is not tried again."""
+
+    def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key]) -> Effects:
+        retry_later = self._scans.retry_later
+        self._scans.retry_later = lambda *_: None  # type: ignore[method-assign]
+        try:
+            return super().lock_done(now, lock_id, locked)
+        finally:
+            self._scans.retry_later = retry_later  # type: ignore[method-assign]
+
+
 BREAKS = [
     AcknowledgedIsNotHeard,
     VanishedClientsKeepTheirMessages,
@@ -540,6 +610,9 @@ BREAKS = [
     CommitsDuringAScanAreForgotten,
     CreditIsNotReserved,
     CreditIsCountedWrongly,
+    LocksOutliveTheirTransactions,
+    RollbacksAreNotCounted,
+    MissedLocksAreForgotten,
 ]
 BREAKS_OF_MORE = [
     ConditionsAreNotMinded,

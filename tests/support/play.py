@@ -20,6 +20,7 @@ from engine.dispatch.effects import (
     Effect,
     End,
     Fetch,
+    Lock,
     Lookup,
     MoveDeadLetters,
     Purge,
@@ -58,6 +59,8 @@ POLICY = Policy(
 
 
 DEAD_LETTERS = TableId("test", "dead_letters")
+
+FAR_NS = 2**63 - 1
 
 EVEN = Selection("id % 2 = 0")
 LOW = Selection("id <= 20")
@@ -108,6 +111,12 @@ class Stage:
     acked_seen: set[Key] = field(default_factory=set)
     sent_at_ns: list[int] = field(default_factory=list)
     lost_answers: int = 0
+    row_locks: dict[Key, int] = field(default_factory=dict)
+    """The holder whose open transaction has locked a message that a stream FOR UPDATE delivered to it."""
+    acks_to_commit: set[Key] = field(default_factory=set)
+    """Messages acknowledged in those transactions."""
+    to_count: dict[Key, int] = field(default_factory=dict)
+    """Messages whose transactions were rolled back before the proxy's eyes, and their epochs then."""
 
     def __post_init__(self) -> None:
         self.queue = queue_table(self.policy, id_grows=self.id_grows)
@@ -152,13 +161,65 @@ class Stage:
         self.ended.setdefault(subscriber, Cause.COMPLETE)
         self.handle(self.dispatcher.unsubscribe, subscriber)
 
-    def disconnect(self, holder: int) -> None:
+    def disconnect(self, holder: int, *, unlocks_late: bool = False) -> None:
+        """A client is gone. `unlocks_late`: the server notices later, and its locks are others' until then."""
+        keys = [key for key, locker in self.row_locks.items() if locker == holder]
+        self._unlock(keys)
+        if unlocks_late:
+            self.store.locked |= set(keys)
         for stream in self.streams.values():
             if stream.holder == holder:
                 self.ended.setdefault(stream.id, Cause.COMPLETE)
         if self.policy.on_disconnect is OnDisconnect.RELEASE:
             self.holdings = {key: held for key, held in self.holdings.items() if held.holder != holder}
         self.handle(self.dispatcher.disconnected, holder)
+
+    def end_transaction(self, holder: int, *, commits: bool, seen: bool = True, certain: bool = False) -> None:
+        """A client's transaction ends, and its locks. `seen`: its end is known as what it was. `certain`: so are its
+        ACKs."""
+        keys = [key for key, locker in self.row_locks.items() if locker == holder]
+        acked = [key for key in keys if key in self.acks_to_commit]
+        self._unlock(keys)
+        for key in acked if commits else ():
+            self.store.acknowledge(TABLE, key)
+        if acked:
+            notice = self.dispatcher.settled if commits and certain else self.dispatcher.suspected
+            if notice == self.dispatcher.settled:
+                self.acked_seen |= set(acked)
+            self.handle(notice, acked)
+        failed = seen and not commits
+        if failed:
+            self.to_count |= {key: self.rows[key].epoch for key in keys}
+        self.handle(partial(self.dispatcher.transaction_ended, failed=failed), holder)
+
+    def unlock_others(self) -> None:
+        """Transactions of others end."""
+        self.store.locked = set(self.row_locks)
+
+    def _unlock(self, keys: list[Key]) -> None:
+        self.store.locked -= set(keys)
+        for key in keys:
+            del self.row_locks[key]
+            self.holdings.pop(key, None)
+        self.acks_to_commit -= set(keys)
+
+    def _lock(self, lock: Lock) -> list[Key]:
+        """The session of a stream FOR UPDATE locks what it can, and its client gets the rows."""
+        stream = self.streams[lock.subscriber]
+        locked = [key for key in lock.keys if self._is_lockable(key, lock, stream.selection)]
+        for key in locked:
+            self.store.locked.add(key)
+            self.row_locks[key] = stream.holder
+            if lock.subscriber not in self.ended:
+                self._delivered(lock.subscriber, int(key), locked=True)
+        return locked
+
+    def _is_lockable(self, key: Key, lock: Lock, selection: Selection) -> bool:
+        row = self.rows.get(key)
+        if row is None or row.time_acked_ns is not None or key in self.store.locked:
+            return False
+        alive = lock.epoch_below is None or row.epoch < lock.epoch_below
+        return alive and row.entry.due_ns <= lock.now_ns and self.store._is_wanted(row, selection)
 
     def extend(self, key: Key, duration_ns: int) -> None:
         """The holder asks for more time, through the proxy."""
@@ -185,6 +246,9 @@ class Stage:
             self.handle(self.dispatcher.changes_logged, [row.entry], [])
 
     def acknowledge(self, key: Key, *, seen: bool) -> None:
+        if key in self.row_locks:  # Only its own transaction can.
+            self.acks_to_commit.add(key)
+            return
         if self.store.acknowledge(TABLE, key):
             self.holdings.pop(key, None)
         if seen:
@@ -216,10 +280,15 @@ class Stage:
             case Fetch(fetch_id, row_format, keys):
                 rows = store.fetch(queue, row_format, keys, self.fetch_budget).value
                 asked.answer = lambda: dispatcher.fetch_done(self.now, fetch_id, rows)
+            case Lock(lock_id):
+                locked = self._lock(asked.effect)
+                asked.answer = lambda: dispatcher.lock_done(self.now, lock_id, locked)
             case Lookup(keys):
                 entries = store.lookup(queue, keys).value
                 asked.answer = lambda: dispatcher.lookup_done(self.now, entries)
             case Release(returns):
+                for claim in returns:
+                    self.to_count.pop(claim.key, None)
                 store.release(queue, returns)
                 asked.answer = lambda: dispatcher.release_done(self.now)
             case MoveDeadLetters(dead):
@@ -250,6 +319,8 @@ class Stage:
                 self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
                 self.handle(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, "no such column")
+            case Lock(lock_id, subscriber):
+                self._lock_failed(lock_id, subscriber, deadlock=lasting and asked.answer is None)
             case Lookup():
                 self.handle(dispatcher.lookup_failed)
             case Release():
@@ -260,6 +331,13 @@ class Stage:
                 self.handle(dispatcher.move_failed)
             case _:
                 raise AssertionError(asked)
+
+    def _lock_failed(self, lock_id: int, subscriber: int, *, deadlock: bool) -> None:
+        """The server refuses the SELECT of a session, which ends the stream; or the transaction is rolled back."""
+        self.handle(self.dispatcher.lock_done, lock_id, ())
+        self.cancel(subscriber)
+        if deadlock:
+            self.end_transaction(self.streams[subscriber].holder, commits=False)
 
     def settle(self, most: int = 1_000) -> None:
         """Let the database and the dispatcher finish all that is under way, at this instant."""
@@ -299,14 +377,19 @@ class Stage:
                     self.asked.append(Asked(effect))
         self.check()
 
-    def _delivered(self, subscriber: int, key: int) -> None:
+    def _delivered(self, subscriber: int, key: int, *, locked: bool = False) -> None:
         stream = self.streams[subscriber]
         assert subscriber not in self.ended, f"{key} delivered to stream {subscriber}, which is over"
         assert key not in self.acked_seen, f"{key} delivered after its ACK was seen"
         holding = self.holdings.get(key)
         assert holding is None or holding.deadline_ns <= self.now_ns, f"{key} has two holders"
         row = self.rows.get(key)
-        if row is not None and row.time_acked_ns is None:
+        if locked:
+            assert row is not None
+            before = self.to_count.pop(key, -1)
+            assert row.epoch > before, f"{key} is delivered again, and its failed delivery was not counted"
+            self.holdings[key] = Holding(subscriber, stream.holder, row.epoch, FAR_NS)
+        elif row is not None and row.time_acked_ns is None:
             assert row.time_next_ns is not None
             assert row.time_next_ns > self.now_ns, f"{key} delivered without a claim that stands"
             self.holdings[key] = Holding(subscriber, stream.holder, row.epoch, row.time_next_ns)
@@ -320,7 +403,7 @@ class Stage:
         condition, row = stream.selection.condition, self.rows.get(key) or Row(key)
         assert condition is None or self.store.conditions[condition](row), f"{key} is not wanted by {condition}"
         most = self.policy.max_attempts
-        assert not most or row.epoch <= most, f"{key} is dead, and was delivered"
+        assert not most or row.epoch <= most - stream.locks, f"{key} is dead, and was delivered"
 
     def check(self) -> None:
         """The bounds, which hold at every instant."""

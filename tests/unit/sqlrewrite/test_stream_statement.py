@@ -194,3 +194,14 @@ HOSTILE = [" ", "/*", "/**/", "-- \n", "--", "'", "`", "(", "a", "a,", "a.", "1"
 @pytest.mark.cpu(30)
 def test_hostile_text_comes_to_an_end(head: str, unit: str) -> None:
     assert refusal(head + unit * (50_000 // len(unit))).code == 1064
+
+
+@pytest.mark.parametrize("sql", ["LIMIT 5 NOWAIT FOR UPDATE", "WAIT 2 LIMIT 5 for /* x */ update ;"])
+def test_for_update_is_the_last_clause_of_a_bounded_stream(sql: str) -> None:
+    statement = parse(f"STREAM * FROM t {sql}")
+    assert (statement.locks, statement.limit) == (True, 5)
+
+
+def test_the_bounds_of_for_update_may_be_parameters() -> None:
+    statement = parse("STREAM * FROM t LIMIT ? WAIT ? FOR UPDATE").bind([3, 1])
+    assert (statement.locks, statement.limit, statement.wait) == (True, 3, Decimal(1))

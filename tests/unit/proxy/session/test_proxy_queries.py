@@ -47,7 +47,7 @@ def test_each_select_that_may_return_rows_has_a_limit_of_its_own() -> None:
     for name, template in templates().items():
         text = template.template
         if text.startswith("SELECT") and name not in estimated | counted:
-            assert re.search(r"\bLIMIT (\d+|\$limit)( FOR UPDATE SKIP LOCKED)?$", text), name
+            assert re.search(r"\bLIMIT (\d+|\$limit)(\sFOR UPDATE SKIP LOCKED)?$", text), name
 
 
 def test_a_word_that_is_missing_is_an_error() -> None:

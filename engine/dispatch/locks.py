@@ -1,0 +1,79 @@
+"""The locks under way: the messages that were offered to streams FOR UPDATE, which their clients'
+own sessions lock.
+
+A stream FOR UPDATE claims nothing. Its lease begins when the message is picked, and its row is
+unchanged: same epoch, same time_next. The subscriber's session reads and locks the rows by id
+within its client's transaction, and passes them to the client as they come. The row lock is then
+the claim, on every proxy. The session answers which keys it has locked; the others are locked by
+somebody else, changed or gone, and are tried again later, as messages that a claim missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.dispatch.effects import Effect, Lock
+from engine.dispatch.filter_groups import FilterGroup, FilterGroups
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Lease, LeaseEvent, LeaseState
+from engine.dispatch.subscribers import Subscriber
+
+
+@dataclass(frozen=True, slots=True)
+class LockUnderWay:
+    """A lock that a session has not answered: the stream, its group, and the leases offered."""
+
+    group: FilterGroup
+    subscriber: Subscriber
+    leases: tuple[Lease, ...]
+
+
+class LocksUnderWay:
+    """The locks that were started and not answered: at most one for each stream."""
+
+    def __init__(self, groups: FilterGroups, numbers: Iterator[int]) -> None:
+        self._groups = groups
+        self._numbers = numbers
+        self._by_id: dict[int, LockUnderWay] = {}
+        self._of_stream: dict[int, int] = {}
+
+    def start_locks(self, now: Instant, epoch_below: int | None) -> list[Effect]:
+        """Offer the unsent leases of the locking groups to their streams. `epoch_below`: messages
+        of this epoch are dead."""
+        effects: list[Effect] = []
+        for group in self._groups:
+            for subscriber in group.subscribers.to_fetch() if group.locks else ():
+                leases = tuple(lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED)
+                if leases:
+                    effects.append(self._start_lock(group, subscriber, leases, now, epoch_below))
+        return effects
+
+    def finish_lock(self, lock_id: int) -> LockUnderWay | None:
+        """A lock was answered. Returns it; None if its stream has ended."""
+        lock = self._by_id.pop(lock_id, None)
+        if lock is not None:
+            del self._of_stream[lock.subscriber.spec.id]
+            lock.group.subscribers.set_fetching(lock.subscriber, fetching=False)
+        return lock
+
+    def stream_ended(self, subscriber: Subscriber) -> None:
+        """The answer to this stream's lock does not count any more."""
+        if (lock_id := self._of_stream.pop(subscriber.spec.id, None)) is not None:
+            del self._by_id[lock_id]
+
+    def _start_lock(
+        self,
+        group: FilterGroup,
+        subscriber: Subscriber,
+        leases: tuple[Lease, ...],
+        now: Instant,
+        epoch_below: int | None,
+    ) -> Lock:
+        for lease in leases:
+            lease.apply(LeaseEvent.FETCH)
+        lock_id = next(self._numbers)
+        self._by_id[lock_id] = LockUnderWay(group, subscriber, leases)
+        self._of_stream[subscriber.spec.id] = lock_id
+        group.subscribers.set_fetching(subscriber, fetching=True)
+        return Lock(lock_id, subscriber.spec.id, tuple(lease.key for lease in leases), now.server_ns, epoch_below)

@@ -1,0 +1,139 @@
+"""STREAM … FOR UPDATE: the client's transaction locks the messages, and the lock is the claim.
+
+The engine chooses keys and offers them (`LockingStream.lock`). The client's own session reads and
+locks these rows by id, skips those that others have locked, and passes the rows to the client as
+they come. The engine is told which keys were locked. Nothing is written. The end of the
+transaction ends the locks; CommitNotices reports it to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.dispatch.effects import Lock
+from engine.model import Key, Selection
+from engine.quoting import quoted
+from engine.runtime.table_runner import LockAnswer
+from engine.store.queries import TableStatements
+from engine.store.row_packets import split_text_row
+from proxy.session.commit_notices import DEADLOCK
+from proxy.session.internal_queries import spelled
+from proxy.session.queries import sql
+from proxy.session.stream import Stream
+from proxy.statements.proof import ProvenStream
+from proxy.wire.mimic_adapter import Commands
+from proxy.wire.packets import AUTOCOMMIT, ServerError
+
+if TYPE_CHECKING:
+    from proxy.session.ports import ClientSession
+
+COM_PING = bytes([Commands.COM_PING])
+
+NO_TRANSACTION = ServerError(
+    1105,
+    "HY000",
+    "STREAM … FOR UPDATE locks messages until the transaction ends, and no transaction is open: BEGIN first "
+    "(or SET autocommit = 0), or leave FOR UPDATE out to claim messages",
+)
+
+
+def refuse_without_transaction(session: ClientSession, proven: ProvenStream) -> None:
+    """Raise ServerError if the locks would end with the statement that takes them."""
+    if not proven.was_in_transaction and session.status & AUTOCOMMIT:
+        raise NO_TRANSACTION.again()
+
+
+class LockingStream(Stream):
+    """The stream of a STREAM … FOR UPDATE. Its rows come over the backing connection."""
+
+    rows_from_server = True
+
+    def __init__(self, write: Callable[[bytes], None], seq: int, condition: str | None) -> None:
+        super().__init__(write, seq, condition)
+        self._offers: deque[tuple[Lock, LockAnswer]] = deque()
+
+    def lock(self, lock: Lock, answer: LockAnswer) -> None:
+        """The engine offers messages to be locked."""
+        self._offers.append((lock, answer))
+        self._attention.set()
+
+    async def next_offer(self, timeout_s: float) -> tuple[Lock, LockAnswer] | None:
+        """The next offer; None if the stream is over, or after this time."""
+        if not self._offers and not self.over:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._attention.wait()
+        self._attention.clear()
+        return self._offers.popleft() if self._offers and not self.over else None
+
+    def pass_rows(self, rows: Sequence[bytes]) -> None:
+        """Send rows that the server has sent, without the id that precedes each."""
+        if not self.over:
+            self._send(tuple(rows))
+
+    def refuse(self, error: ServerError) -> None:
+        """End the stream with this error. What the transaction has locked stays locked."""
+        self.abort(error)
+
+
+class LockingSession:
+    """Locks messages in the transaction of one session, for one stream."""
+
+    def __init__(self, session: ClientSession, proven: ProvenStream, selection: Selection) -> None:
+        self._session = session
+        self._statements = TableStatements(proven.queue, selection)
+        self._columns = ", ".join(map(quoted, proven.row_format.columns))
+        self._pad_chars = proven.queue.id_pad_chars if proven.row_format.pad_char else 0
+
+    async def attend(self, stream: LockingStream, ping_interval_s: float) -> None:
+        """Lock what the engine offers, and keep the backing connection open, until the stream is
+        over."""
+        while not stream.over:
+            if (offer := await stream.next_offer(ping_interval_s)) is not None:
+                await self._lock(stream, *offer)
+            elif not stream.over:
+                await self._session.internal_command(COM_PING)  # Else the server closes the idle connection.
+
+    async def _lock(self, stream: LockingStream, lock: Lock, answer: LockAnswer) -> None:
+        """Lock the offered messages and pass their rows on. An error of the server ends the
+        stream."""
+        session = self._session
+        session.commit_notices.messages_locked(session.number)
+        session.classifier.locks_messages = True
+        locked: set[Key] = set()
+        on_rows = partial(self._pass, stream, locked)
+        done = await spelled(session, self._select(lock), partial(session.internal_rows, on_rows=on_rows))
+        answer(locked)
+        if (error := done.error) is not None:
+            stream.refuse(error)
+            if error.code == DEADLOCK:
+                session.commit_notices.locks_gone(failed=True)
+
+    def _select(self, lock: Lock) -> str:
+        return sql(
+            "lock_messages",
+            **self._statements.words,
+            columns=self._columns,
+            ids=self._statements.ids(map(self._padded, lock.keys)),
+            now_ns=lock.now_ns,
+            alive="TRUE" if lock.epoch_below is None else f"COALESCE(epoch, 0) < {lock.epoch_below}",
+            limit=len(lock.keys),
+        )
+
+    def _pass(self, stream: LockingStream, locked: set[Key], rows: Sequence[bytes]) -> None:
+        passed: list[bytes] = []
+        for row in rows:
+            raw, rest = split_text_row(row)
+            locked.add(self._statements.key(raw.rstrip(b" ") if self._pad_chars else raw))
+            passed.append(rest)
+        stream.pass_rows(passed)
+
+    def _padded(self, key: Key) -> Key:
+        # Under PAD_CHAR_TO_FULL_LENGTH, MySQL compares the padded value, and most collations
+        # compare blanks.
+        return key.ljust(self._pad_chars) if isinstance(key, str) else key

@@ -1,0 +1,309 @@
+"""STREAM … FOR UPDATE: the lock of the client's transaction is the claim, on both servers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pymysql
+import pytest
+from mysql_mimic.types import Commands
+
+from tests.support import insides
+from tests.support.proxies import running_proxy
+from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+ROW = "SELECT epoch, time_next, time_acked FROM m ORDER BY id"
+
+
+@pytest.fixture
+def queue(proxy, database):
+    """A queue with three messages, through the proxy."""
+    with proxy.connect(database=database) as connection:
+        create_queue(connection, "m")
+        enqueue(connection, "m", "abc")
+        yield connection
+
+
+@pytest.fixture
+def begin(proxy, database, queue):
+    """Open another connection, with a transaction."""
+    opened = []
+
+    def open_one(**options):
+        opened.append(proxy.connect(database=database, **options))
+        run(opened[-1], "BEGIN")
+        return opened[-1]
+
+    yield open_one
+    for connection in opened:
+        if connection.open:
+            connection.close()
+
+
+def lock(connection, limit=10, how="NOWAIT", columns="payload", where=""):
+    statement = f"STREAM {columns} FROM m {where} LIMIT {limit} {how} FOR UPDATE"
+    return [value for (value,) in rows(connection, statement)]
+
+
+def refused(connection, statement):
+    with pytest.raises(pymysql.MySQLError) as caught:
+        run(connection, statement)
+    return caught.value.args
+
+
+def test_messages_come_in_order_and_nothing_is_written(queue, begin, server, database) -> None:
+    with connect(server, database=database) as direct:
+        before = rows(direct, ROW)
+        worker = begin()
+        assert lock(worker, 2) == ["a", "b"]
+        assert lock(worker, 2) == ["c"]
+        assert rows(direct, ROW) == before
+        run(worker, "COMMIT")
+        assert rows(direct, ROW) == before
+
+
+def test_an_ack_commits_with_the_transaction_and_what_was_not_acknowledged_is_free(queue, begin) -> None:
+    worker = begin()
+    assert lock(worker) == ["a", "b", "c"]
+    assert run(worker, "ACK m WHERE id IN (1, 3)") == 2
+    run(worker, "COMMIT")
+    assert lock(begin(), how="WAIT 10") == ["b"]
+    ((epoch, _, acked), *_) = rows(queue, ROW)
+    assert epoch == 0
+    assert acked
+
+
+def test_two_workers_share_what_there_is(begin) -> None:
+    one, two = begin(), begin()
+    assert lock(one, 2) == ["a", "b"]
+    assert lock(two) == ["c"]
+    run(one, "ACK m WHERE id = 1")
+    run(one, "COMMIT")
+    assert lock(two, how="WAIT 10") == ["b"]
+
+
+def test_a_rollback_counts_as_a_failed_attempt(queue, begin) -> None:
+    worker = begin()
+    lock(worker, 1)
+    run(worker, "ACK m WHERE id = 1")
+    run(worker, "ROLLBACK")
+    eventually(lambda: rows(queue, ROW)[0][0] == 1, what="the failure counted")
+    ((_, time_next, acked), *_) = rows(queue, ROW)
+    ((now,),) = rows(queue, "SELECT UNIX_TIMESTAMP(NOW(6)) * 1000000000")
+    assert acked is None
+    assert 0 < time_next - now <= 30 * 10**9, "it backs off for the queue's first wait"
+    assert lock(begin()) == ["b", "c"]
+
+
+@pytest.mark.parametrize("statement", ["ROLLBACK TO SAVEPOINT s", "SAVEPOINT s2", "SELECT 1", "SELECT nonsense"])
+def test_a_statement_within_the_transaction_ends_no_lock(begin, statement) -> None:
+    worker = begin()
+    run(worker, "SAVEPOINT s")
+    assert lock(worker, 2) == ["a", "b"]
+    try:
+        run(worker, statement)
+    except pymysql.MySQLError:
+        assert statement == "SELECT nonsense"
+    assert lock(begin()) == ["c"]
+    assert run(worker, "ACK m WHERE id IN (1, 2)") == 2
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["COMMIT", "commit and chain", "BEGIN", "START TRANSACTION", "CREATE TABLE other (a INT)", "COMMIT WORK;"],
+)
+def test_whatever_commits_frees_without_counting(queue, begin, statement) -> None:
+    worker = begin()
+    assert lock(worker) == ["a", "b", "c"]
+    run(worker, statement)
+    assert lock(begin(), how="WAIT 10") == ["a", "b", "c"]
+    assert {epoch for epoch, _, _ in rows(queue, ROW)} == {0}
+
+
+def test_a_reset_of_the_connection_counts_as_a_rollback(queue, begin) -> None:
+    worker = begin()
+    lock(worker, 1)
+    insides.send(worker, Commands.COM_RESET_CONNECTION, b"")
+    insides.affected(worker)
+    eventually(lambda: rows(queue, ROW)[0][0] == 1, what="the failure counted")
+
+
+def test_autocommit_off_is_a_transaction(proxy, database, begin) -> None:
+    with proxy.connect(database=database, autocommit=False) as worker:
+        assert lock(worker, 1) == ["a"]
+        assert lock(begin()) == ["b", "c"]
+        assert run(worker, "ACK m WHERE id = 1") == 1
+        worker.commit()
+        assert lock(worker, 1) == []
+
+
+def test_without_a_transaction_it_is_refused(queue) -> None:
+    code, text = refused(queue, "STREAM * FROM m LIMIT 1 NOWAIT FOR UPDATE")
+    assert code == 1105
+    assert "BEGIN first" in text
+    run(queue, "BEGIN")
+    assert lock(queue) == ["a", "b", "c"]
+    run(queue, "COMMIT")
+
+
+def test_a_read_only_transaction_gets_the_servers_error(proxy, database, queue) -> None:
+    with proxy.connect(database=database) as worker:
+        run(worker, "START TRANSACTION READ ONLY")
+        assert refused(worker, "STREAM * FROM m LIMIT 1 NOWAIT FOR UPDATE")[0] == 1792
+
+
+def test_it_is_not_prepared_yet(proxy, queue) -> None:
+    assert refused(queue, "PREPARE s FROM 'STREAM * FROM m LIMIT 1 NOWAIT FOR UPDATE'")[0] == 1064
+
+
+def test_an_insert_wakes_it(proxy, database, queue, begin) -> None:
+    worker = begin()
+    assert len(lock(worker)) == 3
+    other = begin()
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(lock(other, 1, "WAIT 60")))
+    thread.start()
+    eventually(lambda: rows(queue, "SHOW STREAMS"), what="the waiting stream")
+    enqueue(queue, "m", "d")
+    thread.join(20)
+    assert got == ["d"]
+
+
+def test_a_client_that_is_killed_frees_its_messages_at_once_and_is_counted(proxy, database, queue) -> None:
+    program = (
+        "import pymysql, sys, time\n"
+        f"c = pymysql.connect(host={proxy.host!r}, port={proxy.port}, user='root', database={database!r}).cursor()\n"
+        "c.execute('BEGIN')\n"
+        "print(c.execute('STREAM * FROM m LIMIT 2 WAIT 20 FOR UPDATE'), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "2\n"
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+    eventually(lambda: [epoch for epoch, _, _ in rows(queue, ROW)] == [1, 1, 0], what="the failures counted")
+    run(queue, "BEGIN")
+    assert sorted(lock(queue, 3, "WAIT 10", columns="id")) == [1, 2, 3]
+
+
+def test_a_message_is_dead_after_so_many_rollbacks(proxy, database) -> None:
+    with proxy.connect(database=database) as connection:
+        run(connection, "CREATE QUEUE dead (payload TEXT) DEAD_LETTER_OF = 'm'")
+        run(connection, "CREATE QUEUE m (payload TEXT) MAX_ATTEMPTS = 2, DEAD_LETTER = dead, ACK_WAIT = 0.01")
+        run(connection, "INSERT INTO m (payload) VALUES ('poison')")
+        for attempt in range(2):
+            run(connection, "BEGIN")
+            assert lock(connection, 1, "WAIT 20") == ["poison"], attempt
+            run(connection, "ROLLBACK")
+        eventually(
+            lambda: rows(connection, "SELECT payload, epoch FROM dead") == [("poison", 2)], what="the dead letter"
+        )
+
+
+def test_a_condition_selects_what_is_locked(queue, begin) -> None:
+    assert lock(begin(), where="WHERE payload > 'a'", limit=1) == ["b"]
+    assert lock(begin(), where="WHERE payload > 'a'") == ["c"]
+
+
+def test_kill_query_ends_a_waiting_stream_and_the_transaction_keeps_its_locks(proxy, queue, begin) -> None:
+    worker = begin()
+    assert lock(worker, 3) == ["a", "b", "c"]
+    failed = []
+    thread = threading.Thread(
+        target=lambda: failed.append(refused(worker, "STREAM id FROM m LIMIT 1 WAIT 60 FOR UPDATE"))
+    )
+    thread.start()
+    eventually(lambda: rows(queue, "SHOW STREAMS"), what="the waiting stream")
+    run(queue, f"KILL QUERY {worker.thread_id()}")
+    thread.join(20)
+    assert failed[0][0] == 1317
+    assert run(worker, "ACK m WHERE id < 10") == 3
+    run(worker, "COMMIT")
+
+
+def test_two_proxies_never_hand_out_a_message_twice(proxy, server, database, queue, tmp_path) -> None:
+    run(queue, "DELETE FROM m")
+    enqueue(queue, "m", [str(number) for number in range(600)])
+    taken: list[int] = []
+
+    def work(through) -> None:
+        with through.connect(database=database) as connection:
+            while True:
+                run(connection, "BEGIN")
+                ids = lock(connection, 7, "WAIT 1", columns="id")
+                if ids:
+                    assert run(connection, f"ACK m WHERE id IN ({', '.join(map(str, ids))})") == len(ids)
+                run(connection, "COMMIT")
+                taken.extend(ids)
+                if not ids:
+                    return
+
+    with running_proxy(server, tmp_path / "log") as other:
+        threads = [threading.Thread(target=work, args=[through]) for through in (proxy, other) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert len(taken) == 600
+    assert len(set(taken)) == 600
+    assert rows(queue, "SELECT COUNT(*) FROM m WHERE time_acked IS NULL") == [(0,)]
+
+
+def test_a_killed_proxy_frees_its_messages_by_the_server_and_counts_nothing(
+    proxy, server, database, queue, tmp_path
+) -> None:
+    with running_proxy(server, tmp_path / "log", check=False) as other, other.connect(database=database) as worker:
+        run(worker, "BEGIN")
+        assert lock(worker, 2) == ["a", "b"]
+        other.kill()
+        run(queue, "BEGIN")
+        assert lock(queue, 1, "WAIT 10")  # Whichever was free first.
+        run(queue, "COMMIT")
+    assert {epoch for epoch, _, _ in rows(queue, ROW)} == {0}
+
+
+@pytest.mark.parametrize("charset", ["utf8mb4", "latin1"])
+def test_rows_pass_unchanged_in_the_characters_of_the_client(proxy, database, queue, charset) -> None:
+    run(queue, "DELETE FROM m")
+    run(queue, "ALTER TABLE m MODIFY payload LONGTEXT")
+    ((size,),) = rows(queue, "SELECT @@max_allowed_packet DIV 8")
+    enqueue(queue, "m", ["ä", ""])
+    run(queue, f"INSERT INTO m (payload) VALUES (REPEAT('ö', {size}))")
+    with proxy.connect(database=database, charset=charset) as worker:
+        run(worker, "BEGIN")
+        assert lock(worker, 3, "WAIT 10") == ["ä", "", "ö" * size]
+
+
+@pytest.mark.parametrize(
+    ("id_type", "ids"),
+    [
+        ("VARCHAR(20) CHARACTER SET latin1", ["Zürich", "aarau"]),
+        ("CHAR(10)", ["b", "c"]),
+        ("BINARY(2)", [b"\x00\xff", b"ab"]),
+        ("DECIMAL(10, 3)", ["1.500", "2.000"]),
+        ("DOUBLE", [0.1, 1e300]),
+        ("DATETIME(6)", ["2026-01-01 00:00:00.000001", "2026-01-01 00:00:00.000002"]),
+        ("TIMESTAMP", ["2026-01-01 00:00:00", "2026-01-01 00:00:01"]),
+    ],
+)
+@pytest.mark.parametrize("sql_mode", ["", "PAD_CHAR_TO_FULL_LENGTH,ANSI_QUOTES,NO_BACKSLASH_ESCAPES"])
+def test_ids_of_any_type_in_any_session(proxy, flavour, database, id_type, ids, sql_mode) -> None:
+    with proxy.connect(database=database) as worker:
+        run(worker, f"CREATE QUEUE m (id {id_type} PRIMARY KEY)")
+        with worker.cursor() as cursor:
+            cursor.executemany("INSERT INTO m (id) VALUES (%s)", [(one,) for one in ids])
+        run(worker, f"SET sql_mode = '{sql_mode}', time_zone = '+05:00', character_set_connection = ucs2")
+        for _ in range(2):
+            run(worker, "BEGIN")
+            assert len(rows(worker, "STREAM * FROM m LIMIT 5 WAIT 5 FOR UPDATE")) == 2
+            run(worker, "COMMIT")
+        run(worker, "BEGIN")
+        rows(worker, "STREAM * FROM m LIMIT 5 WAIT 5 FOR UPDATE")
+        run(worker, "ROLLBACK")
+        eventually(lambda: rows(worker, "SELECT epoch FROM m") == [(1,), (1,)], what="both failures counted")
