@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -43,6 +44,10 @@ from sqlrewrite import sqlglot_adapter
 log = logging.getLogger("ackstream")
 
 EXIT_BAD_SETTING = 2
+
+GARBAGE_THRESHOLD = 10_000
+"""Objects created, less those deleted, before a garbage collection. A batch of messages creates
+some thousands, nearly all without cycles, so collections between batches find nothing."""
 
 START_AGAIN_S = 0.25
 """The pause between attempts to connect to a server that is starting: an attempt costs little, and
@@ -201,8 +206,21 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.push_async_callback(admin.stop)
     also = "" if path is None else f" socket={path}"
     backend = shown(address.host, address.port)
+    _exempt_from_garbage_collection()
     print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
     return proxy, admin
+
+
+def _exempt_from_garbage_collection() -> None:
+    """Exempt all objects of the start (modules, patterns) from garbage collection, and collect
+    less often.
+
+    They live as long as the program. A full collection that visits them stops the event loop for
+    40 ms; one that does not, for less than 1 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,8 @@
 
 `/health` reports whether the proxy accepts clients and can reach the server. `/metrics` returns the
 Prometheus text format. It is computed at each request from counters that the proxy and the engine
-keep anyway, so it adds no work to the hot paths.
+keep anyway, so it adds no work to the hot paths. The event loop's lag alone is measured all the
+time (`LoopLag`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from engine.service import Engine
 from engine.store.port import StoreError
 from engine.store.reach import Reach
 from proxy.server.listener import Proxy
+from proxy.server.loop_lag import LoopLag
 
 PROBE_WAIT_S = 2.0
 """A server that takes longer for a query without a table cannot serve clients. Health checks wait for
@@ -141,6 +143,7 @@ class Admin:
     def __init__(self, proxy: Proxy, binlog: Following, reach: Reach) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(proxy, binlog, reach))
+        self._lag = LoopLag(self._registry)
         self._probe = Probe(proxy.engine)
         self._draining = False
         app = web.Application()
@@ -151,6 +154,7 @@ class Admin:
         """Listen, and return the address that is listened on. Raises OSError."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
+        self._lag.start(asyncio.get_running_loop())
         taken_host, taken_port = self._runner.addresses[0][:2]
         return taken_host, taken_port
 
@@ -160,6 +164,7 @@ class Admin:
 
     async def stop(self) -> None:
         """Close the listener."""
+        self._lag.stop()
         await self._runner.cleanup()
         await self._probe.close()
 

@@ -79,9 +79,9 @@ def is_written(default: object, text: str) -> bool:
 
 def test_every_metric_stands_in_its_page() -> None:
     page = (REPOSITORY / "docs" / "operating.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
-    code = (REPOSITORY / "proxy" / "server" / "admin.py").read_text()
+    code = "".join((REPOSITORY / "proxy" / "server" / name).read_text() for name in ("admin.py", "loop_lag.py"))
     counters = re.findall(r'^ +\("(\w+)", "', code, re.MULTILINE)
     counters += re.findall(r'CounterMetricFamily\("ackstream_(\w+)"', code)
-    gauges = re.findall(r'GaugeMetricFamily\("ackstream_(\w+)"', code)
+    gauges = re.findall(r'(?:GaugeMetricFamily|Histogram)\("ackstream_(\w+)"', code)
     assert len(counters) > 15
     assert sorted(re.findall(r"`ackstream_(\w+)`", page)) == sorted([f"{name}_total" for name in counters] + gauges)
