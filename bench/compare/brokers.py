@@ -48,7 +48,8 @@ class BrokerQueue:
             answer, _ = process.communicate("begin\n")
         if process.returncode:
             raise ProgramFailedError("the consumers failed: see above")
-        return Drained(messages, *map(float, answer.split()))
+        seconds, cpu_s = map(float, answer.split())
+        return Drained(messages, seconds, cpu_s)
 
     def latencies(self, samples: int) -> Latencies | None:
         total = samples + WARM_UP

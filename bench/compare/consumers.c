@@ -2,6 +2,7 @@
  *
  *   consumers PORT drain FORM CONNECTIONS BATCH MESSAGES
  *   consumers PORT latency SAMPLES
+ *   consumers PORT bystander STATEMENT
  *
  * It logs in, writes a line, and begins when it reads one. All tables are in the database bench.
  *
@@ -14,9 +15,13 @@
  *
  * latency keeps one endless stream open and inserts one message after the other. Its answer: a line
  * for each: µs from before the INSERT to the row, and µs of the INSERT.
+ *
+ * bystander runs STATEMENT, with a pause of 1 ms after each answer, until its input ends. Its answer:
+ * a line for each, the µs that it took.
  * It is in C, because a client in Python would take most of the time. */
 #include <mysql.h>
 #include <mysqld_error.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000 };
+enum { BATCH_MAX = 1000, ID_CHARS = 21, PAUSE_US = 1000, SAMPLES_MAX = 1 << 20 };
 
 static const char *TAKE = "SELECT id, payload FROM queue FORCE INDEX (due) WHERE time_acked IS NULL AND priority = 0"
                           " AND time_next <= 1 ORDER BY time_next, id LIMIT %d FOR UPDATE SKIP LOCKED";
@@ -252,13 +257,35 @@ static void latency(void) {
     _exit(0);
 }
 
+static void bystander(const char *statement) {
+    double *samples = calloc(SAMPLES_MAX, sizeof *samples);
+    struct pollfd input = {.fd = 0, .events = POLLIN};
+    MYSQL *db = connected();
+    long number = 0;
+    begin();
+    while (number < SAMPLES_MAX && !poll(&input, 1, 0)) {
+        double begin_s = now_s();
+        run(db, statement);
+        MYSQL_RES *result = mysql_store_result(db);
+        samples[number++] = now_s() - begin_s;
+        mysql_free_result(result);
+        usleep(PAUSE_US);
+    }
+    for (long i = 0; i < number; i++)
+        printf("%f\n", 1e6 * samples[i]);
+    fflush(stdout);
+    _exit(0);
+}
+
 int main(int count, char **arguments) {
     if (count < 4)
-        fail("PORT drain FORM CONNECTIONS BATCH MESSAGES, or PORT latency SAMPLES");
+        fail("PORT drain FORM CONNECTIONS BATCH MESSAGES, PORT latency SAMPLES, or PORT bystander STATEMENT");
     port = atoi(arguments[1]);
     if (strcmp(arguments[2], "latency") == 0) {
         wanted = atol(arguments[3]);
         latency();
+    } else if (strcmp(arguments[2], "bystander") == 0) {
+        bystander(arguments[3]);
     } else if (count == 7) {
         batch = atoi(arguments[5]);
         wanted = atol(arguments[6]);

@@ -44,18 +44,35 @@ def messages_for(rate: float, seconds: float, batch: int, most: int) -> int:
 
 
 @dataclass(slots=True)
+class BystanderFigures:
+    """The percentiles of each round, in ms."""
+
+    p50: list[float] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+
+    def add(self, samples_ms: Sequence[float]) -> None:
+        """Add a round."""
+        self.p50.append(percentile(samples_ms, 50))
+        self.p99.append(percentile(samples_ms, 99))
+
+
+@dataclass(slots=True)
 class CaseFigures:
     """One case in all rounds."""
 
     rates: list[float] = field(default_factory=list)
     cpu_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """µs of CPU a message, by process."""
+    bystanders: dict[str, BystanderFigures] = field(default_factory=lambda: defaultdict(BystanderFigures))
+    """Statements of other clients meanwhile, by the way that they connected."""
 
     def add(self, drained: Drained, cpu_s: Mapping[str, float]) -> None:
         """Add a round: what was drained, and the CPU time that each process took meanwhile."""
         self.rates.append(drained.messages / drained.seconds)
         for process, seconds in cpu_s.items():
             self.cpu_us[process].append(1e6 * seconds / drained.messages)
+        for way, samples_ms in drained.bystanders_ms.items():
+            self.bystanders[way].add(samples_ms)
 
 
 @dataclass(slots=True)

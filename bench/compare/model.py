@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -35,12 +35,14 @@ class Case:
 class Drained:
     """Messages that were taken and finished, and the seconds from the first request to the last answer.
 
-    `client_cpu_s` is the CPU time of the consumers meanwhile.
+    `client_cpu_s` is the CPU time of the consumers meanwhile. `bystanders_ms`: what single statements
+    of other clients took meanwhile, by the way that they connected.
     """
 
     messages: int
     seconds: float
     client_cpu_s: float
+    bystanders_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

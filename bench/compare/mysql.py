@@ -66,6 +66,11 @@ HAND_FORMS = (
 )
 
 
+WATCHED = next(form.case for form in PROXY_FORMS if form.name == "streams" and form.case.batch > 1)
+"""The drain during which other clients are measured."""
+BYSTANDER = "SELECT 1 FROM bystander WHERE id = 1"
+
+
 def built_client(folder: Path) -> Path:
     """Compile consumers.c. Raises MissingError where the compiler or the client library is missing."""
     program = folder / "consumers"
@@ -77,7 +82,10 @@ def built_client(folder: Path) -> Path:
 
 
 class MySQLQueue:
-    """A queue in a running server, with consumers that connect to `port`."""
+    """A queue in a running server, with consumers that connect to `port`.
+
+    During drains of WATCHED, other clients run a statement again and again: direct, and through `port`.
+    """
 
     def __init__(self, server: EmbeddedServer, client: Path, port: int, processes: Mapping[str, int]) -> None:
         self._server = server
@@ -99,9 +107,27 @@ class MySQLQueue:
 
     def drain(self, case: Case, messages: int) -> Drained:
         order = ("drain", self._forms[case.name], case.consumers, case.batch, messages)
-        count, seconds, cpu_s = self._ordered(*order)[0]
+        ways = {"direct": self._server.port, "through the proxy": self._port} if case == WATCHED else {}
+        with contextlib.ExitStack() as stack:
+            samples = {way: stack.enter_context(self._bystander(port)) for way, port in ways.items()}
+            count, seconds, cpu_s = self._ordered(*order)[0]
         assert count == messages, f"{count} of {messages} messages were finished"
-        return Drained(messages, seconds, cpu_s)
+        return Drained(messages, seconds, cpu_s, samples)
+
+    @contextlib.contextmanager
+    def _bystander(self, port: int) -> Iterator[list[float]]:
+        """Another client, which runs a statement again and again; afterwards, the ms that each took."""
+        samples_ms: list[float] = []
+        command = [str(self._client), str(port), "bystander", BYSTANDER]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdin.write("begin\n")
+            process.stdin.flush()
+            yield samples_ms
+            output, _ = process.communicate()
+        samples_ms += [float(line) / 1e3 for line in output.splitlines()]
 
     def latencies(self, samples: int) -> Latencies | None:
         if "proxy" not in self.processes:
@@ -137,6 +163,7 @@ def running_queue_server(flavour: Flavour, folder: Path) -> Iterator[EmbeddedSer
             cursor.execute("CREATE DATABASE bench")
             cursor.execute("USE bench")
             cursor.execute(CREATE)
+            cursor.execute("CREATE TABLE bystander (id INT PRIMARY KEY) SELECT 1 AS id")
         yield server
         server.kill()
 

@@ -41,6 +41,14 @@ def latency_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequence[
             yield name, spread(seen.p50, ".2f"), spread(seen.p99, ".2f"), spread(seen.enqueue_p50, ".2f")
 
 
+def bystander_rows(figures: Mapping[str, CompetitorFigures]) -> Iterable[Sequence[str]]:
+    """Yield a row for each case during which other clients were measured, and each way to connect."""
+    for name, competitor in figures.items():
+        for case, measured in competitor.cases.items():
+            for way, seen in measured.bystanders.items():
+                yield name, case, way, spread(seen.p50, ".2f"), spread(seen.p99, ".2f")
+
+
 def polling(figures: Mapping[str, CompetitorFigures]) -> str:
     """Return a line about those without a latency; nothing if there is none."""
     names = ", ".join(name for name, item in figures.items() if item.cases and not item.latency.p50)
@@ -59,6 +67,8 @@ def page(figures: Mapping[str, CompetitorFigures], conditions: Sequence[str], pl
         "## Latency: from before the message is enqueued to a waiting consumer, ms\n",
         table(("queue", "p50", "p99", "enqueueing alone, p50"), latency_rows(present)),
         polling(figures),
+        "## Bystander: a SELECT of another client while a queue drains, ms\n",
+        table(("queue", "consumers", "connected", "p50", "p99"), bystander_rows(present)),
         "## Durability and versions\n",
         table(
             ("queue", "version", "durability"),
