@@ -134,6 +134,10 @@ class Engine:
         """
         return await self._queues.queue(table, text=text, fresh=fresh)
 
+    def known_queue(self, table: TableId, text: bytes) -> QueueTable | None:
+        """The table as a queue if the digest `text` is known (Queues.known_by); else None."""
+        return self._queues.known_by(table, text)
+
     async def to_settle(self, table: TableId) -> TableId:
         """The table in the server's spelling, if its messages can be settled.
 

@@ -212,6 +212,13 @@ class Queues:
                 del known.texts[next(iter(known.texts))]
         return found
 
+    def known_by(self, table: TableId, text: bytes) -> QueueTable | None:
+        """The table as a queue if its definition with this digest is known; else None, and
+        `inspect` has to describe it."""
+        known = self._known.get(self._spellings.get(table, table))
+        found = known.found if known is not None and text in known.texts else None
+        return found if isinstance(found, QueueTable) else None
+
     def _is_current(self, table: TableId, read: int) -> bool:
         """Whether that read's result for the table may still be used."""
         return read >= max(1, self._all_changed, self._changed.get(table.name.casefold(), 0))

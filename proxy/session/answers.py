@@ -1,13 +1,13 @@
-"""The server's answer to an internal query: collected until it is complete, or its rows passed on
+"""The server's answers to internal queries: collected until they are complete, or the rows passed on
 as they come."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.packets import EOF, ERR
+from engine.packets import EOF, ERR, WireError
 from proxy.session.commit_notices import PendingCommand
 from proxy.wire.fields import Reader
 from proxy.wire.framing import Packet, Packets
@@ -32,40 +32,49 @@ class Answer:
         return None if self.outcome.ok else parse_err(self.packets[-1].payload)
 
 
-class InternalQuery:
-    """An internal query that the server has not answered yet."""
+class InternalQueries:
+    """Internal queries that were written together and that the server has not answered yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 1) -> None:
+        self.size_max = count * ANSWER_MAX
         self.packets = Packets(ANSWER_MAX)
         self.received: list[Packet] = []
         self.size = 0
-        self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.answered: asyncio.Future[tuple[Answer, ...]] = asyncio.get_running_loop().create_future()
+        """The answers, in the order of the queries."""
+        self._count = count
+        self._outcomes: list[Outcome[PendingCommand]] = []
 
     def feed(self, data: bytes) -> None:
-        """Add bytes of the answer. Beyond ANSWER_MAX all are dropped."""
+        """Add bytes of the answers. Beyond `size_max` all are dropped."""
         self.size += len(data)
-        if self.size <= ANSWER_MAX:
+        if self.size <= self.size_max:
             self.received += self.packets.feed(data)
         else:
             self.received.clear()
 
     def finish(self, outcome: Outcome[PendingCommand]) -> None:
-        """The answer is complete: set the result of `answered`, or its exception if the answer was
-        too long."""
-        if self.answered.done():
+        """An answer is complete. After the last one, set the result of `answered`, or its exception
+        if the answers were too long."""
+        self._outcomes.append(outcome)
+        if len(self._outcomes) < self._count or self.answered.done():
             return
-        if self.size <= ANSWER_MAX:
-            self.answered.set_result(Answer(tuple(self.received), outcome))
-        else:
+        if self.size > self.size_max:
             text = f"The server's answer to an internal query of ackstream has more than {ANSWER_MAX} bytes"
             self.answered.set_exception(ServerError(1105, "HY000", text))
+            return
+        answers = [self.received] if self._count == 1 else list(_each_answer(self.received))
+        if len(answers) == self._count:
+            self.answered.set_result(tuple(map(Answer, map(tuple, answers), self._outcomes)))
+        else:
+            self.answered.set_exception(WireError("the server's answers to several queries cannot be told apart"))
 
 
 ROW_MAX = 1 << 30
 """Bytes of a row: the server's own bound (max_allowed_packet)."""
 
 
-class RowQuery(InternalQuery):
+class RowQuery(InternalQueries):
     """An internal query whose rows are passed on as they come, in portions. Its `Answer` has only
     the last packet: an error, or what ends the rows.
 
@@ -96,3 +105,18 @@ class RowQuery(InternalQuery):
                 rows.append(packet.payload)
         if rows:
             self._on_rows(rows)
+
+
+def _each_answer(packets: Sequence[Packet]) -> Iterator[Sequence[Packet]]:
+    """The packets of each answer.
+
+    Within an answer each packet has the next sequence number, modulo 256, and the first one has 1.
+    So an answer of a multiple of 256 packets would be taken for a part of its successor.
+    """
+    begin, last = 0, 0
+    for place, packet in enumerate(packets):
+        if packet.seq == 1 and last and place:
+            yield packets[begin:place]
+            begin = place
+        last = packet.seq
+    yield packets[begin:]

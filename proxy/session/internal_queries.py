@@ -39,6 +39,9 @@ RESTORING_ATTEMPTS = 3
 NOT_SHOWN = frozenset({ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
 """Errors of SHOW CREATE TABLE after which another query gets the error that clients expect."""
 
+CONTEXT_COLUMNS = 6
+"""Of the context query, besides the server's name."""
+
 _COUNTER = re.compile(rb"(?<= )AUTO_INCREMENT=[0-9]+ ")
 """The part of a table's definition that each INSERT changes."""
 
@@ -66,6 +69,8 @@ class Context:
     time_zone: str
     sql_mode: frozenset[str]
     like_escapes: bool
+    charset: str
+    """That of the client's statements, as the server calls it; `codec` is Python's name of it."""
 
     @property
     def mode(self) -> SqlMode:
@@ -117,14 +122,27 @@ async def definition_seen(session: ClientSession, table: TableName) -> bytes | N
     answer = await spelled(session, sql("show_create_table", table=table.quoted()), session.internal_query)
     if answer.outcome.error_code in NOT_SHOWN:
         return None  # It has rights on single columns only. On a temporary table it would have all.
-    not_refused(answer)
-    text = (text_values(answer.packets[-2].payload)[1] or b"").replace(b"\0", b"")
+    text = _definition(not_refused(answer))
     if text.startswith(b"CREATE TEMPORARY"):
         refusal = f"Table '{table.db}.{table.name}' is hidden by a temporary table of this session: drop that one first"
         raise ServerError(1105, "HY000", refusal)
     if not is_marked(text.decode("utf-8", "replace")):
         return None  # It is no queue, or MariaDB omits the comment because of this session's sql_mode.
-    return hashlib.blake2b(_COUNTER.sub(b"", text), digest_size=16).digest()
+    return _digest(text)
+
+
+def definition_digest(answer: Answer) -> bytes:
+    """The digest of a definition, as `definition_seen` returns it, from the answer to SHOW CREATE
+    TABLE. If `definition_seen` has returned this digest, the definition is that of a queue."""
+    return _digest(_definition(answer))
+
+
+def _definition(answer: Answer) -> bytes:
+    return (text_values(answer.packets[-2].payload)[1] or b"").replace(b"\0", b"")
+
+
+def _digest(definition: bytes) -> bytes:
+    return hashlib.blake2b(_COUNTER.sub(b"", definition), digest_size=16).digest()
 
 
 async def refuse_temporary(session: ClientSession, table: TableName) -> None:
@@ -208,7 +226,28 @@ def not_refused(answer: Answer) -> Answer:
 
 async def read_context(session: ClientSession) -> Context:
     """Read the session's settings, and update what the session remembers of them."""
-    answer = await checked_query(session, sql("context"))
+    return take_context(session, await context_answer(session))
+
+
+async def context_answer(session: ClientSession) -> Answer:
+    """The server's answer to the context query."""
+    server_name = sql("server_name") if session.server_name is None else "NULL"
+    return await checked_query(session, sql("context", server_name=server_name))
+
+
+def context_signature(answer: Answer) -> tuple[bytes | None, ...]:
+    """What two answers to the context query have in common if they show the same session.
+
+    The packets before the row are compared as well: the collation of results is in no variable, but
+    in the column packets. The name of the server is left out.
+    """
+    columns, behind = answer.packets[1 : 1 + CONTEXT_COLUMNS], answer.packets[2 + CONTEXT_COLUMNS : -2]
+    packets = (packet.payload for packet in (*columns, *behind))
+    return (*packets, *text_values(answer.packets[-2].payload)[:CONTEXT_COLUMNS])
+
+
+def take_context(session: ClientSession, answer: Answer) -> Context:
+    """The context in an answer to the context query; updates what the session remembers of it."""
     row = answer.packets[-2].payload
     db, client, results, time_zone, sql_mode, like_escapes, server = (_text(value) for value in text_values(row))
     context = Context(
@@ -218,12 +257,18 @@ async def read_context(session: ClientSession) -> Context:
         time_zone or "SYSTEM",
         frozenset((sql_mode or "").split(",")),
         like_escapes == "1",
+        client or "utf8mb4",
     )
     session.server_is(server)
-    session.charset = client or "utf8mb4"
+    remember_context(session, context)
+    return context
+
+
+def remember_context(session: ClientSession, context: Context) -> None:
+    """The session has this context now."""
+    session.charset = context.charset
     session.codec = context.codec
     session.classifier.remember_db(context.db)
-    return context
 
 
 def raw_rows(session: ClientSession, answer: Answer) -> list[list[bytes | None]]:

@@ -15,6 +15,7 @@ from proxy.login.relay import LoggedIn
 from proxy.session.answers import Answer
 from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
+from proxy.session.known_streams import KnownStreams
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import Stream
 from proxy.settings import Settings
@@ -42,6 +43,7 @@ class ClientSession(Protocol):
     interrupted: ServerError | None
     charset: str
     codec: str
+    known_streams: KnownStreams
 
     @property
     def number(self) -> int:
@@ -83,8 +85,12 @@ class ClientSession(Protocol):
         """Run a statement on the backing connection; its answer is not sent to the client. Raises
         ConnectionError, WireError."""
 
+    async def internal_queries(self, texts: Sequence[bytes]) -> tuple[Answer, ...]:
+        """Run several statements, all written together: one round trip. Each runs, whatever the
+        others return. Raises ConnectionError, WireError."""
+
     async def internal_command(self, payload: bytes) -> Answer:
-        """The same for any command with an answer."""
+        """The same as `internal_query` for any command with an answer."""
 
     async def internal_rows(self, text: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
         """Run a SELECT on the backing connection, and pass its rows to `on_rows` as they come
@@ -102,6 +108,10 @@ class ClientSession(Protocol):
 
     def send(self, data: bytes) -> None:
         """Send packets to the client."""
+
+    @property
+    def server_name(self) -> str | None:
+        """The server's name for Origin; None if it was not read yet."""
 
     def server_is(self, name: str | None) -> None:
         """The server has returned its name."""

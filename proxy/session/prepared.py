@@ -10,7 +10,7 @@ from proxy.session.commit_notices import Prepared
 from proxy.wire.params import Execute, ParamType, parse_execute, python_value, rearranged
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TrackedStatement:
     """A prepared statement, and what the client has sent for its executions."""
 

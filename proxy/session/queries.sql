@@ -13,11 +13,14 @@
 -- What decides how names and conditions are read, and the bytes of rows. DATABASE() is read in
 -- hexadecimal, because it may be in any character set. Whether a backslash escapes in LIKE is
 -- tested, because the servers disagree on when it does. The last column is the server's name for
--- Origin, computed as in the engine's `server_name`.
+-- Origin, or NULL once the connection's server is known.
 SELECT HEX(DATABASE()), @@character_set_client, @@character_set_results, @@time_zone, @@sql_mode,
-    _utf8mb4 x'25' LIKE _utf8mb4 x'5c25',
-    SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
+    _utf8mb4 x'25' LIKE _utf8mb4 x'5c25', $server_name
 LIMIT 1
+
+-- name: server_name
+-- For the query above. The same expression as in the engine's `server_name`.
+SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
 
 -- name: begin
 -- A transaction of the proxy's own: one batch of a purge or a redrive.

@@ -26,7 +26,7 @@ from engine.packets import HEADER, WireError, frame
 from engine.store.port import Origin
 from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer, InternalQuery, RowQuery
+from proxy.session.answers import Answer, InternalQueries, RowQuery
 from proxy.session.authentication import Authentication
 from proxy.session.command_classifier import (
     ABOUT_STATEMENTS,
@@ -39,6 +39,7 @@ from proxy.session.command_classifier import (
 )
 from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing
 from proxy.session.connections import Connections
+from proxy.session.known_streams import KnownStreams
 from proxy.session.stream import SERVER_LOST, Stream, unforeseen
 from proxy.session.withheld import Withheld
 from proxy.transport.proxy_protocol import announcement
@@ -73,6 +74,7 @@ class Session:
         between its steps."""
         self.classifier = CommandClassifier()
         self.commit_notices = CommitNotices(proxy.engine)
+        self.known_streams = KnownStreams()
         self.codec = "utf-8"
         self.charset = "utf8mb4"
         """The client's character set, as last read from the server; `codec` is Python's name of
@@ -91,7 +93,7 @@ class Session:
         self._running_bytes = 0
         """Of the queue statement that is carried out."""
         self._task: asyncio.Task[None] | None = None
-        self._internal_query: InternalQuery | None = None
+        self._internal_answers: InternalQueries | None = None
         self._farewell: ServerError | None = None
         """The error that ends the connection as soon as the server has answered everything."""
         self._closed = False
@@ -147,10 +149,15 @@ class Session:
         return bool(self.status & NO_BACKSLASH_ESCAPES)
 
     @property
+    def server_name(self) -> str | None:
+        """The server's name for Origin; None if it was not read yet."""
+        return self.origin.name
+
+    @property
     def in_step(self) -> bool:
         """Whether the server is there and owes no answer, so that the connection survives a queue
         statement's failure."""
-        return self._walker.idle and self._internal_query is None and self._connections.server_ready
+        return self._walker.idle and self._internal_answers is None and self._connections.server_ready
 
     @property
     def idle(self) -> bool:
@@ -244,7 +251,7 @@ class Session:
                     self._logged_in()
                 return
             change_user = self._authentication.change_user
-            not_relayed = self._closed or change_user or self._internal_query or self.stream
+            not_relayed = self._closed or change_user or self._internal_answers or self.stream
             if not not_relayed:
                 # Before the answer is analysed, so that the client does not wait for that.
                 self._connections.client.write(data)
@@ -252,8 +259,8 @@ class Session:
             if not_relayed and not self._closed:
                 if change_user is not None:
                     self._authentication.server_continues(change_user, data)
-                elif self._internal_query is not None:
-                    self._internal_query.feed(data)
+                elif self._internal_answers is not None:
+                    self._internal_answers.feed(data)
             for event in events:
                 if isinstance(event, FileRequest):
                     self._framer.enter_infile()
@@ -296,8 +303,8 @@ class Session:
         # The client can acknowledge nothing any more, and may take long to read what was written to
         # it.
         self.proxy.engine.disconnected(self.number)
-        if self._internal_query is not None and not self._internal_query.answered.done():
-            self._internal_query.answered.set_exception(ConnectionResetError("the server closed the connection"))
+        if self._internal_answers is not None and not self._internal_answers.answered.done():
+            self._internal_answers.answered.set_exception(ConnectionResetError("the server closed the connection"))
         if self.stream is not None:
             self.stream.abort(SERVER_LOST)
         elif self._task is None and not ((login := self._authentication.login) is not None and login.waiting):
@@ -359,30 +366,40 @@ class Session:
 
     async def internal_query(self, text: bytes) -> Answer:
         """Run a statement on the backing connection; its answer is not sent to the client."""
-        return await self.internal_command(make_query(text, attributes=self.classifier.attributes))
+        return (await self.internal_queries((text,)))[0]
+
+    async def internal_queries(self, texts: Sequence[bytes]) -> tuple[Answer, ...]:
+        """Run several statements, all written together; none of their answers is sent to the
+        client. Each runs, whatever the others return."""
+        attributes = self.classifier.attributes
+        return await self._internal_commands([make_query(text, attributes=attributes) for text in texts])
 
     async def internal_rows(self, text: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
         """Run a SELECT on the backing connection whose rows are passed to `on_rows` (RowQuery)."""
         command = make_query(text, attributes=self.classifier.attributes)
-        return await self._answered(command, RowQuery(self.capabilities, on_rows))
+        return (await self._answered((command,), RowQuery(self.capabilities, on_rows)))[0]
 
     async def internal_command(self, payload: bytes) -> Answer:
-        """The same for any command with an answer."""
-        return await self._answered(payload, InternalQuery())
+        """The same as `internal_query` for any command with an answer."""
+        return (await self._internal_commands((payload,)))[0]
 
-    async def _answered(self, payload: bytes, query: InternalQuery) -> Answer:
-        assert self._internal_query is None
+    async def _internal_commands(self, payloads: Sequence[bytes]) -> tuple[Answer, ...]:
+        return await self._answered(payloads, InternalQueries(len(payloads)))
+
+    async def _answered(self, payloads: Sequence[bytes], queries: InternalQueries) -> tuple[Answer, ...]:
+        assert self._internal_answers is None
         if not self._walker.idle:
             raise WireError("the server speaks out of turn")
         if not self._connections.server_ready:
             raise ConnectionResetError("the server closed the connection")
-        self._internal_query = query
+        self._internal_answers = queries
         try:
-            self._walker.expect(payload[0], None)
-            self.server.write(frame(payload, 0))
-            return await query.answered
+            for payload in payloads:
+                self._walker.expect(payload[0], None)
+            self.server.write(b"".join(frame(payload, 0) for payload in payloads))
+            return await queries.answered
         finally:
-            self._internal_query = None
+            self._internal_answers = None
 
     def forward(self, payload: bytes, pending: PendingCommand) -> None:
         """Send a command in the client's name; its answer goes to the client."""
@@ -500,8 +517,8 @@ class Session:
 
     def _finished(self, outcome: Outcome[PendingCommand]) -> None:
         """The server has answered a command."""
-        if self._internal_query is not None:
-            self._internal_query.finish(outcome)
+        if self._internal_answers is not None:
+            self._internal_answers.finish(outcome)
             return
         if outcome.command is None and self.stream is not None:
             # The server closes the connection with an error. The client of a stream gets one behind

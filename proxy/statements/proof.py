@@ -4,6 +4,13 @@ Rights are the client's own. Before the engine delivers anything, the client's s
 statements that change and return no row: an UPDATE, and a SELECT of the columns. What is denied is
 therefore denied by the server in its own words. The SELECT also returns the column packets, which
 are passed on as the server wrote them. A prepared STREAM is prepared on the server as that SELECT.
+
+The first time, these statements run one after another, each made of what the one before has shown.
+A STREAM that the session has run before is proven in one round trip: its context, the table's
+definition and an UPDATE of no row that names all columns are written together. If the context and
+the definition are those of the time before, so are the meaning of the text and the column packets,
+and the server has granted the rights anew. In any other case what it returned is dropped, and the
+STREAM is proven as if it were the first.
 """
 
 from __future__ import annotations
@@ -21,16 +28,26 @@ from proxy.session.commit_notices import PreparedStream
 from proxy.session.internal_queries import (
     UNBOUND,
     Context,
+    Refused,
     checked_query,
+    context_answer,
+    context_signature,
+    definition_digest,
     definition_seen,
+    end_own_transaction,
     not_refused,
     read_context,
+    remember_context,
+    take_context,
 )
+from proxy.session.known_streams import Key, KnownStream
 from proxy.session.prepared import python_values
 from proxy.session.queries import sql
+from proxy.session.stream import INTERRUPTED
 from proxy.statements.long_statements import LongStatementReader
+from proxy.statements.rights import right_to_stream
 from proxy.statements.tables import known_table_id, refused_as_client
-from proxy.wire.packets import ServerError
+from proxy.wire.packets import AUTOCOMMIT, ServerError
 from sqlrewrite.names import TableName
 from sqlrewrite.stream import Star, StreamStatement, parse_stream
 
@@ -41,6 +58,11 @@ if TYPE_CHECKING:
 
 CURSOR_FLAGS_AT = 5
 PARAMETER_COUNT_AVAILABLE = 0x08
+
+OMITTING = frozenset({"MYSQL323", "MYSQL40", "NO_FIELD_OPTIONS", "NO_KEY_OPTIONS", "NO_TABLE_OPTIONS"})
+"""Values of MariaDB's sql_mode under which SHOW CREATE TABLE omits some of the definition."""
+
+_COMMIT = sql("commit").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +95,30 @@ class Proof:
 
     async def query(self, session: ClientSession, text: bytes) -> ProvenStream:
         """Prove a statement as text."""
+        if (proven := await self._proven_again(session, text)) is not None:
+            return proven
         was_in_transaction = session.in_transaction
-        context = await read_context(session)
+        signature, context = await _context(session)
         statement = await self._reader.read(session, text, partial(_parse_stream, context))
         if statement.param_count:
             raise UNBOUND.again()
         begun_s = time.monotonic()
-        queue = await self._queue(session, context.full_name(statement.table))
+        queue, seen = await self._queue(session, context.full_name(statement.table))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         columns = _columns(statement, queue)
         condition = statement.condition.sql() if statement.condition else "TRUE"
         header = await checked_query(session, _select(queue, columns, statement.partitions, condition))
         row_format = context.row_format(columns, binary=False)
-        return ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
+        proven = ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
+        if (known := _known(proven, context, signature, seen)) is not None:
+            session.known_streams.remember(text, len(text), known)
+        return proven
 
     async def prepare(self, session: ClientSession, text: bytes) -> tuple[PreparedStream, str]:
         """The statement, and the SELECT of no row that the server is to prepare for it."""
         context = await read_context(session)
         statement = await self._reader.read(session, text, partial(_parse_stream, context))
-        queue = await self._queue(session, context.full_name(statement.table))
+        queue, _ = await self._queue(session, context.full_name(statement.table))
         # The SELECT has as many parameters as the statement, so that the server counts and takes
         # them.
         condition = statement.condition
@@ -106,11 +133,15 @@ class Proof:
         """Prove the execution of a prepared STREAM."""
         attributes = session.classifier.attributes
         execution = own.read_execution(payload, prepared.statement.param_count, attributes=attributes)
+        key = own, execution
+        has_long_data = bool(own.long_data)  # The server holds them for the execution.
+        if not has_long_data and (proven := await self._proven_again(session, key)) is not None:
+            return proven
         was_in_transaction = session.in_transaction
-        context = await read_context(session)
+        signature, context = await _context(session)
         statement = prepared.statement.bind(python_values(execution, context.codec))
         begun_s = time.monotonic()
-        queue = await self._queue(session, TableName(prepared.table.name, prepared.table.db))
+        queue, seen = await self._queue(session, TableName(prepared.table.name, prepared.table.db))
         _refuse_endless(statement, in_transaction=was_in_transaction)
         flags = payload[CURSOR_FLAGS_AT] & PARAMETER_COUNT_AVAILABLE  # No cursor: rows are sent as they come.
         plain = payload[:CURSOR_FLAGS_AT] + bytes([flags]) + payload[CURSOR_FLAGS_AT + 1 :]
@@ -118,18 +149,88 @@ class Proof:
         session.check_interrupted()
         header = not_refused(await session.internal_command(plain))
         row_format = context.row_format(prepared.columns, binary=True)
-        return ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
+        proven = ProvenStream(statement, queue, row_format, header, begun_s, was_in_transaction)
+        if (known := _known(proven, context, signature, seen)) is not None and not has_long_data:
+            session.known_streams.remember(key, len(payload), known)
+        return proven
 
-    async def _queue(self, session: ClientSession, table: TableName) -> QueueTable:
+    async def _proven_again(self, session: ClientSession, key: Key) -> ProvenStream | None:
+        """Prove a STREAM in one round trip; None if it has to be proven as if it were the first.
+
+        None of the queries has an effect that another statement of the session can see, so it does
+        not matter that all of them run.
+        """
+        known = session.known_streams.get(key)
+        if known is None or session.classifier.known_db != known.context.db:
+            return None
+        was_in_transaction = session.in_transaction
+        begun_s = time.monotonic()
+        session.check_interrupted()
+        autocommit = was_in_transaction or session.status & AUTOCOMMIT
+        answers = await session.internal_queries(known.queries if autocommit else (*known.queries, _COMMIT))
+        for answer in answers:
+            if answer.outcome.error_code == INTERRUPTED.code:
+                raise Refused(answer.packets[-1].payload)
+        if self._stands(known, answers):
+            remember_context(session, known.context)
+            session.classifier.not_hidden(known.queue.id)
+            _refuse_endless(known.statement, in_transaction=was_in_transaction)
+            return ProvenStream(
+                known.statement, known.queue, known.row_format, known.header, begun_s, was_in_transaction
+            )
+        session.known_streams.forget(key)
+        await end_own_transaction(session, was_in_transaction=was_in_transaction)
+        return None
+
+    def _stands(self, known: KnownStream, answers: Sequence[Answer]) -> bool:
+        """Whether the answers show the context, the definition and the rights of the time before."""
+        if not all(answer.outcome.ok for answer in answers):
+            return False
+        context, definition, *_ = answers
+        return (
+            context_signature(context) == known.context_signature
+            and definition_digest(definition) == known.definition
+            and self._engine.known_queue(known.queue.id, known.definition) is known.queue
+        )
+
+    async def _queue(self, session: ClientSession, table: TableName) -> tuple[QueueTable, bytes | None]:
         """The table as the queue that it is now, if the client may stream from it and settle its
-        messages."""
+        messages; and the digest of its definition, if the client may see all of it."""
         table_id = known_table_id(table)
         seen = await definition_seen(session, table)
         found = self._engine.queue(table_id, text=seen, fresh=seen is None)
         queue = await refused_as_client(session, table, found)
         await checked_query(session, sql("right_to_stream", table=table.quoted(), condition="FALSE"))
         session.classifier.not_hidden(queue.id)
-        return queue
+        return queue, seen
+
+
+async def _context(session: ClientSession) -> tuple[tuple[bytes | None, ...], Context]:
+    answer = await context_answer(session)
+    return context_signature(answer), take_context(session, answer)
+
+
+def _known(
+    proven: ProvenStream, context: Context, signature: tuple[bytes | None, ...], seen: bytes | None
+) -> KnownStream | None:
+    """What to remember of a STREAM; None if it cannot be proven in one round trip."""
+    if seen is None or context.sql_mode & OMITTING:
+        return None
+    queue = proven.queue
+    texts = (
+        sql("context", server_name="NULL"),
+        sql("show_create_table", table=TableName(queue.id.name, queue.id.db).quoted()),
+        right_to_stream(queue, columns_read(proven.statement, proven.row_format)),
+    )
+    if not all(map(str.isascii, texts)):
+        return None  # In another character set, their bytes could be other statements.
+    queries = tuple(map(str.encode, texts))
+    return KnownStream(proven.statement, queue, proven.row_format, proven.header, context, signature, seen, queries)
+
+
+def columns_read(statement: StreamStatement, row_format: RowFormat) -> tuple[str, ...]:
+    """All columns that a STREAM reads: those that it returns, and those of its condition."""
+    return (*row_format.columns, *(statement.condition.columns if statement.condition else ()))
 
 
 def _parse_stream(context: Context, text: bytes) -> StreamStatement:

@@ -35,15 +35,21 @@ ATTEMPTS_MAX: Final = 10
 not transient."""
 
 
+def right_to_stream(queue: QueueTable, columns: Iterable[str]) -> str:
+    """An UPDATE of no row, which the server denies to a client that may not settle the queue's
+    messages or may not read these columns."""
+    table = TableName(queue.id.name, queue.id.db).quoted()
+    # No constants: a conversion that is a warning in a SELECT is an error in an UPDATE.
+    read = " OR ".join(f"{quoted(column)} IS NULL" for column in columns)
+    return sql("right_to_stream", table=table, condition=f"FALSE AND ({read})")
+
+
 class Rights:
     """The rights that one stream needs, as queries for the session that runs it."""
 
     def __init__(self, queue: QueueTable, columns: Iterable[str]) -> None:
         """`columns`: all that the stream reads, those of its condition as well."""
-        table = TableName(queue.id.name, queue.id.db).quoted()
-        # No constants: a conversion that is a warning in a SELECT is an error in an UPDATE.
-        read = " OR ".join(f"{quoted(column)} IS NULL" for column in columns)
-        self._probe = sql("right_to_stream", table=table, condition=f"FALSE AND ({read})")
+        self._probe = right_to_stream(queue, columns)
 
     async def lost(self, session: ClientSession) -> ServerError | None:
         """The server's error if the client may not have the rows any more; None if it may. Raises

@@ -21,7 +21,7 @@ from proxy.session.stream import Stream, unforeseen
 from proxy.settings import Settings
 from proxy.statements.locking_stream import LockingSession, LockingStream, refuse_without_transaction
 from proxy.statements.long_statements import LongStatementReader
-from proxy.statements.proof import Proof, ProvenStream, partition_clause
+from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_clause
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
@@ -107,8 +107,7 @@ class Streaming:
             if isinstance(stream, LockingStream):
                 await LockingSession(session, proven, selection).attend(stream, self._settings.ping_interval_s)
             else:
-                in_condition = statement.condition.columns if statement.condition else ()
-                await self._attend(session, stream, Rights(queue, [*row_format.columns, *in_condition]))
+                await self._attend(session, stream, Rights(queue, columns_read(statement, row_format)))
         except ConnectionError:
             assert stream.over  # The session ended it when it lost its server.
         except Exception as error:

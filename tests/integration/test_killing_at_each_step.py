@@ -103,6 +103,19 @@ def test_a_queue_statement_is_interrupted_at_each_of_its_internal_queries(
         assert client.query("SELECT 'alive'")[-2].payload == b"\x05alive"
 
 
+def test_a_known_stream_is_interrupted_between_the_answers_to_its_internal_queries(gate, gated_proxy, queue) -> None:
+    with RawClient(gated_proxy, database=queue) as killer, RawClient(gated_proxy, database=queue) as client:
+        for payload in (query(STREAM), client.execution(client.prepare(STREAM))):
+            client.ask(payload)
+            for step in count():
+                answer = killed_at(step, gate, killer, client, payload)
+                if answer is None:
+                    break
+                assert [parse_err(each.payload).code for each in answer] == [1317], f"at answer {step}"
+            assert 1 <= step <= 3
+            assert client.query("SELECT 'alive'")[-2].payload == b"\x05alive"
+
+
 def test_the_execution_of_a_prepared_stream_is_interrupted_at_each_of_its_internal_queries(
     gate, gated_proxy, queue
 ) -> None:

@@ -102,6 +102,8 @@ class FakeProxy:
 
     def server_is(self, origin: Origin) -> None: ...
 
+    def abandoned(self, session: Session) -> None: ...
+
 
 class PlayedSession:
     """A session that is logged in, its client's end, and its server's. Takes a running loop."""

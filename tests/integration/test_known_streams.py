@@ -1,0 +1,441 @@
+"""A STREAM that its session has run before: what it costs, and that it misses nothing that changed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pymysql
+import pytest
+from mysql_mimic.types import Commands
+from pymysql.connections import Connection
+
+from engine.packets import ERR, OK
+from proxy.embedded.server import EmbeddedServer
+from proxy.wire.framing import Packet
+from proxy.wire.packets import parse_err
+from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import create_queue, directives, enqueue, rows, run, user
+from tests.support.raw import ALL, BASE, RawClient
+from tests.support.sampling import SEED, examples
+from tests.support.servers import connect
+from tests.support.turns import Turns
+
+STREAM = "STREAM id, payload FROM m LIMIT 1 NOWAIT"
+PROOF = ["SELECT HEX", "SHOW CREATE", "UPDATE `"]
+"""The beginnings of what proves a known STREAM, in one round trip."""
+
+
+@pytest.fixture(scope="module")
+def turns(server: EmbeddedServer) -> Iterator[Turns]:
+    with Turns(server) as turns:
+        yield turns
+
+
+@pytest.fixture(scope="module")
+def watched_proxy(
+    server: EmbeddedServer, turns: Turns, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningProxy]:
+    """A proxy that reaches the server through `turns`."""
+    relay: Any = turns
+    with running_proxy(relay, tmp_path_factory.mktemp("watched") / "log") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def root(server, database):
+    with connect(server, database=database) as root:
+        create_queue(root, "m", "payload VARCHAR(20), secret VARCHAR(20)")
+        enqueue(root, "m", "abcdefgh")
+        yield root
+
+
+@pytest.fixture(params=[BASE, ALL], ids=["EOF packets", "all capabilities"])
+def client(request, watched_proxy, root, database) -> Iterator[RawClient]:
+    with RawClient(watched_proxy, request.param, database) as client:
+        yield client
+
+
+def beginnings(taken: list[list[bytes]]) -> list[list[str]]:
+    """The first words of the commands of each round trip, without query attributes."""
+    return [[command.lstrip(b"\3\0\1").decode()[:60] for command in turn] for turn in taken]
+
+
+def begin_with(taken: list[list[bytes]], expected: list[list[str]]) -> bool:
+    """Whether there are exactly so many round trips of so many commands that begin like this."""
+    found = beginnings(taken)
+    return [len(turn) for turn in found] == [len(turn) for turn in expected] and all(
+        text.startswith(beginning)
+        for turn, wanted in zip(found, expected, strict=True)
+        for text, beginning in zip(turn, wanted, strict=True)
+    )
+
+
+def values(answer: list[Packet]) -> list[bytes]:
+    """The first column of each row of a result without NULLs."""
+    count = answer[0].payload[0]
+    after = answer[1 + count :]
+    if after[0].payload[0] == 0xFE and len(after[0].payload) < 9 and len(after) > 1:
+        after = after[1:]
+    return [packet.payload[1 : 1 + packet.payload[0]] for packet in after[:-1]]
+
+
+def test_a_known_stream_and_an_ack_cost_one_round_trip_each(client, turns) -> None:
+    number = client.greeting.connection_id
+    client.query(STREAM)
+    turns.taken(number)
+    for message in range(2, 5):
+        assert values(client.query(STREAM)) == [b"%d" % message]
+        assert begin_with(taken := turns.taken(number), [PROOF]), beginnings(taken)
+        client.query(f"ACK m WHERE id = {message}")
+        assert begin_with(taken := turns.taken(number), [["UPDATE"]]), beginnings(taken)
+
+
+def test_the_execution_of_a_known_stream_costs_one_round_trip(client, turns) -> None:
+    number = client.greeting.connection_id
+    statement = client.prepare("STREAM id, payload FROM m LIMIT ? NOWAIT")
+    first = client.execute(statement, 1)
+    turns.taken(number)
+    for _ in range(3):
+        answer = client.execute(statement, 1)
+        assert len(answer) == len(first)
+        assert answer[0] == first[0]
+        assert begin_with(taken := turns.taken(number), [PROOF]), beginnings(taken)
+
+
+def test_without_autocommit_the_transaction_of_the_proof_ends_in_the_same_round_trip(client, turns) -> None:
+    number = client.greeting.connection_id
+    client.query("SET autocommit = 0")
+    client.query(STREAM)
+    turns.taken(number)
+    client.query(STREAM)
+    assert begin_with(taken := turns.taken(number), [[*PROOF, "COMMIT"]]), beginnings(taken)
+    client.query("SELECT COUNT(*) FROM m")
+    client.query(STREAM)  # In a transaction now, which stays open.
+    turns.taken(number)
+    client.query(STREAM)
+    assert begin_with(taken := turns.taken(number), [PROOF]), beginnings(taken)
+
+
+def test_a_known_stream_is_answered_as_it_was_the_first_time(client) -> None:
+    statement = "STREAM * FROM m WHERE secret IS NULL LIMIT 1 NOWAIT"
+    client.query(f"/* once */ {statement}")
+    first, second, third = (client.query(statement) for _ in range(3))
+    before_rows = len(first) - 2
+    assert first[:before_rows] == second[:before_rows] == third[:before_rows]
+    assert first[-1] == second[-1] == third[-1]
+
+
+CHANGES = {
+    "another column": "ALTER TABLE m ADD COLUMN more INT DEFAULT 5",
+    "a column of another type": "ALTER TABLE m MODIFY payload TEXT",
+    "no such column any more": "ALTER TABLE m DROP COLUMN secret",
+    "its directives": "ALTER TABLE m COMMENT = 'vitess_message,vt_ack_wait=30,vt_purge_after=86400,vt_batch_size=100,"
+    "vt_cache_size=10000,vt_poller_interval=3600,vt_message_cols=id|payload'",
+    "no queue any more": "ALTER TABLE m COMMENT = ''",
+    "no table any more": "DROP TABLE m",
+    "a view in its place": "RENAME TABLE m TO other, TO m",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("columns", ["*", "id, secret"])
+def test_a_change_by_a_direct_connection_is_noticed_before_the_first_row(
+    watched_proxy, root, database, change, columns
+) -> None:
+    statement = f"STREAM {columns} FROM m LIMIT 1 NOWAIT"
+    with RawClient(watched_proxy, BASE, database) as knowing, RawClient(watched_proxy, BASE, database) as new:
+        for _ in range(2):
+            knowing.query(statement)
+        if change.endswith("TO m"):
+            run(root, "RENAME TABLE m TO other")
+            run(root, "CREATE VIEW m AS SELECT * FROM other")
+        else:
+            run(root, change)
+        answer, expected = knowing.query(statement), new.query(statement)
+        assert _described(answer) == _described(expected)
+
+
+def _described(answer: list[Packet]) -> list[bytes]:
+    """The error, or the column packets."""
+    if answer[0].payload[0] == ERR:
+        return [answer[0].payload]
+    return [packet.payload for packet in answer[: 1 + answer[0].payload[0]]]
+
+
+SETTINGS = [
+    "SET NAMES latin1",
+    "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
+    "SET character_set_results = NULL",
+    "SET time_zone = '+03:00'",
+    "SET sql_mode = 'ANSI_QUOTES'",
+    "SET sql_mode = 'PAD_CHAR_TO_FULL_LENGTH'",
+    "SET sql_mode = ''",
+    "USE {other}",
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_between_two_streams_have_their_effect(watched_proxy, root, database, setting) -> None:
+    other = f"{database}_other"
+    run(root, f"CREATE DATABASE {other}")
+    try:
+        run(root, f"CREATE TABLE {other}.m LIKE m")
+        run(root, f"ALTER TABLE {other}.m MODIFY payload CHAR(7), DROP COLUMN secret")
+        run(root, f"INSERT INTO {other}.m (payload) VALUES ('x'), ('y'), ('z'), ('u'), ('v')")
+        # In the mode ANSI_QUOTES, the condition names a column.
+        statement = 'STREAM * FROM m WHERE payload <> "secret" LIMIT 1 NOWAIT'
+        with RawClient(watched_proxy, BASE, database) as knowing, RawClient(watched_proxy, BASE, database) as new:
+            for _ in range(2):
+                knowing.query(statement)
+            for session in (knowing, new):
+                session.query(setting.format(other=other))
+            answer, expected = knowing.query(statement), new.query(statement)
+            assert _described(answer) == _described(expected)
+            assert len(answer) == len(expected)
+            assert answer[-1] == expected[-1]
+            again = knowing.query(statement)
+            assert _described(again) == _described(expected)
+    finally:
+        run(root, f"DROP DATABASE {other}")
+
+
+def test_a_temporary_table_between_two_streams_is_refused(client) -> None:
+    for _ in range(2):
+        client.query(STREAM)
+    assert client.query("CREATE TEMPORARY TABLE m (id INT, payload INT)")[0].payload[0] == OK
+    error = parse_err(client.query(STREAM)[0].payload)
+    assert (error.code, "hidden by a temporary table" in error.message) == (1105, True)
+    client.query("DROP TEMPORARY TABLE m")
+    assert values(client.query(STREAM)) == [b"3"]
+
+
+REVOKED = {
+    "UPDATE": (["SELECT, UPDATE"], "UPDATE", 1142),
+    "SELECT": (["SELECT, UPDATE"], "SELECT", 1142),
+    "a column": (["SELECT (id, payload, secret), UPDATE"], "SELECT (payload)", 1143),
+    "a column of the condition": (["SELECT (id, payload, secret), UPDATE"], "SELECT (secret)", 1143),
+    "UPDATE of one column": (["SELECT, UPDATE (epoch, time_next, time_acked)"], "UPDATE (epoch)", 1143),
+    "all": (["ALL"], "ALL", 1142),
+}
+
+
+@pytest.mark.parametrize(("granted", "revoked", "code"), REVOKED.values(), ids=REVOKED)
+def test_rights_that_are_revoked_between_two_streams_are_missed_by_the_next(
+    watched_proxy, root, database, granted, revoked, code
+) -> None:
+    statement = f"STREAM id, payload FROM {database}.m WHERE secret IS NULL LIMIT 1 NOWAIT"
+    with user(root, database, *granted) as name, RawClient(watched_proxy, user=name) as client:
+        for message in (b"1", b"2", b"3"):
+            assert values(client.query(statement)) == [message]
+        run(root, f"REVOKE {revoked} ON {database}.m FROM {name}@localhost")
+        refused = [parse_err(client.query(statement)[0].payload) for _ in range(2)]
+        assert [error.code for error in refused] == [code, code]
+        for grant in granted:
+            run(root, f"GRANT {grant} ON {database}.m TO {name}@localhost")
+        assert values(client.query(statement)) == [b"4"]
+
+
+def test_a_role_that_is_left_between_two_streams_gives_no_rights_any_more(
+    watched_proxy, root, database, flavour
+) -> None:
+    statement = f"STREAM id FROM {database}.m LIMIT 1 NOWAIT"
+    role = f"role_{database}"
+    with user(root, database) as name:
+        run(root, f"CREATE ROLE {role}")
+        try:
+            run(root, f"GRANT SELECT, UPDATE ON {database}.m TO {role}")
+            run(root, f"GRANT {role} TO {name}@localhost")
+            with RawClient(watched_proxy, user=name) as client:
+                client.query(f"SET ROLE {role}")
+                assert [values(client.query(statement)) for _ in range(2)] == [[b"1"], [b"2"]]
+                client.query("SET ROLE NONE")
+                assert parse_err(client.query(statement)[0].payload).code == 1142
+                client.query(f"SET ROLE {role}")
+                assert values(client.query(statement)) == [b"3"]
+                run(root, f"REVOKE SELECT ON {database}.m FROM {role}")
+                assert parse_err(client.query(statement)[0].payload).code in (1142, 1143)
+        finally:
+            run(root, f"DROP ROLE {role}")
+
+
+def test_a_known_stream_leaves_the_sessions_state_as_a_new_one_does(client) -> None:
+    observed = []
+    client.query("INSERT INTO m (payload) VALUES ('z')")
+    for _ in range(3):
+        client.query(STREAM)
+        observed.append(
+            [client.query(f"SELECT {seen}")[-2].payload for seen in ("LAST_INSERT_ID()", "@@warning_count")]
+        )
+    assert observed[0] == observed[1] == observed[2]
+
+
+def test_a_prepared_stream_with_other_parameters_is_another_stream(client, turns) -> None:
+    number = client.greeting.connection_id
+    statement = client.prepare("STREAM id, payload FROM m WHERE id > ? LIMIT ? NOWAIT")
+    assert len(client.execute(statement, 0, 2)) - len(client.execute(statement, 0, 1)) == 1
+    assert len(client.execute(statement, 0, 2)) - len(client.execute(statement, 7, 1)) == 1
+    turns.taken(number)
+    client.execute(statement, 0, 1)
+    assert begin_with(taken := turns.taken(number), [PROOF]), beginnings(taken)
+
+
+def test_long_data_for_a_known_execution_are_not_overlooked(client) -> None:
+    statement = client.prepare("STREAM id, payload FROM m WHERE payload = ? LIMIT 5 NOWAIT")
+    client.execute(statement, "b")
+    _, empty = client.execute(statement, "b"), client.execute(statement, "b")
+    client.send(bytes([Commands.COM_STMT_SEND_LONG_DATA]) + statement.to_bytes(4, "little") + b"\0\0c")
+    assert parse_err(client.execute(statement, "b")[0].payload).code == 1210
+    assert client.execute(statement, "b") == empty
+
+
+def test_a_client_that_pipelines_streams_and_acks_gets_each_answer_in_its_place(client) -> None:
+    client.query(STREAM)
+    commands = [STREAM, "SELECT 'between'", STREAM, "ACK m WHERE id IN (2, 3)", STREAM]
+    for command in commands:
+        client.send(client_command(client, command))
+    answers = [client.answer(Commands.COM_QUERY) for _ in commands]
+    assert [values(answers[place]) for place in (0, 1, 2, 4)] == [[b"2"], [b"between"], [b"3"], [b"4"]]
+    assert answers[3][0].payload[:2] == b"\0\2"
+
+
+def client_command(client: RawClient, text: str) -> bytes:
+    """A COM_QUERY."""
+    return b"\3" + (b"\0\1" if client.attributes else b"") + text.encode()
+
+
+def test_a_condition_of_another_character_set_is_never_reread_in_another(watched_proxy, root, database) -> None:
+    """The second byte of a character may be a backquote in another character set."""
+    run(root, "ALTER TABLE m ADD COLUMN `ひ` INT")
+    with watched_proxy.connect(database=database) as client:
+        for _ in range(3):
+            assert len(rows(client, "STREAM id, `ひ` FROM m LIMIT 1 NOWAIT")) == 1
+        run(client, "SET NAMES gbk")
+        with pytest.raises(pymysql.MySQLError):
+            rows(client, "STREAM id, `ひ` FROM m LIMIT 1 NOWAIT")
+
+
+# A session whose STREAMs are the same bytes again and again, beside one that never repeats any.
+
+NAMES = ("utf8mb4", "latin1", "utf8mb4 COLLATE utf8mb4_bin", "gbk", "cp1251")
+MODES = ("", "ANSI_QUOTES", "PAD_CHAR_TO_FULL_LENGTH", "NO_BACKSLASH_ESCAPES", "HIGH_NOT_PRECEDENCE")
+STREAMS = (
+    "STREAM * FROM m LIMIT 1 NOWAIT",
+    "STREAM id, payload FROM m LIMIT 2 NOWAIT",
+    "STREAM id FROM m WHERE secret IS NULL LIMIT 1 NOWAIT",
+    'STREAM *, epoch FROM {db}.m WHERE payload <> "secret" LIMIT 1 NOWAIT',
+)
+BY_CLIENT = (
+    "SET time_zone = '+05:00'",
+    "SET character_set_results = NULL",
+    "SET autocommit = 0",
+    "SET autocommit = 1",
+    "BEGIN",
+    "COMMIT",
+    "ROLLBACK",
+    "USE {db}",
+    "USE {db}x",
+    "CREATE TEMPORARY TABLE {db}.m (id INT, payload INT)",
+    "DROP TEMPORARY TABLE {db}.m",
+    "INSERT INTO {db}.m (payload) VALUES ('n')",
+    "ACK {db}.m WHERE id < 3",
+    "SET ROLE NONE",
+    "SELECT LAST_INSERT_ID(), @@warning_count",
+    "SET TRANSACTION READ ONLY",
+    *(f"SET NAMES {name}" for name in NAMES),
+    *(f"SET sql_mode = '{mode}'" for mode in MODES),
+)
+DIRECTLY = (
+    "ALTER TABLE {db}.m ADD COLUMN c1 DATETIME",
+    "ALTER TABLE {db}.m DROP COLUMN c1",
+    "ALTER TABLE {db}.m MODIFY payload CHAR(9)",
+    "ALTER TABLE {db}.m MODIFY payload VARCHAR(20)",
+    "ALTER TABLE {db}.m COMMENT = '{directives},vt_message_cols=id|secret'",
+    "ALTER TABLE {db}.m COMMENT = '{directives}'",
+    "ALTER TABLE {db}.m COMMENT = ''",
+    "RENAME TABLE {db}.m TO {db}.z, {db}x.m TO {db}.m, {db}.z TO {db}x.m",
+    "REVOKE UPDATE ON {db}.m FROM {user}@localhost",
+    "REVOKE SELECT ON {db}.m FROM {user}@localhost",
+    "GRANT SELECT (id, payload) ON {db}.m TO {user}@localhost",
+    "GRANT SELECT, UPDATE ON {db}.m TO {user}@localhost",
+    "INSERT INTO {db}.m (payload) VALUES ('d'), ('e')",
+)
+
+
+class Side:
+    """One of the two sessions, with two databases and an account of its own, whose names are as long as the other's."""
+
+    def __init__(self, root: Connection[Any], proxy: RunningProxy, name: str, *, repeats: bool) -> None:
+        self.db, self.user = name, f"u{name}"
+        self._root, self._repeats, self._count = root, repeats, 0
+        for db in (self.db, f"{self.db}x"):
+            self._as_root(f"CREATE DATABASE {db}")
+            self._as_root(f"USE {db}")
+            create_queue(root, "m", "payload VARCHAR(20), secret VARCHAR(20)")
+            enqueue(root, "m", "abcdefghijklmnopqrstuvwxyz")
+        self._as_root("CREATE USER {user}@localhost")
+        self._as_root("GRANT ALL ON {db}x.m TO {user}@localhost")
+        self._as_root("GRANT SELECT, INSERT, UPDATE ON {db}.m TO {user}@localhost")
+        self._as_root("GRANT CREATE TEMPORARY TABLES ON {db}.* TO {user}@localhost")
+        self.client = RawClient(proxy, user=self.user)
+        self.client.query(f"USE {self.db}")
+        self.prepared = self.client.prepare("STREAM id, payload FROM m LIMIT ? NOWAIT")
+
+    def direct(self, text: str) -> int:
+        """Run a statement beside the session; the server's error number, 0 for none."""
+        self.client.query("COMMIT")  # Its transaction may hold the table's metadata lock.
+        try:
+            self._as_root(text)
+        except pymysql.MySQLError as error:
+            return int(error.args[0])
+        return 0
+
+    def _as_root(self, text: str) -> None:
+        run(self._root, self._filled(text))
+
+    def query(self, text: str) -> list[bytes]:
+        """The answer to a statement, with the names of the first side."""
+        return self._told(self.client.query(self._filled(text)))
+
+    def stream(self, text: str) -> list[bytes]:
+        """The answer to a STREAM: the same text as before, or one that never was."""
+        self._count += 1
+        return self.query(text if self._repeats else f"/* {self._count} */ {text}")
+
+    def execute(self) -> list[bytes]:
+        """The answer to the prepared STREAM: with the same parameter, or one that never was."""
+        self._count += 1
+        return self._told(self.client.execute(self.prepared, 1000 if self._repeats else 1000 + self._count))
+
+    def close(self) -> None:
+        """Remove everything."""
+        self.client.close()
+        for text in ("DROP DATABASE {db}", "DROP DATABASE {db}x", "DROP USER {user}@localhost"):
+            self._as_root(text)
+
+    def _filled(self, text: str) -> str:
+        return text.format(db=self.db, user=self.user, directives=directives()) if "{" in text else text
+
+    def _told(self, packets: list[Packet]) -> list[bytes]:
+        return [packet.payload.replace(self.db.encode(), b"?" * len(self.db)) for packet in packets]
+
+
+@pytest.mark.parametrize("play", range(examples(4)))
+def test_a_session_that_repeats_its_streams_is_answered_like_one_that_does_not(
+    watched_proxy, server, database, play
+) -> None:
+    random = Random(f"{SEED} {play}")
+    with connect(server) as root, contextlib.ExitStack() as ends:
+        sides = [Side(root, watched_proxy, f"{database}{letter}", repeats=letter == "r") for letter in "rn"]
+        for side in sides:
+            ends.callback(side.close)
+        script: list[str] = []
+        for _ in range(60):
+            kind = random.choices(("stream", "execute", "query", "direct"), (6, 2, 2, 2))[0]
+            texts = {"stream": STREAMS, "execute": ("the prepared STREAM",), "query": BY_CLIENT, "direct": DIRECTLY}
+            text = random.choice(texts[kind])
+            script.append(f"{kind}: {text}")
+            repeats, other = (side.execute() if kind == "execute" else getattr(side, kind)(text) for side in sides)
+            assert repeats == other, "\n".join(script)

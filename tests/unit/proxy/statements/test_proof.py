@@ -1,0 +1,263 @@
+"""A known STREAM is proven by three queries in one round trip: whatever becomes of their answers, the client gets
+one right answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from engine.dispatch.effects import Cause
+from engine.model import QueueTable, TableId
+from engine.packets import EOF, frame
+from engine.service import Engine
+from proxy.session.stream import INTERRUPTED
+from proxy.settings import Settings
+from proxy.statements.statements import Statements
+from proxy.wire.framing import frame_rows
+from proxy.wire.packets import IN_TRANS, make_eof, make_err, make_ok, parse_err
+from tests.support.play import queue_table
+from tests.support.scripted import rows
+from tests.support.sessions import PlayedSession
+
+STREAM = b"STREAM id FROM shop.m LIMIT 1 NOWAIT"
+OK = make_ok()
+AUTOCOMMIT = 2
+CONTEXT = rows(("73686F70", "utf8mb4", "utf8mb4", "SYSTEM", "", "1", "server"), status=AUTOCOMMIT)
+OTHER_CONTEXT = rows(("73686F70", "utf8mb4", "utf8mb4", "+01:00", "", "1", "server"), status=AUTOCOMMIT)
+DEFINITION = rows(("m", "CREATE TABLE `m` (id INT) COMMENT='vitess_message'"), status=AUTOCOMMIT)
+OTHER_DEFINITION = rows(("m", "CREATE TABLE `m` (id CHAR) COMMENT='vitess_message'"), status=AUTOCOMMIT)
+TEMPORARY = rows(("m", "CREATE TEMPORARY TABLE `m` (id INT)"), status=AUTOCOMMIT)
+HEADER = rows(status=AUTOCOMMIT)
+DENIED = [make_err(1142, "42000", "denied")]
+KILLED = [make_err(1317, "70100", "killed")]
+FINE = (CONTEXT, DEFINITION, [OK])
+
+
+class KnowingEngine:
+    """An engine with one queue, whose streams end at once."""
+
+    def __init__(self) -> None:
+        self.found = queue_table()
+        self.subscribed = 0
+
+    async def queue(self, _table: TableId, **_options: object) -> QueueTable:
+        return self.found
+
+    def known_queue(self, _table: TableId, _text: bytes) -> QueueTable | None:
+        return self.found
+
+    def subscribe(self, _queue: QueueTable, sink: Any, **_options: object) -> Any:
+        self.subscribed += 1
+        asyncio.get_running_loop().call_soon(sink.end, Cause.COMPLETE, "")
+        return self
+
+    def cancel(self) -> None:
+        """Nothing is left to end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args, **_options: None
+
+
+class Known:
+    """A session in which the STREAM ran before."""
+
+    def __init__(self) -> None:
+        self.engine = KnowingEngine()
+        statements = Statements(cast(Engine, self.engine), Settings(), tuple)
+        self.played = PlayedSession(statements.carry_out, self.engine)
+
+    async def first(self) -> None:
+        """Run the STREAM for the first time: one query after another."""
+        self.played.query(STREAM)
+        await self.serve(CONTEXT, DEFINITION, [OK], HEADER)
+        await self.result()
+
+    async def serve(self, *answers: Sequence[bytes]) -> list[bytes]:
+        """Answer as many queries one after another; the beginnings of the queries."""
+        queries = []
+        for answer in answers:
+            queries.append((await self.played.next_to_server())[1:7])
+            assert not self.played.server.written
+            self.played.session.server_sent(framed(answer))
+        return queries
+
+    async def batch(self) -> list[bytes]:
+        """The beginnings of the queries that come together."""
+        first = await self.played.server.next()
+        return [packet.payload[1:7] for packet in (first, *self.played.server.taken())]
+
+    async def result(self) -> list[bytes]:
+        """The packets of the client's answer: up to the second EOF, or an error."""
+        packets: list[bytes] = []
+        while sum(packet[0] == EOF for packet in packets) < 2 and not (packets and packets[0][0] == 0xFF):
+            packets.append((await self.played.next_to_client()).payload)
+        return packets
+
+
+def framed(payloads: Sequence[bytes]) -> bytes:
+    return frame_rows(payloads, 1)[0]
+
+
+def play(script: Callable[[Known], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        known = Known()
+        await known.first()
+        await script(known)
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+def test_the_queries_go_out_together_and_the_answer_is_that_of_the_first_time() -> None:
+    async def script(known: Known) -> None:
+        known.played.query(STREAM)
+        assert await known.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        known.played.session.server_sent(b"".join(map(framed, FINE)))
+        assert await known.result() == [*HEADER[:-1], make_eof(AUTOCOMMIT)]
+        assert known.engine.subscribed == 2
+        assert not known.played.server.written
+
+    play(script)
+
+
+def test_the_answers_are_told_apart_wherever_their_bytes_are_cut() -> None:
+    async def script(known: Known) -> None:
+        data = b"".join(map(framed, FINE))
+        for cut in range(1, len(data)):
+            known.played.query(STREAM)
+            await known.batch()
+            known.played.session.server_sent(data[:cut])
+            known.played.session.server_sent(data[cut:])
+            assert await known.result() == [*HEADER[:-1], make_eof(AUTOCOMMIT)]
+        assert known.engine.subscribed == 1 + len(data) - 1
+
+    play(script)
+
+
+CHANGED = {
+    "context": (OTHER_CONTEXT, DEFINITION, [OK]),
+    "definition": (CONTEXT, OTHER_DEFINITION, [OK]),
+    "temporary table": (CONTEXT, TEMPORARY, [OK]),
+    "rights": (CONTEXT, DEFINITION, DENIED),
+    "table": (CONTEXT, DENIED, DENIED),
+    "everything": (DENIED, DENIED, DENIED),
+}
+
+
+@pytest.mark.parametrize("answers", CHANGED.values(), ids=CHANGED)
+def test_whatever_differs_the_stream_is_proven_as_if_it_were_the_first(answers: Sequence[Sequence[bytes]]) -> None:
+    async def script(known: Known) -> None:
+        known.played.query(STREAM)
+        await known.batch()
+        known.played.session.server_sent(b"".join(map(framed, answers)))
+        assert await known.serve(OTHER_CONTEXT, OTHER_DEFINITION, [OK], HEADER) == [
+            *(b"SELECT", b"SHOW C", b"UPDATE", b"SELECT")
+        ]
+        assert len(await known.result()) == len(HEADER)
+
+    play(script)
+
+
+def test_a_queue_that_was_described_anew_is_proven_as_if_it_were_the_first() -> None:
+    async def script(known: Known) -> None:
+        known.engine.found = queue_table()
+        known.played.query(STREAM)
+        await known.batch()
+        known.played.session.server_sent(b"".join(map(framed, FINE)))
+        assert len(await known.serve(CONTEXT, DEFINITION, [OK], HEADER)) == 4
+        await known.result()
+
+    play(script)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_kill_that_the_server_was_sent_directly_ends_the_stream_at_each_of_its_queries(place: int) -> None:
+    async def script(known: Known) -> None:
+        answers = list(FINE)
+        answers[place] = KILLED
+        known.played.query(STREAM)
+        await known.batch()
+        known.played.session.server_sent(b"".join(map(framed, answers)))
+        assert parse_err((await known.result())[0]).code == 1317
+        assert not known.played.server.written
+        assert known.engine.subscribed == 1
+
+    play(script)
+
+
+@pytest.mark.parametrize("answered", range(4))
+def test_a_kill_through_the_proxy_ends_the_stream_when_its_queries_are_answered(answered: int) -> None:
+    async def script(known: Known) -> None:
+        known.played.query(STREAM)
+        await known.batch()
+        known.played.session.server_sent(b"".join(map(framed, FINE[:answered])))
+        known.played.session.interrupt(INTERRUPTED)
+        if answered < 3:
+            assert not known.played.client.written
+            known.played.session.server_sent(b"".join(map(framed, FINE[answered:])))
+        assert parse_err((await known.result())[0]).code == 1317
+        assert known.engine.subscribed == 1
+        known.played.query(b"SELECT 1")
+        assert await known.played.next_to_server() == b"\x03SELECT 1"
+
+    play(script)
+
+
+@pytest.mark.parametrize("answered", range(3))
+def test_a_server_that_is_lost_between_the_answers_is_an_error(answered: int) -> None:
+    async def script(known: Known) -> None:
+        known.played.query(STREAM)
+        await known.batch()
+        known.played.session.server_sent(b"".join(map(framed, FINE[:answered])))
+        known.played.session.server_lost()
+        assert parse_err((await known.result())[0]).code == 1053
+        await known.played.client.closed.wait()
+
+    play(script)
+
+
+@pytest.mark.parametrize("answered", range(3))
+def test_a_client_that_is_lost_between_the_answers_leaves_when_the_server_has_sent_all(answered: int) -> None:
+    async def script(known: Known) -> None:
+        known.played.query(STREAM)
+        await known.batch()
+        known.played.session.server_sent(b"".join(map(framed, FINE[:answered])))
+        known.played.session.client_lost()
+        for answer in FINE[answered:]:
+            assert not known.played.server.is_closing()
+            await asyncio.sleep(0)
+            known.played.session.server_sent(framed(answer))
+        assert known.played.server.is_closing()
+        assert known.engine.subscribed == 1
+
+    play(script)
+
+
+def test_what_a_client_sends_between_the_answers_waits_for_the_end_of_the_stream() -> None:
+    async def script(known: Known) -> None:
+        known.played.query(STREAM)
+        await known.batch()
+        known.played.session.server_sent(framed(CONTEXT))
+        known.played.query(b"SELECT 2")
+        known.played.session.server_sent(framed(DEFINITION) + framed([OK]))
+        assert len(await known.result()) == len(HEADER)
+        assert await known.played.next_to_server() == b"\x03SELECT 2"
+
+    play(script)
+
+
+def test_a_transaction_that_a_refused_proof_began_ends_before_the_next_proof() -> None:
+    """With autocommit the proof begins none; the server says here that it did."""
+
+    async def script(known: Known) -> None:
+        known.played.query(STREAM)
+        await known.batch()
+        begun = make_ok(status=IN_TRANS | AUTOCOMMIT)
+        known.played.session.server_sent(framed(OTHER_CONTEXT) + framed(DEFINITION) + frame(begun, 1))
+        assert await known.serve([OK], CONTEXT, DEFINITION, [OK], HEADER) == [
+            *(b"COMMIT", b"SELECT", b"SHOW C", b"UPDATE", b"SELECT")
+        ]
+
+    play(script)
