@@ -223,7 +223,7 @@ class Engine:
                 and not self._indirect_writes.may_have_trigger(name)
                 and _certain(runner, values or ())
             ):
-                runner.handle(runner.dispatcher.settled, keys)
+                runner.settled(keys)
             else:
                 runner.handle(runner.dispatcher.suspected, keys)
             self._note_indirect_write(name)
@@ -248,7 +248,7 @@ class Engine:
             self._wake_all.request()
             return
         for runner in tuple(self._by_name.get(name, ())):
-            runner.handle(partial(runner.dispatcher.woken, anywhere=not inserted))
+            runner.woken(anywhere=not inserted)
         self._note_indirect_write(name)
 
     def _note_indirect_write(self, name: str) -> None:
@@ -258,7 +258,7 @@ class Engine:
     def _wake_every_table(self) -> int:
         runners = list(self._runners.values())
         for runner in runners:
-            runner.handle(partial(runner.dispatcher.woken, anywhere=True))
+            runner.woken(anywhere=True)
         return sum(bool(runner.dispatcher.subscribers) for runner in runners)
 
     def changes_logged(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:

@@ -14,8 +14,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -80,6 +80,15 @@ def no_queue_text(table: TableId) -> str:
 
 
 @dataclass(slots=True)
+class _Noted:
+    """What clients' statements did in this turn of the event loop."""
+
+    settled: list[Key] = field(default_factory=list)
+    woken: bool = False
+    anywhere: bool = False
+
+
+@dataclass(slots=True)
 class _Stream:
     """The state of a running stream, as a new dispatcher needs it."""
 
@@ -123,6 +132,8 @@ class TableRunner:
         self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns: int | None = None
+        self._noted = _Noted()
+        self._note_timer: asyncio.Handle | None = None
         self._effects: deque[Effect] = deque()
         self._performing = False
         self._ending: tuple[Cause, str] | None = None
@@ -146,8 +157,45 @@ class TableRunner:
         """Hand an event to the dispatcher, and execute the effects. Never raises.
 
         A sink may cause another event meanwhile. The effects of that one are queued behind the
-        others.
+        others. Acknowledgements and wake-ups that were noted before come first.
         """
+        if self._note_timer is not None:
+            self._handle_noted()
+        self._handle(event, *args)
+
+    def settled(self, keys: Iterable[Key]) -> None:
+        """These messages were certainly acknowledged or deleted.
+
+        The dispatcher gets all that are noted in one turn of the event loop as one event, before
+        the next event of another kind. With many clients that acknowledge one message each, it
+        then decides once for several of them.
+        """
+        self._noted.settled += keys
+        self._note()
+
+    def woken(self, *, anywhere: bool) -> None:
+        """A transaction that wrote to the table was committed; `anywhere` as in Dispatcher.woken.
+
+        Wake-ups in one turn of the event loop are one event.
+        """
+        self._noted.woken = True
+        self._noted.anywhere |= anywhere
+        self._note()
+
+    def _note(self) -> None:
+        if self._note_timer is None:
+            self._note_timer = asyncio.get_running_loop().call_soon(self._handle_noted)
+
+    def _handle_noted(self) -> None:
+        if self._note_timer is not None:
+            self._note_timer.cancel()
+        noted, self._noted, self._note_timer = self._noted, _Noted(), None
+        if noted.settled:
+            self._handle(self.dispatcher.settled, noted.settled)
+        if noted.woken:
+            self._handle(partial(self.dispatcher.woken, anywhere=noted.anywhere))
+
+    def _handle(self, event: Callable[..., Effects], *args: Any) -> None:
         if self._suspended:
             return  # The next dispatcher reads its state from the database.
         try:
@@ -198,11 +246,16 @@ class TableRunner:
         if not self._suspended:
             self.handle(partial(self.dispatcher.end_all, cause=cause, text=text))
         else:
-            self.disarm()
+            self._cancel_timer()
             self._end_streams(cause, text)
 
     def disarm(self) -> None:
-        """Cancel the timer."""
+        """The engine stops: no event comes from here any more."""
+        self._cancel_timer()
+        if self._note_timer is not None:
+            self._note_timer.cancel()
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._armed_ns = None
@@ -219,7 +272,7 @@ class TableRunner:
         wake_at_ns = None if self._retired else self.dispatcher.wake_at_ns
         if wake_at_ns == self._armed_ns:
             return
-        self.disarm()
+        self._cancel_timer()
         if wake_at_ns is not None:
             delay_s = max(0.0, (wake_at_ns - self._executor.clock.now().mono_ns) / NS_PER_S)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
@@ -241,7 +294,7 @@ class TableRunner:
         self._suspended = True
         self._effects.clear()
         self.dispatcher = self._new_dispatcher()  # Only to be read. It gets no events yet.
-        self.disarm()
+        self._cancel_timer()
         if self._ending is None:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._restart)
         else:

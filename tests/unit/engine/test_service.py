@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
+
+from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Cause
-from engine.model import BrokenTable, QueueTable, TableId
+from engine.dispatch.instant import Instant
+from engine.model import BrokenTable, Key, QueueTable, TableId
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
@@ -60,7 +64,53 @@ def test_an_acknowledgement_frees_its_message_at_once_even_with_id_zero() -> Non
         ((_, dispatcher),) = engine.runners()
         assert dispatcher.in_flight == 1
         engine.acknowledged(TABLE, [b"0"], certain=True)
+        await asyncio.sleep(0)  # One turn of the event loop.
         assert dispatcher.in_flight == 0
+        await engine.close()
+
+    asyncio.run(play())
+
+
+def test_acknowledgements_and_wakeups_in_one_turn_of_the_event_loop_are_one_event_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[tuple[str, object]] = []
+    settled, woken, tick = Dispatcher.settled, Dispatcher.woken, Dispatcher.tick
+
+    def note_settled(self: Dispatcher, now: Instant, keys: Iterable[Key]) -> Effects:
+        events.append(("settled", tuple(keys := list(keys))))
+        return settled(self, now, keys)
+
+    def note_woken(self: Dispatcher, now: Instant, *, anywhere: bool = False) -> Effects:
+        events.append(("woken", anywhere))
+        return woken(self, now, anywhere=anywhere)
+
+    def note_paused(self: Dispatcher, now: Instant, subscriber_id: int) -> Effects:
+        events.append(("client_paused", subscriber_id))
+        return tick(self, now)
+
+    async def play() -> None:
+        store = MemoryStore(now_ns=NOW_NS)
+        store.add_table(queue_table())
+        engine = Engine(store, EngineSettings())
+        await engine.start()
+        handle = engine.subscribe(await engine.queue(TABLE), Basket(), holder=1, row_format=FORMAT)
+        monkeypatch.setattr(Dispatcher, "settled", note_settled)
+        monkeypatch.setattr(Dispatcher, "woken", note_woken)
+        monkeypatch.setattr(Dispatcher, "client_paused", note_paused)
+        for key in (b"1", b"2", b"3"):
+            engine.acknowledged(TABLE, [key], certain=True)
+            engine.written(TABLE.name, inserted=key != b"2")
+        assert events == []
+        await asyncio.sleep(0)
+        assert events == [("settled", (1, 2, 3)), ("woken", True)]
+        # An event of another kind comes after what was noted before it.
+        events.clear()
+        engine.acknowledged(TABLE, [b"4"], certain=True)
+        handle.pause()
+        assert [name for name, _ in events] == ["settled", "client_paused"]
+        await asyncio.sleep(0)
+        assert len(events) == 2
         await engine.close()
 
     asyncio.run(play())
