@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from engine.dispatch.dispatcher import Dispatcher
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
+from engine.dispatch.verification import NOTHING_BEFORE
 from engine.keys import certain as certain_key
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
@@ -261,11 +262,17 @@ class Engine:
             runner.woken(anywhere=True)
         return sum(bool(runner.dispatcher.subscribers) for runner in runners)
 
-    def changes_logged(self, table: TableId | None, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> None:
+    def changes_logged(
+        self,
+        table: TableId | None,
+        seen: Sequence[Entry] = (),
+        over: Sequence[Key] = (),
+        before: Mapping[Key, tuple[int, int]] = NOTHING_BEFORE,
+    ) -> None:
         """The binary log contains changes of a table (None: of any table).
 
         `seen`: messages as they now are. `over`: ids of messages that are settled or deleted.
-        Without both, any message may have changed.
+        Without both, any message may have changed. `before`: epoch and time_next before a change.
         """
         if table is not None:
             runner = self._runners.get(table)
@@ -273,7 +280,7 @@ class Engine:
         else:
             runners = list(self._runners.values())
         for runner in runners:
-            runner.handle(runner.dispatcher.changes_logged, seen, over)
+            runner.handle(runner.dispatcher.changes_logged, seen, over, before)
 
     def _clock_set(self) -> None:
         for runner in list(self._runners.values()):

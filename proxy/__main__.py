@@ -25,6 +25,7 @@ from engine.service import Engine
 from engine.store import pymysql_adapter
 from engine.store.connection import BackendAddress, ConnectionLimits
 from engine.store.mysql import MySQLStore, StoreLimits
+from engine.store.own_writes import OwnWrites
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.reach import Reach
@@ -189,11 +190,12 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     address = await stack.enter_async_context(_backend(settings))
     tls = Tls.of(settings)
     reach = Reach()
-    engine = await stack.enter_async_context(_engine(settings, address, reach))
+    own_writes = OwnWrites()
+    engine = await stack.enter_async_context(_engine(settings, address, reach, own_writes))
     if settings.proxy_protocol:
         await asyncio.to_thread(check_taken, address, ConnectionLimits())
     proxy = Proxy(engine, settings, (address.host, address.port), tls)
-    watch = await stack.enter_async_context(_watch(settings, engine, address))
+    watch = await stack.enter_async_context(_watch(settings, engine, address, own_writes))
     admin = Admin(proxy, watch.following, reach)
     listen = shown(*await _listening("listen", settings.listen, proxy.start()))
     stack.callback(proxy.stop_listening)
@@ -270,8 +272,11 @@ async def _started(server: EmbeddedServer) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _engine(settings: Settings, address: BackendAddress, reach: Reach) -> AsyncIterator[Engine]:
-    store = MySQLStore(address, StoreLimits(connections=settings.engine_connections), reach=reach)
+async def _engine(
+    settings: Settings, address: BackendAddress, reach: Reach, own_writes: OwnWrites
+) -> AsyncIterator[Engine]:
+    limits = StoreLimits(connections=settings.engine_connections)
+    store = MySQLStore(address, limits, reach=reach, own_writes=own_writes)
     engine = Engine(
         store,
         EngineSettings(threads=settings.engine_connections, catalog_interval_s=settings.catalog_interval_s),
@@ -315,9 +320,11 @@ def _hint(error: StoreError, settings: Settings) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _watch(settings: Settings, engine: Engine, address: BackendAddress) -> AsyncIterator[BinlogFollower]:
+async def _watch(
+    settings: Settings, engine: Engine, address: BackendAddress, own_writes: OwnWrites
+) -> AsyncIterator[BinlogFollower]:
     """The follower of the server's binary log, started unless it is switched off."""
-    watch = BinlogFollower(engine, address)
+    watch = BinlogFollower(engine, address, own_writes=own_writes)
     if settings.binlog == "auto":
         watch.start()
     try:

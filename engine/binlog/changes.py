@@ -4,17 +4,22 @@ A change set is never trusted: each claim is checked in the database. So change 
 and only the last state of a message counts. If there are too many rows, or a row cannot be read for
 certain, the table's changes become *unknown*: any of its messages may have changed. So memory is
 bounded, and no change is lost.
+
+The engine's own changes are not among them (engine.binlog.event_filter). Each change therefore
+comes with the delivery that its row showed *before*: it shows whether the change was made before or
+after a claim of the engine's.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.binlog.row_image import ABSENT, ColumnType, Field, Raw, RowReader, integer_of, key_reader
-from engine.model import Entry, Key, TableId
+from engine.model import Delivery, Entry, Key, TableId
 from engine.store.queries import LOWEST_PRIORITY
 
 QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
@@ -32,6 +37,22 @@ class TableChanges:
     """Unacknowledged messages, as they now are."""
     over: tuple[Key, ...] = ()
     """Ids of messages that were acknowledged or deleted."""
+    before: Mapping[Key, Delivery] = field(default_factory=dict)
+    """The deliveries that rows showed before they were changed, as far as they are known."""
+
+
+class RowChange(NamedTuple):
+    """The last state of a message (None: it was acknowledged or deleted), and the latest delivery
+    that its row showed before a change (None: it was inserted, or that is not known)."""
+
+    entry: Entry | None
+    before: Delivery | None = None
+
+    def after(self, earlier: RowChange) -> RowChange:
+        """This change, after an earlier one of the same message."""
+        if earlier.before is None or (self.before is not None and self.before.epoch >= earlier.before.epoch):
+            return self
+        return RowChange(self.entry, earlier.before)
 
 
 class UnreadableRowError(Exception):
@@ -67,9 +88,8 @@ class Layout:
         self._signed = [not {"unsigned", "zerofill"} & {*columns[at].declared.split()} for at in wanted]
         self._reader = RowReader(known, wanted)
 
-    def changes(self, change: Change, present: Sequence[int], data: bytes) -> Iterator[tuple[Key, Entry | None]]:
-        """Yield the new state of each message in an event's rows. None: it was acknowledged or
-        deleted.
+    def changes(self, change: Change, present: Sequence[int], data: bytes) -> Iterator[tuple[Key, RowChange]]:
+        """Yield the changes of messages in an event's rows.
 
         `present` has the columns of each image of a row, a bit for each column. Raises
         UnreadableRowError, UnicodeDecodeError, IndexError for rows that cannot be read.
@@ -78,22 +98,33 @@ class Layout:
         while at < len(data):
             first, at = self._reader.row(data, at, present[0])
             if change is Change.INSERT:
-                yield self._key_of(first), self._entry(first)
+                yield self._key_of(first), RowChange(self._entry(first))
             elif change is Change.DELETE:
                 if first[-1] is None or first[-1] is ABSENT:  # Otherwise it was acknowledged before.
-                    yield self._key_of(first), None
+                    yield self._key_of(first), RowChange(None, self._delivery(first))
             else:
                 second, at = self._reader.row(data, at, present[1])
                 yield from self._update(first, second)
 
-    def _update(self, before: list[Raw], after: list[Raw]) -> Iterator[tuple[Key, Entry | None]]:
+    def _update(self, before: list[Raw], after: list[Raw]) -> Iterator[tuple[Key, RowChange]]:
         # Columns that the image leaves out were not changed.
         after = [old if new is ABSENT else new for old, new in zip(before, after, strict=True)]
+        delivery = self._delivery(before)
         if after[0] != before[0]:
-            yield self._key_of(before), None
+            yield self._key_of(before), RowChange(None, delivery)
         elif isinstance(before[-1], bytes) and isinstance(after[-1], bytes):
             return
-        yield self._key_of(after), self._entry(after)
+        entry = self._entry(after)
+        if entry is not None and delivery is None:
+            raise UnreadableRowError("not the whole row before its change")
+        yield self._key_of(after), RowChange(entry, delivery)
+
+    def _delivery(self, row: list[Raw]) -> Delivery | None:
+        """The delivery that a row showed; None if the image leaves it out."""
+        _, _, epoch, until_ns, _ = row
+        if epoch is ABSENT or until_ns is ABSENT:
+            return None
+        return Delivery(self._number(epoch, self._signed[2]) or 0, self._number(until_ns, self._signed[3]) or 0)
 
     def _key_of(self, row: list[Raw]) -> Key:
         if not isinstance(row[0], bytes):
@@ -123,9 +154,8 @@ class ChangeSet:
     """The last state of each changed message, for at most `rows_max` messages."""
 
     rows_max: int
-    tables: dict[TableId, dict[Key, Entry | None] | None] = field(default_factory=dict)
-    """For each table the states by key (None: acknowledged or deleted), or None: its changes are
-    unknown."""
+    tables: dict[TableId, dict[Key, RowChange] | None] = field(default_factory=dict)
+    """For each table the changes by key, or None: its changes are unknown."""
     everything: bool = False
     """The changes of all tables are unknown."""
     schema_changed: bool = False
@@ -144,8 +174,8 @@ class ChangeSet:
         """Whether the table's changes are unknown, so more rows would add nothing."""
         return self.everything or self.tables.get(table, ABSENT) is None
 
-    def add_row(self, table: TableId, key: Key, entry: Entry | None) -> None:
-        """Set a message's state. None: it was acknowledged or deleted."""
+    def add_row(self, table: TableId, key: Key, change: RowChange) -> None:
+        """Add a change of a message."""
         if self.is_unknown(table):
             return
         if self.rows >= self.rows_max:
@@ -153,8 +183,11 @@ class ChangeSet:
             return
         rows = self.tables.setdefault(table, {})
         assert rows is not None
-        self.rows += key not in rows
-        rows[key] = entry
+        if (earlier := rows.get(key)) is None:
+            self.rows += 1
+            rows[key] = change
+        else:
+            rows[key] = change.after(earlier)
 
     def add_unknown(self, table: TableId) -> None:
         """Any message of the table may have changed."""
@@ -169,16 +202,17 @@ class ChangeSet:
             if rows is None:
                 self.add_unknown(table)
             else:
-                for key, entry in rows.items():
-                    self.add_row(table, key, entry)
+                for key, change in rows.items():
+                    self.add_row(table, key, change)
 
     def by_table(self) -> list[TableChanges]:
         """The changes in the engine's form."""
         return [
             TableChanges(
                 table,
-                tuple(entry for entry in (rows or {}).values() if entry is not None),
-                tuple(key for key, entry in (rows or {}).items() if entry is None),
+                tuple(change.entry for change in (rows or {}).values() if change.entry is not None),
+                tuple(key for key, change in (rows or {}).items() if change.entry is None),
+                {key: change.before for key, change in (rows or {}).items() if change.before is not None},
             )
             for table, rows in self.tables.items()
         ]

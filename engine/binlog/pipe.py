@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from engine.model import TableId
+from engine.model import Key, TableId
 from engine.store.connection import BackendAddress
 
 HEAD_BYTES = 4
@@ -38,11 +39,23 @@ class BinlogLimits:
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """The parent's first message. Later ones are sets of tables."""
+    """The parent's first message. Later ones are sets of tables, and OwnConnections."""
 
     address: BackendAddress
     limits: BinlogLimits
     tables: frozenset[TableId]
+    mark: str = ""
+    """What each statement of the engine's that writes begins with."""
+    lock: str = ""
+    """The name of a lock that the reader's connection holds on MySQL: a connection of the engine
+    that finds it held is on the same run of the same server."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConnections:
+    """The numbers of the engine's connections to the reader's server."""
+
+    numbers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +63,21 @@ class ReaderStarted:
     """The reader follows the binary log from this position on."""
 
     at: str
+    locked: bool = False
+    """Whether the reader's connection holds the lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
     """A change set as plain values, because there may be ten thousand rows a second.
 
-    Each table has its database, its name, its messages as they now are, and the ids of messages
-    that were acknowledged or deleted.
+    Each table has its database, its name, its messages as they now are, the ids of messages that
+    were acknowledged or deleted, and by id the epoch and time_next before a change.
     """
 
-    tables: tuple[tuple[str, str, tuple[tuple[Any, ...], ...], tuple[Any, ...]], ...] = ()
+    tables: tuple[
+        tuple[str, str, tuple[tuple[Any, ...], ...], tuple[Key, ...], Mapping[Key, tuple[int, int]]], ...
+    ] = ()
     everything: bool = False
     schema_changed: bool = False
     rows: int = 0

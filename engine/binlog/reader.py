@@ -26,11 +26,12 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from engine.binlog.changes import ChangeSet, Layout, Transactions, UnreadableRowError
-from engine.binlog.event_filter import EventFilter
+from engine.binlog.event_filter import EventFilter, OwnTransactions
 from engine.binlog.pipe import (
     BinlogLimits,
     ChangeBatch,
     FollowRequest,
+    OwnConnections,
     ReaderEnded,
     ReaderStarted,
     message,
@@ -140,6 +141,7 @@ def _batch(changes: ChangeSet, rows: int, lag_s: float) -> ChangeBatch:
                 found.table.name,
                 tuple((entry.key, entry.epoch, entry.priority, entry.due_ns) for entry in found.seen),
                 found.over,
+                {key: (before.epoch, before.until_ns) for key, before in found.before.items()},
             )
             for found in changes.by_table()
         ),
@@ -175,16 +177,17 @@ class FollowedTables:
 class LogReader:
     """Follows the binary log from its present end."""
 
-    def __init__(self, request: FollowRequest, outbox: Outbox, on_started: Callable[[str], None]) -> None:
-        """`on_started` is called once, with the position in the binary log, when the server sends
-        events."""
+    def __init__(self, request: FollowRequest, outbox: Outbox, on_started: Callable[[ReaderStarted], None]) -> None:
+        """`on_started` is called once, when the server sends events."""
         self.followed = FollowedTables()
         self.followed.replace(request.tables)
         self._address, self._limits = request.address, request.limits
         self._connection_limits = ConnectionLimits()
         self._outbox, self._on_started = outbox, on_started
         self._transactions = Transactions(request.limits.rows_max, outbox.add)
-        self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions.pending))
+        self._own = OwnTransactions(request.mark.encode())
+        self._lock, self._locked = request.lock, False
+        self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions.pending), self._own)
         self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
         self._generation = 0
         self._connections = 0
@@ -211,7 +214,7 @@ class LogReader:
         first = True
         for event in readable_events(stream.fetchone, self._changes_unknown):
             if first:
-                self._on_started(f"{file}:{position}")
+                self._on_started(ReaderStarted(f"{file}:{position}", self._locked))
                 first = False
                 self._filter_events()
             self._handle(event)
@@ -232,6 +235,9 @@ class LogReader:
                 if error.code != ER.PARSE_ERROR:
                     raise
                 (end,) = connection.run([statement("binlog_end_formerly")])
+            if values.get("wsrep_on", "OFF") == "ON":
+                self._lock = ""  # Other nodes' transactions are in this log, perhaps under the same server_id.
+            self._own.server_id = int(values.get("server_id", 0)).to_bytes(4, "little")
             if not end.rows:
                 raise UnreadableLogError("the server does not report the end of its binary log")
             file, position = _texts(end.rows[0])[:2]
@@ -253,7 +259,13 @@ class LogReader:
         if chosen["database"] is not None:  # For queries on information_schema.
             return connect(self._address, self._connection_limits, Connection, **chosen)
         self._stream_connection = connect(self._address, self._connection_limits, FilteredConnection, **chosen)
+        if not self._stream_connection.is_mariadb and self._lock:
+            self._locked = self._stream_connection.take_lock(self._lock)
         return self._stream_connection
+
+    def own_connections(self, numbers: frozenset[int]) -> None:
+        """Skip the transactions of these connections from now on."""
+        self._own.connections = frozenset(number.to_bytes(8, "little")[:4] for number in numbers)
 
     def _filter_events(self) -> None:
         """Skip events of other tables before the library decodes them."""
@@ -304,9 +316,9 @@ class LogReader:
             return
         present, data = event.images()
         try:
-            for key, entry in layout.changes(event.change, present, data):
+            for key, change in layout.changes(event.change, present, data):
                 self._rows += 1
-                pending.add_row(table, key, entry)
+                pending.add_row(table, key, change)
         except (UnreadableRowError, UnicodeDecodeError, IndexError):
             pending.add_unknown(table)
 
@@ -371,10 +383,13 @@ def _texts(row: bytes) -> list[str]:
 
 
 def _follow_requests(reader: LogReader, outbox: Outbox, requests: BinaryIO) -> None:
-    """Take further sets of tables to follow, until the input ends."""
-    while (tables := read_message(requests)) is not None:
+    """Take further sets of tables to follow, and the engine's connections, until the input ends."""
+    while (request := read_message(requests)) is not None:
+        if isinstance(request, OwnConnections):
+            reader.own_connections(request.numbers)
+            continue
         changes = ChangeSet(0)
-        for table in reader.followed.replace(tables):
+        for table in reader.followed.replace(request):
             changes.add_unknown(table)  # Its changes until now were skipped.
         outbox.add(changes)
 
@@ -426,8 +441,8 @@ def main() -> None:
         return
     outbox = Outbox(request.limits)
 
-    def on_started(where: str) -> None:
-        pipe.write(message(ReaderStarted(where)))
+    def on_started(started: ReaderStarted) -> None:
+        pipe.write(message(started))
         pipe.flush()
         _thread(outbox.write_to, pipe)
 

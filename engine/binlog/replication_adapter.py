@@ -8,6 +8,9 @@ it:
 - it reads each packet by `_read_packet` of the connection that its `pymysql_wrapper` made. A
   connection that overrides this method skips events before they are decoded (`FilteredConnection`).
   If a release reads otherwise, no event is skipped, and all else works;
+- it writes the request by `_write_bytes` of that connection, with the flags behind the position.
+  On MariaDB the connection sets the flag for the texts of statements. If a release writes
+  otherwise, the engine's own transactions are decoded like all others;
 - an event of rows has `table_id`, `schema`, `table`, `columns` with their `data`, the bitmaps of
   the columns that are present, and leaves its rows unread in `packet`, from `packet.read_bytes` to
   `event_size`.
@@ -41,7 +44,12 @@ from pymysqlreplication.row_event import (
 
 from engine.binlog.changes import Change
 from engine.binlog.row_image import bits
-from engine.store.pymysql_adapter import Connection, IncompatibleVersionError
+from engine.store.pymysql_adapter import Connection, IncompatibleVersionError, MySQLError
+
+_COM_BINLOG_DUMP: Final = 0x12
+_COMMAND_AT, _FLAGS_AT = 4, 9
+_SEND_ANNOTATE_ROWS: Final = 0x02
+"""MariaDB: send the texts of statements too. Without it they are replaced or left out."""
 
 COMPRESSED: Final = frozenset({40, *range(165, 172)})
 """Compressed events that the library does not decode: MySQL's whole transactions, MariaDB's rows
@@ -132,6 +140,26 @@ class FilteredConnection(Connection):
 
     wants: Callable[[bytes], bool] | None = None
     """Whether a packet is handed out; None: all are."""
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether the server is a MariaDB."""
+        return "MariaDB" in str(self.get_server_info())  # type: ignore[no-untyped-call]
+
+    def take_lock(self, name: str) -> bool:
+        """Take a user-level lock for as long as the connection lives. Returns whether it has it."""
+        try:
+            with self.cursor() as cursor:
+                cursor.execute("SELECT GET_LOCK(%s, 0)", (name,))
+                return bool(cursor.fetchone() == (1,))
+        except MySQLError:
+            return False
+
+    def _write_bytes(self, data: bytes) -> Any:
+        if self.is_mariadb and data[_COMMAND_AT : _COMMAND_AT + 1] == bytes([_COM_BINLOG_DUMP]):
+            flags = data[_FLAGS_AT] | _SEND_ANNOTATE_ROWS
+            data = data[:_FLAGS_AT] + bytes([flags]) + data[_FLAGS_AT + 1 :]
+        return super()._write_bytes(data)  # type: ignore[misc]  # not in PyMySQL's stubs
 
     def _read_packet(self, *arguments: Any) -> Any:
         read: Callable[..., Any] = super()._read_packet

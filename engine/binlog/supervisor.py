@@ -13,16 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from engine.binlog.pipe import (
     HEAD_BYTES,
     BinlogLimits,
     ChangeBatch,
     FollowRequest,
+    OwnConnections,
     ReaderEnded,
     ReaderStarted,
     message,
@@ -32,6 +35,7 @@ from engine.binlog.pipe import (
 from engine.model import Entry, TableId
 from engine.service import Engine
 from engine.store.connection import BackendAddress
+from engine.store.own_writes import OwnWrites
 from engine.store.port import StoreError
 
 log = logging.getLogger(__name__)
@@ -75,8 +79,11 @@ class BinlogFollower:
         address: BackendAddress,
         limits: FollowerLimits | None = None,
         reader_limits: BinlogLimits | None = None,
+        own_writes: OwnWrites | None = None,
     ) -> None:
+        """`own_writes`: those of the engine's store. They are not reported."""
         self.following = Following()
+        self._own_writes = own_writes or OwnWrites()
         self._engine, self._address = engine, address
         self._limits = limits or FollowerLimits()
         self._reader_limits = reader_limits or BinlogLimits()
@@ -159,16 +166,18 @@ class BinlogFollower:
             return ReaderEnded(f"no process for it: {error}")
         try:
             self._requested = self._tables()
-            self._send(FollowRequest(self._address, self._reader_limits, self._requested))
-            return await self._listen(process)
+            lock = f"ackstream-{secrets.token_hex(16)}"
+            self._send(FollowRequest(self._address, self._reader_limits, self._requested, self._own_writes.mark, lock))
+            return await self._listen(process, lock)
         finally:
+            self._own_writes.report_by("", lambda _: None)
             self._process = None
             self.following.now = False
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
 
-    async def _listen(self, process: Process) -> ReaderEnded:
+    async def _listen(self, process: Process, lock: str) -> ReaderEnded:
         assert process.stdout is not None
         while True:
             try:
@@ -177,8 +186,11 @@ class BinlogFollower:
             except asyncio.IncompleteReadError:
                 return ReaderEnded(f"its reader ended with status {await process.wait()}")
             match received:
-                case ReaderStarted(at):
+                case ReaderStarted(at, locked):
                     self.following.now = True
+                    if locked:
+                        loop = asyncio.get_running_loop()
+                        self._own_writes.report_by(lock, partial(self._send_connections_soon, loop, process))
                     self._log_once("following the binlog from %s", at, logging.INFO)
                     self._engine.changes_logged(None)
                 case ChangeBatch():
@@ -201,8 +213,8 @@ class BinlogFollower:
         if batch.everything:
             engine.changes_logged(None)
             return
-        for db, name, seen, over in batch.tables:
-            engine.changes_logged(TableId(db, name), [Entry(*fields) for fields in seen], over)
+        for db, name, seen, over, before in batch.tables:
+            engine.changes_logged(TableId(db, name), [Entry(*fields) for fields in seen], over, before)
 
     def _tables(self) -> frozenset[TableId]:
         return frozenset(queue.id for queue, _ in self._engine.runners())
@@ -219,6 +231,18 @@ class BinlogFollower:
         if self._process is not None and tables != self._requested:
             self._requested = tables
             self._send(tables)
+
+    def _send_connections_soon(
+        self, loop: asyncio.AbstractEventLoop, process: Process, numbers: frozenset[int]
+    ) -> None:
+        """Send the numbers of the engine's connections to this reader. For any thread."""
+
+        def send() -> None:
+            if self._process is process:
+                self._send(OwnConnections(numbers))
+
+        with suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(send)
 
     def _send(self, value: object) -> None:
         assert self._process is not None

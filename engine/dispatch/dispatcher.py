@@ -49,7 +49,7 @@ from engine.dispatch.maintenance import DeadLetters, Purges, Releases
 from engine.dispatch.redelivery import wait_ns
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber, Subscription
-from engine.dispatch.verification import LeaseVerification
+from engine.dispatch.verification import NOTHING_BEFORE, LeaseVerification
 from engine.model import Claimed, Entry, FetchResult, Key, OnDisconnect, Policy, Return, ScanResult
 
 Effects = list[Effect]
@@ -238,25 +238,32 @@ class Dispatcher:
                 self._scans.request_scans(anywhere=True)
         return self._advance(now)
 
-    def changes_logged(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+    def changes_logged(
+        self,
+        now: Instant,
+        seen: Sequence[Entry] = (),
+        over: Sequence[Key] = (),
+        before: Mapping[Key, tuple[int, int]] = NOTHING_BEFORE,
+    ) -> Effects:
         """The binary log shows how these messages are now (`seen`) and which were acknowledged or
-        deleted (`over`). With neither, any message may have changed.
+        deleted (`over`). With neither, any message may have changed. `before`: the epoch and the
+        time_next that a changed row showed before.
 
-        Changes must come in the order of the log. Our own claims and releases are among them.
+        Changes must come in the order of the log. Our own claims and releases may be among them.
         """
         if not seen and not over:
             self._scans.changed_anywhere(now)
             return self.suspected(now, None)
         for entry in seen:
             if lease := self._leases.get(entry.key):
-                self._verification.lease_logged(lease, entry)
+                self._verification.lease_logged(lease, entry, before.get(entry.key))
             elif self._is_taken(entry.key) or self._releases.is_under_way(entry.key):
                 pass
             elif not self._dead_letters.add_if_dead(entry, now):
                 self._dead_letters.forget((entry.key,))
-                self._scans.entry_logged(entry, now)
+                self._scans.entry_logged(entry, now, before.get(entry.key))
         self._scans.stop_awaiting(over)
-        return self.settled(now, [key for key in over if self._verification.end_logged(key)])
+        return self.settled(now, [key for key in over if self._verification.end_logged(key, before.get(key))])
 
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""

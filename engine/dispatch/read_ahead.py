@@ -119,12 +119,15 @@ class ReadAhead:
         while self._retry_heap and self._retry_heap[0][0] <= now.mono_ns:
             self._promote(*heapq.heappop(self._retry_heap)[1:], now)
 
-    def knows(self, entry: Entry) -> bool:
-        """Whether the buffer contains this message in the same or a later state."""
+    def knows(self, entry: Entry, before: tuple[int, int] | None = None) -> bool:
+        """Whether the buffer contains this message in the same or a later state. `before`: the
+        epoch and time_next that its row showed before it was changed to this."""
         known = self._ready.get(entry.key) or self._later.get(entry.key)
         if known is None:
             return False
-        return known.epoch > entry.epoch or (known.epoch, known.due_ns) == (entry.epoch, entry.due_ns)
+        if (known.epoch, known.due_ns) == (entry.epoch, entry.due_ns):
+            return True
+        return known.epoch > max(entry.epoch, before[0] if before else 0)
 
     def add_scheduled(self, entry: Entry, most: int) -> None:
         """Add a message that is not due yet, and that no scan has shown. If `most` such messages

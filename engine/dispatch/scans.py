@@ -98,9 +98,10 @@ class ScanScheduler:
         self._awaiting.await_any(now.mono_ns)
         self.request_scans(anywhere=True)
 
-    def entry_logged(self, entry: Entry, now: Instant) -> None:
-        """The binary log shows a message without a lease. It may not be visible yet."""
-        if all(group.scans.buffer.knows(entry) for group in self._groups if group.selection == ANYTHING):
+    def entry_logged(self, entry: Entry, now: Instant, before: tuple[int, int] | None = None) -> None:
+        """The binary log shows a message without a lease. It may not be visible yet. `before`: its
+        epoch and time_next before it was changed (None: unknown, or it was inserted)."""
+        if all(group.scans.buffer.knows(entry, before) for group in self._groups if group.selection == ANYTHING):
             return
         due = entry.due_ns <= now.server_ns
         if due:

@@ -9,9 +9,10 @@ a later deadline), or it is over.
 
 Two kinds of report may be older than the lease, and are ignored then:
 
-- The binary log is read with delay and also shows the time before our claim. It is believed only
-after it has shown the claim itself. An acknowledgement that it shows before makes the lease
-suspect. - A lookup may have started before the report came, or for an earlier lease of the same
+- The binary log is read with delay and also shows the time before our claim, and not the claim
+itself. A change is younger than the claim if its row showed the claim before it was changed. An
+acknowledgement of which that is not known makes the lease suspect.
+- A lookup may have started before the report came, or for an earlier lease of the same
 message. A message that is reported again meanwhile therefore stays suspect, and each lookup records
 its lease.
 
@@ -24,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
+from typing import Final
 
 from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.effects import Effect, Lookup
@@ -31,6 +34,9 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease, LeaseEvent, Leases
 from engine.dispatch.limits import Limits
 from engine.model import Entry, Key
+
+NOTHING_BEFORE: Final[Mapping[Key, tuple[int, int]]] = MappingProxyType({})
+"""No row's state before its change is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +123,23 @@ class LeaseVerification:
             if len(self._suspects) < self._limits.suspects_max:
                 self._note(key, extended=False)
 
-    def lease_logged(self, lease: Lease, entry: Entry) -> None:
+    def lease_logged(self, lease: Lease, entry: Entry, before: tuple[int, int] | None = None) -> None:
         """The binary log shows a message in flight: as we claimed it, as it was before, or as
-        somebody else changed it."""
+        somebody else changed it. `before`: its epoch and time_next before the change (None: it was
+        inserted, or that is not known)."""
         if (entry.epoch, entry.due_ns) == (lease.epoch, lease.deadline_ns):
             self._shown.add(lease)
-        elif lease in self._shown or entry.epoch >= lease.epoch:
+        elif lease in self._shown or max(entry.epoch, before[0] if before else 0) >= lease.epoch:
             self.suspect(lease)
 
-    def end_logged(self, key: Key) -> bool:
-        """The binary log shows that a message was acknowledged or deleted. Returns whether that is
-        certain; if not, its lease is suspect."""
+    def end_logged(self, key: Key, before: tuple[int, int] | None = None) -> bool:
+        """The binary log shows that a message was acknowledged or deleted, and its epoch and
+        time_next before (None: unknown). Returns whether that is certain; if not, its lease is
+        suspect."""
         lease = self._leases.get(key)
         if lease is None or lease in self._shown:
+            return True
+        if before == (lease.epoch, lease.deadline_ns) and not lease.locked:  # A lock does not change the row.
             return True
         self.suspect(lease)
         return False

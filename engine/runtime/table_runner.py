@@ -417,6 +417,7 @@ class TableRunner:
             for claim in claims
         ]
         self._executor.counters.released += await self._executor.call(self._executor.store.release, self.queue, returns)
+        self.handle(partial(self.dispatcher.woken, anywhere=True))
 
     async def _move_dead_letters(self, dead: Sequence[Wanted]) -> Sequence[Key]:
         """Move dead messages to their dead-letter table.

@@ -138,11 +138,13 @@ class Result:
 class StoreConnection:
     """A connection, for one thread at a time, except for `abort`."""
 
-    def __init__(self, address: BackendAddress, limits: ConnectionLimits) -> None:
+    def __init__(self, address: BackendAddress, limits: ConnectionLimits, mark: str = "") -> None:
+        """`mark` is put before each statement that writes."""
         self.broken = False
         self.context: SessionContext | None = None
         self._address = address
         self._limits = limits
+        self._mark = mark
         self._wrote = False
         self._reset_due = False
         self._buffer, self._at = b"", 0
@@ -186,7 +188,8 @@ class StoreConnection:
         entering = [] if context == self.context else [_context_statement(context)]
         if reset:
             entering = [statement("names"), *self._settings(), *entering]
-        command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *statements]).encode())
+        marked = [self._mark + text if text.startswith(_WRITING) else text for text in statements]
+        command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *marked]).encode())
         self._send(_framed(COM_RESET_CONNECTION, b"") + command if reset else command)
         if reset:
             self._finish_reset()

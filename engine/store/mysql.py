@@ -45,6 +45,7 @@ from engine.store.connection import OWN_CONTEXT, BackendAddress, ConnectionLimit
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
+from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
 from engine.store.port import Listing, Origin, StoreError, Timed
@@ -109,10 +110,11 @@ class MySQLStore:
         limits: StoreLimits | None = None,
         link_limits: ConnectionLimits | None = None,
         reach: Reach | None = None,
+        own_writes: OwnWrites | None = None,
     ) -> None:
         self._limits = limits or StoreLimits()
-        timing = link_limits or ConnectionLimits()
-        self._pool = Pool(lambda: StoreConnection(address, timing), self._limits.connections, reach)
+        timing, own = link_limits or ConnectionLimits(), own_writes or OwnWrites()
+        self._pool = Pool(lambda: StoreConnection(address, timing, own.mark), self._limits.connections, reach, own)
         remembered = self._limits.tables_remembered
         self._retention = Retention(
             self._limits.locked_pauses_s,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from engine.store.connection import OWN_CONTEXT, SessionContext, StoreConnection
+from engine.store.own_writes import OwnWrites
 from engine.store.port import StoreError
 from engine.store.queries import statement
 from engine.store.reach import Reach
@@ -26,12 +27,19 @@ class Pool:
     """At most `most` connections at a time. A caller that needs another one waits. Safe for
     threads.
 
-    `reach` records the outcome of each attempt to open a connection.
+    `reach` records the outcome of each attempt to open a connection, `own_writes` each connection.
     """
 
-    def __init__(self, open_link: Callable[[], StoreConnection], most: int, reach: Reach | None = None) -> None:
+    def __init__(
+        self,
+        open_link: Callable[[], StoreConnection],
+        most: int,
+        reach: Reach | None = None,
+        own_writes: OwnWrites | None = None,
+    ) -> None:
         self._open_connection = open_link
         self._most = most
+        self._own_writes = own_writes or OwnWrites()
         self._reach = reach or Reach()
         self._changed = threading.Condition()
         self._idle: list[StoreConnection] = []  # guarded by _changed, as is all below
@@ -49,6 +57,7 @@ class Pool:
         """
         connection = self._take(context)
         try:
+            self._own_writes.check(connection)
             yield connection
         except BaseException as error:
             self._recover(connection, error)

@@ -411,9 +411,9 @@ SELECT SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@ser
 KILL CONNECTION $connection_id
 
 -- name: binlog_settings
--- Whether the server writes a binary log of rows. A server without these variables has only one
--- format.
-SHOW GLOBAL VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format')
+-- Whether the server writes a binary log of rows (a server without these variables has only one
+-- format), its id in there, and whether it is a node of a Galera cluster.
+SHOW GLOBAL VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format', 'server_id', 'wsrep_on')
 
 -- name: binlog_end
 -- The present end of the binary log: its file and the position in it.
@@ -422,6 +422,11 @@ SHOW BINARY LOG STATUS
 -- name: binlog_end_formerly
 -- The same before MySQL 8.2, and on MariaDB.
 SHOW MASTER STATUS
+
+-- name: binlog_own_connection
+-- The number of this connection, if a connection to the same run of the same server holds the lock
+-- (the reader of the binary log's). NULL otherwise.
+SELECT CAST(IF(IS_USED_LOCK($lock), CONNECTION_ID(), NULL) AS BINARY)
 
 -- name: binlog_columns
 -- The properties of columns that the binary log does not contain: names, signs, character sets.

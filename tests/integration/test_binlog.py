@@ -168,11 +168,11 @@ def test_rows_of_other_tables_are_passed_over(direct, consumer, proxy) -> None:
     run(direct, "UPDATE other SET v = 1")
     enqueue(direct, "m", "a")
     eventually(lambda: payloads(consumer) == ["a"])
-    eventually(lambda: proxy.metric("binlog_rows_total") >= before + 2)
+    eventually(lambda: proxy.metric("binlog_rows_total") > before)
     assert proxy.metric("binlog_rows_total") < before + 100  # Ours, and what other queues of this server do meanwhile.
 
 
-def test_our_own_claims_and_acknowledgements_cause_no_work(direct, proxy, database) -> None:
+def test_our_own_claims_are_not_read_and_acknowledgements_cause_no_scan(direct, proxy, database) -> None:
     enqueue(direct, "m", ["x"] * 300)
     with proxy.connect(database=database) as client:
         client.autocommit(True)
@@ -185,7 +185,9 @@ def test_our_own_claims_and_acknowledgements_cause_no_work(direct, proxy, databa
         rows_before, scans_before = proxy.metric("binlog_rows_total"), proxy.metric("scans_total")
         batch()
         batch()
-        eventually(lambda: proxy.metric("binlog_rows_total") >= rows_before + 400)
+        eventually(lambda: proxy.metric("binlog_rows_total") >= rows_before + 200)
+        # The 200 acknowledgements. A connection of the engine's that is new may be read once.
+        assert proxy.metric("binlog_rows_total") <= rows_before + 300
         # Each bounded stream may look once by itself.
         assert proxy.metric("scans_total") <= scans_before + 4
 

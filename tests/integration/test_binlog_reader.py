@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.binlog.changes import ChangeSet
+from engine.binlog.changes import ChangeSet, RowChange
 from engine.binlog.pipe import (
     BinlogLimits,
     ChangeBatch,
@@ -107,7 +107,7 @@ class Reader:
         """What is told until `count` tables were named."""
         told: dict[TableId, dict[Key, Entry | None] | None] = {}
         for batch in self.batches():
-            for db, name, seen, over in batch.tables:
+            for db, name, seen, over, _ in batch.tables:
                 table = TableId(db, name)
                 so_far = told.setdefault(table, {})
                 if not seen and not over:
@@ -264,7 +264,7 @@ def test_a_type_that_the_library_does_not_know_wakes(server, flavour, database, 
             if batch.everything and not batch.schema_changed:
                 break
             if batch.tables:
-                assert [each[2:] for each in batch.tables] == [((), ())]
+                assert [each[2:] for each in batch.tables] == [((), (), {})]
                 break
         assert reader.process.poll() is None
 
@@ -313,6 +313,6 @@ def test_transactions_on_other_tables_are_not_taken_apart(server, database, tabl
         run(root, "INSERT INTO m (id) VALUES (2)")
         with pytest.raises(_LastNewsError):
             reader.run()
-    assert told.news.tables == {table: {1: Entry(1, 0, 0, 0), 2: Entry(2, 0, 0, 0)}}
+    assert told.news.tables == {table: {key: RowChange(Entry(key, 0, 0, 0)) for key in (1, 2)}}
     # Of the hundred the first in each second, and a few at the beginning of the log.
     assert reader.taken < 50

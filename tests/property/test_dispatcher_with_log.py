@@ -1,23 +1,27 @@
 """The play of test_dispatcher with a binary log: it reports some changes alone, late, coarsely, or before they are
 visible.
 
-The machine has more rules, and must fail with a dispatcher that ignores the binary log.
+It is played twice: once the binary log shows the dispatcher's own claims and releases too, once it does not, as the
+reader skips them. The machine has more rules, and must fail with dispatchers that ignore the binary log or believe
+too much of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
+from engine.binlog.changes import ChangeSet, RowChange
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Fetch, Scan
 from engine.dispatch.instant import Instant
-from engine.model import NS_PER_S, Entry, Key
+from engine.dispatch.verification import NOTHING_BEFORE
+from engine.model import NS_PER_S, Delivery, Entry, Key
 from engine.store.memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
 from tests.support.play import TABLE
@@ -58,6 +62,7 @@ class PlayWithLog(Play):
         if key not in self.stage.store.locked and not on_its_way:
             del self.stage.rows[key]
             self.stage.holdings.pop(key, None)
+            self.stage.to_count.pop(key, None)
             self.the_log_grows()
             self.stage.store.put(TABLE, Row(key, payload=str(key).encode()))
             self.the_log_grows()
@@ -119,17 +124,129 @@ class PlayWithLog(Play):
         return [row for row in self._live() if not row.epoch]
 
 
+class PlayWithForeignLog(PlayWithLog):
+    """The reader skips what the dispatcher itself has written, and shows each row before its change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[dict[Key, RowChange]] = []
+        """The changes that have not been reported yet."""
+
+    @initialize(
+        keep=st.booleans(),
+        in_flight=st.sampled_from([None, 5]),
+        rate=st.sampled_from([None, None, 2.0]),
+        attempts=st.sampled_from([0, 0, 2]),
+        id_grows=st.booleans(),
+    )
+    def open(self, keep: bool, in_flight: int | None, rate: float | None, attempts: int, id_grows: bool) -> None:
+        super().open(keep, in_flight, rate, attempts, id_grows)
+        self.written = False
+        self.stage.on_own_write = self._own_write
+
+    def _own_write(self) -> None:
+        """Before an own write, all that others have done is logged; what it does itself is not."""
+        if self.written:
+            self.logged = dict(self.stage.rows)
+        else:
+            self.the_log_grows()
+        self.written = not self.written
+
+    @rule()
+    def the_log_grows(self) -> None:
+        earlier, rows = self.logged, self.stage.rows
+        super().the_log_grows()
+        if self.log:
+            changed = self.log.pop()
+            self.changes.append({key: self._change(earlier.get(key), rows.get(key)) for key in changed})
+
+    def _change(self, earlier: Row | None, row: Row | None) -> RowChange:
+        before = None
+        if earlier is not None and earlier.time_acked_ns is None:
+            before = Delivery(earlier.entry.epoch, earlier.entry.due_ns)
+        return RowChange(None if row is None or row.time_acked_ns is not None else row.entry, before)
+
+    @precondition(lambda self: self.changes)
+    @rule(detailed=st.booleans(), transactions=st.integers(1, 3))
+    def news_arrive(self, detailed: bool, transactions: int = 1) -> None:
+        merged = ChangeSet(1_000)
+        for changed in self.changes[:transactions]:
+            for key, change in changed.items():
+                merged.add_row(TABLE, key, change)
+        del self.changes[:transactions]
+        (found,) = merged.by_table()
+        noticed = self.stage.dispatcher.changes_logged
+        if detailed:
+            self.stage.acked_seen.update(key for key in found.over if key not in {row.key for row in self._live()})
+            self.stage.handle(noticed, found.seen, found.over, found.before)
+        else:
+            self.stage.handle(noticed)
+
+    @precondition(lambda self: self._live())
+    @rule(pick=PICK)
+    def an_id_comes_again_and_is_delivered_before_the_log_shows_that(self, pick: int) -> None:
+        self.a_message_is_deleted_and_its_id_comes_again(pick)
+        self.stage.handle(self.stage.dispatcher.woken)
+        self.stage.settle()
+        while self.changes:
+            self.news_arrive(detailed=True)
+
+    @rule(key=KEYS)
+    def the_binlog_shows(self, key: int) -> None:
+        """What others did to a message comes behind all that the log has to show."""
+        self._all_news_arrive()
+
+    def _all_news_arrive(self) -> None:
+        self.the_log_grows()
+        while self.changes:
+            self.news_arrive(detailed=True)
+
+    def teardown(self) -> None:
+        if hasattr(self, "stage"):
+            self._all_news_arrive()
+        super().teardown()
+
+
 class TheLogIsNotHeard(Dispatcher):
     """Logged messages are not acted on."""
 
-    def changes_logged(self, now: Instant, seen: Sequence[Entry] = (), over: Sequence[Key] = ()) -> Effects:
+    def changes_logged(
+        self,
+        now: Instant,
+        seen: Sequence[Entry] = (),
+        over: Sequence[Key] = (),
+        before: Mapping[Key, tuple[int, int]] = NOTHING_BEFORE,
+    ) -> Effects:
         return self.settled(now, over)
 
 
-def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose() -> None:
-    class PlayBroken(PlayWithLog):
-        dispatcher_type = TheLogIsNotHeard
+class EveryLoggedEndIsBelieved(Dispatcher):
+    """An acknowledgement or deletion from before our claim ends the lease."""
 
+    def changes_logged(
+        self,
+        now: Instant,
+        seen: Sequence[Entry] = (),
+        over: Sequence[Key] = (),
+        before: Mapping[Key, tuple[int, int]] = NOTHING_BEFORE,
+    ) -> Effects:
+        leases = {key: lease for key in over if (lease := self._leases.get(key))}
+        shown = {key: (lease.epoch, lease.deadline_ns) for key, lease in leases.items()}
+        return super().changes_logged(now, seen, over, {**before, **shown})
+
+
+@pytest.mark.parametrize(
+    ("play", "broken"),
+    [
+        (PlayWithLog, TheLogIsNotHeard),
+        (PlayWithForeignLog, TheLogIsNotHeard),
+        (PlayWithForeignLog, EveryLoggedEndIsBelieved),
+    ],
+)
+def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
+    play: type[PlayWithLog], broken: type[Dispatcher]
+) -> None:
+    broken_play = type("PlayBroken", (play,), {"dispatcher_type": broken})
     hunt = settings(
         max_examples=2_000,
         stateful_step_count=60,
@@ -141,8 +258,11 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose() -> None
         suppress_health_check=list(HealthCheck),
     )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(PlayBroken, settings=hunt)
+        run_state_machine_as_test(broken_play, settings=hunt)
 
 
 TestPlayWithLog = PlayWithLog.TestCase
 TestPlayWithLog.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
+
+TestPlayWithForeignLog = PlayWithForeignLog.TestCase
+TestPlayWithForeignLog.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)

@@ -117,6 +117,8 @@ class Stage:
     """Messages acknowledged in those transactions."""
     to_count: dict[Key, int] = field(default_factory=dict)
     """Messages whose transactions were rolled back before the proxy's eyes, and their epochs then."""
+    on_own_write: Callable[[], None] = lambda: None
+    """Called before and after the database does a claim, a release, a purge, or a move of dead messages."""
 
     def __post_init__(self) -> None:
         self.queue = queue_table(self.policy, id_grows=self.id_grows)
@@ -269,6 +271,11 @@ class Stage:
 
     def do(self, asked: Asked) -> None:
         """The database carries an effect out; the answer is on its way."""
+        self.on_own_write()
+        self._do(asked)
+        self.on_own_write()
+
+    def _do(self, asked: Asked) -> None:
         store, queue, dispatcher = self.store, self.queue, self.dispatcher
         match asked.effect:
             case Scan(scan_id, selection, limit, part):

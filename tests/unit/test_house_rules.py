@@ -47,6 +47,7 @@ ENGINE_SHELL = {
     "engine.store.pymysql_adapter",
     "engine.store.queries",
     "engine.store.reach",
+    "engine.store.own_writes",
     "engine.store.recent",
     "engine.store.scan",
 }

@@ -8,6 +8,7 @@ from engine.binlog.changes import (
     Change,
     ChangeSet,
     Layout,
+    RowChange,
     StatementEffect,
     TableChanges,
     Transactions,
@@ -18,7 +19,7 @@ from engine.binlog.row_image import ColumnType, Field, field_of
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.visibility import RESCAN_MAX_NS, RESCAN_MIN_NS, AwaitingVisibility
-from engine.model import Entry, ScanResult, TableId
+from engine.model import Delivery, Entry, ScanResult, TableId
 from tests.support.play import TABLE as STAGE_TABLE
 from tests.support.play import Stage
 
@@ -74,24 +75,30 @@ def layout() -> Layout:
 def test_an_inserted_message_has_the_entry_that_a_scan_returns(layout: Layout) -> None:
     rows = image(b"hello", 2**32 - 1, -7, 3, 10**18, None) + image(None, 2, None, None, None, None)
     assert list(layout.changes(Change.INSERT, [ALL], rows)) == [
-        (2**32 - 1, Entry(2**32 - 1, 3, -7, 10**18)),
-        (2, Entry(2, 0, -(2**63), 0)),
+        (2**32 - 1, RowChange(Entry(2**32 - 1, 3, -7, 10**18))),
+        (2, RowChange(Entry(2, 0, -(2**63), 0))),
     ]
 
 
-def test_an_update_has_the_messages_new_state(layout: Layout) -> None:
-    before = image(b"", 1, 0, 0, 0, None)
+def test_an_update_has_the_messages_new_state_and_the_delivery_before(layout: Layout) -> None:
+    before = image(b"", 1, 0, 1, 70, None)
     acked = image(b"", 1, 0, 1, None, 5)
-    moved = image(b"", 9, 0, 0, 0, None)
-    assert list(layout.changes(Change.UPDATE, [ALL, ALL], before + acked)) == [(1, None)]
-    assert list(layout.changes(Change.UPDATE, [ALL, ALL], before + moved)) == [(1, None), (9, entry(9))]
-    assert list(layout.changes(Change.UPDATE, [ALL, ALL], acked + before)) == [(1, entry(1))]
+    moved = image(b"", 9, 0, 1, 70, None)
+    over, delivery = RowChange(None, Delivery(1, 70)), Delivery(1, 70)
+    assert list(layout.changes(Change.UPDATE, [ALL, ALL], before + acked)) == [(1, over)]
+    assert list(layout.changes(Change.UPDATE, [ALL, ALL], before + moved)) == [
+        (1, over),
+        (9, RowChange(entry(9, 1, due_ns=70), delivery)),
+    ]
+    assert list(layout.changes(Change.UPDATE, [ALL, ALL], acked + before)) == [
+        (1, RowChange(entry(1, 1, due_ns=70), Delivery(1, 0)))
+    ]
     assert list(layout.changes(Change.UPDATE, [ALL, ALL], acked + acked)) == []
 
 
 def test_a_deleted_message_is_over_unless_it_was_before(layout: Layout) -> None:
-    rows = image(b"x", 1, 0, 0, 0, None) + image(b"x", 2, 0, 0, None, 5)
-    assert list(layout.changes(Change.DELETE, [ALL], rows)) == [(1, None)]
+    rows = image(b"x", 1, 0, 3, 70, None) + image(b"x", 2, 0, 0, None, 5)
+    assert list(layout.changes(Change.DELETE, [ALL], rows)) == [(1, RowChange(None, Delivery(3, 70)))]
 
 
 def test_columns_that_an_image_leaves_out_were_not_changed(layout: Layout) -> None:
@@ -99,11 +106,22 @@ def test_columns_that_an_image_leaves_out_were_not_changed(layout: Layout) -> No
     acked = image(MISSING, MISSING, MISSING, MISSING, None, 5)
     rescheduled = image(MISSING, MISSING, MISSING, MISSING, 7, MISSING)
     whole = image(b"x", 1, 2, 3, 4, None)
-    assert list(layout.changes(Change.UPDATE, [0b10, 0b110000], only_id + acked)) == [(1, None)]
-    assert list(layout.changes(Change.UPDATE, [ALL, 0b010000], whole + rescheduled)) == [(1, Entry(1, 3, 2, 7))]
-    assert list(layout.changes(Change.DELETE, [0b10], only_id)) == [(1, None)]
+    assert list(layout.changes(Change.UPDATE, [0b10, 0b110000], only_id + acked)) == [(1, RowChange(None))]
+    assert list(layout.changes(Change.UPDATE, [ALL, 0b010000], whole + rescheduled)) == [
+        (1, RowChange(Entry(1, 3, 2, 7), Delivery(3, 4)))
+    ]
+    assert list(layout.changes(Change.DELETE, [0b10], only_id)) == [(1, RowChange(None))]
     with pytest.raises(UnreadableRowError):
         list(layout.changes(Change.UPDATE, [0b10, 0b010000], only_id + rescheduled))
+
+
+def test_a_message_whose_delivery_before_a_change_is_unknown_is_not_reported_as_if_it_were_inserted(
+    layout: Layout,
+) -> None:
+    only_id = image(MISSING, 1, MISSING, MISSING, MISSING, MISSING)
+    reset = image(MISSING, MISSING, 0, 0, 0, None)
+    with pytest.raises(UnreadableRowError):
+        list(layout.changes(Change.UPDATE, [0b10, 0b111100], only_id + reset))
 
 
 def test_a_row_that_is_cut_off_is_an_error(layout: Layout) -> None:
@@ -133,24 +151,37 @@ def test_an_unknown_type_has_no_field() -> None:
 
 def test_only_the_last_state_of_a_message_counts() -> None:
     first, second = ChangeSet(10), ChangeSet(10)
-    first.add_row(TABLE, 1, entry(1))
-    first.add_row(TABLE, 2, entry(2))
-    second.add_row(TABLE, 1, None)
-    second.add_row(TABLE, 3, entry(3))
+    first.add_row(TABLE, 1, RowChange(entry(1)))
+    first.add_row(TABLE, 2, RowChange(entry(2)))
+    second.add_row(TABLE, 1, RowChange(None))
+    second.add_row(TABLE, 3, RowChange(entry(3)))
     first.add(second)
     assert first.by_table() == [TableChanges(TABLE, (entry(2), entry(3)), (1,))]
 
 
+def test_of_several_changes_the_latest_delivery_before_one_counts() -> None:
+    """It shows that one of them was made after our claim, whichever it was."""
+    changes = ChangeSet(10)
+    for change in (
+        RowChange(None, Delivery(2, 70)),
+        RowChange(entry(1)),
+        RowChange(entry(1, due_ns=5), Delivery(0, 0)),
+    ):
+        changes.add_row(TABLE, 1, change)
+    changes.add_row(TABLE, 2, RowChange(entry(2)))
+    assert changes.by_table() == [TableChanges(TABLE, (entry(1, due_ns=5), entry(2)), (), {1: Delivery(2, 70)})]
+
+
 def test_with_too_many_rows_the_changes_of_their_table_alone_become_unknown() -> None:
     news = ChangeSet(3)
-    news.add_row(OTHER, 1, entry(1))
+    news.add_row(OTHER, 1, RowChange(entry(1)))
     for key in range(3):
-        news.add_row(TABLE, key, entry(key))
+        news.add_row(TABLE, key, RowChange(entry(key)))
     assert news.by_table() == [TableChanges(OTHER, (entry(1),)), TableChanges(TABLE)]
     assert news.has_unknown
     assert news.is_unknown(TABLE)
     assert not news.is_unknown(OTHER)
-    news.add_row(OTHER, 2, None)  # There is room again.
+    news.add_row(OTHER, 2, RowChange(None))  # There is room again.
     assert news.by_table()[0] == TableChanges(OTHER, (entry(1),), (2,))
 
 
@@ -184,11 +215,11 @@ def test_changes_are_reported_when_a_transaction_is_complete_and_not_at_all_afte
     told: list[ChangeSet] = []
     transactions = Transactions(10, told.append)
     transactions.statement("BEGIN")
-    transactions.pending.add_row(TABLE, 1, entry(1))
+    transactions.pending.add_row(TABLE, 1, RowChange(entry(1)))
     transactions.statement("ROLLBACK")
     transactions.committed()
     assert told == []
-    transactions.pending.add_row(TABLE, 2, entry(2))
+    transactions.pending.add_row(TABLE, 2, RowChange(entry(2)))
     transactions.statement("ROLLBACK TO s")
     assert told == []
     transactions.statement("COMMIT")
@@ -318,6 +349,17 @@ def test_a_message_that_is_replaced_while_in_flight_is_delivered_again() -> None
     stage.holdings.clear()
     stage.enqueue(7, wake=False)
     stage.handle(stage.dispatcher.changes_logged, [stage.rows[7].entry], [])
+    stage.run_until(lambda: stage.delivered.get(1) == [7, 7], within_ns=0)
+
+
+def test_a_message_that_is_replaced_while_in_flight_is_delivered_again_if_the_log_hides_our_claim() -> None:
+    stage = holding(7)
+    claimed = stage.rows[7].entry
+    del stage.rows[7]
+    stage.holdings.clear()
+    stage.enqueue(7, wake=False)
+    before = {7: (claimed.epoch, claimed.due_ns)}
+    stage.handle(stage.dispatcher.changes_logged, [stage.rows[7].entry], [], before)
     stage.run_until(lambda: stage.delivered.get(1) == [7, 7], within_ns=0)
 
 

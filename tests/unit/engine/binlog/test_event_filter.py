@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 
 from engine.binlog import event_filter
-from engine.binlog.event_filter import EventFilter
+from engine.binlog.event_filter import EventFilter, OwnTransactions
 
 HEARTBEAT, ROTATE, PAYLOAD, GTID, MARIADB_GTID, WRITE_ROWS = 27, 4, 40, 33, 162, 30
+UPDATE_ROWS, PARTIAL_UPDATE_ROWS, DELETE_ROWS = 31, 39, 32
+MARIADB_WRITE_ROWS, MARIADB_UPDATE_ROWS, MARIADB_COMPRESSED_UPDATE_ROWS = 23, 24, 167
 OURS, THEIRS = 7, 8
+ANOTHER_QUEUE = 9
+SERVER, CONNECTION = 3, 70_001
+MARK = b"/* ackstream:0123456789abcdef */ "
 
 
-def event(kind: int, body: bytes = b"", second: int = 1) -> bytes:
-    header = second.to_bytes(4, "little") + bytes([kind]) + bytes(14)
+def event(kind: int, body: bytes = b"", second: int = 1, server: int = SERVER) -> bytes:
+    header = second.to_bytes(4, "little") + bytes([kind]) + server.to_bytes(4, "little") + bytes(10)
     return b"\0" + header + body + bytes(12)
 
 
@@ -21,20 +26,31 @@ def table_map(number: int, schema: bytes, table: bytes) -> bytes:
     return event(event_filter.TABLE_MAP, number.to_bytes(6, "little") + b"\1\0" + names + b"\2\3\3\0\0")
 
 
-def rows(number: int) -> bytes:
-    return event(WRITE_ROWS, number.to_bytes(6, "little") + b"\1\0")
+def rows(number: int, kind: int = WRITE_ROWS, *, last: bool = True) -> bytes:
+    return event(kind, number.to_bytes(6, "little") + bytes([last, 0]))
 
 
-def query(text: bytes, checksum: bytes = b"") -> bytes:
-    return event(event_filter.QUERY)[: event_filter.BODY_AT] + bytes(13) + b"shop\0" + text + checksum
+def query(text: bytes, checksum: bytes = b"", connection: int = 0, server: int = SERVER) -> bytes:
+    header = event(event_filter.QUERY, server=server)[: event_filter.BODY_AT]
+    return header + connection.to_bytes(4, "little") + bytes(9) + b"shop\0" + text + checksum
+
+
+def begin(connection: int = CONNECTION, server: int = SERVER) -> bytes:
+    return query(b"BEGIN", b"\1\2\3\4", connection, server)
+
+
+def text(statement: bytes) -> bytes:
+    return event(event_filter.ANNOTATE, statement)
 
 
 class Log:
-    """An event filter for `shop.orders`, and whether the transaction has changes."""
+    """An event filter for `shop.orders` and `shop.mails`, and whether the transaction has changes."""
 
     def __init__(self) -> None:
         self.pending = False
-        self.event_filter = EventFilter(lambda *table: table == (b"shop", b"orders"), lambda: self.pending)
+        self.own = OwnTransactions(MARK, SERVER.to_bytes(4, "little"))
+        followed = {(b"shop", b"orders"), (b"shop", b"mails")}
+        self.event_filter = EventFilter(lambda *table: table in followed, lambda: self.pending, self.own)
 
     def read(self, *events: bytes) -> list[bool]:
         return [self.event_filter.wants(event) for event in events]
@@ -96,3 +112,77 @@ def test_all_other_events_are_read(log: Log, kind: int) -> None:
 )
 def test_a_packet_that_is_no_event_is_read(log: Log, packet: bytes) -> None:
     assert log.read(packet) == [True]
+
+
+OWN_BEGINS = {
+    "mysql": [event(GTID), begin()],
+    "mariadb": [event(MARIADB_GTID), text(MARK + b"UPDATE orders")],
+}
+FOREIGN_BEGINS = {
+    "another connection": [event(GTID), begin(CONNECTION + 1)],
+    "another server": [event(GTID), begin(server=SERVER + 1)],
+    "a text without the mark": [event(MARIADB_GTID), text(b"UPDATE /* ackstream claim */ orders")],
+    "a text with the mark of another proxy": [event(MARIADB_GTID), text(b"/* ackstream:00 */ UPDATE orders")],
+    "a text that contains the mark": [event(MARIADB_GTID), text(b"UPDATE orders " + MARK)],
+}
+
+
+@pytest.fixture(params=OWN_BEGINS)
+def own(request: pytest.FixtureRequest, log: Log) -> list[bytes]:
+    """The beginning of a transaction of the engine's own, in a log that has shown the queue's table map."""
+    log.own.connections = frozenset({CONNECTION.to_bytes(4, "little")})
+    log.read(table_map(OURS, b"shop", b"orders"))
+    return OWN_BEGINS[request.param]
+
+
+@pytest.mark.parametrize(
+    "kind", [UPDATE_ROWS, PARTIAL_UPDATE_ROWS, DELETE_ROWS, MARIADB_UPDATE_ROWS, MARIADB_COMPRESSED_UPDATE_ROWS]
+)
+def test_of_an_own_transaction_nothing_is_decoded(log: Log, own: list[bytes], kind: int) -> None:
+    log.read(event(event_filter.XID))
+    events = [*own, table_map(OURS, b"shop", b"orders"), rows(OURS, kind, last=False), rows(OURS, kind)]
+    assert not any(log.read(*events, event(event_filter.XID)))
+
+
+@pytest.mark.parametrize("foreign", FOREIGN_BEGINS)
+def test_what_follows_an_own_transaction_is_read(log: Log, own: list[bytes], foreign: str) -> None:
+    log.read(*own, table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))
+    read = log.read(*FOREIGN_BEGINS[foreign], table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS))
+    assert read == [False, False, True, True]
+
+
+def test_a_message_that_the_engine_inserts_is_read(log: Log, own: list[bytes]) -> None:
+    """A dead message arrives in a queue of its own."""
+    for kind in (WRITE_ROWS, MARIADB_WRITE_ROWS):
+        log.read(*own, table_map(ANOTHER_QUEUE, b"shop", b"mails"))
+        assert log.read(rows(ANOTHER_QUEUE, kind)) == [True]
+        assert log.read(table_map(OURS, b"shop", b"orders"), rows(OURS, DELETE_ROWS)) == [False, False]
+
+
+def test_rows_are_read_if_a_trigger_of_the_same_statement_writes_to_another_queue(log: Log, own: list[bytes]) -> None:
+    maps = [table_map(OURS, b"shop", b"orders"), table_map(ANOTHER_QUEUE, b"shop", b"mails")]
+    log.read(*own, *maps)
+    changed = [rows(OURS, UPDATE_ROWS, last=False), rows(ANOTHER_QUEUE, UPDATE_ROWS)]
+    assert log.read(*changed) == [True, True]
+    assert log.read(*own, *maps[:1], *changed[:1]) == [False] * 4  # The next statement has no trigger.
+
+
+def test_a_trigger_that_writes_to_a_table_that_is_no_queue_changes_nothing(log: Log, own: list[bytes]) -> None:
+    log.read(*own, table_map(OURS, b"shop", b"orders"), table_map(THEIRS, b"shop", b"audit"))
+    assert log.read(rows(OURS, UPDATE_ROWS, last=False), rows(THEIRS, WRITE_ROWS)) == [False, False]
+    assert log.read(table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS)) == [False, False]
+
+
+def test_the_first_table_map_in_each_file_is_decoded(log: Log, own: list[bytes]) -> None:
+    """Foreign rows, or those of a trigger, may need it later."""
+    orders = table_map(OURS, b"shop", b"orders")
+    assert log.read(*own, orders)[-1] is False
+    assert log.read(event(ROTATE), *own, orders)[-1] is True
+    assert log.read(*own, orders)[-1] is False
+
+
+def test_without_a_mark_and_without_connections_everything_is_read(log: Log) -> None:
+    log.own.mark = b""
+    for begins in OWN_BEGINS.values():
+        log.read(*begins)
+        assert log.read(table_map(OURS, b"shop", b"orders"), rows(OURS, UPDATE_ROWS)) == [True, True]

@@ -109,3 +109,14 @@ def test_the_servers_clock_decides_what_is_due_and_the_monotonic_clock_when_to_t
 
 def test_a_server_time_is_converted_to_the_monotonic_clock() -> None:
     assert window(entry(1, due_ns=150)).next_ns(Instant(7_000, 100)) == 7_050
+
+
+def test_a_state_that_was_written_after_the_known_one_is_not_known_though_its_epoch_is_lower() -> None:
+    """As after DELETE and INSERT of one id, or REPLACE."""
+    buffer = ReadAhead()
+    buffer.put(Entry(1, 2, 0, 50), Instant(0, 0))
+    anew = Entry(1, 0, 0, 0)
+    for before in (None, (0, 0), (1, 50)):
+        assert buffer.knows(anew, before)
+    assert not buffer.knows(anew, (2, 50))
+    assert buffer.knows(Entry(1, 2, 0, 50), (2, 50))

@@ -122,6 +122,25 @@ def test_the_log_makes_a_lease_suspect_only_by_states_after_its_claim(
     assert lease.is_suspect
 
 
+def test_an_end_that_shows_the_claim_before_it_is_believed(verification: Verification, leases: Leases) -> None:
+    lease = lease_of(leases, 1)
+    for older_or_extended in (None, (0, 0), (lease.epoch, lease.deadline_ns + 1)):
+        assert not verification.end_logged(1, older_or_extended)
+    assert asked(verification) == (1,)
+    assert verification.end_logged(1, (lease.epoch, lease.deadline_ns))
+
+
+def test_a_state_from_before_the_claim_makes_a_lease_suspect_if_it_was_written_after_it(
+    verification: Verification, leases: Leases
+) -> None:
+    lease = lease_of(leases, 1)
+    for written_before in (None, (0, 0)):
+        verification.lease_logged(lease, Entry(1, 0, 0, 0), written_before)
+        assert not lease.is_suspect
+    verification.lease_logged(lease, Entry(1, 0, 0, 0), (lease.epoch, lease.deadline_ns))
+    assert lease.is_suspect
+
+
 def test_messages_without_a_lease_are_looked_up_while_there_is_room(verification: Verification, leases: Leases) -> None:
     assert verification.suspect_keys([11, 12], extended=False, unleased=True)
     assert not verification.suspect_keys([13, 14, 15], extended=False, unleased=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -224,3 +225,41 @@ def test_the_reason_why_dead_messages_stay_is_logged_when_it_is_new_and_otherwis
     asyncio.run(play())
     said = [record.getMessage() for record in caplog.records if "missing" in record.getMessage()]
     assert said == ["the table is missing", "a column is missing", "a column is missing"]
+
+
+def test_a_claim_that_comes_back_after_a_fault_is_released_and_delivered_at_once(
+    fault: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other event reports the release: the binary log does not show it."""
+    claimed, rescanned, answer = threading.Event(), threading.Event(), threading.Event()
+    claim, scan = MemoryStore.claim, MemoryStore.scan
+
+    def slow_claim(self: MemoryStore, *arguments: Any) -> Any:
+        claims = claim(self, *arguments)
+        claimed.set()
+        answer.wait(10)
+        return claims
+
+    def noted_scan(self: MemoryStore, *arguments: Any) -> Any:
+        result = scan(self, *arguments)
+        if claimed.is_set():
+            rescanned.set()
+        return result
+
+    async def play() -> None:
+        async with running() as (engine, store):
+            client = Client()
+            store.put(TABLE, Row(7, payload=b"7"))
+            with monkeypatch.context() as patched:
+                patched.setattr(MemoryStore, "claim", slow_claim)
+                patched.setattr(MemoryStore, "scan", noted_scan)
+                await streaming(engine, TABLE, client, holder=1)
+                assert await asyncio.to_thread(claimed.wait, 10)
+                fault["faults"] = 1
+                engine.written(TABLE.name)
+                assert await asyncio.to_thread(rescanned.wait, 10)  # It shows the message in flight.
+            answer.set()
+            await client.has(1)
+            assert engine.counters.released == 1
+
+    asyncio.run(play())
