@@ -9,6 +9,7 @@
  * drain takes and finishes MESSAGES messages of the table `queue`. FORM is one of
  *   streams   endless STREAMs; each has a second connection, which sends an ACK for BATCH messages
  *   bounded   STREAM ... LIMIT BATCH NOWAIT, then one ACK
+ *   locked    one transaction: STREAM ... LIMIT BATCH NOWAIT FOR UPDATE, then one ACK
  *   locks     one transaction: SELECT ... LIMIT BATCH FOR UPDATE SKIP LOCKED, then one UPDATE; begun
  *             anew after a deadlock
  * Its answer: messages finished, seconds, and the CPU seconds of the consumers.
@@ -153,19 +154,30 @@ static void *bounded(void *argument) {
     return NULL;
 }
 
-static void *locks(void *argument) {
-    Consumer *mine = argument;
-    char statement[256];
-    sprintf(statement, TAKE, batch);
+/* Takes and finishes batches, each in one transaction. */
+static void work_in_transactions(Consumer *mine, const char *statement, const char *head) {
     run(mine->db, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
     run(mine->db, "SET autocommit = 0");
     while (__atomic_load_n(&finished, __ATOMIC_SEQ_CST) < wanted) {
         if (take(mine, statement))
-            finish(mine, mine->db, "UPDATE queue SET time_acked = 1, time_next = NULL");
+            finish(mine, mine->db, head);
         else
             usleep(PAUSE_US);
         run(mine->db, "COMMIT");
     }
+}
+
+static void *locked(void *argument) {
+    char statement[96];
+    sprintf(statement, "STREAM id, payload FROM queue LIMIT %d NOWAIT FOR UPDATE", batch);
+    work_in_transactions(argument, statement, "ACK queue");
+    return NULL;
+}
+
+static void *locks(void *argument) {
+    char statement[256];
+    sprintf(statement, TAKE, batch);
+    work_in_transactions(argument, statement, "UPDATE queue SET time_acked = 1, time_next = NULL");
     return NULL;
 }
 
@@ -193,7 +205,10 @@ static void begin(void) {
 
 static void drain(const char *form, int number) {
     int streaming = strcmp(form, "streams") == 0;
-    void *(*work)(void *) = streaming ? streams : strcmp(form, "bounded") == 0 ? bounded : locks;
+    void *(*work)(void *) = streaming                      ? streams
+                            : strcmp(form, "bounded") == 0 ? bounded
+                            : strcmp(form, "locked") == 0  ? locked
+                                                           : locks;
     Consumer *consumers = calloc((size_t)number, sizeof *consumers);
     for (int i = 0; i < number; i++) {
         consumers[i].db = connected();
