@@ -137,11 +137,13 @@ def needs_no_transaction(text: bytes) -> bool:
 
 
 class TransactionEnd(enum.Enum):
-    """How a statement ends the open transaction, if it succeeds."""
+    """How a statement ends the open transaction, or some of it, if it succeeds."""
 
     COMMIT = enum.auto()
     """It commits: COMMIT, or a statement that begins another transaction."""
     ROLLBACK = enum.auto()
+    TO_SAVEPOINT = enum.auto()
+    """It rolls back to a savepoint; the transaction goes on."""
 
 
 def transaction_end(text: bytes) -> TransactionEnd | None:
@@ -149,7 +151,9 @@ def transaction_end(text: bytes) -> TransactionEnd | None:
     match = _ENDING.match(text)
     if match is None:
         return None
-    return TransactionEnd.ROLLBACK if match["rollback"] else TransactionEnd.COMMIT
+    if match["rollback"] is None:
+        return TransactionEnd.COMMIT
+    return TransactionEnd.ROLLBACK if match["savepoint"] is None else TransactionEnd.TO_SAVEPOINT
 
 
 def parse_kill(text: bytes) -> Kill | None:
@@ -197,10 +201,6 @@ _KILL = bytes_pattern(
     rf"{GAP}KILL{WORD_END}{GAP}(?>(?:(?:HARD|SOFT){WORD_END}{GAP})?)"
     rf"(?>(?:(?:CONNECTION|(?P<query>QUERY)){WORD_END}{GAP})?)(?P<id>[0-9]{{1,20}}|\?){GAP}(?>(?:;{GAP})?)"
 )
-_ENDING = bytes_pattern(
-    rf"{GAP}(?:(?:COMMIT|BEGIN|START{GAP}TRANSACTION){WORD_END}"
-    rf"|(?P<rollback>ROLLBACK){WORD_END}(?!{GAP}(?>(?:WORK{WORD_END}{GAP})?)TO{WORD_END}))"
-)
 _NO_TRANSACTION = bytes_pattern(rf"{GAP}(?:SELECT|SET|DO|PREPARE|DEALLOCATE|SHOW{GAP}CREATE){WORD_END}")
 
 
@@ -216,6 +216,10 @@ def _head(pattern: str) -> re.Pattern[bytes]:
     return bytes_pattern(GAP + pattern)
 
 
+_ENDING = bytes_pattern(
+    rf"{GAP}(?:(?:COMMIT|BEGIN|START{GAP}TRANSACTION){WORD_END}"
+    rf"|(?P<rollback>ROLLBACK){WORD_END}{GAP}{_maybe('WORK')}(?P<savepoint>TO{WORD_END})?)"
+)
 _TABLE = rf"(?>(?:{NAME}{GAP}\.{GAP})?)(?P<table>{NAME}){GAP}"
 _IF_EXISTS = rf"(?>(?:{_word('IF')}{_maybe('NOT')}{_word('EXISTS')})?)"
 _ALIAS = rf"(?>(?:(?!SET{WORD_END}){_maybe('AS')}{NAME}{GAP})?)"

@@ -4,8 +4,8 @@ Each relayed command has a pending command in the walker, which returns it with 
 statement touched is kept while a transaction is open, and reported when none is. Not every
 transaction that ends was committed, but a notice that was not needed costs one scan. An ACK that
 autocommitted and affected as many rows as it names is certain, if the session can have no temporary
-table that hides the queue. For any other ACK, and for one inside a transaction, the engine looks
-the messages up.
+table that hides the queue. So is one in a transaction that has locked messages, if COMMIT ends it
+and nothing in between can have undone the ACK. For any other ACK the engine looks the messages up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import Engine
-from proxy.wire.commands import COM_CHANGE_USER
+from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, KeyLiterals, SettleStatement
@@ -146,6 +146,20 @@ class Preparing:
 PendingCommand = Touched | Settled | Preparing | Killed | TransactionEnd | None
 
 
+TRANSPARENT = frozenset((COM_QUERY, COM_STMT_PREPARE, int(Commands.COM_PING)))
+"""Commands that undo nothing, except for statements with a pending command."""
+
+
+def _may_undo(outcome: Outcome[PendingCommand]) -> bool:
+    """Whether a statement may have undone an ACK earlier in its transaction: a rollback to a
+    savepoint, or a statement that changes the table, or may. Of an execution of a prepared
+    statement that is not tracked, the text is not known."""
+    pending = outcome.pending
+    unknown = pending is None and outcome.command not in TRANSPARENT
+    return unknown or pending is TransactionEnd.TO_SAVEPOINT or isinstance(pending, Touched)
+
+
+ENDS = (TransactionEnd.COMMIT, TransactionEnd.ROLLBACK)
 DEADLOCK = 1213
 """The error with which the server rolls back the whole transaction."""
 ROLLING_BACK = frozenset((int(Commands.COM_RESET_CONNECTION), COM_CHANGE_USER))
@@ -163,7 +177,9 @@ class CommitNotices:
         """By table, whether rows were only added to it."""
         self._settled: dict[tuple[Verb, TableId], list[object] | None] = {}
         self._values = 0
-        """The number of values in `_settled`."""
+        """The number of values in `_settled` and `_acknowledged`."""
+        self._acknowledged: dict[TableId, list[object]] = {}
+        """What a transaction with locks has certainly acknowledged, if it is committed."""
         self._locker: int | None = None
         """The number of this session, if the open transaction has locked messages."""
 
@@ -173,6 +189,8 @@ class CommitNotices:
         pending = outcome.pending
         if pending is None and not (self._touched or self._settled or self.locks_messages):
             return  # As for all commands of clients that only read.
+        if self._acknowledged and _may_undo(outcome):
+            self._doubt()
         match pending:
             case Touched() as pending if outcome.ok or outcome.results:
                 self._touch(pending)
@@ -180,7 +198,10 @@ class CommitNotices:
                     self._engine.schema_changed(pending.table)
             case Settled() as pending if outcome.ok and outcome.affected_rows:
                 self._remember(pending, outcome)
-        if (self._touched or self._settled) and not outcome.in_transaction:
+        ended = pending in ENDS or not outcome.in_transaction
+        if self._acknowledged and ended:
+            self._report_acknowledged(certain=outcome.ok and pending is TransactionEnd.COMMIT)
+        if (self._touched or self._settled) and ended:
             self._committed()
         if self.locks_messages:
             self._follow_locks(outcome)
@@ -197,6 +218,7 @@ class CommitNotices:
     def locks_gone(self, *, failed: bool) -> None:
         """The transaction has ended, and its locks with it: `failed` if it was certainly rolled
         back."""
+        self._doubt()
         if (locker := self._locker) is not None:
             self._locker = None
             self._engine.transaction_ended(locker, failed=failed)
@@ -207,7 +229,7 @@ class CommitNotices:
         pending = outcome.pending
         if outcome.error_code == DEADLOCK or (outcome.ok and outcome.command in ROLLING_BACK):
             self.locks_gone(failed=True)
-        elif isinstance(pending, TransactionEnd):
+        elif pending in ENDS:
             self.locks_gone(failed=outcome.ok and pending is TransactionEnd.ROLLBACK)
         elif not outcome.in_transaction:
             self.locks_gone(failed=False)
@@ -229,13 +251,36 @@ class CommitNotices:
             certain = pending.certain and values is not None and outcome.affected_rows == len(values)
             self._notify(pending.verb, pending.table, values, certain=certain)
             return
+        certain = pending.certain and pending.verb is Verb.ACK and self.locks_messages
+        if values is None or self._values + len(values) > SETTLED_VALUES_MAX:
+            values = None
+        elif certain and outcome.affected_rows == len(values):
+            self._values += len(values)
+            self._acknowledged.setdefault(pending.table, []).extend(values)
+            return
         known = self._settled.setdefault((pending.verb, pending.table), [])
-        if known is None or values is None or self._values + len(values) > SETTLED_VALUES_MAX:
+        if known is None or values is None:
             self._values -= len(known or ())
             self._settled[pending.verb, pending.table] = None
         else:
             self._values += len(values)
             known.extend(values)
+
+    def _doubt(self) -> None:
+        """What was certain is not any more: a later statement may have undone it."""
+        acknowledged, self._acknowledged = self._acknowledged, {}
+        for table, values in acknowledged.items():
+            known = self._settled.setdefault((Verb.ACK, table), [])
+            if known is None:
+                self._values -= len(values)
+            else:
+                known.extend(values)
+
+    def _report_acknowledged(self, *, certain: bool) -> None:
+        acknowledged, self._acknowledged = self._acknowledged, {}
+        for table, values in acknowledged.items():
+            self._values -= len(values)
+            self._engine.acknowledged(table, values, certain=certain)
 
     def _notify(self, verb: Verb, table: TableId, values: Sequence[object] | None, *, certain: bool) -> None:
         match verb:

@@ -158,6 +158,10 @@ class Stream:
         self._client_is_full = False
         self._throttle()
 
+    def begin(self, columns: bytes) -> None:
+        """Send the column packets, which precede all rows."""
+        self._write(columns)
+
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the stream is over or needs a proof, or the time has passed; return whether
         one of the former."""

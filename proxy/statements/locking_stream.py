@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 COM_PING = bytes([Commands.COM_PING])
 
+GATHERED_MAX = 1 << 16
+"""Bytes that are gathered for one write to the client."""
+
 NO_TRANSACTION = ServerError(
     1105,
     "HY000",
@@ -54,7 +57,10 @@ class LockingStream(Stream):
     rows_from_server = True
 
     def __init__(self, write: Callable[[bytes], None], seq: int, condition: str | None) -> None:
-        super().__init__(write, seq, condition)
+        super().__init__(self._gather, seq, condition)
+        self._write_client = write
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
         self._offers: deque[tuple[Lock, LockAnswer]] = deque()
 
     def lock(self, lock: Lock, answer: LockAnswer) -> None:
@@ -65,6 +71,7 @@ class LockingStream(Stream):
     async def next_offer(self, timeout_s: float) -> tuple[Lock, LockAnswer] | None:
         """The next offer; None if the stream is over, or after this time."""
         if not self._offers and not self.over:
+            self._flush()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._attention.wait()
@@ -79,6 +86,24 @@ class LockingStream(Stream):
     def refuse(self, error: ServerError) -> None:
         """End the stream with this error. What the transaction has locked stays locked."""
         self.abort(error)
+
+    def close(self, capabilities: int, status: int) -> None:
+        """Write the last packet of the result set."""
+        super().close(capabilities, status)
+        self._flush()
+
+    def _gather(self, data: bytes) -> None:
+        """Keep packets until there are enough of them, or the stream waits: a short result is then
+        one write."""
+        self._gathered.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes >= GATHERED_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if gathered:
+            self._write_client(b"".join(gathered))
 
 
 class LockingSession:

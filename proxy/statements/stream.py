@@ -102,7 +102,7 @@ class Streaming:
         )
         stream.attach(handle)
         session.stream = stream
-        session.send(b"".join(frame(packet.payload, packet.seq) for packet in columns))  # No row can precede them.
+        stream.begin(b"".join(frame(packet.payload, packet.seq) for packet in columns))  # No row can precede them.
         try:
             if isinstance(stream, LockingStream):
                 await LockingSession(session, proven, selection).attend(stream, self._settings.ping_interval_s)

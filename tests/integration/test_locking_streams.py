@@ -174,6 +174,35 @@ def test_an_insert_wakes_it(proxy, database, queue, begin) -> None:
     assert got == ["d"]
 
 
+def questions(worker) -> int:
+    """How many statements the server has run for this session."""
+    ((_, count),) = rows(worker, "SHOW SESSION STATUS LIKE 'Questions'")
+    return int(count)
+
+
+@pytest.mark.parametrize("messages", [1, 60])
+def test_a_batch_costs_few_statements_and_no_claim(proxy, queue, begin, messages) -> None:
+    run(queue, "DELETE FROM m")
+    enqueue(queue, "m", [str(number) for number in range(messages)])
+    worker = begin()
+    before = {name: proxy.metric(name) for name in ("claims_total", "released_total")}
+    status, costs, taken = 1, list[int](), list[int]()
+    for _ in range(5):  # The first one is proven at length, and so is one after a refresh of the catalog.
+        run(worker, "COMMIT")
+        count = questions(worker)
+        run(worker, "BEGIN")
+        taken = [key for (key,) in rows(worker, f"STREAM id FROM m LIMIT {messages} WAIT 10 FOR UPDATE")]
+        assert len(taken) == messages
+        costs.append(questions(worker) - count - status)
+    assert min(costs) == 1 + 3 + 1, "BEGIN, the proof, the rows"
+    count = questions(worker)
+    assert run(worker, f"ACK m WHERE id IN ({', '.join(map(str, taken))})") == messages
+    run(worker, "COMMIT")
+    assert questions(worker) - count - status == 2, "ACK, COMMIT"
+    assert lock(begin()) == []
+    assert {name: proxy.metric(name) for name in before} == before
+
+
 def test_a_client_that_is_killed_frees_its_messages_at_once_and_is_counted(proxy, database, queue) -> None:
     program = (
         "import pymysql, sys, time\n"

@@ -12,10 +12,12 @@ from sqlrewrite.classify import (
     QUEUE_STATEMENT_VERBS,
     Head,
     Kill,
+    TransactionEnd,
     Verb,
     classify,
     may_be_queue_statement,
     parse_kill,
+    transaction_end,
 )
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -262,3 +264,26 @@ def test_a_megabyte_of_anything_comes_to_an_end(hostile: bytes) -> None:
 def test_a_statement_that_only_adds_rows_is_told_from_one_that_may_change_some(statement: str, inserts: bool) -> None:
     head = classify(statement.encode())
     assert (head.table, head.inserts) == ("t", inserts)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (b"COMMIT", TransactionEnd.COMMIT),
+        (b"/* done */ commit work and chain;", TransactionEnd.COMMIT),
+        (b"BEGIN", TransactionEnd.COMMIT),
+        (b"START /* a */ TRANSACTION READ ONLY", TransactionEnd.COMMIT),
+        (b"ROLLBACK", TransactionEnd.ROLLBACK),
+        (b"rollback work and no chain", TransactionEnd.ROLLBACK),
+        (b"ROLLBACK TO s", TransactionEnd.TO_SAVEPOINT),
+        (b"ROLLBACK WORK TO SAVEPOINT `to`", TransactionEnd.TO_SAVEPOINT),
+        (b"ROLLBACK-- x\n TO s", TransactionEnd.TO_SAVEPOINT),
+        (b"SAVEPOINT s", None),
+        (b"COMMITS", None),
+        (b"START SLAVE", None),
+        (b"SELECT 1", None),
+        (b"", None),
+    ],
+)
+def test_how_a_statement_ends_a_transaction(text: bytes, end: TransactionEnd | None) -> None:
+    assert transaction_end(text) is end

@@ -21,7 +21,7 @@ from proxy.session.commit_notices import (
 from proxy.wire.packets import AUTOCOMMIT, IN_TRANS
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import parse_settle
-from sqlrewrite.classify import Verb
+from sqlrewrite.classify import TransactionEnd, Verb
 
 M = TableId("shop", "m")
 
@@ -40,6 +40,9 @@ class Engineer:
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         self.notices.append(("acked", None if values is None else list(values), certain))
+
+    def transaction_ended(self, holder: int, *, failed: bool) -> None:
+        self.notices.append(("ended", holder, failed))
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         self.notices.append(("given back", None if values is None else list(values)))
@@ -232,3 +235,104 @@ def test_each_kind_is_remembered_for_itself_while_a_transaction_is_open(
     assert engineer.notices == []
     notices.command_finished(done(None))
     assert engineer.notices == [("acked", [b"1"], False), ("given back", [b"2", b"4"]), ("extended", [b"3"])]
+
+
+ACK = Settled(Verb.ACK, M, [1, 2], certain=True)
+COMMIT, ROLLBACK, TO_SAVEPOINT = TransactionEnd.COMMIT, TransactionEnd.ROLLBACK, TransactionEnd.TO_SAVEPOINT
+ENDED = ("ended", 7, False)
+FAILED = ("ended", 7, True)
+
+
+@pytest.fixture
+def locking(notices: CommitNotices) -> CommitNotices:
+    notices.messages_locked(7)
+    return notices
+
+
+@pytest.mark.parametrize(
+    ("outcome", "notice"),
+    [
+        (done(COMMIT), ENDED),
+        (done(COMMIT, open_transaction=True), ENDED),
+        (done(COMMIT, ok=False), ENDED),
+        (done(ROLLBACK), FAILED),
+        (done(ROLLBACK, ok=False), ENDED),
+        (done(None), ENDED),
+        (done(Touched("other", schema=True)), ENDED),
+        (Outcome(3, None, False, IN_TRANS, error_code=1213), FAILED),
+        (Outcome(0x1F, None, True, AUTOCOMMIT), FAILED),
+        (Outcome(3, Touched(None), True, IN_TRANS, results=2), ENDED),
+    ],
+)
+def test_the_end_of_a_transaction_with_locks_is_reported_once(
+    locking: CommitNotices, engineer: Engineer, outcome: Outcome[PendingCommand], notice: tuple[object, ...]
+) -> None:
+    locking.command_finished(outcome)
+    assert engineer.notices[-1] == notice or notice in engineer.notices
+    assert not locking.locks_messages
+    locking.command_finished(done(ROLLBACK))
+    assert [word for word, *_ in engineer.notices].count("ended") == 1
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        done(None, open_transaction=True),
+        done(TO_SAVEPOINT, open_transaction=True),
+        done(Touched(None), open_transaction=True),
+        Outcome(3, None, False, IN_TRANS, error_code=1064),
+        Outcome(3, None, False, IN_TRANS, error_code=1205),
+    ],
+)
+def test_what_leaves_the_transaction_open_ends_no_lock(
+    locking: CommitNotices, engineer: Engineer, outcome: Outcome[PendingCommand]
+) -> None:
+    locking.command_finished(outcome)
+    assert locking.locks_messages
+    assert ENDED not in engineer.notices
+
+
+def test_an_ack_that_is_committed_with_its_locks_is_certain(locking: CommitNotices, engineer: Engineer) -> None:
+    locking.command_finished(done(Touched("done"), open_transaction=True))
+    locking.command_finished(done(ACK, open_transaction=True, affected_rows=2))
+    locking.command_finished(done(None, open_transaction=True))
+    locking.command_finished(done(COMMIT))
+    assert engineer.notices == [("acked", [1, 2], True), ("written", "done"), ENDED]
+
+
+@pytest.mark.parametrize("open_transaction", [True, False])
+@pytest.mark.parametrize(
+    "doubt",
+    [
+        done(TO_SAVEPOINT, open_transaction=True),
+        done(Touched("m"), open_transaction=True),
+        Outcome(0x17, None, True, IN_TRANS, results=1),
+    ],
+)
+def test_an_ack_that_may_have_been_undone_is_not_certain(
+    locking: CommitNotices, engineer: Engineer, doubt: Outcome[PendingCommand], open_transaction: bool
+) -> None:
+    locking.command_finished(done(ACK, open_transaction=True, affected_rows=2))
+    locking.command_finished(doubt)
+    locking.command_finished(done(COMMIT, open_transaction=open_transaction))
+    locking.command_finished(done(None))
+    assert ("acked", [1, 2], False) in engineer.notices
+
+
+@pytest.mark.parametrize(
+    "end", [done(ROLLBACK), done(COMMIT, ok=False), done(None), Outcome(3, None, False, IN_TRANS, error_code=1213)]
+)
+def test_an_ack_whose_transaction_may_not_have_been_committed_is_not_certain(
+    locking: CommitNotices, engineer: Engineer, end: Outcome[PendingCommand]
+) -> None:
+    locking.command_finished(done(ACK, open_transaction=True, affected_rows=2))
+    locking.command_finished(end)
+    locking.messages_locked(7)
+    locking.command_finished(done(COMMIT))
+    assert [notice for notice in engineer.notices if notice[0] == "acked"] == [("acked", [1, 2], False)]
+
+
+def test_an_ack_of_fewer_messages_than_it_names_is_not_certain(locking: CommitNotices, engineer: Engineer) -> None:
+    locking.command_finished(done(ACK, open_transaction=True, affected_rows=1))
+    locking.command_finished(done(COMMIT))
+    assert engineer.notices == [("acked", [1, 2], False), ENDED]
