@@ -315,3 +315,11 @@ class FetchResult:
     rows: Mapping[Key, bytes]
     unread: frozenset[Key] = field(default_factory=frozenset)
     changed: frozenset[Key] = field(default_factory=frozenset)
+
+
+class ClaimResult(NamedTuple):
+    """Committed claims, and their rows if these were read behind the commit; None: they were not, or
+    could not be read."""
+
+    claims: tuple[Claimed, ...]
+    rows: FetchResult | None

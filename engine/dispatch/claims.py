@@ -7,13 +7,13 @@ the answers to those before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.dispatch.effects import Claim
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.redelivery import wait_ns
-from engine.model import Claimed, Entry, Key, Policy, Wanted
+from engine.model import Claimed, Entry, FetchResult, Key, Policy, RowFormat, Wanted
 
 
 @dataclass(slots=True)
@@ -23,8 +23,19 @@ class ClaimAttempt:
     picked: Mapping[Key, tuple[FilterGroup, Entry]]
     started_ns: int
     """When it was started (monotonic)."""
+    row_format: RowFormat | None = None
+    """The format of the rows that are read behind it; None: it reads none."""
     answer: Sequence[Claimed] | None = None
     """The rows that it took; None until that is known."""
+    rows: FetchResult | None = None
+    """The rows that were read behind it."""
+    reported: set[Key] = field(default_factory=set)
+    """Messages that others may have changed since it was started: the rows read behind it may be
+    older."""
+    all_reported: bool = False
+    """Others may have changed any message since."""
+    logged: dict[Key, Entry] = field(default_factory=dict)
+    """Its messages as the binary log has shown them last since."""
 
     def missed_by_group(self, taken: Collection[Key]) -> dict[FilterGroup, list[Entry]]:
         """The entries that are not `taken`, for each group that the claim was for."""
@@ -60,25 +71,44 @@ class ClaimsUnderWay:
         return sum(len(attempt.picked) for attempt in self._by_id.values())
 
     def start_claim(self, picked: Mapping[Key, tuple[FilterGroup, Entry]], now: Instant) -> Claim:
-        """Claim these entries for their groups. Credit of the groups is reserved for them."""
+        """Claim these entries for their groups. Credit of the groups is reserved for them. Their
+        rows are read behind the claim if all subscribers of these groups have one format."""
         claim_id = next(self._numbers)
-        self._by_id[claim_id] = attempt = ClaimAttempt(picked, now.mono_ns)
+        formats = {group.subscribers.row_format for group, _ in picked.values()}
+        row_format = formats.pop() if len(formats) == 1 else None
+        self._by_id[claim_id] = attempt = ClaimAttempt(picked, now.mono_ns, row_format)
         self._last.update(dict.fromkeys(picked, attempt))
         wanted: list[Wanted] = []
         for group, entry in picked.values():
             group.reserved += 1
             duration_ns = wait_ns(self._policy, entry.epoch, self._jitter())
             wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection))
-        return Claim(claim_id, tuple(wanted))
+        return Claim(claim_id, tuple(wanted), row_format)
+
+    def report_changes(self, keys: Collection[Key] | None) -> None:
+        """Others may have changed these messages (None: any). Rows that are read behind claims under
+        way are not sent."""
+        for attempt in self._by_id.values():
+            if keys is None:
+                attempt.all_reported = True
+            else:
+                attempt.reported.update(key for key in keys if key in attempt.picked)
+
+    def entry_logged(self, entry: Entry) -> None:
+        """The binary log shows a message that is being claimed: as it was before, as the claim has
+        changed it, or as others have changed it since."""
+        if attempt := self._last.get(entry.key):
+            attempt.logged[entry.key] = entry
 
     def get(self, claim_id: int) -> ClaimAttempt:
         """The claim under way with this id."""
         return self._by_id[claim_id]
 
-    def record_answer(self, claim_id: int, claims: Sequence[Claimed]) -> ClaimAttempt:
-        """Note the rows that a claim took (none if it failed); returns the claim."""
+    def record_answer(self, claim_id: int, claims: Sequence[Claimed], rows: FetchResult | None) -> ClaimAttempt:
+        """Note the messages that a claim took (none if it failed), and the rows that were read
+        behind it; returns the claim."""
         attempt = self._by_id[claim_id]
-        attempt.answer = claims
+        attempt.answer, attempt.rows = claims, rows
         return attempt
 
     def take_answers(self) -> Iterator[tuple[ClaimAttempt, Sequence[Claimed]]]:

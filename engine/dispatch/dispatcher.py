@@ -7,7 +7,8 @@ events is therefore a sequence of calls, and tests play thousands of them.
 
 The life of a message: a *scan* brings its key into the read-ahead buffer. When the message is due
 and a stream has credit, a *claim* takes it in the database for the wait of this delivery. A
-committed claim is a *lease*: it is given to a subscriber, its row is *fetched* and *sent*. The
+committed claim is a *lease*: it is given to a subscriber, its row is *fetched* (with the claim, if
+all subscribers have one row format) and *sent*. The
 lease ends by an acknowledgement (`settled`, or found by a *lookup*), by a *release*, or at its
 deadline; after the deadline the next scan finds the row due again.
 
@@ -33,6 +34,7 @@ streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from engine.dispatch.backoff import ExponentialBackoff
@@ -219,6 +221,7 @@ class Dispatcher:
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
         """These messages were certainly acknowledged or deleted."""
         keys = tuple(keys)
+        self._claims.report_changes(keys)
         self._verification.outcome_known(keys)
         for key in keys:
             if (lease := self._leases.get(key)) and not lease.awaits_lock:
@@ -230,6 +233,8 @@ class Dispatcher:
     def suspected(self, now: Instant, keys: Iterable[Key] | None, *, extended: bool = False) -> Effects:
         """These messages (None: any) may have been acknowledged, given back or otherwise changed.
         They are looked up at once. `extended`: their holders may also have been given more time."""
+        keys = None if keys is None else tuple(keys)
+        self._claims.report_changes(keys)
         if keys is None:
             self._verification.suspect_any(extended=extended)
         else:
@@ -258,7 +263,7 @@ class Dispatcher:
             if lease := self._leases.get(entry.key):
                 self._verification.lease_logged(lease, entry, before.get(entry.key))
             elif self._is_taken(entry.key) or self._releases.is_under_way(entry.key):
-                pass
+                self._claims.entry_logged(entry)
             elif not self._dead_letters.add_if_dead(entry, now):
                 self._dead_letters.forget((entry.key,))
                 self._scans.entry_logged(entry, now, before.get(entry.key))
@@ -306,13 +311,17 @@ class Dispatcher:
                 effects.append(self._end(subscriber, Cause.UNUSABLE, text))
         return effects + self._advance(now)
 
-    def claim_done(self, now: Instant, claim_id: int, claims: Sequence[Claimed]) -> Effects:
-        """A claim of these rows was committed."""
-        attempt = self._claims.record_answer(claim_id, claims)
+    def claim_done(
+        self, now: Instant, claim_id: int, claims: Sequence[Claimed], rows: FetchResult | None = None
+    ) -> Effects:
+        """A claim of these messages was committed. `rows`: their rows, if they were read behind it."""
+        attempt = self._claims.record_answer(claim_id, claims, rows)
         self._capacity.claim_took(now.mono_ns - attempt.started_ns)
+        effects: Effects = []
         for attempt, answer in self._claims.take_answers():
             self._start_leases(now, attempt, answer)
-        return self._advance(now)
+            effects += self._send_claimed_rows(now, attempt, answer)
+        return effects + self._advance(now)
 
     def claim_failed(self, now: Instant, claim_id: int) -> Effects:
         """A claim failed, or its answer was lost. If it was committed, its rows come due again when
@@ -326,25 +335,7 @@ class Dispatcher:
     def fetch_done(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
         """Rows were read. Those whose leases still stand are sent; a message that is in no part of
         the result is over."""
-        self._end_expired(now)
-        rows_to_send: dict[Subscriber, list[Lease]] = {}
-        stopped: set[int] = set()
-        for lease, subscriber in self._fetches.finish_fetch(fetch_id):
-            if lease.key in result.unread or subscriber.spec.id in stopped:
-                stopped.add(subscriber.spec.id)  # Rows behind an unread one wait for it, in their order.
-                lease.apply(LeaseEvent.UNREAD)
-            elif lease.is_suspect or lease.key in result.changed:
-                lease.apply(LeaseEvent.UNREAD)
-                self._verification.suspect(lease)
-            elif lease.key in result.rows:
-                rows_to_send.setdefault(subscriber, []).append(lease)
-            else:
-                self._end_lease(lease)
-        effects: Effects = []
-        for subscriber, leases in rows_to_send.items():
-            self._groups.members_with(subscriber).rows_sent(subscriber, leases)
-            effects.append(Deliver(subscriber.spec.id, tuple(result.rows[lease.key] for lease in leases)))
-        return effects + self._advance(now)
+        return self._send_rows(now, fetch_id, result) + self._advance(now)
 
     def fetch_failed(self, now: Instant, fetch_id: int, text: str = "", *, lasting: bool = False) -> Effects:
         """Rows could not be read: their claims are given back. `lasting`: their streams end."""
@@ -547,6 +538,41 @@ class Dispatcher:
             by_group[attempt.picked[lease.key][0]].append(lease)
         for group, leases in by_group.items():
             self._distribute(group, leases)
+
+    def _send_claimed_rows(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> Effects:
+        """Send the rows that were read behind a claim. Those of messages that others may have changed
+        since are fetched again, and those behind them."""
+        for entry in attempt.logged.values():
+            if lease := self._leases.get(entry.key):
+                self._verification.lease_logged(lease, entry)
+        if attempt.rows is None or attempt.row_format is None or attempt.all_reported:
+            return []
+        fetch_id = self._fetches.start_behind_claim(attempt.row_format, {claim.key for claim in claims})
+        unread = attempt.rows.unread | attempt.reported
+        return self._send_rows(now, fetch_id, replace(attempt.rows, unread=unread))
+
+    def _send_rows(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
+        """Send the rows of a fetch whose leases still stand, and end the leases of messages that are
+        over."""
+        self._end_expired(now)
+        rows_to_send: dict[Subscriber, list[Lease]] = {}
+        stopped: set[int] = set()
+        for lease, subscriber in self._fetches.finish_fetch(fetch_id):
+            if lease.key in result.unread or subscriber.spec.id in stopped:
+                stopped.add(subscriber.spec.id)  # Rows behind an unread one wait for it, in their order.
+                lease.apply(LeaseEvent.UNREAD)
+            elif lease.is_suspect or lease.key in result.changed:
+                lease.apply(LeaseEvent.UNREAD)
+                self._verification.suspect(lease)
+            elif lease.key in result.rows:
+                rows_to_send.setdefault(subscriber, []).append(lease)
+            else:
+                self._end_lease(lease)
+        effects: Effects = []
+        for subscriber, leases in rows_to_send.items():
+            self._groups.members_with(subscriber).rows_sent(subscriber, leases)
+            effects.append(Deliver(subscriber.spec.id, tuple(result.rows[lease.key] for lease in leases)))
+        return effects
 
     def _distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
         """Give leases to the subscribers of a group; release those beyond their credit."""

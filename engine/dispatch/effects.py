@@ -37,10 +37,12 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim these rows and commit, before any of them is sent."""
+    """Claim these rows and commit, before any of them is sent. `row_format`: read them behind the
+    commit, for subscribers that all have this format; None: a `Fetch` reads them."""
 
     claim_id: int
     wanted: tuple[Wanted, ...]
+    row_format: RowFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)

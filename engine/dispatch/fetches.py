@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from engine.dispatch.effects import Effect, Fetch
 from engine.dispatch.filter_groups import FilterGroups
 from engine.dispatch.leases import FETCHING_STATES, Lease, LeaseEvent, LeaseState
 from engine.dispatch.subscribers import Subscriber
-from engine.model import RowFormat
+from engine.model import Key, RowFormat
 
 
 class FetchesUnderWay:
@@ -37,6 +37,19 @@ class FetchesUnderWay:
                     batch += wanted
                     group.subscribers.set_fetching(subscriber, fetching=True)
         return [self._start_fetch(row_format, leases) for row_format, leases in batches.items() if leases]
+
+    def start_behind_claim(self, row_format: RowFormat, claimed: Collection[Key]) -> int:
+        """The rows of these claims were read behind them, in this format: a fetch that has come back.
+        It is for the subscribers of the format that wait for no other row before. Returns its
+        number."""
+        leases: list[Lease] = []
+        for group in self._groups:
+            for subscriber in () if group.locks else group.subscribers.to_fetch():
+                first = next(iter(subscriber.unsent))
+                if first in claimed and subscriber.spec.row_format == row_format:
+                    leases += [lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED]
+                    group.subscribers.set_fetching(subscriber, fetching=True)
+        return self._start_fetch(row_format, leases).fetch_id
 
     def finish_fetch(self, fetch_id: int) -> list[tuple[Lease, Subscriber]]:
         """A fetch came back, or failed. Returns the leases that have not ended meanwhile, with

@@ -113,6 +113,7 @@ class Subscribers:
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
         self._by_id: dict[int, Subscriber] = {}
+        self._formats: Counter[RowFormat] = Counter()
         self._turn = 0
         self.credit = 0
         """How many messages all subscribers together may be given now, a batch each at most."""
@@ -148,11 +149,17 @@ class Subscribers:
         """Whether any subscriber is not paused."""
         return self._reading > 0
 
+    @property
+    def row_format(self) -> RowFormat | None:
+        """The format of all subscribers' rows; None: there are several, or no subscribers."""
+        return next(iter(self._formats)) if len(self._formats) == 1 else None
+
     # Membership.
 
     def add_stream(self, subscriber: Subscriber) -> None:
         """Begin a stream."""
         self._by_id[subscriber.spec.id] = subscriber
+        self._formats[subscriber.spec.row_format] += 1
         self._reading += not subscriber.paused
         if subscriber.first_wait_until_ns is not None:
             self._awaited_scans[subscriber.since_scan] += 1
@@ -163,6 +170,9 @@ class Subscribers:
         """End a stream. The caller gives its unsent leases back."""
         number = subscriber.spec.id
         del self._by_id[number]
+        self._formats[subscriber.spec.row_format] -= 1
+        if not self._formats[subscriber.spec.row_format]:
+            del self._formats[subscriber.spec.row_format]
         self._reading -= not subscriber.paused
         self.credit -= subscriber.counted
         self._starved -= subscriber.counted_starved

@@ -384,14 +384,18 @@ class TableRunner:
                 counters.scans += 1
                 counters.scanned += len(result.entries)
                 return partial(self.handle, dispatcher.scan_done, scan_id, result)
-            case Claim(claim_id, wanted):
-                claims = await call(store.claim, self.queue, wanted)
+            case Claim(claim_id, wanted, row_format):
+                if row_format is None:
+                    claims, rows = await call(store.claim, self.queue, wanted), None
+                else:
+                    budget = self._executor.settings.fetch_budget_bytes
+                    claims, rows = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget)
                 counters.claims += 1
                 counters.claimed += len(claims)
                 counters.redelivered += sum(claim.epoch > 1 for claim in claims)
                 if dispatcher is not self.dispatcher and claims:
                     await self._release_claims(claims)
-                return partial(self.handle, dispatcher.claim_done, claim_id, claims)
+                return partial(self.handle, dispatcher.claim_done, claim_id, claims, rows)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._executor.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
@@ -448,7 +452,7 @@ class TableRunner:
         match effect:
             case Scan(scan_id, _, _, _):
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)
-            case Claim(claim_id, _):
+            case Claim(claim_id):
                 self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
                 self.handle(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, text)

@@ -141,7 +141,8 @@ class StoreConnection:
     def __init__(self, address: BackendAddress, limits: ConnectionLimits, mark: str = "") -> None:
         """`mark` is put before each statement that writes."""
         self.broken = False
-        self.context: SessionContext | None = None
+        self.context: SessionContext | None = OWN_CONTEXT
+        """None: unknown."""
         self._address = address
         self._limits = limits
         self._mark = mark
@@ -157,7 +158,7 @@ class StoreConnection:
             raise StoreError(str(error), lasting=True) from error
         self._socket.settimeout(limits.read_s)
         try:
-            self.run(self._settings())
+            self.run([_session_statement(self._limits, OWN_CONTEXT)])
         except StoreError:
             self.close()
             raise
@@ -187,9 +188,8 @@ class StoreConnection:
         reset = self._reset_due
         entering = [] if context == self.context else [_context_statement(context)]
         if reset:
-            entering = [statement("names"), *self._settings(), *entering]
-        marked = [self._mark + text if text.startswith(_WRITING) else text for text in statements]
-        command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *marked]).encode())
+            entering = [_session_statement(self._limits, context)]
+        command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *self._marked(statements)]).encode())
         self._send(_framed(COM_RESET_CONNECTION, b"") + command if reset else command)
         if reset:
             self._finish_reset()
@@ -199,6 +199,36 @@ class StoreConnection:
         if entering:
             self.context = context
         return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
+
+    def commit_and_read(
+        self, writes: Sequence[str], context: SessionContext, command: int, payload: bytes, read: Callable[[], object]
+    ) -> bool:
+        """Send `writes`, of which the last one commits, and in the same packet one further command,
+        for a session that was reset and has this context. `read` reads the reply to the command.
+
+        Returns whether the command succeeded; the writes are committed in any case. Raises
+        StoreError if a write failed. The connection is broken then: the server carries out the
+        command all the same.
+        """
+        entering = _session_statement(self._limits, context).encode()
+        pieces = [(COMMAND.COM_QUERY, ";\n".join(self._marked(writes)).encode()), (COM_RESET_CONNECTION, b"")]
+        pieces += [(COMMAND.COM_QUERY, entering), (command, payload)]
+        self.context = None
+        self._send(b"".join(_framed(*piece) for piece in pieces))
+        try:
+            for _ in writes:
+                self.result()
+        except StoreError:
+            self.broken = True
+            raise
+        try:
+            self._finish_reset()
+            self.result()
+            self.context = context
+            read()
+        except StoreError:
+            return False
+        return True
 
     def send(self, command: int, payload: bytes) -> None:
         """Send one command. The caller reads its reply."""
@@ -213,8 +243,8 @@ class StoreConnection:
         if self._wrote:
             self._reset_due, self.context = True, None
 
-    def _settings(self) -> list[str]:
-        return [statement("isolation"), _session_statement(self._limits)]
+    def _marked(self, statements: Sequence[str]) -> list[str]:
+        return [self._mark + text if text.startswith(_WRITING) else text for text in statements]
 
     def _finish_reset(self) -> None:
         try:
@@ -381,22 +411,26 @@ def _tls(address: BackendAddress) -> ssl.SSLContext:
     return context
 
 
-def _session_statement(limits: ConnectionLimits) -> str:
+def _session_statement(limits: ConnectionLimits, context: SessionContext) -> str:
     return statement(
         "session",
         lock_wait_s=limits.lock_wait_s,
         statement_s=limits.statement_s,
         statement_ms=limits.statement_s * 1000,
+        **_context_words(context),
     )
 
 
 def _context_statement(context: SessionContext) -> str:
-    return statement(
-        "context",
-        charset="NULL" if context.charset is None else text_literal(context.charset),
-        time_zone=text_literal(context.time_zone),
-        sql_mode=text_literal(context.sql_mode),
-    )
+    return statement("context", **_context_words(context))
+
+
+def _context_words(context: SessionContext) -> dict[str, str]:
+    return {
+        "charset": "NULL" if context.charset is None else text_literal(context.charset),
+        "time_zone": text_literal(context.time_zone),
+        "sql_mode": text_literal(context.sql_mode),
+    }
 
 
 def _server_error(packet: bytes) -> StoreError:

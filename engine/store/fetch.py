@@ -4,12 +4,16 @@ The session gets the subscriber's context (character set, time zone, padding), s
 produces the same bytes as on the client's own connection. A budget bounds the bytes held. Keys are
 read in slices that should fit it, by the size of the table's earlier rows. Rows beyond the budget
 are received and dropped.
+
+The rows of a claim are read behind its commit in the same packet (`run_behind`), if all its
+subscribers have one format.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from engine.model import Delivery, FetchResult, Key, QueueTable, RowFormat
 from engine.quoting import quoted
@@ -48,14 +52,29 @@ class Fetch:
         now = None
         left = list(self._keys)
         while left and not self._spent:
-            count = max(1, (self._budget_bytes - self._bytes) // max(1, self.row_bytes))
-            part, left = left[:count], left[count:]
+            part, left = self._sliced(left)
             now = self._read(connection, part)
             if self._rows:
                 self.row_bytes = self._bytes // len(self._rows)
         if now is None:
             (now,) = connection.run([statement("now")])
-        return Timed(FetchResult(self._rows, frozenset([*self._unread, *left]), frozenset(self._changed)), now_ns(now))
+        return Timed(self._result(left), now_ns(now))
+
+    def run_behind(self, connection: StoreConnection, writes: Sequence[str]) -> FetchResult | None:
+        """Send `writes`, of which the last one commits, and read the first slice behind them, in the
+        same packet.
+
+        Keys beyond the slice are unread. None: the rows could not be read; the writes are committed
+        all the same. Raises StoreError if a write failed.
+        """
+        part, left = self._sliced(list(self._keys))
+        text = self._text(part).encode()
+        command, read = COMMAND.COM_QUERY, partial(connection.result, self._keep)
+        if self._binary:
+            command, read = COMMAND.COM_STMT_PREPARE, partial(self._execute, connection)
+        if not connection.commit_and_read(writes, self.context, command, text, read):
+            return None
+        return self._result(left)
 
     @property
     def _full(self) -> bool:
@@ -66,25 +85,39 @@ class Fetch:
         """Whether another row probably does not fit."""
         return bool(self._rows) and self._bytes + self.row_bytes > self._budget_bytes
 
+    def _sliced(self, keys: list[Key]) -> tuple[list[Key], list[Key]]:
+        """The next slice of these keys, and the others."""
+        count = max(1, (self._budget_bytes - self._bytes) // max(1, self.row_bytes))
+        return keys[:count], keys[count:]
+
+    def _result(self, left: Sequence[Key]) -> FetchResult:
+        if self._rows:
+            self.row_bytes = self._bytes // len(self._rows)
+        return FetchResult(self._rows, frozenset([*self._unread, *left]), frozenset(self._changed))
+
+    def _text(self, keys: Sequence[Key]) -> str:
+        columns = ", ".join(map(quoted, self._columns))
+        return self._sql("fetch", ids=self._sql.ids(map(self._padded, keys)), columns=columns)
+
     def _read(self, connection: StoreConnection, keys: Sequence[Key]) -> Result:
-        text = self._sql(
-            "fetch",
-            ids=self._sql.ids(map(self._padded, keys)),
-            columns=", ".join(map(quoted, self._columns)),
-        )
+        text = self._text(keys)
         if not self._binary:
             now, _ = connection.run([statement("now"), text], self.context, self._keep)
             return now
         (now,) = connection.run([statement("now")], self.context)
         connection.send(COMMAND.COM_STMT_PREPARE, text.encode())
+        self._execute(connection)
+        return now
+
+    def _execute(self, connection: StoreConnection) -> Result:
+        """Run the statement that is being prepared."""
         statement_id = connection.prepared()
         connection.send(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement_id, 0, 1))
         try:
-            connection.result(self._keep)
+            return connection.result(self._keep)
         finally:
             if not connection.broken:
                 connection.send(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement_id))
-        return now
 
     def _keep(self, packet: bytes) -> None:
         marker, row = split_binary_row(packet, len(self._columns)) if self._binary else split_text_row(packet)

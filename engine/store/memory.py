@@ -16,6 +16,7 @@ from engine.model import (
     ANYTHING,
     BrokenTable,
     Claimed,
+    ClaimResult,
     Delivery,
     Entry,
     FetchResult,
@@ -147,6 +148,15 @@ class MemoryStore:
             claims.append(Claimed(claim.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
             rows[claim.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns)
         return self._timed(tuple(claims))
+
+    def claim_and_fetch(
+        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int
+    ) -> Timed[ClaimResult]:
+        """Claim those of `wanted` that can be claimed, and read their rows."""
+        made = {claim.key: claim for claim in self.claim(table, wanted).value}
+        claims = tuple(made[want.key] for want in wanted if want.key in made)
+        deliveries = {claim.key: claim.delivery for claim in claims}
+        return self._timed(ClaimResult(claims, self.fetch(table, row_format, deliveries, budget_bytes).value))
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int

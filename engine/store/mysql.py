@@ -26,6 +26,7 @@ from engine.model import (
     ANYTHING,
     BrokenTable,
     Claimed,
+    ClaimResult,
     Delivery,
     Entry,
     FetchResult,
@@ -217,14 +218,27 @@ class MySQLStore:
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""
-        return self._retried(partial(self._claim, table, {want.key: want for want in wanted}))
+        answer = self._retried(partial(self._claim, table, {want.key: want for want in wanted}))
+        return Timed(answer.value.claims, answer.now_ns)
+
+    def claim_and_fetch(
+        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int
+    ) -> Timed[ClaimResult]:
+        """Claim, and read the rows behind the commit."""
+        fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
+        return self._retried(partial(self._claim, table, {want.key: want for want in wanted}, fetch_of))
+
+    def _fetch(
+        self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
+    ) -> Fetch:
+        row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
+        return Fetch(table, row_format, keys, budget_bytes, row_bytes)
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
         """The row payloads of those `keys` whose claim is unchanged, within the budget."""
-        row_bytes = self._row_bytes.get(table.id, budget_bytes // self._limits.rows_unknown)
-        fetch = Fetch(table, row_format, keys, budget_bytes, row_bytes)
+        fetch = self._fetch(table, row_format, keys, budget_bytes)
         with self._pool.connection(fetch.context) as connection:
             result = fetch.run(connection)
         self._row_bytes.put(table.id, fetch.row_bytes)
@@ -262,7 +276,13 @@ class MySQLStore:
 
     # One transaction each.
 
-    def _claim(self, table: QueueTable, wanted: Mapping[Key, Wanted]) -> Timed[tuple[Claimed, ...]]:
+    def _claim(
+        self,
+        table: QueueTable,
+        wanted: Mapping[Key, Wanted],
+        fetch_of: Callable[[Mapping[Key, Delivery]], Fetch] | None = None,
+    ) -> Timed[ClaimResult]:
+        """Claim, and read the rows by the Fetch that `fetch_of` makes."""
         sql = TableStatements(table)
         (context, first), *others = _claim_locks(table, wanted.values()).items()
         with self._pool.connection(context) as connection:
@@ -270,14 +290,21 @@ class MySQLStore:
             for other_context, locks in others:
                 locked += connection.run(locks, other_context)
             now_at = now_ns(now)
-            claims = {
-                entry.key: Claimed(entry.key, entry.epoch + 1, now_at + want.wait_ns, entry.priority, entry.due_ns)
-                for entry in entries_of(sql, *locked)
-                if (want := wanted.get(entry.key)) and want.epoch == entry.epoch
-            }
-            deadlines_ns = {key: claim.deadline_ns for key, claim in claims.items()}
-            connection.run([*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")])
-        return Timed(tuple(claims.values()), now_at)
+            found = {entry.key: entry for entry in entries_of(sql, *locked)}
+            claims = tuple(
+                Claimed(key, entry.epoch + 1, now_at + want.wait_ns, entry.priority, entry.due_ns)
+                for key, want in wanted.items()  # In the order of delivery.
+                if (entry := found.get(key)) and want.epoch == entry.epoch
+            )
+            deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
+            writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")]
+            if fetch_of is None or not claims:
+                connection.run(writes)
+                return Timed(ClaimResult(claims, None), now_at)
+            fetch = fetch_of({claim.key: claim.delivery for claim in claims})
+            rows = fetch.run_behind(connection, writes)
+        self._row_bytes.put(table.id, fetch.row_bytes)
+        return Timed(ClaimResult(claims, rows), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """The number of released claims, those that still are ours but locked, and the server's

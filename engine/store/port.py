@@ -16,6 +16,7 @@ from engine.model import (
     ANYTHING,
     BrokenTable,
     Claimed,
+    ClaimResult,
     Delivery,
     Entry,
     FetchResult,
@@ -132,6 +133,15 @@ class Store(Protocol):
         epoch and selection, and not locked.
 
         The claims are committed on return. Messages missing in the result were not claimed.
+        """
+
+    def claim_and_fetch(
+        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int
+    ) -> Timed[ClaimResult]:
+        """What `claim` does, and then what `fetch` does for its claims, in fewer steps.
+
+        Rows that do not fit the budget by the size of earlier ones are unread. An error after the
+        commit is not raised: the result has no rows then.
         """
 
     def fetch(

@@ -12,22 +12,21 @@
 --
 -- engine/store/queries.py replaces $words: identifiers are quoted, values are literals without escapes.
 
--- name: isolation
--- READ COMMITTED locks no gaps, and no rows that do not match.
-SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
-
--- name: names
--- A session that was reset may have the server's character set. All statements here are UTF-8.
-SET NAMES utf8mb4
-
 -- name: session
--- The settings of every connection of the engine, whatever the server's defaults are. By default
--- MariaDB turns a list of 1,000 ids into a temporary table.
-SET SESSION autocommit = 1,
-    innodb_lock_wait_timeout = $lock_wait_s,
-    lock_wait_timeout = $lock_wait_s
-    /*!80000 , max_execution_time = $statement_ms */
-    /*M! , max_statement_time = $statement_s, in_predicate_conversion_threshold = 0 */
+-- All settings of a session of the engine, whatever the server's defaults are: one statement, because
+-- each costs as much as a short read. Statements are UTF-8. READ COMMITTED locks no gaps, and no rows
+-- that do not match. By default MariaDB turns a list of 1,000 ids into a temporary table. The last
+-- three are the context.
+SET NAMES utf8mb4,
+    SESSION autocommit = 1,
+    SESSION innodb_lock_wait_timeout = $lock_wait_s,
+    SESSION lock_wait_timeout = $lock_wait_s
+    /*!80000 , SESSION max_execution_time = $statement_ms, SESSION transaction_isolation = 'READ-COMMITTED' */
+    /*M! , SESSION max_statement_time = $statement_s, SESSION in_predicate_conversion_threshold = 0,
+    SESSION tx_isolation = 'READ-COMMITTED' */,
+    SESSION character_set_results = $charset,
+    SESSION time_zone = $time_zone,
+    SESSION sql_mode = $sql_mode
 
 -- name: context
 -- The settings that change the bytes of a row: the subscriber's for a fetch, otherwise the engine's

@@ -6,6 +6,7 @@ Rows are described by when they are due, relative to the server's clock: `due` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -381,6 +382,44 @@ class TestFetch:
             if not left:
                 break
         assert seen == set(range(1, 101))
+
+
+class TestClaimAndFetch:
+    def claim(
+        self, subject: Subject, *keys: Key, row_format: RowFormat = TEXT, budget_bytes: int = 1 << 20
+    ) -> tuple[list[Key], set[Key], set[Key]]:
+        """The claimed keys in their order, those whose rows came, and those that were left unread."""
+        wanted = [Wanted(key, 0, 30 * S) for key in keys]
+        claims, rows = subject.store.claim_and_fetch(subject.table, wanted, row_format, budget_bytes).value
+        if rows is None:
+            assert not claims
+            return [], set(), set()
+        assert not rows.changed
+        return [claim.key for claim in claims], set(rows.rows), set(rows.unread)
+
+    @pytest.mark.parametrize("row_format", [TEXT, replace(TEXT, binary=True)], ids=["text", "binary"])
+    def test_what_can_be_claimed_is_claimed_and_its_rows_come_along(
+        self, subject: Subject, row_format: RowFormat
+    ) -> None:
+        put_due(subject, 1, 2, 3, 4)
+        subject.acknowledge(3)
+        with subject.locked(2):
+            assert self.claim(subject, 4, 3, 2, 1, row_format=row_format) == ([4, 1], {1, 4}, set())
+        row = subject.row(4)
+        assert row is not None
+        assert row.epoch == 1
+
+    def test_nothing_claimed_is_nothing_read(self, subject: Subject) -> None:
+        assert self.claim(subject, 1, 2) == ([], set(), set())
+
+    def test_rows_beyond_the_budget_are_claimed_and_unread(self, subject: Subject) -> None:
+        subject.put(*(Row(key, 0, 0, 0, payload=b"x" * 1000) for key in range(1, 301)))
+        for first in (1, 101, 201):  # The size of its rows is remembered: neither guess may lose one.
+            keys = range(first, first + 100)
+            claimed, rows, unread = self.claim(subject, *keys, budget_bytes=10_000)
+            assert 5 <= len(rows) <= 10
+            assert set(claimed) == rows | unread == set(keys)
+            assert not rows & unread
 
 
 class TestLookup:

@@ -26,7 +26,7 @@ from proxy.embedded.server import EmbeddedServer
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
 from tests.support.servers import connect
-from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, interrupted_store
+from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, counted_store, interrupted_store
 from tests.support.waiting import eventually
 
 S = NS_PER_S
@@ -198,6 +198,11 @@ class TestPayloads:
             row_format = replace(row_format, columns=tuple(self.names))
             rows = subject.store.fetch(subject.table, row_format, claims, 1 << 20).value.rows
             assert [rows[1], rows[2]] == expected
+            subject.execute("UPDATE messages SET epoch = 0, time_next = 0")
+            wanted = [Wanted(key, 0, 30 * S) for key in (1, 2)]
+            result = subject.store.claim_and_fetch(subject.table, wanted, row_format, 1 << 20).value
+            assert result.rows is not None
+            assert [result.rows.rows[1], result.rows.rows[2]] == expected
 
     @pytest.mark.parametrize("count", [5, 6, 7, 13, 14, 15])
     def test_the_bitmap_of_nulls_is_right_at_every_width(self, server: EmbeddedServer, count: int) -> None:
@@ -236,6 +241,49 @@ class TestPayloads:
             with pytest.raises(StoreError) as caught:
                 subject.store.fetch(subject.table, RowFormat(("gone",), binary=binary), claims, 1000)
             assert (caught.value.code, caught.value.lasting) == (1054, True)
+
+
+class TestRowsBehindAClaim:
+    TEXT = RowFormat(("id", "body"), binary=False)
+
+    @pytest.mark.parametrize(("binary", "packets"), [(False, 2), (True, 4)])
+    def test_a_claim_and_its_rows_take_two_packets(self, subject: ServerSubject, binary: bool, packets: int) -> None:
+        """A prepared statement takes two more: its number is known only when the first was answered, and it is
+        closed."""
+        row_format = replace(self.TEXT, binary=binary)
+        with counted_store(subject) as (store, sent):
+            for key in (1, 2, 3):
+                insert(subject, key)
+                result = store.claim_and_fetch(subject.table, [Wanted(key, 0, S)], row_format, 1 << 20).value
+                assert result.rows is not None
+                assert list(result.rows.rows) == [key]
+                assert len(sent) == packets
+                sent.clear()
+
+    def test_an_error_in_reading_leaves_the_claim(self, subject: ServerSubject) -> None:
+        insert(subject, 1, 2)
+        for key, binary in ((1, False), (2, True)):
+            gone = RowFormat(("gone",), binary=binary)
+            claims, rows = subject.store.claim_and_fetch(subject.table, [Wanted(key, 0, 30 * S)], gone, 1000).value
+            assert rows is None
+            assert [claim.key for claim in claims] == [key]
+            fetched = subject.store.fetch(subject.table, self.TEXT, {key: claims[0].delivery}, 1000).value
+            assert list(fetched.rows) == [key]
+
+    def test_an_error_in_claiming_is_raised_and_nothing_is_claimed_or_locked(self, server: EmbeddedServer) -> None:
+        subject = ServerSubject(server)
+        insert(subject, 1)
+        subject.execute(
+            "CREATE TRIGGER t BEFORE UPDATE ON messages FOR EACH ROW SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'"
+        )
+        with counted_store(subject) as (store, _):
+            with pytest.raises(StoreError, match="no"):
+                store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], self.TEXT, 1000)
+            subject.execute("DROP TRIGGER t")
+            claims, rows = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], self.TEXT, 1000).value
+            assert rows is not None
+            assert ([claim.epoch for claim in claims], list(rows.rows)) == ([1], [1])
+        subject.close()
 
 
 class TestOthersAtTheSameTime:
@@ -746,6 +794,12 @@ def test_variables_set_by_a_tables_triggers_affect_no_other_statement(server: Em
         before = settings()
         assert [claim.key for claim in store.claim(subject.table, [Wanted(1, 0, S)]).value] == [1]
         assert settings() == before
+        subject.execute("INSERT INTO messages (id, time_next, body) VALUES (4, 0, 'é')")
+        row_format = RowFormat(("body",), binary=False)
+        rows = store.claim_and_fetch(subject.table, [Wanted(4, 0, S)], row_format, 1000).value.rows
+        assert rows is not None
+        assert rows.rows == {4: b"\x02\xc3\xa9"}
+        subject.execute("DELETE FROM messages WHERE id = 4")
         assert store.claim(subject.table, [Wanted(1, 1, S)]).now_ns - before_ns < 600 * S
         assert store.claim(subject.table, [Wanted(3, 0, S)]).value == ()
         assert store.purge(subject.table, 600 * S, 10).value == 0

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from engine.dispatch.capacity import Capacity
-from engine.dispatch.claims import ClaimAttempt
+from engine.dispatch.claims import ClaimAttempt, ClaimsUnderWay
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim, Effect, Fetch, Scan
 from engine.dispatch.fetches import FetchesUnderWay
@@ -47,6 +47,8 @@ T = TypeVar("T")
 KEYS = st.integers(1, 40)
 AFTER_ANY_PAUSE_NS = 6 * NS_PER_S
 """Longer than the pause after a failed release, shorter than any wait for an acknowledgement."""
+CLOCK_OFF_MAX_S = 2_000
+"""A clock that is set back further in all would schedule messages for after the end of the play."""
 PICK = st.integers(0, 1_000)
 
 
@@ -62,6 +64,7 @@ class Play(RuleBasedStateMachine):
         self.subscribers = 0
         self.uncommitted: dict[int, int] = {}
         self.greatest = 0
+        self.set_forward_s = 0
         self.extended: set[Key] = set()
         self.ended_by_the_clock: set[Key] = set()
         """Messages whose waits were over, and are not any more if the server's clock was set back since."""
@@ -238,6 +241,9 @@ class Play(RuleBasedStateMachine):
 
     @rule(forward_s=st.sampled_from([-600, -3, 3, 600]))
     def the_servers_clock_is_set(self, forward_s: int) -> None:
+        if abs(self.set_forward_s + forward_s) > CLOCK_OFF_MAX_S:
+            return
+        self.set_forward_s += forward_s
         self.ended_by_the_clock |= self._waits_over()
         self.stage.set_clock(forward_s * NS_PER_S)
         self.ended_by_the_clock |= self._waits_over()
@@ -288,25 +294,26 @@ class Play(RuleBasedStateMachine):
     def another_word_overtakes_rows(self, pick: int, delay_s: int | None) -> None:
         """The rows were read before somebody acknowledged one of them, or, having had it earlier, gave it back; they
         arrive after."""
-        if not (fetch := self._rows_on_their_way()):
+        if not (bringing := self._rows_on_their_way()):
             return
-        assert isinstance(fetch.effect, Fetch)
-        key = self._one_of(sorted(fetch.effect.keys), pick)
+        key = self._one_of(sorted(bringing.carries), pick)
         row = self.stage.rows.get(key)
         if delay_s is None:
             self.stage.acknowledge(key, seen=True)
         elif row is not None and row.time_acked_ns is None:
             self.stage.give_back(key, delay_s * NS_PER_S)
-        if fetch in self.stage.asked:
-            self.stage.answer(fetch)
+        if bringing in self.stage.asked:
+            self.stage.answer(bringing)
 
     def _rows_on_their_way(self) -> Asked | None:
-        """A fetch that the database has done, after the claims before it."""
-        while not (fetches := self._asked_for(Fetch)) and (claims := self._asked_for(Claim)):
-            self.one_thing_goes_well(self.stage.asked.index(claims[0]))
-        if fetches and fetches[0].answer is None:
-            self.stage.do(fetches[0])
-        return fetches[0] if fetches else None
+        """A fetch, or a claim with its rows, that the database has done, after the claims before it."""
+        while asked := next(iter([*self._asked_for(Fetch), *self._asked_for(Claim)]), None):
+            if asked.answer is None:
+                self.stage.do(asked)
+            if asked.carries:
+                return asked
+            self.stage.answer(asked)
+        return None
 
     @rule()
     def all_goes_well_for_a_moment(self) -> None:
@@ -436,11 +443,11 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
 class ASuspectRowIsSent(Dispatcher):
     """A row is sent though its message was given back meanwhile."""
 
-    def fetch_done(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
+    def _send_rows(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
         for lease in self._leases:
             if lease.state in SUSPECT_STATES & FETCHING_STATES:
                 lease.state = LeaseState.FETCHING
-        return super().fetch_done(now, fetch_id, result)
+        return super()._send_rows(now, fetch_id, result)
 
 
 class FetchesOfEndedLeases(FetchesUnderWay):
@@ -465,6 +472,35 @@ class ExpiredLeasesAreStillSent(Dispatcher):
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
         self._fetches = FetchesOfEndedLeases(self._groups, limits.fetch_max, self._numbers)
+
+    def _end_lease(self, lease: Lease) -> None:
+        if self._leases.get(lease.key) is lease:
+            super()._end_lease(lease)
+
+
+class ClaimsWithoutReports(ClaimsUnderWay):
+    """A report of a message that is being claimed is forgotten."""
+
+    def report_changes(self, keys: Collection[Key] | None) -> None:
+        pass
+
+
+class ARowThatCameWithItsClaimIsSentWhateverWasReported(Dispatcher):
+    """A row that was read behind a claim is sent though its message was acknowledged or given back meanwhile."""
+
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self._claims = ClaimsWithoutReports(policy, jitter, self._numbers)
+        self._capacity = Capacity(policy, limits, self._leases, self._claims, now)
+
+
+class RowsThatDidNotComeWithTheirClaimAreForgotten(Dispatcher):
+    """A message that was claimed and not read is never fetched."""
+
+    def _send_claimed_rows(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> Effects:
+        rows = attempt.rows or FetchResult({})
+        attempt.rows = replace(rows, unread=frozenset())
+        return super()._send_claimed_rows(now, attempt, claims)
 
 
 class Unbounded(Capacity):
@@ -604,6 +640,8 @@ BREAKS = [
     VanishedClientsKeepTheirMessages,
     ExpiredLeasesAreStillSent,
     ASuspectRowIsSent,
+    ARowThatCameWithItsClaimIsSentWhateverWasReported,
+    RowsThatDidNotComeWithTheirClaimAreForgotten,
     CapacityIsIgnored,
     AFailedScanIsTheLast,
     ALostClaimBlocksThoseBehindIt,

@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 
 from engine.binlog.changes import ChangeSet, RowChange
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Fetch, Scan
+from engine.dispatch.effects import Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.model import NS_PER_S, Delivery, Entry, Key
@@ -56,9 +56,7 @@ class PlayWithLog(Play):
     def a_message_is_deleted_and_its_id_comes_again(self, pick: int) -> None:
         """As after TRUNCATE TABLE, or with REPLACE. What was read before and is on its way cannot be called back."""
         key = self._one_of(self._live(), pick).key
-        on_its_way = any(
-            key in asked.effect.keys for asked in self._asked(done=True) if isinstance(asked.effect, Fetch)
-        )
+        on_its_way = any(key in asked.carries for asked in self._asked(done=True))
         if key not in self.stage.store.locked and not on_its_way:
             del self.stage.rows[key]
             self.stage.holdings.pop(key, None)

@@ -89,6 +89,8 @@ class Asked:
 
     effect: Effect
     answer: Callable[[], Effects] | None = None
+    carries: frozenset[Key] = frozenset()
+    """The messages whose rows are in the answer."""
 
 
 @dataclass
@@ -98,6 +100,8 @@ class Stage:
     policy: Policy = POLICY
     limits: Limits = field(default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4))
     fetch_budget: int = 3
+    unread_every: int = 5
+    """One of so many claims is answered without the rows behind it, which are then fetched."""
     id_grows: bool = False
     """Whether new messages have ids greater than all before."""
     dispatcher_type: type[Dispatcher] = Dispatcher
@@ -281,12 +285,19 @@ class Stage:
             case Scan(scan_id, selection, limit, part):
                 scan = store.scan(queue, limit, selection, part).value
                 asked.answer = lambda: dispatcher.scan_done(self.now, scan_id, scan)
-            case Claim(claim_id, wanted):
+            case Claim(claim_id, wanted, None):
                 claims = store.claim(queue, wanted).value
                 asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims)
+            case Claim(claim_id, wanted, RowFormat() as row_format):
+                claims, rows = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget).value
+                if claim_id % self.unread_every == 0:
+                    rows = None  # They could not be read.
+                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows)
+                asked.carries = frozenset() if rows is None else frozenset(rows.rows)
             case Fetch(fetch_id, row_format, keys):
                 rows = store.fetch(queue, row_format, keys, self.fetch_budget).value
                 asked.answer = lambda: dispatcher.fetch_done(self.now, fetch_id, rows)
+                asked.carries = frozenset(keys)
             case Lock(lock_id):
                 locked = self._lock(asked.effect)
                 asked.answer = lambda: dispatcher.lock_done(self.now, lock_id, locked)
@@ -322,7 +333,7 @@ class Stage:
         match asked.effect:
             case Scan(scan_id, _, _, _):
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, "the server has gone away")
-            case Claim(claim_id, _):
+            case Claim(claim_id):
                 self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):
                 self.handle(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, "no such column")

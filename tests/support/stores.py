@@ -319,3 +319,26 @@ def interrupted_store(
     store._pool = Pool(lambda: Interrupted(address, before, after), 1)
     yield store
     store.close()
+
+
+class Counted(StoreConnection):
+    """Counts the packets that are sent, as their bytes."""
+
+    def __init__(self, address: BackendAddress, sent: list[bytes]) -> None:
+        self.sent: list[bytes] = []
+        super().__init__(address, ConnectionLimits())
+        self.sent = sent
+
+    def _send(self, framed: bytes) -> None:
+        self.sent.append(framed)
+        super()._send(framed)
+
+
+@contextlib.contextmanager
+def counted_store(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[bytes]]]:
+    """A store with one connection, and the packets that it sends after the login."""
+    address = BackendAddress(subject.server.host, subject.server.port, "root")
+    store, sent = MySQLStore(address), list[bytes]()
+    store._pool = Pool(lambda: Counted(address, sent), 1)
+    yield store, sent
+    store.close()

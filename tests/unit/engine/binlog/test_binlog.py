@@ -318,6 +318,7 @@ def test_a_message_changed_while_in_flight_is_looked_up() -> None:
 
 def test_a_message_with_the_id_of_one_that_is_being_looked_up_is_not_confused_with_it() -> None:
     stage = holding(7)
+    stage.unread_every = 1
     del stage.rows[7]  # TRUNCATE TABLE, and the ids begin anew.
     stage.holdings.clear()
     stage.handle(stage.dispatcher.changes_logged)

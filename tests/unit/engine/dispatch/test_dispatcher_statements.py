@@ -160,7 +160,7 @@ def test_a_logged_row_behind_the_scan_position_is_found() -> None:
 
 def test_a_message_released_unsent_behind_the_scan_position_is_found() -> None:
     """The state machine of tests/property does not find this order of events within a minute."""
-    stage = Stage(id_grows=True)
+    stage = Stage(id_grows=True, unread_every=1)
     stage.store.put(TABLE, Row(2, time_next_ns=0, payload=b"2"))
     stage.store.put(TABLE, Row(3, time_next_ns=0))
     stage.subscribe(1, holder=1, selection=EVEN)

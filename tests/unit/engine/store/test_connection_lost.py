@@ -77,7 +77,7 @@ def test_a_silent_server_is_given_up_sooner_during_login_than_during_a_statement
 
 
 def test_the_server_hangs_up_before_the_session_is_set_up() -> None:
-    with scripted_server(answering(ISOLATION=GONE)) as server, pytest.raises(StoreError) as caught:
+    with scripted_server(answering(autocommit=GONE)) as server, pytest.raises(StoreError) as caught:
         connection_to(server)
     assert (caught.value.code, server.logins) == (2013, 1)
 
