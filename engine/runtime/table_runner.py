@@ -220,9 +220,9 @@ class TableRunner:
         self.handle(self.dispatcher.subscribe, spec)
 
     def unsubscribe(self, subscriber: int) -> None:
-        """End a stream on its client's side. Its sink is not called any more."""
-        self._streams.pop(subscriber, None)
-        self.handle(self.dispatcher.unsubscribe, subscriber)
+        """End a stream on its client's side, unless it is over. Its sink is not called any more."""
+        if self._streams.pop(subscriber, None) is not None:
+            self.handle(self.dispatcher.unsubscribe, subscriber)
 
     def reconfigure(self, queue: QueueTable) -> None:
         """Take the table's new description."""

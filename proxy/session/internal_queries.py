@@ -42,7 +42,7 @@ NOT_SHOWN = frozenset({ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER
 CONTEXT_COLUMNS = 6
 """Of the context query, besides the server's name."""
 
-_COUNTER = re.compile(rb"(?<= )AUTO_INCREMENT=[0-9]+ ")
+_COUNTER = re.compile(rb" AUTO_INCREMENT=[0-9]+ ")
 """The part of a table's definition that each INSERT changes."""
 
 UNBOUND = ServerError(
@@ -142,7 +142,7 @@ def _definition(answer: Answer) -> bytes:
 
 
 def _digest(definition: bytes) -> bytes:
-    return hashlib.blake2b(_COUNTER.sub(b"", definition), digest_size=16).digest()
+    return hashlib.blake2b(_COUNTER.sub(b" ", definition), digest_size=16).digest()
 
 
 async def refuse_temporary(session: ClientSession, table: TableName) -> None:

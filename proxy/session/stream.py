@@ -12,7 +12,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from engine.dispatch.effects import Cause
 from engine.packets import frame
@@ -64,6 +63,8 @@ class Stream:
         self._handle: StreamHandle | None = None
         self._clock = clock
         self._over = False
+        self._closed = False
+        self._end: Callable[[], bytes] | None = None
         self._error: ServerError | None = None
         self._attention = asyncio.Event()
         """Set when the stream is over or needs a proof."""
@@ -165,14 +166,24 @@ class Stream:
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the stream is over or needs a proof, or the time has passed; return whether
         one of the former."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+        if not self._attention.is_set():  # Cheaper than asyncio.timeout, which has a task cancelled.
+            timer = asyncio.get_running_loop().call_later(timeout_s, self._attention.set)
+            try:
                 await self._attention.wait()
+            finally:
+                timer.cancel()
         self._attention.clear()
         return self._over or self.unproven
 
+    def ends_with(self, end: Callable[[], bytes]) -> None:
+        """The column packets are sent. If the stream is complete later, `end` gives the packet that
+        ends its rows, which is then written with the last of them."""
+        self._end = end
+
     def close(self, capabilities: int, status: int) -> None:
-        """Write the last packet of the result set."""
+        """Write the last packet of the result set, unless it was written with the last rows."""
+        if self._closed:
+            return
         error = self._error
         if error is None:
             last = make_end(capabilities, status)
@@ -207,3 +218,6 @@ class Stream:
             self._over, self._error = True, error
             self.unproven &= bool(self._held)
             self._attention.set()
+            if error is None and self._end is not None and not self._held:
+                self._closed = True
+                self._write(frame(self._end(), self._seq))

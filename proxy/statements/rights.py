@@ -49,13 +49,14 @@ class Rights:
 
     def __init__(self, queue: QueueTable, columns: Iterable[str]) -> None:
         """`columns`: all that the stream reads, those of its condition as well."""
-        self._probe = right_to_stream(queue, columns)
+        self._queue = queue
+        self._columns = columns
 
     async def lost(self, session: ClientSession) -> ServerError | None:
         """The server's error if the client may not have the rows any more; None if it may. Raises
         ConnectionError."""
         was_in_transaction = session.in_transaction
-        refusal = await self._refusal(session, self._probe)
+        refusal = await self._refusal(session, right_to_stream(self._queue, self._columns))
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         if refusal is None:
             account = await self._refusal(session, sql("account_exists"))

@@ -25,7 +25,7 @@ from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import ServerError
+from proxy.wire.packets import ServerError, make_end
 from sqlrewrite.names import Param
 from sqlrewrite.stream import StreamStatement, shortened
 
@@ -103,6 +103,8 @@ class Streaming:
         stream.attach(handle)
         session.stream = stream
         stream.begin(b"".join(frame(packet.payload, packet.seq) for packet in columns))  # No row can precede them.
+        if not stream.over and not stream.rows_from_server:
+            stream.ends_with(lambda: make_end(session.capabilities, session.status))
         try:
             if isinstance(stream, LockingStream):
                 await LockingSession(session, proven, selection).attend(stream, self._settings.ping_interval_s)
