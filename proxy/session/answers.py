@@ -11,6 +11,7 @@ from engine.packets import EOF, ERR, WireError
 from proxy.session.commit_notices import PendingCommand
 from proxy.wire.fields import Reader
 from proxy.wire.framing import Packet, Packets
+from proxy.wire.handshake import MARIADB_CACHE_METADATA
 from proxy.wire.packets import DEPRECATE_EOF, ServerError, parse_err
 from proxy.wire.walker import Outcome
 
@@ -87,6 +88,7 @@ class RowQuery(InternalQueries):
         self.packets = Packets(ROW_MAX)
         self._on_rows = on_rows
         self._columns_eof = 0 if capabilities & DEPRECATE_EOF else 1
+        self._may_omit_columns = bool(capabilities & MARIADB_CACHE_METADATA)
         self._before_rows: int | None = None
         """How many packets still precede the rows; None before the first packet."""
 
@@ -96,7 +98,10 @@ class RowQuery(InternalQueries):
         for packet in self.packets.feed(data):
             first = packet.payload[0]
             if self._before_rows is None and first != ERR:
-                self._before_rows = Reader(packet.payload).lenenc() + self._columns_eof
+                head = Reader(packet.payload)
+                columns = head.lenenc()
+                omitted = self._may_omit_columns and packet.payload[head.at :] == b"\0"
+                self._before_rows = (0 if omitted else columns) + self._columns_eof
             elif self._before_rows:
                 self._before_rows -= 1
             elif first in (EOF, ERR):

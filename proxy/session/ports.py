@@ -92,9 +92,9 @@ class ClientSession(Protocol):
     async def internal_command(self, payload: bytes) -> Answer:
         """The same as `internal_query` for any command with an answer."""
 
-    async def internal_rows(self, text: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
-        """Run a SELECT on the backing connection, and pass its rows to `on_rows` as they come
-        (RowQuery). The answer has only the last packet."""
+    async def internal_rows(self, command: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
+        """Run a command that returns rows on the backing connection, and pass them to `on_rows` as
+        they come (RowQuery). The answer has only the last packet."""
 
     def check_interrupted(self) -> None:
         """Raise the error that the running queue statement is to end with, if it was

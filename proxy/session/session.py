@@ -374,9 +374,8 @@ class Session:
         attributes = self.classifier.attributes
         return await self._internal_commands([make_query(text, attributes=attributes) for text in texts])
 
-    async def internal_rows(self, text: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
-        """Run a SELECT on the backing connection whose rows are passed to `on_rows` (RowQuery)."""
-        command = make_query(text, attributes=self.classifier.attributes)
+    async def internal_rows(self, command: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
+        """Run a command that returns rows, which are passed to `on_rows` (RowQuery)."""
         return (await self._answered((command,), RowQuery(self.capabilities, on_rows)))[0]
 
     async def internal_command(self, payload: bytes) -> Answer:

@@ -17,20 +17,27 @@ from typing import TYPE_CHECKING
 
 from engine.dispatch.effects import Lock
 from engine.model import Key, Selection
+from engine.packets import prepare_ok_at
 from engine.quoting import quoted
 from engine.runtime.table_runner import LockAnswer
 from engine.store.queries import TableStatements
-from engine.store.row_packets import split_text_row
+from engine.store.row_packets import split_binary_row, split_text_row
 from proxy.session.commit_notices import DEADLOCK
 from proxy.session.internal_queries import spelled
 from proxy.session.queries import sql
 from proxy.session.stream import Stream
 from proxy.statements.proof import ProvenStream
+from proxy.statements.results import PLAIN_EXECUTION
+from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.packets import AUTOCOMMIT, ServerError
+from proxy.wire.params import make_query
 
 if TYPE_CHECKING:
+    from proxy.session.answers import Answer
     from proxy.session.ports import ClientSession
+
+OnRows = Callable[[Sequence[bytes]], None]
 
 COM_PING = bytes([Commands.COM_PING])
 
@@ -112,7 +119,8 @@ class LockingSession:
     def __init__(self, session: ClientSession, proven: ProvenStream, selection: Selection) -> None:
         self._session = session
         self._statements = TableStatements(proven.queue, selection)
-        self._columns = ", ".join(map(quoted, proven.row_format.columns))
+        self._columns = proven.row_format.columns
+        self._binary = proven.row_format.binary
         self._pad_chars = proven.queue.id_pad_chars if proven.row_format.pad_char else 0
 
     async def attend(self, stream: LockingStream, ping_interval_s: float) -> None:
@@ -131,19 +139,35 @@ class LockingSession:
         session.commit_notices.messages_locked(session.number)
         session.classifier.locks_messages = True
         locked: set[Key] = set()
-        on_rows = partial(self._pass, stream, locked)
-        done = await spelled(session, self._select(lock), partial(session.internal_rows, on_rows=on_rows))
+        run = self._execute if self._binary else self._query
+        done = await spelled(session, self._select(lock), partial(run, partial(self._pass, stream, locked)))
         answer(locked)
         if (error := done.error) is not None:
             stream.refuse(error)
             if error.code == DEADLOCK:
                 session.commit_notices.locks_gone(failed=True)
 
+    async def _query(self, on_rows: OnRows, text: bytes) -> Answer:
+        command = make_query(text, attributes=self._session.classifier.attributes)
+        return await self._session.internal_rows(command, on_rows)
+
+    async def _execute(self, on_rows: OnRows, text: bytes) -> Answer:
+        """The same for rows in the binary protocol."""
+        session = self._session
+        prepared = await session.internal_command(bytes([COM_STMT_PREPARE]) + text)
+        if prepared.error is not None:
+            return prepared
+        head = prepared.packets[0].payload
+        number = prepare_ok_at(head, 0, len(head)).statement_id.to_bytes(4, "little")
+        answer = await session.internal_rows(bytes([Commands.COM_STMT_EXECUTE]) + number + PLAIN_EXECUTION, on_rows)
+        session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
+        return answer
+
     def _select(self, lock: Lock) -> str:
         return sql(
             "lock_messages",
             **self._statements.words,
-            columns=self._columns,
+            columns=", ".join(map(quoted, self._columns)),
             ids=self._statements.ids(map(self._padded, lock.keys)),
             now_ns=lock.now_ns,
             alive="TRUE" if lock.epoch_below is None else f"COALESCE(epoch, 0) < {lock.epoch_below}",
@@ -153,7 +177,7 @@ class LockingSession:
     def _pass(self, stream: LockingStream, locked: set[Key], rows: Sequence[bytes]) -> None:
         passed: list[bytes] = []
         for row in rows:
-            raw, rest = split_text_row(row)
+            raw, rest = split_binary_row(row, len(self._columns)) if self._binary else split_text_row(row)
             locked.add(self._statements.key(raw.rstrip(b" ") if self._pad_chars else raw))
             passed.append(rest)
         stream.pass_rows(passed)

@@ -77,12 +77,12 @@ async def answer_execute(session: ClientSession, result: Result, *, was_in_trans
     select = result.select().encode("ascii")
     prepared = not_refused(await session.internal_command(bytes([COM_STMT_PREPARE]) + select)).packets[0].payload
     number = prepare_ok_at(prepared, 0, len(prepared)).statement_id.to_bytes(4, "little")
-    answer = not_refused(await session.internal_command(bytes([Commands.COM_STMT_EXECUTE]) + number + _PLAIN_EXECUTION))
+    answer = not_refused(await session.internal_command(bytes([Commands.COM_STMT_EXECUTE]) + number + PLAIN_EXECUTION))
     session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
 
 
-_PLAIN_EXECUTION = b"\0\1\0\0\0"
+PLAIN_EXECUTION = b"\0\1\0\0\0"
 """No cursor, one iteration."""
 
 

@@ -25,7 +25,7 @@ from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_
 from proxy.statements.rights import Rights
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import ServerError, make_end
+from proxy.wire.packets import make_end
 from sqlrewrite.names import Param
 from sqlrewrite.stream import StreamStatement, shortened
 
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COM_PING = bytes([Commands.COM_PING])
-
-NOT_PREPARED = ServerError(
-    1295,
-    "HY000",
-    "STREAM … FOR UPDATE is not supported in the prepared statement protocol yet: send it as text "
-    "(most drivers do without parameters, or have an option to fill them in themselves)",
-)
 
 
 class Streaming:
@@ -62,8 +55,6 @@ class Streaming:
         """PREPARE: the server prepares the SELECT of no row."""
         was_in_transaction = session.in_transaction
         prepared, select = await self._proof.prepare(session, text)
-        if prepared.statement.locks:
-            raise NOT_PREPARED.again()
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         session.check_interrupted()
         if (encoded := encodable(session, select)) is not None:

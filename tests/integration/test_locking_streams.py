@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pymysql
 import pytest
 from mysql_mimic.types import Commands
+from pymysql.cursors import SSCursor
 
+from proxy.wire.packets import parse_err, parse_ok
 from tests.support import insides
 from tests.support.proxies import running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.raw import ALL, BASE, DEPRECATE_EOF, RawClient
 from tests.support.servers import connect
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, settled
 
 ROW = "SELECT epoch, time_next, time_acked FROM m ORDER BY id"
 
@@ -157,8 +161,22 @@ def test_a_read_only_transaction_gets_the_servers_error(proxy, database, queue) 
         assert refused(worker, "STREAM * FROM m LIMIT 1 NOWAIT FOR UPDATE")[0] == 1792
 
 
-def test_it_is_not_prepared_yet(proxy, queue) -> None:
-    assert refused(queue, "PREPARE s FROM 'STREAM * FROM m LIMIT 1 NOWAIT FOR UPDATE'")[0] == 1064
+@pytest.mark.parametrize("capabilities", [BASE, BASE | DEPRECATE_EOF, ALL])
+def test_it_can_be_prepared(proxy, database, queue, capabilities) -> None:
+    with RawClient(proxy, capabilities, database) as client, RawClient(proxy, capabilities, database) as plain:
+        number = client.prepare("STREAM id, payload, time_acked FROM m WHERE id > ? LIMIT ? NOWAIT FOR UPDATE")
+        assert parse_err(client.execute(number, 1, 2)[-1].payload).code == 1105
+        client.query("BEGIN")
+        plain.query("BEGIN")
+        select = plain.prepare("SELECT id, payload, time_acked FROM m WHERE id > ? ORDER BY id LIMIT 2")
+        for _ in range(2):
+            expected = [packet.payload for packet in plain.execute(select, 1)]
+            taken = [packet.payload for packet in client.execute(number, 1, 2)]
+            assert taken[:-1] == expected[:-1]
+            client.query("COMMIT")
+            client.query("BEGIN")
+        client.execute(number, 0, 1)
+        assert parse_ok(client.query("ACK m WHERE id = 1")[0].payload).head.affected_rows == 1
 
 
 def test_an_insert_wakes_it(proxy, database, queue, begin) -> None:
@@ -336,3 +354,65 @@ def test_ids_of_any_type_in_any_session(proxy, flavour, database, id_type, ids, 
         rows(worker, "STREAM * FROM m LIMIT 5 WAIT 5 FOR UPDATE")
         run(worker, "ROLLBACK")
         eventually(lambda: rows(worker, "SELECT epoch FROM m") == [(1,), (1,)], what="both failures counted")
+
+
+def big_messages(queue, count: int) -> int:
+    """So many messages of a megabyte."""
+    run(queue, "DELETE FROM m")
+    run(queue, "ALTER TABLE m MODIFY payload LONGTEXT")
+    run(queue, f"INSERT INTO m (payload) SELECT REPEAT('x', 1000000) FROM information_schema.columns LIMIT {count}")
+    return count
+
+
+def resident_bytes(process: int) -> int:
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096
+
+
+def test_a_client_that_reads_slowly_costs_little_memory_and_gets_all(proxy, queue, begin) -> None:
+    count = big_messages(queue, 90)
+    worker = begin()
+    before = resident_bytes(proxy.pid)
+    with worker.cursor(SSCursor) as cursor:
+        cursor.execute(f"STREAM payload FROM m LIMIT {count} WAIT 10 FOR UPDATE")
+        got = len(cursor.fetchmany(2))
+        held = settled(lambda: resident_bytes(proxy.pid) // 2_000_000)  # Until the proxy reads no more.
+        assert held * 2_000_000 - before < 40_000_000
+        got += len(cursor.fetchall())
+    assert got == count
+    run(worker, "COMMIT")
+
+
+def test_kill_query_in_the_middle_of_rows_keeps_the_transaction(proxy, queue, begin) -> None:
+    count = big_messages(queue, 90)
+    worker = begin()
+    cursor = SSCursor(worker)
+    cursor.execute(f"STREAM payload FROM m LIMIT {count} WAIT 10 FOR UPDATE")
+    cursor.fetchmany(2)
+    run(queue, f"KILL QUERY {worker.thread_id()}")
+    with pytest.raises(pymysql.MySQLError, match="1317"):
+        cursor.fetchall()
+    insides.forget_result(worker)
+    assert 0 < run(worker, "ACK m WHERE id > 0") <= count
+    run(worker, "ROLLBACK")
+    run(queue, "BEGIN")
+    eventually(lambda: len(lock(queue, count, "WAIT 5", columns="id")) or None, what="what was not delivered")
+    run(queue, "ROLLBACK")
+
+
+def test_a_client_that_is_cut_off_in_the_middle_of_rows_holds_nothing(proxy, queue, begin) -> None:
+    count = big_messages(queue, 90)
+    worker = begin()
+    cursor = SSCursor(worker)
+    cursor.execute(f"STREAM payload FROM m LIMIT {count} WAIT 10 FOR UPDATE")
+    cursor.fetchone()
+    insides.cut(worker)
+    insides.forget_result(worker)
+    taken: set[int] = set()
+    run(queue, "BEGIN")
+
+    def all_taken() -> bool:
+        taken.update(lock(queue, count, "WAIT 1", columns="id"))
+        return len(taken) == count
+
+    eventually(all_taken)
+    run(queue, "COMMIT")
