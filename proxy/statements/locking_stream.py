@@ -25,7 +25,7 @@ from engine.store.row_packets import split_binary_row, split_text_row
 from proxy.session.commit_notices import DEADLOCK
 from proxy.session.internal_queries import spelled
 from proxy.session.queries import sql
-from proxy.session.stream import Stream
+from proxy.session.stream import GatheredWrites, Stream
 from proxy.statements.proof import ProvenStream
 from proxy.statements.results import PLAIN_EXECUTION
 from proxy.wire.commands import COM_STMT_PREPARE
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 OnRows = Callable[[Sequence[bytes]], None]
 
 COM_PING = bytes([Commands.COM_PING])
-
-GATHERED_MAX = 1 << 16
-"""Bytes that are gathered for one write to the client."""
 
 NO_TRANSACTION = ServerError(
     1105,
@@ -64,10 +61,9 @@ class LockingStream(Stream):
     rows_from_server = True
 
     def __init__(self, write: Callable[[bytes], None], seq: int, condition: str | None) -> None:
-        super().__init__(self._gather, seq, condition)
-        self._write_client = write
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
+        gathered = GatheredWrites(write)
+        super().__init__(write, seq, condition, gathered=gathered)
+        self._flush = gathered.flush
         self._offers: deque[tuple[Lock, LockAnswer]] = deque()
 
     def lock(self, lock: Lock, answer: LockAnswer) -> None:
@@ -93,24 +89,6 @@ class LockingStream(Stream):
     def refuse(self, error: ServerError) -> None:
         """End the stream with this error. What the transaction has locked stays locked."""
         self.abort(error)
-
-    def close(self, capabilities: int, status: int) -> None:
-        """Write the last packet of the result set."""
-        super().close(capabilities, status)
-        self._flush()
-
-    def _gather(self, data: bytes) -> None:
-        """Keep packets until there are enough of them, or the stream waits: a short result is then
-        one write."""
-        self._gathered.append(data)
-        self._gathered_bytes += len(data)
-        if self._gathered_bytes >= GATHERED_MAX:
-            self._flush()
-
-    def _flush(self) -> None:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        if gathered:
-            self._write_client(b"".join(gathered))
 
 
 class LockingSession:
