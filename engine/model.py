@@ -201,6 +201,13 @@ class Entry(NamedTuple):
     priority: int
     due_ns: int
 
+    def is_at_least(self, other: Entry, before: tuple[int, int] | None = None) -> bool:
+        """Whether this is the same state of a message as `other`, or a later one. `before`: the
+        epoch and time_next that the row showed before it was changed to `other`."""
+        if (self.epoch, self.due_ns) == (other.epoch, other.due_ns):
+            return True
+        return self.epoch > max(other.epoch, before[0] if before else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Position:

@@ -469,9 +469,10 @@ class Dispatcher:
         if self._locks_first:
             self._start_locked_leases(now)
         picked = self._pick(now, locks=False)
+        effects: Effects = [self._claims.start_claim(picked, now)] if picked else []
         if not self._locks_first:
             self._start_locked_leases(now)
-        return [self._claims.start_claim(picked, now)] if picked else []
+        return effects
 
     def _start_locked_leases(self, now: Instant) -> None:
         """Give messages to streams that lock them. No claim precedes it."""

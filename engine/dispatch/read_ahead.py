@@ -123,11 +123,7 @@ class ReadAhead:
         """Whether the buffer contains this message in the same or a later state. `before`: the
         epoch and time_next that its row showed before it was changed to this."""
         known = self._ready.get(entry.key) or self._later.get(entry.key)
-        if known is None:
-            return False
-        if (known.epoch, known.due_ns) == (entry.epoch, entry.due_ns):
-            return True
-        return known.epoch > max(entry.epoch, before[0] if before else 0)
+        return known is not None and known.is_at_least(entry, before)
 
     def add_scheduled(self, entry: Entry, most: int) -> None:
         """Add a message that is not due yet, and that no scan has shown. If `most` such messages

@@ -3,12 +3,13 @@ again."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.scan_position import ScanPosition
-from engine.model import Entry
+from engine.model import Entry, Key, ScanResult
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +32,9 @@ class ScanState:
     """When the last full scan was started."""
     dirty: bool = True
     """A message may have become due since the last scan was started."""
+    expected: dict[Key, tuple[Entry, tuple[int, int] | None]] = field(default_factory=dict)
+    """Due messages that the binary log has shown while a scan was under way, and their epochs and
+    time_next before. It usually shows them: the commit that it was started for is often theirs."""
     due_again_ns: int | None = None
     """When a message comes due that only a scan can find (server's clock)."""
     retry_ns: int | None = None
@@ -56,6 +60,25 @@ class ScanState:
         self.begun_ns = now.mono_ns
         self.dirty = False
         self.due_again_ns = self.retry_ns = None
+
+    def expect(self, entry: Entry, before: tuple[int, int] | None, most: int) -> None:
+        """The binary log shows this due message. Request a scan, unless the one under way may show
+        it. `most`: how many messages are remembered for that."""
+        if self.running and not self.dirty and len(self.expected) < most:
+            self.expected[entry.key] = entry, before
+        else:
+            self.dirty = True
+
+    def expected_hidden(self, result: ScanResult) -> Collection[Key]:
+        """The scan came back. Returns the expected messages that it does not show as the binary log
+        does, or as they were later, and forgets which were expected."""
+        expected, self.expected = self.expected, {}
+        if expected:
+            for shown in result.entries:
+                entry, before = expected.get(shown.key, (None, None))
+                if entry is not None and shown.is_at_least(entry, before):
+                    del expected[shown.key]
+        return expected
 
     def scan_completed(self, now: Instant, stale_ns: int) -> None:
         """The scan came back. Its entries are trusted for `stale_ns`, those of a slower scan for as

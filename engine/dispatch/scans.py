@@ -106,7 +106,8 @@ class ScanScheduler:
         due = entry.due_ns <= now.server_ns
         if due:
             self._awaiting.await_key(now.mono_ns, entry.key)
-            self.request_scans()
+            for group in self._groups:
+                group.scans.expect(entry, before, self._limits.window_max)
         else:
             self._awaiting.stop_awaiting((entry.key,))
         self.rescan_place(entry)
@@ -253,7 +254,9 @@ class ScanScheduler:
         running = self._running.pop(scan_id)
         scans = running.group.scans
         scans.scan_completed(now, self._limits.stale_ns)
-        self._awaiting.stop_awaiting(entry.key for entry in result.entries)
+        hidden = scans.expected_hidden(result)
+        scans.dirty = scans.dirty or bool(hidden)
+        self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)
 
         def unwanted(entry: Entry) -> bool:
             if not is_taken(entry.key):
@@ -277,6 +280,7 @@ class ScanScheduler:
         """A scan failed. Returns its group."""
         group = self._running.pop(scan_id).group
         group.scans.scan_completed(now, self._limits.stale_ns)
+        group.scans.expected.clear()
         group.scans.dirty = True
         return group
 

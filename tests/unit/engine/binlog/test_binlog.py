@@ -16,12 +16,13 @@ from engine.binlog.changes import (
     effect_of,
 )
 from engine.binlog.row_image import ColumnType, Field, field_of
+from engine.dispatch.effects import Scan
 from engine.dispatch.instant import Instant
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.visibility import RESCAN_MAX_NS, RESCAN_MIN_NS, AwaitingVisibility
 from engine.model import Delivery, Entry, ScanResult, TableId
 from tests.support.play import TABLE as STAGE_TABLE
-from tests.support.play import Stage
+from tests.support.play import Asked, Stage
 
 TABLE = TableId("shop", "orders")
 OTHER = TableId("shop", "mails")
@@ -388,6 +389,67 @@ def test_a_logged_message_that_is_not_visible_yet_is_found_later(named: bool, hi
     stage.run_until(lambda: (stage.dispatcher.wake_at_ns or 0) > visible_ns)
     stage.enqueue(7, wake=False)
     stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=2 * RESCAN_MAX_NS)
+
+
+def scan_under_way() -> tuple[Stage, Asked]:
+    """A stream waits, and a commit has just caused a scan."""
+    stage = Stage()
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    stage.handle(stage.dispatcher.woken)
+    (scan,) = stage.asked
+    return stage, scan
+
+
+def scans(stage: Stage) -> int:
+    return sum(isinstance(pending.effect, Scan) for pending in stage.asked)
+
+
+def test_a_message_in_the_log_that_the_scan_under_way_shows_causes_no_other_scan() -> None:
+    """As after each INSERT through the proxy."""
+    stage, scan = scan_under_way()
+    stage.enqueue(7, wake=False)
+    stage.do(scan)
+    stage.handle(stage.dispatcher.changes_logged, [entry(7)])
+    stage.answer(scan)
+    assert scans(stage) == 0
+    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=0)
+    assert stage.dispatcher._scans.rescan_ns is None
+
+
+def test_a_message_in_the_log_that_the_scan_under_way_does_not_show_is_scanned_for_at_once() -> None:
+    stage, scan = scan_under_way()
+    stage.do(scan)
+    stage.enqueue(7, wake=False)
+    stage.handle(stage.dispatcher.changes_logged, [entry(7)])
+    assert scans(stage) == 1
+    stage.answer(scan)
+    assert scans(stage) == 1
+    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=0)
+
+
+def test_a_message_that_the_scan_under_way_shows_as_it_was_before_is_scanned_for_at_once() -> None:
+    stage = Stage()
+    stage.enqueue(7, due_ns=stage.now_ns + 10**9, wake=False)
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    stage.handle(stage.dispatcher.woken)
+    (scan,) = stage.asked
+    stage.do(scan)
+    stage.enqueue(7, due_ns=1, wake=False)
+    stage.handle(stage.dispatcher.changes_logged, [entry(7, due_ns=1)], [], {7: (0, stage.now_ns + 10**9)})
+    stage.answer(scan)
+    assert scans(stage) == 1
+    assert stage.dispatcher._scans.rescan_ns is not None
+    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=0)
+
+
+def test_a_failed_scan_shows_no_message_of_the_log() -> None:
+    stage, scan = scan_under_way()
+    stage.enqueue(7, wake=False)
+    stage.handle(stage.dispatcher.changes_logged, [entry(7)])
+    stage.fail(scan)
+    stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=10**9)
 
 
 def test_a_message_that_is_settled_in_the_log_frees_its_credit_at_once() -> None:
