@@ -38,39 +38,23 @@ GATHERED_MAX = 1 << 16
 
 
 class GatheredWrites:
-    """The packets of a stream that ends soon, written together: each write is a system call, and
-    wakes the client.
+    """Packets for the client that are written together: each write is a system call, and wakes the
+    client."""
 
-    They are written with the last packet, or when there are GATHERED_MAX bytes, or when the stream
-    waits: at the next turn of the event loop with `call_soon`, else when `flush` is called.
-    """
-
-    def __init__(
-        self, write: Callable[[bytes], None], call_soon: Callable[[Callable[[], None]], object] | None = None
-    ) -> None:
+    def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
-        self._call_soon = call_soon
         self._unwritten: list[bytes] = []
         self._bytes = 0
-        self._flush_follows = False
 
     def hold(self, data: bytes) -> None:
-        """Write this with what follows, whenever that is."""
+        """Write this at the next `flush`, or at once if GATHERED_MAX bytes wait."""
         self._unwritten.append(data)
         self._bytes += len(data)
         if self._bytes >= GATHERED_MAX:
             self.flush()
 
-    def write(self, data: bytes) -> None:
-        """Write this soon."""
-        self.hold(data)
-        if self._call_soon is not None and not self._flush_follows:
-            self._flush_follows = True
-            self._call_soon(self.flush)
-
     def flush(self) -> None:
         """Write everything now."""
-        self._flush_follows = False
         if self._unwritten:
             unwritten, self._unwritten, self._bytes = self._unwritten, [], 0
             self._write(b"".join(unwritten))
@@ -98,16 +82,14 @@ class Stream:
         proof_max_age_s: float = math.inf,
         proven_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        gathered: GatheredWrites | None = None,
-        ends_at_once: bool = False,
+        waits: bool = True,
     ) -> None:
         """`seq` is that of the last column packet. `condition` selects the messages, as SHOW
         STREAMS displays it (None: all). `proven_s` is when the first proof was begun; None: now.
-        `gathered`: for a bounded stream, in place of `write`. `ends_at_once`: it waits for no
-        message, so its column packets are written with its rows."""
-        self._write = write if gathered is None else gathered.write
-        self._gathered = gathered
-        self._ends_at_once = ends_at_once
+        `waits`: messages may come later. Without, the column packets are written with the first
+        rows or the end."""
+        self._writes = GatheredWrites(write)
+        self._waits = waits
         self._seq = seq
         self._handle: StreamHandle | None = None
         self._clock = clock
@@ -210,10 +192,9 @@ class Stream:
 
     def begin(self, columns: bytes) -> None:
         """Send the column packets, which precede all rows."""
-        if self._gathered is not None and self._ends_at_once:
-            self._gathered.hold(columns)
-        else:
-            self._write(columns)
+        self._writes.hold(columns)
+        if self._waits:
+            self._writes.flush()
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the stream is over or needs a proof, or the time has passed; return whether
@@ -241,15 +222,16 @@ class Stream:
             last = make_end(capabilities, status)
         else:
             last = make_err(error.code, error.sqlstate, str(error.message))
-        self._write(frame(last, self._seq))
-        if self._gathered is not None:
-            self._gathered.flush()  # Another command may be answered next.
+        self._writes.hold(frame(last, self._seq))
+        self._writes.flush()
 
     def _send(self, rows: tuple[bytes, ...]) -> None:
         data, self._seq = frame_rows(rows, self._seq)
         self.rows += len(rows)
         self.last_row_s = self._clock()
-        self._write(data)
+        self._writes.hold(data)
+        if not self.rows_from_server:
+            self._writes.flush()
 
     def _drop(self) -> None:
         """Drop the rows that wait, so that no proof is needed."""
@@ -274,4 +256,5 @@ class Stream:
             self._attention.set()
             if error is None and self._end is not None and not self._held:
                 self._closed = True
-                self._write(frame(self._end(), self._seq))
+                self._writes.hold(frame(self._end(), self._seq))
+                self._writes.flush()

@@ -25,7 +25,7 @@ from engine.store.row_packets import split_binary_row, split_text_row
 from proxy.session.commit_notices import DEADLOCK
 from proxy.session.internal_queries import spelled
 from proxy.session.queries import sql
-from proxy.session.stream import GatheredWrites, Stream
+from proxy.session.stream import Stream
 from proxy.statements.proof import ProvenStream
 from proxy.statements.results import PLAIN_EXECUTION
 from proxy.wire.commands import COM_STMT_PREPARE
@@ -61,9 +61,7 @@ class LockingStream(Stream):
     rows_from_server = True
 
     def __init__(self, write: Callable[[bytes], None], seq: int, condition: str | None) -> None:
-        gathered = GatheredWrites(write)
-        super().__init__(write, seq, condition, gathered=gathered)
-        self._flush = gathered.flush
+        super().__init__(write, seq, condition, waits=False)
         self._offers: deque[tuple[Lock, LockAnswer]] = deque()
 
     def lock(self, lock: Lock, answer: LockAnswer) -> None:
@@ -74,7 +72,7 @@ class LockingStream(Stream):
     async def next_offer(self, timeout_s: float) -> tuple[Lock, LockAnswer] | None:
         """The next offer; None if the stream is over, or after this time."""
         if not self._offers and not self.over:
-            self._flush()
+            self._writes.flush()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._attention.wait()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import replace
@@ -18,7 +17,7 @@ from engine.packets import frame
 from engine.service import Engine
 from proxy.session.commit_notices import PreparedStream, Preparing
 from proxy.session.internal_queries import encodable, end_own_transaction, spelled
-from proxy.session.stream import GatheredWrites, Stream, unforeseen
+from proxy.session.stream import Stream, unforeseen
 from proxy.settings import Settings
 from proxy.statements.locking_stream import LockingSession, LockingStream, refuse_without_transaction
 from proxy.statements.long_statements import LongStatementReader
@@ -117,16 +116,13 @@ class Streaming:
         seq, condition = proven.header.packets[-1].seq, _written_condition(proven.statement)
         if proven.statement.locks:
             return LockingStream(session.send, seq, condition)
-        first_wait_ns = _first_wait_ns(proven.statement)
-        bounded = first_wait_ns is not None
         return Stream(
             session.send,
             seq,
             condition,
             proof_max_age_s=self._settings.rights_max_age_s,
             proven_s=proven.begun_s,
-            gathered=GatheredWrites(session.send, asyncio.get_running_loop().call_soon) if bounded else None,
-            ends_at_once=first_wait_ns == 0,
+            waits=not proven.statement.nowait,
         )
 
     async def _attend(self, session: ClientSession, stream: Stream, rights: Rights) -> None:

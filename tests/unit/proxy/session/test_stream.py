@@ -11,9 +11,9 @@ import pytest
 from engine.dispatch.effects import Cause
 from engine.packets import ERR, frame
 from engine.service import StreamHandle
-from proxy.session.stream import INTERRUPTED, SERVER_LOST, GatheredWrites, Stream
+from proxy.session.stream import GATHERED_MAX, INTERRUPTED, SERVER_LOST, GatheredWrites, Stream
 from proxy.wire.framing import Packets
-from proxy.wire.packets import ServerError, make_end, parse_err
+from proxy.wire.packets import ServerError, parse_err
 
 MAX_AGE_S = 4.0
 DENIED = ServerError(1142, "42000", "denied")
@@ -179,58 +179,53 @@ def test_whoever_waits_is_woken_by_the_end_and_by_a_wanted_proof(played: Played)
     asyncio.run(play())
 
 
-class Gathering:
-    """A bounded stream, and the writes to its client."""
-
-    def __init__(self, *, ends_at_once: bool) -> None:
-        self.writes: list[bytes] = []
-        self._soon: list[Callable[[], None]] = []
-        gathered = GatheredWrites(self.writes.append, self._soon.append)
-        self.stream = Stream(self.writes.append, 1, gathered=gathered, ends_at_once=ends_at_once)
-        self.stream.begin(b"columns")
-
-    def turn(self) -> None:
-        """The next turn of the event loop."""
-        soon, self._soon[:] = list(self._soon), []
-        for callback in soon:
-            callback()
+def begun(writes: list[bytes], *, waits: bool) -> Stream:
+    """A stream that has its column packets, and is ended by the packet `end`; its writes."""
+    stream = Stream(writes.append, 1, waits=waits)
+    stream.begin(b"columns")
+    stream.ends_with(lambda: b"end")
+    return stream
 
 
-@pytest.mark.parametrize("ends_at_once", [True, False])
-def test_a_bounded_stream_that_ends_in_the_turn_of_its_rows_is_written_in_one_piece(ends_at_once: bool) -> None:
-    played = Gathering(ends_at_once=ends_at_once)
-    played.stream.deliver((b"a", b"b"))
-    played.stream.end(Cause.COMPLETE, "")
-    assert played.writes == []
-    played.stream.close(0, 2)
-    (written,) = played.writes
+def test_a_stream_that_waits_sends_its_columns_at_once_and_rows_as_they_come() -> None:
+    writes: list[bytes] = []
+    stream = begun(writes, waits=True)
+    assert writes == [b"columns"]
+    stream.deliver((b"a",))
+    assert writes[1:] == [frame(b"a", 1)]
+    stream.end(Cause.COMPLETE, "")
+    assert writes[2:] == [frame(b"end", 2)]
+
+
+def test_a_stream_that_does_not_wait_sends_its_columns_with_its_first_rows() -> None:
+    writes: list[bytes] = []
+    stream = begun(writes, waits=False)
+    assert writes == []
+    stream.deliver((b"a", b"b"))
+    assert writes == [b"columns" + frame(b"a", 1) + frame(b"b", 2)]
+
+
+def test_a_stream_that_finds_nothing_is_one_write() -> None:
+    writes: list[bytes] = []
+    begun(writes, waits=False).end(Cause.COMPLETE, "")
+    assert writes == [b"columns" + frame(b"end", 1)]
+
+
+def test_an_error_before_the_first_row_follows_the_columns() -> None:
+    writes: list[bytes] = []
+    stream = begun(writes, waits=False)
+    stream.end(Cause.DRAINING, "")
+    stream.close(0, 2)
+    (written,) = writes
     assert written.startswith(b"columns")
-    assert written.endswith(frame(make_end(0, 2), 3))
-    played.turn()
-    assert len(played.writes) == 1
 
 
-def test_a_stream_that_waits_sends_its_columns_at_once_and_rows_at_the_next_turn() -> None:
-    played = Gathering(ends_at_once=False)
-    played.turn()
-    assert played.writes == [b"columns"]
-    played.stream.deliver((b"a",))
-    played.stream.deliver((b"b",))
-    played.turn()
-    assert len(played.writes) == 2
-    played.turn()
-    assert len(played.writes) == 2
-
-
-def test_a_stream_that_does_not_wait_sends_its_columns_with_its_first_rows_or_its_end() -> None:
-    played = Gathering(ends_at_once=True)
-    played.turn()
-    assert played.writes == []
-    played.stream.deliver((b"a",))
-    played.turn()
-    (written,) = played.writes
-    assert written.startswith(b"columns")
-    nothing = Gathering(ends_at_once=True)
-    nothing.stream.end(Cause.COMPLETE, "")
-    nothing.stream.close(0, 2)
-    assert len(nothing.writes) == 1
+def test_what_is_held_is_written_when_there_is_much_of_it() -> None:
+    writes: list[bytes] = []
+    held = GatheredWrites(writes.append)
+    held.hold(b"x" * (GATHERED_MAX - 1))
+    assert writes == []
+    held.hold(b"y")
+    assert [len(data) for data in writes] == [GATHERED_MAX]
+    held.flush()
+    assert len(writes) == 1
