@@ -204,7 +204,7 @@ class Engine:
         """The transaction of a connection has ended in which it had messages locked. `failed`: it
         was certainly rolled back. Its acknowledgements are reported before."""
         for runner in self._by_holder.get(holder, ()):
-            runner.handle(partial(runner.dispatcher.transaction_ended, failed=failed), holder)
+            runner.transaction_ended(holder, failed=failed)
 
     def acknowledged(self, table: TableId, values: Iterable[object] | None, *, certain: bool) -> None:
         """Messages with these ids (None: unknown ids) were acknowledged, or may have been unless

@@ -144,6 +144,10 @@ class Dispatcher:
             times.append(self._failure_pause.until_ns)
         return times
 
+    def has_locked(self, holder: int) -> bool:
+        """Whether a client connection has locked messages that it has not acknowledged."""
+        return self._leases.has_locked(holder)
+
     # Events: clients.
 
     def subscribe(self, now: Instant, spec: Subscription) -> Effects:

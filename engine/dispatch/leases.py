@@ -234,6 +234,10 @@ class Leases:
         """The leases whose messages a client connection has locked."""
         return [lease for lease in self.held_by(holder) if lease.locked and lease.is_sent]
 
+    def has_locked(self, holder: int) -> bool:
+        """Whether `locked_by` returns any lease."""
+        return any(lease.locked and lease.is_sent for lease in self._by_holder.get(holder, {}).values())
+
     def confirm(self, lease: Lease, deadline_ns: int) -> None:
         """A lookup has shown that this lease stands, until this deadline. The lease moves to the
         end of the order of iteration, so that the others are looked up before it."""

@@ -84,6 +84,8 @@ class _Noted:
     """What clients' statements did in this turn of the event loop."""
 
     settled: list[Key] = field(default_factory=list)
+    ended: list[tuple[int, bool]] = field(default_factory=list)
+    """Transactions that had messages locked: the holder, and whether it was certainly rolled back."""
     woken: bool = False
     anywhere: bool = False
 
@@ -173,6 +175,12 @@ class TableRunner:
         self._noted.settled += keys
         self._note()
 
+    def transaction_ended(self, holder: int, *, failed: bool) -> None:
+        """The transaction of a connection has ended, as in Dispatcher.transaction_ended. It comes
+        behind the acknowledgements of the same turn, which usually have ended all its leases."""
+        self._noted.ended.append((holder, failed))
+        self._note()
+
     def woken(self, *, anywhere: bool) -> None:
         """A transaction that wrote to the table was committed; `anywhere` as in Dispatcher.woken.
 
@@ -192,6 +200,9 @@ class TableRunner:
         noted, self._noted, self._note_timer = self._noted, _Noted(), None
         if noted.settled:
             self._handle(self.dispatcher.settled, noted.settled)
+        for holder, failed in noted.ended:
+            if self.dispatcher.has_locked(holder):
+                self._handle(partial(self.dispatcher.transaction_ended, failed=failed), holder)
         if noted.woken:
             self._handle(partial(self.dispatcher.woken, anywhere=noted.anywhere))
 

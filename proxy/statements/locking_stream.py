@@ -8,10 +8,8 @@ transaction ends the locks; CommitNotices reports it to the engine.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -73,9 +71,7 @@ class LockingStream(Stream):
         """The next offer; None if the stream is over, or after this time."""
         if not self._offers and not self.over:
             self._writes.flush()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._attention.wait()
+            await self.wait(timeout_s)
         self._attention.clear()
         return self._offers.popleft() if self._offers and not self.over else None
 
