@@ -99,7 +99,8 @@ class EventFilter:
         self._own = own or OwnTransactions()
         self._passed: set[bytes] = set()
         self._mapped: set[bytes] = set()
-        """Numbers of followed tables whose maps were decoded since the log's file began."""
+        """Numbers of followed tables whose maps were decoded since the log's file began. Their later
+        maps are skipped: a table that is altered gets another number."""
         self._in_own = False
         """The transaction that is being read is the engine's own."""
         self._written: set[bytes] = set()
@@ -156,8 +157,9 @@ class EventFilter:
             self._written.add(number)
             known = number in self._mapped
             _add(self._mapped, number)
-            return not (known and self._in_own)
+            return not known
         _add(self._passed, number)
+        self._mapped.discard(number)
         return False
 
 

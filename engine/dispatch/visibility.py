@@ -23,54 +23,80 @@ scans are not repeated any more."""
 
 
 @dataclass(slots=True)
+class _Rescans:
+    """Scans at growing intervals."""
+
+    next_ns: int | None = None
+    """None: none is needed."""
+    pause_ns: int = RESCAN_MIN_NS
+
+    def restart(self, now_ns: int) -> None:
+        """Scan soon, and then again."""
+        self.pause_ns = RESCAN_MIN_NS
+        self.next_ns = min(self.next_ns or now_ns + RESCAN_MIN_NS, now_ns + RESCAN_MIN_NS)
+
+    def start(self, now_ns: int) -> int:
+        """If it is time for a scan, set the time of the next one. Returns the pause before that; 0:
+        it is not time."""
+        if self.next_ns is None or self.next_ns > now_ns:
+            return 0
+        self.pause_ns *= 2
+        self.next_ns = now_ns + self.pause_ns if self.pause_ns <= RESCAN_MAX_NS else None
+        return self.pause_ns
+
+
+@dataclass(slots=True)
 class AwaitingVisibility:
-    """The messages to scan for again, and when. Times are monotonic."""
+    """The messages to scan for again, and when. Times are monotonic.
+
+    Messages that are known by their keys have scans of their own. Otherwise each of them would
+    begin anew the many scans for messages that are not known, as after the start of the reader.
+    """
 
     keys_max: int
     """Keys remembered. With more, scans are repeated until the time is over."""
-    rescan_ns: int | None = None
-    """When to scan again; None: nothing is awaited."""
     _keys: set[Key] = field(default_factory=set)
-    _any: bool = False
-    _pause_ns: int = RESCAN_MIN_NS
+    _for_keys: _Rescans = field(default_factory=_Rescans)
+    _for_any: _Rescans = field(default_factory=_Rescans)
+    _pause_ns: int = 0
+
+    @property
+    def rescan_ns(self) -> int | None:
+        """When to scan again; None: nothing is awaited."""
+        times = (self._for_keys.next_ns, self._for_any.next_ns)
+        return min([at_ns for at_ns in times if at_ns is not None], default=None)
 
     def await_key(self, now_ns: int, key: Key) -> None:
         """A scan should show this message soon."""
         if len(self._keys) < self.keys_max:
             self._keys.add(key)
-            self._restart_pause(now_ns)
+            self._for_keys.restart(now_ns)
         else:
             self.await_any(now_ns)
 
     def await_any(self, now_ns: int) -> None:
         """A scan may show some message soon."""
-        self._any = True
-        self._restart_pause(now_ns)
+        self._for_any.restart(now_ns)
 
     def stop_awaiting(self, keys: Iterable[Key]) -> None:
         """A scan has shown these messages, or they are not to be scanned for any more."""
         if self._keys:
             self._keys.difference_update(keys)
-            if not self._keys and not self._any:
-                self.rescan_ns = None
+            if not self._keys:
+                self._for_keys = _Rescans()
 
     @property
     def commit_is_slow(self) -> bool:
-        """Whether a commit takes so long that its rows may be behind the scan position."""
+        """Whether a commit takes so long that its rows may be behind the scan position, as of the
+        scan that was started last."""
         return self._pause_ns >= SETTLING_NS // 2
 
     def start_rescan(self, now_ns: int) -> bool:
         """Whether to scan again now. If so, this sets the time of the next scan."""
-        if self.rescan_ns is None or self.rescan_ns > now_ns:
+        pause_ns = max(self._for_keys.start(now_ns), self._for_any.start(now_ns))
+        if not pause_ns:
             return False
-        self._pause_ns *= 2
-        self.rescan_ns = now_ns + self._pause_ns
-        if self._pause_ns > RESCAN_MAX_NS:
-            self.rescan_ns = None
+        self._pause_ns = pause_ns
+        if self._for_keys.next_ns is None:
             self._keys.clear()
-            self._any = False
         return True
-
-    def _restart_pause(self, now_ns: int) -> None:
-        self._pause_ns = RESCAN_MIN_NS
-        self.rescan_ns = min(self.rescan_ns or now_ns + RESCAN_MIN_NS, now_ns + RESCAN_MIN_NS)

@@ -192,6 +192,18 @@ def test_our_own_claims_are_not_read_and_acknowledgements_cause_no_scan(direct, 
         assert proxy.metric("scans_total") <= scans_before + 4
 
 
+def test_an_insert_through_the_proxy_costs_one_scan(consumer, proxy, database) -> None:
+    """The report of the commit starts it, and the binary log's report finds it under way or done."""
+    before = proxy.metric("scans_total")
+    with proxy.connect(database=database) as producer:
+        producer.autocommit(True)
+        for number in range(1, 101):
+            enqueue(producer, "m", "a")
+            await_count(consumer, number)
+    # A dozen scans at growing intervals follow the start of a reader.
+    assert proxy.metric("scans_total") <= before + 100 + 12 + 20
+
+
 def test_a_burst_beyond_what_is_told_row_by_row_is_delivered(direct, consumer) -> None:
     enqueue(direct, "m", ["x"] * 5_000)
     eventually(lambda: len(consumer.received) == 5_000, timeout_s=20)

@@ -251,6 +251,19 @@ def test_a_message_that_was_found_awaits_visibility_no_longer() -> None:
     assert awaiting.rescan_ns is None
 
 
+def test_a_message_that_comes_and_is_found_does_not_begin_the_scans_for_unknown_ones_anew() -> None:
+    awaiting = AwaitingVisibility(10)
+    awaiting.await_any(0)
+    for _ in range(3):
+        assert awaiting.start_rescan(awaiting.rescan_ns or 0)
+    expected_ns = awaiting.rescan_ns
+    assert expected_ns is not None
+    awaiting.await_key(expected_ns - 2 * RESCAN_MIN_NS, 1)
+    assert awaiting.rescan_ns == expected_ns - RESCAN_MIN_NS
+    awaiting.stop_awaiting([1])
+    assert awaiting.rescan_ns == expected_ns
+
+
 def test_more_messages_than_can_be_remembered_are_scanned_for_without_their_ids() -> None:
     awaiting = AwaitingVisibility(1)
     awaiting.await_key(0, 1)
