@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.packets import EOF, ERR, WireError
+from engine.packets import EOF, ERR, WireError, frame
 from proxy.session.commit_notices import PendingCommand
 from proxy.wire.fields import Reader
 from proxy.wire.framing import Packet, Packets
@@ -33,16 +33,31 @@ class Answer:
         return None if self.outcome.ok else parse_err(self.packets[-1].payload)
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The server's answers to internal queries that were written together."""
+
+    raw: bytes
+    """All their bytes."""
+    outcomes: tuple[Outcome[PendingCommand], ...]
+
+    def split(self) -> tuple[Answer, ...]:
+        """The answer to each query. Raises WireError if they cannot be told apart."""
+        packets = Packets(ANSWER_MAX).feed(self.raw)
+        answers = [packets] if len(self.outcomes) == 1 else list(_each_answer(packets))
+        if len(answers) != len(self.outcomes):
+            raise WireError("the server's answers to several queries cannot be told apart")
+        return tuple(map(Answer, map(tuple, answers), self.outcomes))
+
+
 class InternalQueries:
     """Internal queries that were written together and that the server has not answered yet."""
 
     def __init__(self, count: int = 1) -> None:
         self.size_max = count * ANSWER_MAX
-        self.packets = Packets(ANSWER_MAX)
-        self.received: list[Packet] = []
+        self.received: list[bytes] = []
         self.size = 0
-        self.answered: asyncio.Future[tuple[Answer, ...]] = asyncio.get_running_loop().create_future()
-        """The answers, in the order of the queries."""
+        self.answered: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         self._count = count
         self._outcomes: list[Outcome[PendingCommand]] = []
 
@@ -50,7 +65,7 @@ class InternalQueries:
         """Add bytes of the answers. Beyond `size_max` all are dropped."""
         self.size += len(data)
         if self.size <= self.size_max:
-            self.received += self.packets.feed(data)
+            self.received.append(data)
         else:
             self.received.clear()
 
@@ -64,11 +79,7 @@ class InternalQueries:
             text = f"The server's answer to an internal query of ackstream has more than {ANSWER_MAX} bytes"
             self.answered.set_exception(ServerError(1105, "HY000", text))
             return
-        answers = [self.received] if self._count == 1 else list(_each_answer(self.received))
-        if len(answers) == self._count:
-            self.answered.set_result(tuple(map(Answer, map(tuple, answers), self._outcomes)))
-        else:
-            self.answered.set_exception(WireError("the server's answers to several queries cannot be told apart"))
+        self.answered.set_result(Answers(b"".join(self.received), tuple(self._outcomes)))
 
 
 ROW_MAX = 1 << 30
@@ -105,7 +116,7 @@ class RowQuery(InternalQueries):
             elif self._before_rows:
                 self._before_rows -= 1
             elif first in (EOF, ERR):
-                self.received = [packet]
+                self.received = [frame(packet.payload, packet.seq)]
             else:
                 rows.append(packet.payload)
         if rows:

@@ -30,7 +30,7 @@ KNOWN_BYTES_MAX: Final = 8 << 10
 """Of the column packets and the queries of one of them. A STREAM of twenty columns has 3 kB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KnownStream:
     """A STREAM statement, and what the session has shown for it."""
 
@@ -46,6 +46,12 @@ class KnownStream:
     """The digest of the table's definition."""
     queries: tuple[bytes, ...]
     """They prove it again: the context, the definition, the rights."""
+    proof: bytes = b""
+    """The server's last answers to them that have proven it. The same bytes prove it again."""
+
+    def proven_by(self, answers: bytes) -> None:
+        """Remember answers that have proven it, unless they are too long."""
+        self.proof = answers if len(answers) <= KNOWN_BYTES_MAX else b""
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from engine.service import Engine
 from engine.store.port import Origin
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer
+from proxy.session.answers import Answer, Answers
 from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
 from proxy.session.known_streams import KnownStreams
@@ -85,7 +85,7 @@ class ClientSession(Protocol):
         """Run a statement on the backing connection; its answer is not sent to the client. Raises
         ConnectionError, WireError."""
 
-    async def internal_queries(self, texts: Sequence[bytes]) -> tuple[Answer, ...]:
+    async def internal_queries(self, texts: Sequence[bytes]) -> Answers:
         """Run several statements, all written together: one round trip. Each runs, whatever the
         others return. Raises ConnectionError, WireError."""
 

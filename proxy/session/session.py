@@ -26,7 +26,7 @@ from engine.packets import HEADER, WireError, frame
 from engine.store.port import Origin
 from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
-from proxy.session.answers import Answer, InternalQueries, RowQuery
+from proxy.session.answers import Answer, Answers, InternalQueries, RowQuery
 from proxy.session.authentication import Authentication
 from proxy.session.command_classifier import (
     ABOUT_STATEMENTS,
@@ -366,26 +366,24 @@ class Session:
 
     async def internal_query(self, text: bytes) -> Answer:
         """Run a statement on the backing connection; its answer is not sent to the client."""
-        return (await self.internal_queries((text,)))[0]
+        return (await self.internal_queries((text,))).split()[0]
 
-    async def internal_queries(self, texts: Sequence[bytes]) -> tuple[Answer, ...]:
+    async def internal_queries(self, texts: Sequence[bytes]) -> Answers:
         """Run several statements, all written together; none of their answers is sent to the
         client. Each runs, whatever the others return."""
         attributes = self.classifier.attributes
-        return await self._internal_commands([make_query(text, attributes=attributes) for text in texts])
+        payloads = [make_query(text, attributes=attributes) for text in texts]
+        return await self._answered(payloads, InternalQueries(len(payloads)))
 
     async def internal_rows(self, command: bytes, on_rows: Callable[[Sequence[bytes]], None]) -> Answer:
         """Run a command that returns rows, which are passed to `on_rows` (RowQuery)."""
-        return (await self._answered((command,), RowQuery(self.capabilities, on_rows)))[0]
+        return (await self._answered((command,), RowQuery(self.capabilities, on_rows))).split()[0]
 
     async def internal_command(self, payload: bytes) -> Answer:
         """The same as `internal_query` for any command with an answer."""
-        return (await self._internal_commands((payload,)))[0]
+        return (await self._answered((payload,), InternalQueries())).split()[0]
 
-    async def _internal_commands(self, payloads: Sequence[bytes]) -> tuple[Answer, ...]:
-        return await self._answered(payloads, InternalQueries(len(payloads)))
-
-    async def _answered(self, payloads: Sequence[bytes], queries: InternalQueries) -> tuple[Answer, ...]:
+    async def _answered(self, payloads: Sequence[bytes], queries: InternalQueries) -> Answers:
         assert self._internal_answers is None
         if not self._walker.idle:
             raise WireError("the server speaks out of turn")

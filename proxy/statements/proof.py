@@ -52,7 +52,7 @@ from sqlrewrite.names import TableName
 from sqlrewrite.stream import Star, StreamStatement, parse_stream
 
 if TYPE_CHECKING:
-    from proxy.session.answers import Answer
+    from proxy.session.answers import Answer, Answers
     from proxy.session.ports import ClientSession
     from proxy.session.prepared import TrackedStatement
 
@@ -168,9 +168,6 @@ class Proof:
         session.check_interrupted()
         autocommit = was_in_transaction or session.status & AUTOCOMMIT
         answers = await session.internal_queries(known.queries if autocommit else (*known.queries, _COMMIT))
-        for answer in answers:
-            if answer.outcome.error_code == INTERRUPTED.code:
-                raise Refused(answer.packets[-1].payload)
         if self._stands(known, answers):
             remember_context(session, known.context)
             session.classifier.not_hidden(known.queue.id)
@@ -182,16 +179,14 @@ class Proof:
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         return None
 
-    def _stands(self, known: KnownStream, answers: Sequence[Answer]) -> bool:
-        """Whether the answers show the context, the definition and the rights of the time before."""
-        if not all(answer.outcome.ok for answer in answers):
-            return False
-        context, definition, *_ = answers
-        return (
-            context_signature(context) == known.context_signature
-            and definition_digest(definition) == known.definition
-            and self._engine.known_queue(known.queue.id, known.definition) is known.queue
-        )
+    def _stands(self, known: KnownStream, answers: Answers) -> bool:
+        """Whether the answers show the context, the definition and the rights of the time before.
+        Raises Refused if one of the queries was interrupted."""
+        if answers.raw != known.proof:
+            if not _same(known, answers.split()):
+                return False
+            known.proven_by(answers.raw)
+        return self._engine.known_queue(known.queue.id, known.definition) is known.queue
 
     async def _queue(self, session: ClientSession, table: TableName) -> tuple[QueueTable, bytes | None]:
         """The table as the queue that it is now, if the client may stream from it and settle its
@@ -203,6 +198,18 @@ class Proof:
         await checked_query(session, sql("right_to_stream", table=table.quoted(), condition="FALSE"))
         session.classifier.not_hidden(queue.id)
         return queue, seen
+
+
+def _same(known: KnownStream, answers: Sequence[Answer]) -> bool:
+    """Whether the answers show what is known. Raises Refused if one of the queries was
+    interrupted."""
+    for answer in answers:
+        if answer.outcome.error_code == INTERRUPTED.code:
+            raise Refused(answer.packets[-1].payload)
+    if not all(answer.outcome.ok for answer in answers):
+        return False
+    context, definition, *_ = answers
+    return context_signature(context) == known.context_signature and definition_digest(definition) == known.definition
 
 
 async def _context(session: ClientSession) -> tuple[tuple[bytes | None, ...], Context]:

@@ -26,7 +26,7 @@ def answers(*sizes: int) -> tuple[Answer, ...]:
                 queries.feed(frame(b"%d" % number, packet + 1))
             assert not queries.answered.done()
             queries.finish(FINE)
-        return await queries.answered
+        return (await queries.answered).split()
 
     return asyncio.run(collect())
 

@@ -35,7 +35,7 @@ def test_rows_are_passed_on_however_they_are_cut(capabilities: int, step: int) -
         for at in range(0, len(data), step):
             query.feed(data[at : at + step])
         query.finish(DONE)
-        (answer,) = await query.answered
+        (answer,) = (await query.answered).split()
         assert [packet.payload for packet in answer.packets] == [end]
 
     asyncio.run(scenario())
@@ -52,7 +52,7 @@ def test_an_error_before_or_behind_rows_is_the_answer(rows: list[bytes]) -> None
         query = RowQuery(DEPRECATE_EOF, passed.extend)
         query.feed(framed([*before, error]))
         query.finish(FAILED)
-        refused = (await query.answered)[0].error
+        refused = (await query.answered).split()[0].error
         assert refused is not None
         assert refused.code == 1213
 

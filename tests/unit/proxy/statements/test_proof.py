@@ -122,6 +122,23 @@ def test_the_queries_go_out_together_and_the_answer_is_that_of_the_first_time() 
     play(script)
 
 
+def test_a_table_whose_counter_has_grown_is_the_same() -> None:
+    async def script(known: Known) -> None:
+        for count in (b"1", b"2", b"2", b"30"):
+            counted = [packet.replace(b"(id INT) ", b"(id INT) AUTO_INCREMENT=%s " % count) for packet in DEFINITION]
+            # Its length comes before the text.
+            at = next(number for number, packet in enumerate(counted) if b"AUTO" in packet)
+            text = counted[at][counted[at].index(b"CREATE") :]
+            counted[at] = b"\1m" + bytes([len(text)]) + text
+            known.played.query(STREAM)
+            await known.batch()
+            known.played.session.server_sent(b"".join(map(framed, (CONTEXT, counted, [OK]))))
+            assert await known.result() == [*HEADER[:-1], make_eof(AUTOCOMMIT)]
+        assert known.engine.subscribed == 5
+
+    play(script)
+
+
 def test_the_answers_are_told_apart_wherever_their_bytes_are_cut() -> None:
     async def script(known: Known) -> None:
         data = b"".join(map(framed, FINE))
@@ -160,8 +177,14 @@ def test_whatever_differs_the_stream_is_proven_as_if_it_were_the_first(answers: 
     play(script)
 
 
-def test_a_queue_that_was_described_anew_is_proven_as_if_it_were_the_first() -> None:
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_queue_that_was_described_anew_is_proven_as_if_it_were_the_first(times: int) -> None:
     async def script(known: Known) -> None:
+        for _ in range(times):
+            known.played.query(STREAM)
+            await known.batch()
+            known.played.session.server_sent(b"".join(map(framed, FINE)))
+            await known.result()
         known.engine.found = queue_table()
         known.played.query(STREAM)
         await known.batch()
