@@ -189,7 +189,7 @@ class Dispatcher:
             suspect = lease.is_suspect  # Then it is being looked up.
             self._end_lease(lease)
             if not suspect:
-                self._scans.found_after_lease(lease.expired_entry, now)
+                self._scans.unlocked(lease.expired_entry, now)
         return self._advance(now)
 
     def client_paused(self, now: Instant, subscriber_id: int) -> Effects:
@@ -597,7 +597,7 @@ class Dispatcher:
             if lease.locked:
                 self._capacity.return_unused(1)
                 self._end_lease(lease)
-                self._scans.found_after_lease(lease.expired_entry, self._now)
+                self._scans.unlocked(lease.expired_entry, self._now)
                 continue
             if lease.is_sent:
                 self._dead_letters.add_if_dead(lease.expired_entry, self._now)  # Should the release fail.

@@ -124,6 +124,11 @@ class FilterGroups:
         """The subscribers of the group that a stream is in, itself among them."""
         return self._by_selection[subscriber.spec.selection, subscriber.spec.locks].subscribers
 
+    @property
+    def in_use(self) -> int:
+        """How many groups have streams, or keys read ahead; at least 1."""
+        return sum(bool(len(group.subscribers) or len(group.scans.buffer)) for group in self) or 1
+
     def with_credit(self) -> list[FilterGroup]:
         """The groups in which a stream may be given a message."""
         return [group for group in self if group.subscribers.credit > 0]

@@ -152,6 +152,11 @@ class ReadAhead:
         self._ready.pop(key, None)
         self._later.pop(key, None)
 
+    def drop_all(self, entries: Iterable[Entry]) -> None:
+        """`drop` for the keys of these entries."""
+        for entry in entries:
+            self.drop(entry.key)
+
     def forget(self, keys: Iterable[Key]) -> None:
         """Remove these messages and the records of their misses: they are over."""
         for key in keys:

@@ -129,6 +129,18 @@ class ScanScheduler:
                 continue
             scans.scan_when_due(entry, now)
 
+    def unlocked(self, entry: Entry, now: Instant) -> None:
+        """A message that a client had locked, or was to lock, is free again and unchanged: it is in
+        its old place."""
+        for group in self._groups:
+            scans = group.scans
+            if scans.position is not None:
+                scans.position.lower(entry)
+            elif len(group.subscribers) and not group.selection.partitions and len(scans.buffer) < 2 * scans.limit:
+                scans.buffer.put(entry, now)
+                continue
+            scans.scan_when_due(entry, now)
+
     def found_unleased(self, entry: Entry, now: Instant) -> None:
         """A lookup shows a message that had no lease here. It may have changed since."""
         self.rescan_place(entry)
@@ -191,9 +203,14 @@ class ScanScheduler:
         """Remove and return the first `count` ready entries of the groups' buffers, in the order
         of delivery. `demand`: how many entries each group takes at most. An entry that is taken
         for one group is removed from the buffers of the others."""
-        if len(demand) == 1:
-            ((group, most),) = demand
-            return [(group, entry) for entry in group.scans.buffer.take(min(count, most))]
+        wanting = [(group, most) for group, most in demand if most > 0]
+        if len(wanting) == 1:
+            ((group, most),) = wanting
+            entries = group.scans.buffer.take(min(count, most))
+            for other, _ in demand:
+                if other is not group and len(other.scans.buffer):
+                    other.scans.buffer.drop_all(entries)
+            return [(group, entry) for entry in entries]
         left = [most for _, most in demand]
         heads: list[tuple[int, int, Key, int, int]] = []
 
@@ -273,7 +290,7 @@ class ScanScheduler:
             return  # No room: the next scan finds these messages again.
         if scans.position is not None:
             scans.position.advance(result.reached, result.greatest_id, now)
-        most = min(self._limits.window_max // len(self._groups), self._policy.cache_size)
+        most = min(self._limits.window_max // self._groups.in_use, self._policy.cache_size)
         scans.adapt_limit(self._limits.scan_min, most)
 
     def scan_failed(self, now: Instant, scan_id: int) -> FilterGroup:

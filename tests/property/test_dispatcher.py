@@ -623,16 +623,12 @@ class RollbacksAreNotCounted(Dispatcher):
         return super().transaction_ended(now, holder)
 
 
-class MissedLocksAreForgotten(Dispatcher):
-    """A message that a session could not lock is not tried again."""
+class MissedLocksCountAsLocked(Dispatcher):
+    """A message that a session could not lock is held by its client nevertheless."""
 
     def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key]) -> Effects:
-        retry_later = self._scans.retry_later
-        self._scans.retry_later = lambda *_: None  # type: ignore[method-assign]
-        try:
-            return super().lock_done(now, lock_id, locked)
-        finally:
-            self._scans.retry_later = retry_later  # type: ignore[method-assign]
+        lock = self._locks._by_id.get(lock_id)
+        return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked)
 
 
 BREAKS = [
@@ -650,7 +646,7 @@ BREAKS = [
     CreditIsCountedWrongly,
     LocksOutliveTheirTransactions,
     RollbacksAreNotCounted,
-    MissedLocksAreForgotten,
+    MissedLocksCountAsLocked,
 ]
 BREAKS_OF_MORE = [
     ConditionsAreNotMinded,

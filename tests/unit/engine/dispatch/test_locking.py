@@ -1,0 +1,217 @@
+"""Streams FOR UPDATE: what the dispatcher offers, and what becomes of what was locked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from engine.dispatch.effects import Cause, Claim, Lock, Release, Scan
+from engine.model import NS_PER_S, Entry, OnDisconnect
+from tests.support.play import DEAD_LETTERS, EVEN, POLICY, Asked, Stage
+
+
+def locking(stage: Stage, subscriber: int, holder: int, limit: int = 10, wait_s: int = 20) -> Stage:
+    """Begin a stream FOR UPDATE, and let it lock what there is."""
+    stage.subscribe(subscriber, holder, limit=limit, first_wait_ns=wait_s * NS_PER_S, locks=True)
+    stage.settle()
+    return stage
+
+
+def filled(*keys: int, **options: object) -> Stage:
+    stage = Stage(policy=replace(POLICY, **options))  # type: ignore[arg-type]
+    for key in keys:
+        stage.enqueue(key)
+    return stage
+
+
+def effects(stage: Stage, kind: type) -> Sequence[Asked]:
+    return [asked for asked in stage.asked if isinstance(asked.effect, kind)]
+
+
+def test_messages_are_locked_in_order_and_never_claimed() -> None:
+    stage = filled(3, 1, 2)
+    locking(stage, 1, holder=1)
+    assert stage.delivered[1] == [1, 2, 3]
+    assert stage.ended == {1: Cause.COMPLETE}
+    assert {row.epoch for row in stage.rows.values()} == {0}
+    assert stage.dispatcher.in_flight == 3
+
+
+def test_a_locked_message_is_offered_to_nobody_else_and_hides_no_other() -> None:
+    stage = filled(*range(1, 7))
+    locking(stage, 1, holder=1, limit=5)
+    stage.handle(partial(stage.dispatcher.woken, anywhere=True))
+    stage.subscribe(2, 2, limit=5, first_wait_ns=0, locks=True)
+    offered = [asked.effect.keys for asked in effects(stage, Lock) if isinstance(asked.effect, Lock)]
+    stage.settle()
+    assert offered in ([], [(6,)])
+    assert stage.delivered[2] == [6]
+
+
+def test_a_message_that_somebody_has_locked_is_tried_again_with_pauses_while_the_stream_waits() -> None:
+    stage = filled(1)
+    stage.store.locked.add(1)
+    locking(stage, 1, holder=1)
+    assert not stage.ended
+    stage.unlock_others()
+    stage.run_until(lambda: 1 in stage.ended, within_ns=2 * NS_PER_S)
+    assert stage.delivered[1] == [1]
+
+
+def test_without_wait_a_stream_ends_when_all_is_locked_by_others() -> None:
+    stage = filled(1, 2)
+    stage.store.locked |= {1, 2}
+    locking(stage, 1, holder=1, wait_s=0)
+    assert stage.ended == {1: Cause.COMPLETE}
+    assert 1 not in stage.delivered
+
+
+def test_after_a_commit_what_was_not_acknowledged_is_delivered_again_without_time_passing() -> None:
+    stage = filled(1, 2)
+    locking(stage, 1, holder=1)
+    stage.acknowledge(1, seen=False)
+    stage.end_transaction(1, commits=True, certain=True)
+    locking(stage, 2, holder=2)
+    assert stage.delivered[2] == [2]
+    assert stage.rows[2].epoch == 0
+
+
+def test_after_a_rollback_the_attempt_is_counted_before_the_message_comes_again() -> None:
+    stage = filled(1)
+    locking(stage, 1, holder=1)
+    stage.end_transaction(1, commits=False)
+    (release,) = effects(stage, Release)
+    locking(stage, 2, holder=2, wait_s=60)
+    assert release not in stage.asked
+    assert stage.rows[1].epoch == 1
+    assert 2 not in stage.delivered
+    stage.run_until(lambda: 2 in stage.ended, within_ns=POLICY.ack_wait_ns + NS_PER_S)
+    assert stage.delivered[2] == [1]
+
+
+def test_a_rollback_is_counted_once_though_the_first_answer_is_lost() -> None:
+    stage = filled(1)
+    locking(stage, 1, holder=1)
+    stage.end_transaction(1, commits=False)
+    (release,) = effects(stage, Release)
+    stage.do(release)
+    stage.fail(release)
+    stage.pass_time(10 * NS_PER_S)
+    stage.settle()
+    assert stage.rows[1].epoch == 1
+
+
+@pytest.mark.parametrize("keeps", [OnDisconnect.RELEASE, OnDisconnect.KEEP])
+def test_a_client_that_vanishes_has_failed(keeps: OnDisconnect) -> None:
+    stage = filled(1, on_disconnect=keeps)
+    locking(stage, 1, holder=1)
+    stage.disconnect(1)
+    stage.settle()
+    assert stage.rows[1].epoch == 1
+    assert (stage.rows[1].entry.due_ns > stage.now_ns) is (keeps is OnDisconnect.KEEP)
+    assert stage.dispatcher.in_flight == 0
+
+
+def test_a_message_is_dead_as_soon_as_its_last_attempt_was_rolled_back() -> None:
+    stage = filled(1, max_attempts=1, dead_letter=DEAD_LETTERS.name)
+    locking(stage, 1, holder=1)
+    stage.end_transaction(1, commits=False)
+    stage.settle()
+    assert list(stage.store.rows[DEAD_LETTERS]) == [1]
+
+
+def test_locked_messages_count_against_max_in_flight_until_the_transaction_ends() -> None:
+    stage = filled(*range(1, 6), max_in_flight=2)
+    locking(stage, 1, holder=1)
+    assert stage.delivered[1] == [1, 2]
+    locking(stage, 2, holder=2)
+    assert 2 not in stage.delivered
+    stage.end_transaction(1, commits=True)
+    stage.settle()
+    assert stage.delivered[2] == [1, 2]
+
+
+def test_a_paused_queue_offers_nothing() -> None:
+    stage = filled(1)
+    stage.handle(stage.dispatcher.policy_changed, replace(POLICY, paused=True))
+    locking(stage, 1, holder=1)
+    assert 1 not in stage.delivered
+    stage.handle(stage.dispatcher.policy_changed, POLICY)
+    stage.settle()
+    assert stage.delivered[1] == [1]
+
+
+def test_a_client_that_does_not_read_is_offered_nothing_more() -> None:
+    stage = filled(*range(1, 8))
+    stage.subscribe(1, 1, limit=7, first_wait_ns=0, locks=True)
+    stage.handle(stage.dispatcher.client_paused, 1)
+    stage.settle()
+    assert len(stage.delivered.get(1, ())) <= POLICY.batch_size
+    stage.handle(stage.dispatcher.client_resumed, 1)
+    stage.settle()
+    assert stage.delivered[1] == list(range(1, 8))
+
+
+def test_streams_that_lock_and_streams_that_claim_share_a_queue() -> None:
+    stage = Stage(policy=POLICY)
+    stage.subscribe(1, 1)
+    stage.subscribe(2, 2, limit=100, first_wait_ns=900 * NS_PER_S, locks=True)
+    for key in range(1, 7):
+        stage.enqueue(key)
+        stage.settle()
+        for claimed in stage.delivered.get(1, ()):
+            stage.acknowledge(claimed, seen=True)
+    assert sorted([*stage.delivered.get(1, ()), *stage.delivered.get(2, ())]) == list(range(1, 7))
+    assert not {*stage.delivered.get(1, ())} & {*stage.delivered.get(2, ())}
+
+
+def test_a_condition_is_the_sessions_to_check() -> None:
+    stage = filled(1, 2, 3, 4)
+    stage.subscribe(1, 1, limit=10, first_wait_ns=0, locks=True, selection=EVEN)
+    stage.settle()
+    assert stage.delivered[1] == [2, 4]
+
+
+def test_an_acknowledgement_that_comes_late_does_not_end_what_is_being_locked() -> None:
+    stage = filled(1)
+    stage.subscribe(1, 1, limit=1, first_wait_ns=0, locks=True)
+    while not (locks := effects(stage, Lock)):
+        stage.do(stage.asked[0])
+        stage.answer(stage.asked[0])
+    stage.do(locks[0])
+    stage.handle(stage.dispatcher.settled, [1])
+    stage.answer(locks[0])
+    assert stage.dispatcher.in_flight == 1
+    assert stage.ended == {1: Cause.COMPLETE}
+
+
+def test_the_binary_log_of_a_locked_message_causes_no_scan() -> None:
+    stage = filled(1)
+    locking(stage, 1, holder=1)
+    stage.handle(stage.dispatcher.changes_logged, [Entry(1, 0, 0, 0)])
+    assert not effects(stage, Scan)
+
+
+def test_the_end_of_all_streams_leaves_locked_messages_to_their_transactions() -> None:
+    stage = filled(1, 2)
+    locking(stage, 1, holder=1, limit=1)
+    stage.handle(partial(stage.dispatcher.end_all, cause=Cause.DRAINING))
+    stage.settle()
+    assert stage.dispatcher.settled_down
+    assert stage.rows[1].epoch == 0
+
+
+def test_an_answer_after_the_end_of_its_stream_is_ignored() -> None:
+    stage = filled(1)
+    stage.subscribe(1, 1, limit=1, first_wait_ns=0, locks=True)
+    while not (locks := effects(stage, Lock)):
+        stage.do(stage.asked[0])
+        stage.answer(stage.asked[0])
+    stage.cancel(1)
+    stage.do(locks[0])
+    stage.answer(locks[0])
+    assert stage.dispatcher.in_flight == 0
+    assert not effects(stage, Claim)
