@@ -97,15 +97,22 @@ class Outbox:
     def __init__(self, limits: BinlogLimits) -> None:
         self._limits = limits
         self._changed = threading.Condition()
-        self._changes = ChangeSet(limits.rows_max)  # guarded by _changed, as is all below
+        self._changes = self.new_change_set()  # guarded by _changed, as is all below
         self._rows = 0
         self._lag_s = 0.0
         self._lag_reported_s = 0.0
 
+    def new_change_set(self) -> ChangeSet:
+        """An empty change set, to be added."""
+        return ChangeSet(self._limits.rows_max)
+
     def add(self, changes: ChangeSet) -> None:
-        """A transaction's changes."""
+        """Add a change set of `new_change_set` or its like. The caller keeps no reference to it."""
         with self._changed:
-            self._changes.add(changes)
+            if self._changes:
+                self._changes.add(changes)
+            else:
+                self._changes = changes
             self._changed.notify()
 
     def count(self, rows: int, lag_s: float) -> None:
@@ -125,7 +132,7 @@ class Outbox:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._changes or self._rows or self._lag_s != self._lag_reported_s)
-                changes, self._changes = self._changes, ChangeSet(self._limits.rows_max)
+                changes, self._changes = self._changes, self.new_change_set()
                 rows, self._rows = self._rows, 0
                 self._lag_reported_s = self._lag_s
             pipe.write(message(_batch(changes, rows, self._lag_reported_s)))
@@ -388,7 +395,7 @@ def _follow_requests(reader: LogReader, outbox: Outbox, requests: BinaryIO) -> N
         if isinstance(request, OwnConnections):
             reader.own_connections(request.numbers)
             continue
-        changes = ChangeSet(0)
+        changes = outbox.new_change_set()
         for table in reader.followed.replace(request):
             changes.add_unknown(table)  # Its changes until now were skipped.
         outbox.add(changes)

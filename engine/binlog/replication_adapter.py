@@ -6,8 +6,9 @@ what the library does not document. If an installed release lacks it, Incompatib
 it:
 
 - it reads each packet by `_read_packet` of the connection that its `pymysql_wrapper` made. A
-  connection that overrides this method skips events before they are decoded (`FilteredConnection`).
-  If a release reads otherwise, no event is skipped, and all else works;
+  connection that overrides this method skips events before they are decoded, and reads the ends of
+  transactions itself (`FilteredConnection`). If a release reads otherwise, no event is skipped, and
+  all else works;
 - it writes the request by `_write_bytes` of that connection, with the flags behind the position.
   On MariaDB the connection sets the flag for the texts of statements. If a release writes
   otherwise, the engine's own transactions are decoded like all others;
@@ -43,9 +44,11 @@ from pymysqlreplication.row_event import (
 )
 
 from engine.binlog.changes import Change
+from engine.binlog.event_filter import TYPE_AT, XID
 from engine.binlog.row_image import bits
 from engine.store.pymysql_adapter import Connection, IncompatibleVersionError, MySQLError
 
+_XID: Final = bytes([XID])
 _COM_BINLOG_DUMP: Final = 0x12
 _COMMAND_AT, _FLAGS_AT = 4, 9
 _SEND_ANNOTATE_ROWS: Final = 0x02
@@ -135,6 +138,15 @@ _CHANGES: Final = {
 _OTHERS: Final = (RotateEvent, QueryEvent, XidEvent, XAPrepareEvent, HeartbeatLogEvent, NotImplementedEvent)
 
 
+class _CommittedError(Exception):
+    """The end of a transaction, at this second. It passes through the library, which would take
+    longer to decode the event than to read its rows."""
+
+    def __init__(self, timestamp: int) -> None:
+        super().__init__()
+        self.timestamp = timestamp
+
+
 class FilteredConnection(Connection):
     """A connection of PyMySQL's that skips packets once `wants` is set."""
 
@@ -166,8 +178,10 @@ class FilteredConnection(Connection):
         wants = self.wants
         packet = read(*arguments)
         if wants is not None:
-            while not wants(packet.get_all_data()):
+            while not wants(event := packet.get_all_data()):
                 packet = read(*arguments)
+            if event[:1] == b"\0" and event[TYPE_AT : TYPE_AT + 1] == _XID:
+                raise _CommittedError(int.from_bytes(event[1:TYPE_AT], "little"))
         return packet
 
 
@@ -215,7 +229,10 @@ class LogStream:
 
         Raises MySQLError, and any exception for an unreadable event.
         """
-        found = self._stream.fetchone()
+        try:
+            found = self._stream.fetchone()
+        except _CommittedError as end:
+            return Committed(end.timestamp)
         return None if found is None else _event(found)
 
 

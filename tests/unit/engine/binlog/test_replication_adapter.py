@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from pymysqlreplication.event import XidEvent
 
 from engine.binlog import replication_adapter
 from engine.binlog.changes import Change
@@ -129,6 +130,14 @@ def test_the_columns_in_the_log_are_as_the_row_reader_requires() -> None:
     (found,) = read(table_map(), changed(WRITE, ROW))
     assert isinstance(found, Rows)
     assert [field_of(told) for told in found.columns()] == [Field(3, 4), Field(15, 2, counted=True, width=300)]
+
+
+def test_with_a_filter_the_end_of_a_transaction_passes_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(XidEvent, "__init__", lambda *_, **__: pytest.fail("the library decodes it"))
+    end = event(XID, bytes(8))
+    found = read(table_map(), changed(WRITE, ROW), end, changed(WRITE, ROW), end, wants=lambda _: True)
+    assert [type(each).__name__ for each in found] == ["Rows", "Committed", "Rows", "Committed"]
+    assert found[-1] == Committed(SECOND)
 
 
 def test_rows_of_tables_that_are_not_followed_are_skipped() -> None:
