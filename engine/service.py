@@ -19,12 +19,14 @@ from engine.dispatch.subscribers import Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.keys import certain as certain_key
 from engine.keys import key_of
-from engine.model import ANYTHING, BrokenTable, Entry, Key, QueueTable, RowFormat, Selection, TableId
+from engine.model import ANYTHING, BrokenTable, Entry, IdKind, Key, QueueTable, RowFormat, Selection, TableId
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
 from engine.runtime.table_runner import Locker, Sink, TableRunner, no_queue_text
 from engine.store.port import Origin, Store
+
+NO_IDS = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,16 +242,21 @@ class Engine:
             runner.handle(partial(runner.dispatcher.suspected, extended=True), _keys(runner, values))
             self._note_indirect_write(table.name.casefold())
 
-    def written(self, name: str | None, *, inserted: bool = False) -> None:
+    def written(self, name: str | None, *, inserted: bool = False, ids: range = NO_IDS) -> None:
         """A commit touched a table of this bare name (None: any table).
 
-        `inserted`: it only inserted rows, in a transaction that was not open for long.
+        `inserted`: it only inserted rows, in a transaction that was not open for long. `ids`: their
+        ids, as far as they follow from the server's answer.
         """
         if name is None:
             self._wake_all.request()
             return
-        for runner in tuple(self._by_name.get(name, ())):
-            runner.woken(anywhere=not inserted)
+        runners = tuple(self._by_name.get(name, ()))
+        for runner in runners:
+            if ids and len(runners) == 1 and runner.queue.id_grows and runner.queue.id_kind is IdKind.INTEGER:
+                runner.inserted(ids)
+            else:
+                runner.woken(anywhere=not inserted)
         self._note_indirect_write(name)
 
     def _note_indirect_write(self, name: str) -> None:

@@ -25,6 +25,8 @@ class ClaimAttempt:
     """When it was started (monotonic)."""
     row_format: RowFormat | None = None
     """The format of the rows that are read behind it; None: it reads none."""
+    unscanned: bool = False
+    """Whether no scan has shown the messages: their keys follow from an INSERT, and may be wrong."""
     answer: Sequence[Claimed] | None = None
     """The rows that it took; None until that is known."""
     rows: FetchResult | None = None
@@ -34,8 +36,9 @@ class ClaimAttempt:
     older."""
     all_reported: bool = False
     """Others may have changed any message since."""
-    logged: dict[Key, Entry] = field(default_factory=dict)
-    """Its messages as the binary log has shown them last since."""
+    logged: dict[Key, tuple[Entry, tuple[int, int] | None]] = field(default_factory=dict)
+    """Its messages as the binary log has shown them last since, each with its epoch and time_next
+    before that change (None: unknown)."""
 
     def missed_by_group(self, taken: Collection[Key]) -> dict[FilterGroup, list[Entry]]:
         """The entries that are not `taken`, for each group that the claim was for."""
@@ -70,13 +73,15 @@ class ClaimsUnderWay:
         """How many messages are being claimed."""
         return sum(len(attempt.picked) for attempt in self._by_id.values())
 
-    def start_claim(self, picked: Mapping[Key, tuple[FilterGroup, Entry]], now: Instant) -> Claim:
+    def start_claim(
+        self, picked: Mapping[Key, tuple[FilterGroup, Entry]], now: Instant, *, unscanned: bool = False
+    ) -> Claim:
         """Claim these entries for their groups. Credit of the groups is reserved for them. Their
         rows are read behind the claim if all subscribers of these groups have one format."""
         claim_id = next(self._numbers)
         formats = {group.subscribers.row_format for group, _ in picked.values()}
         row_format = formats.pop() if len(formats) == 1 else None
-        self._by_id[claim_id] = attempt = ClaimAttempt(picked, now.mono_ns, row_format)
+        self._by_id[claim_id] = attempt = ClaimAttempt(picked, now.mono_ns, row_format, unscanned)
         self._last.update(dict.fromkeys(picked, attempt))
         wanted: list[Wanted] = []
         for group, entry in picked.values():
@@ -94,11 +99,12 @@ class ClaimsUnderWay:
             else:
                 attempt.reported.update(key for key in keys if key in attempt.picked)
 
-    def entry_logged(self, entry: Entry) -> None:
+    def entry_logged(self, entry: Entry, before: tuple[int, int] | None) -> None:
         """The binary log shows a message that is being claimed: as it was before, as the claim has
-        changed it, or as others have changed it since."""
+        changed it, or as others have changed it since. `before`: its epoch and time_next before that
+        change."""
         if attempt := self._last.get(entry.key):
-            attempt.logged[entry.key] = entry
+            attempt.logged[entry.key] = entry, before
 
     def get(self, claim_id: int) -> ClaimAttempt:
         """The claim under way with this id."""

@@ -222,6 +222,20 @@ class Dispatcher:
             self._verification.end_pause()  # It may have been an acknowledgement.
         return self._advance(now)
 
+    def inserted(self, now: Instant, keys: Sequence[Key]) -> Effects:
+        """A transaction that only inserted rows was committed, probably rows of these keys: they
+        follow from the server's answer. If no other message can be due, they are claimed without a
+        scan. A wrong key costs a claim that misses it, and then a scan."""
+        self._end_expired(now)
+        self._scans.promote_due(now)
+        if not self._may_claim_unscanned(now, keys):
+            return self.woken(now)
+        main = self._groups.main
+        self._scans.inserted_unscanned(main, now)
+        self._capacity.use(len(keys))
+        picked = {key: (main, Entry(key, 0, 0, 0)) for key in keys}
+        return [self._claims.start_claim(picked, now, unscanned=True), *self._advance(now)]
+
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
         """These messages were certainly acknowledged or deleted."""
         keys = tuple(keys)
@@ -267,7 +281,7 @@ class Dispatcher:
             if lease := self._leases.get(entry.key):
                 self._verification.lease_logged(lease, entry, before.get(entry.key))
             elif self._is_taken(entry.key) or self._releases.is_under_way(entry.key):
-                self._claims.entry_logged(entry)
+                self._claims.entry_logged(entry, before.get(entry.key))
             elif not self._dead_letters.add_if_dead(entry, now):
                 self._dead_letters.forget((entry.key,))
                 self._scans.entry_logged(entry, now, before.get(entry.key))
@@ -330,9 +344,10 @@ class Dispatcher:
     def claim_failed(self, now: Instant, claim_id: int) -> Effects:
         """A claim failed, or its answer was lost. If it was committed, its rows come due again when
         their waits end."""
-        for _, entry in self._claims.get(claim_id).picked.values():
+        attempt = self._claims.get(claim_id)
+        for _, entry in attempt.picked.values():
             self._scans.rescan_place(entry)
-        self._scans.request_scans()
+        self._scans.request_scans(anywhere=attempt.unscanned)
         self._failure_pause.lengthen(now.mono_ns)
         return self.claim_done(now, claim_id, ())
 
@@ -518,6 +533,17 @@ class Dispatcher:
         delivery is still to be counted."""
         return key in self._dead_letters or key in self._claims or self._releases.counts_failure(key)
 
+    def _may_claim_unscanned(self, now: Instant, keys: Sequence[Key]) -> bool:
+        """Whether all these messages can be claimed at once, and no other message or stream comes
+        first."""
+        main, count = self._groups.main, len(keys)
+        if self._draining or now.mono_ns < self._failure_pause.until_ns or self._groups.with_credit() != [main]:
+            return False
+        if main.credit < count or self._capacity.claim_size(count, now) != count:
+            return False
+        known = (self._is_taken(key) or self._leases.get(key) or self._releases.is_under_way(key) for key in keys)
+        return self._scans.has_nothing_due(main, now) and not any(known)
+
     def _groups_with_demand(self) -> list[FilterGroup]:
         """The groups in which a stream could be given a message now."""
         return self._groups.with_credit() if self._capacity.is_open else []
@@ -534,7 +560,9 @@ class Dispatcher:
         self._capacity.return_unused(len(attempt.picked.keys() - taken))
         for group, missed in attempt.missed_by_group(taken).items():
             by_group[group] = []
-            self._scans.claim_answered(group, taken, missed, now)
+            if attempt.unscanned and missed:
+                self._scans.request_scans()
+            self._scans.claim_answered(group, taken, () if attempt.unscanned else missed, now)
         for claim in sorted(claims, key=lambda claim: (claim.priority, claim.due_ns, claim.key)):
             if before := self._leases.get(claim.key):
                 self._end_lease(before)
@@ -547,9 +575,9 @@ class Dispatcher:
     def _send_claimed_rows(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> Effects:
         """Send the rows that were read behind a claim. Those of messages that others may have changed
         since are fetched again, and those behind them."""
-        for entry in attempt.logged.values():
+        for entry, before in attempt.logged.values():
             if lease := self._leases.get(entry.key):
-                self._verification.lease_logged(lease, entry)
+                self._verification.lease_logged(lease, entry, before)
         if attempt.rows is None or attempt.row_format is None or attempt.all_reported:
             return []
         fetch_id = self._fetches.start_behind_claim(attempt.row_format, {claim.key for claim in claims})

@@ -61,6 +61,9 @@ class Limits:
     rescan_pause_ns: int = 50 * MS
     """Pause between scans while keys are ready: bounds how long a more urgent message stays
     unseen."""
+    confirm_pause_ns: int = NS_PER_S
+    """After so long a scan confirms claims of messages that no scan had shown. Usually it finds
+    nothing: a wrong key is nearly always missed by its claim, and then the scan comes at once."""
     stale_ns: int = 100 * MS
     """Keys that were read longer ago are read again before one is claimed, if a transaction was
     committed since and no stream had credit: otherwise they would be delivered before more

@@ -106,16 +106,20 @@ class ScanScheduler:
         due = entry.due_ns <= now.server_ns
         if due:
             self._awaiting.await_key(now.mono_ns, entry.key)
-            for group in self._groups:
-                group.scans.expect(entry, before, self._limits.window_max)
         else:
             self._awaiting.stop_awaiting((entry.key,))
-        self.rescan_place(entry)
         for group in self._groups:
-            if group.scans.position is None and not (due or group.selection.partitions):
-                group.scans.buffer.add_scheduled(entry, self._limits.window_max)
-            elif not due:
-                group.scans.scan_when_due(entry, now)
+            scans = group.scans
+            at_front = scans.position is None and not group.selection.partitions
+            if due and at_front and scans.started and not scans.dirty and scans.covers(entry):
+                scans.buffer.put(entry, now)  # No other message can be due before it: it needs no scan.
+            elif due:
+                scans.expect(entry, before, self._limits.window_max)
+            elif at_front:
+                scans.buffer.add_scheduled(entry, self._limits.window_max)
+            else:
+                scans.scan_when_due(entry, now)
+        self.rescan_place(entry)
 
     def found_after_lease(self, entry: Entry, now: Instant) -> None:
         """A lookup shows a message whose lease here has just ended. It is available when it is
@@ -169,8 +173,27 @@ class ScanScheduler:
     def claim_answered(self, group: FilterGroup, taken: Collection[Key], missed: Sequence[Entry], now: Instant) -> None:
         """A claim for a group took some messages and missed others. Nobody locks the taken ones any
         more; the missed ones are scanned for again."""
+        if group.scans.position is None:  # Messages that no scan has shown are scanned for by `_awaiting`.
+            missed = [entry for entry in missed if entry.key not in self._awaiting]
         self.retry_later(missed, now, group)
+        self._awaiting.stop_awaiting(taken)
         group.scans.buffer.forget_misses(taken)
+
+    def has_nothing_due(self, group: FilterGroup, now: Instant) -> bool:
+        """Whether the buffer of a group without a condition shows that no message is due, and no scan
+        is under way or due that could show one."""
+        scans = group.scans
+        at_rest = scans.started > 0 and not scans.running and not scans.buffer.ready
+        return at_rest and not self._is_due(group, now)
+
+    def inserted_unscanned(self, group: FilterGroup, now: Instant) -> None:
+        """Messages whose keys follow from an INSERT are being claimed for a group. A later scan shows
+        whether the keys were right; those of the other groups begin when they have demand."""
+        for other in self._groups:
+            if other is group:
+                other.scans.retry_at(now.mono_ns + self._limits.confirm_pause_ns)
+            else:
+                other.scans.dirty = True
 
     def rescan_returned(self, returns: Iterable[Return]) -> None:
         """These claims have been given back, or may have been: unsent messages are at their old

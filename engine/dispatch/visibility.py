@@ -78,6 +78,10 @@ class AwaitingVisibility:
         """A scan may show some message soon."""
         self._for_any.restart(now_ns)
 
+    def __contains__(self, key: Key) -> bool:
+        """Whether no scan has shown this message since the binary log did."""
+        return key in self._keys
+
     def stop_awaiting(self, keys: Iterable[Key]) -> None:
         """A scan has shown these messages, or they are not to be scanned for any more."""
         if self._keys:

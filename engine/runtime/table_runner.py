@@ -88,6 +88,8 @@ class _Noted:
     """Transactions that had messages locked: the holder, and whether it was certainly rolled back."""
     woken: bool = False
     anywhere: bool = False
+    inserted: list[Key] = field(default_factory=list)
+    """The keys of rows that were inserted, as far as they are known."""
 
 
 @dataclass(slots=True)
@@ -190,6 +192,14 @@ class TableRunner:
         self._noted.anywhere |= anywhere
         self._note()
 
+    def inserted(self, ids: range) -> None:
+        """As `woken`, if it probably inserted rows of these ids and changed nothing else."""
+        if len(ids) + len(self._noted.inserted) > self.queue.policy.batch_size:
+            self.woken(anywhere=False)
+        else:
+            self._noted.inserted += ids
+            self._note()
+
     def _note(self) -> None:
         if self._note_timer is None:
             self._note_timer = asyncio.get_running_loop().call_soon(self._handle_noted)
@@ -205,6 +215,8 @@ class TableRunner:
                 self._handle(partial(self.dispatcher.transaction_ended, failed=failed), holder)
         if noted.woken:
             self._handle(partial(self.dispatcher.woken, anywhere=noted.anywhere))
+        elif noted.inserted:
+            self._handle(self.dispatcher.inserted, noted.inserted)
 
     def _handle(self, event: Callable[..., Effects], *args: Any) -> None:
         if self._suspended:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
-from engine.service import Engine
+from engine.service import NO_IDS, Engine
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.walker import Outcome
@@ -202,7 +202,7 @@ class CommitNotices:
         if self._acknowledged and ended:
             self._report_acknowledged(certain=outcome.ok and pending is TransactionEnd.COMMIT)
         if (self._touched or self._settled) and ended:
-            self._committed()
+            self._committed(_inserted_ids(outcome))
         if self.locks_messages:
             self._follow_locks(outcome)
 
@@ -291,7 +291,7 @@ class CommitNotices:
             case _:
                 self._engine.acknowledged(table, values, certain=certain)
 
-    def _committed(self) -> None:
+    def _committed(self, ids: range) -> None:
         touched, self._touched = self._touched, {}
         quick = self._clock() < self._since_s + SETTLING_NS / NS_PER_S
         settled, self._settled, self._values = self._settled, {}, 0
@@ -300,4 +300,14 @@ class CommitNotices:
         if None in touched:
             touched = {None: False}
         for name, inserts in touched.items():
-            self._engine.written(name, inserted=inserts and quick)
+            only = inserts and quick and len(touched) == 1
+            self._engine.written(name, inserted=inserts and quick, ids=ids if only else NO_IDS)
+
+
+def _inserted_ids(outcome: Outcome[PendingCommand]) -> range:
+    """The ids of the rows of an autocommitted INSERT, if the server gave them out in order. A
+    statement can make its answer show others."""
+    pending = outcome.pending
+    if isinstance(pending, Touched) and pending.inserts and outcome.ok and outcome.results == 1:
+        return range(outcome.insert_id, outcome.insert_id + outcome.affected_rows) if outcome.insert_id else NO_IDS
+    return NO_IDS

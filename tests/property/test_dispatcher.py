@@ -36,6 +36,7 @@ from engine.dispatch.leases import FETCHING_STATES, SUSPECT_STATES, Lease, Lease
 from engine.dispatch.limits import Limits
 from engine.dispatch.maintenance import DeadLetters
 from engine.dispatch.scan_position import SETTLING_NS
+from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber
 from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, OnDisconnect, Policy, Selection
 from engine.store.memory import Row
@@ -107,6 +108,21 @@ class Play(RuleBasedStateMachine):
             if (key := self._new(number)) is not None:
                 self.stage.enqueue(key, wake=False)
         self.stage.handle(self.stage.dispatcher.woken)
+
+    @rule(
+        first=KEYS,
+        count=st.sampled_from([1, 1, 2, 9]),
+        off=st.sampled_from([0, 0, 0, 1, -1]),
+        priority=st.integers(0, 2),
+        delay_s=st.sampled_from([0, 0, 0, 5]),
+    )
+    def the_answer_to_an_insert_shows_ids(self, first: int, count: int, off: int, priority: int, delay_s: int) -> None:
+        """The right ids, or (`off`) others."""
+        keys = [key for number in range(first, first + count) if (key := self._new(number)) is not None]
+        for key in keys:
+            self.stage.enqueue(key, priority, self.stage.now_ns + delay_s * NS_PER_S if delay_s else 0, wake=False)
+        if keys:
+            self.stage.handle(self.stage.dispatcher.inserted, [key + off for key in keys])
 
     @rule(key=KEYS)
     def a_transaction_inserts_and_does_not_commit(self, key: int) -> None:
@@ -503,6 +519,34 @@ class RowsThatDidNotComeWithTheirClaimAreForgotten(Dispatcher):
         return super()._send_claimed_rows(now, attempt, claims)
 
 
+class TrustingScheduler(ScanScheduler):
+    """Keys that follow from an INSERT are always right."""
+
+    def inserted_unscanned(self, group: FilterGroup, now: Instant) -> None:
+        pass
+
+
+class KeysOfAnInsertAreTrusted(Dispatcher):
+    """What an INSERT's answer shows is claimed, and if that misses, or other messages were inserted, nobody scans."""
+
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self._scans = TrustingScheduler(self._groups, policy, limits, self._numbers)
+
+    def _start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
+        attempt.unscanned = False
+        super()._start_leases(now, attempt, claims)
+        for group in self._groups:
+            group.scans.retry_ns = None
+
+
+class AnInsertTakesWhatCreditThereIs(Dispatcher):
+    """Messages whose keys follow from an INSERT are claimed, whatever credit there is."""
+
+    def _may_claim_unscanned(self, now: Instant, keys: Sequence[Key]) -> bool:
+        return not any(self._is_taken(key) or self._leases.get(key) for key in keys)
+
+
 class Unbounded(Capacity):
     """A table may have any number of messages in flight."""
 
@@ -638,6 +682,8 @@ BREAKS = [
     ASuspectRowIsSent,
     ARowThatCameWithItsClaimIsSentWhateverWasReported,
     RowsThatDidNotComeWithTheirClaimAreForgotten,
+    KeysOfAnInsertAreTrusted,
+    AnInsertTakesWhatCreditThereIs,
     CapacityIsIgnored,
     AFailedScanIsTheLast,
     ALostClaimBlocksThoseBehindIt,

@@ -32,8 +32,8 @@ class Engineer:
     def __init__(self) -> None:
         self.notices: list[tuple[object, ...]] = []
 
-    def written(self, name: str | None, *, inserted: bool = False) -> None:
-        self.notices.append(("inserted" if inserted else "written", name))
+    def written(self, name: str | None, *, inserted: bool = False, ids: range = range(0)) -> None:
+        self.notices.append(("inserted" if inserted else "written", name, *ids))
 
     def schema_changed(self, name: str | None = None) -> None:
         self.notices.append(("schema", name))
@@ -76,10 +76,41 @@ def notices(engineer: Engineer, clock: Clock) -> CommitNotices:
 
 
 def done(
-    pending: PendingCommand, *, open_transaction: bool = False, ok: bool = True, affected_rows: int = 1
+    pending: PendingCommand,
+    *,
+    open_transaction: bool = False,
+    ok: bool = True,
+    affected_rows: int = 1,
+    insert_id: int = 0,
+    results: int | None = None,
 ) -> Outcome[PendingCommand]:
     status = IN_TRANS if open_transaction else AUTOCOMMIT
-    return Outcome(3, pending, ok, status, affected_rows=affected_rows, results=int(ok))
+    results = int(ok) if results is None else results
+    return Outcome(3, pending, ok, status, affected_rows=affected_rows, insert_id=insert_id, results=results)
+
+
+def test_the_ids_of_an_autocommitted_insert_are_reported(notices: CommitNotices, engineer: Engineer) -> None:
+    inserted = Touched("m", inserts=True)
+    notices.command_finished(done(inserted, insert_id=7))
+    notices.command_finished(done(inserted, insert_id=8, affected_rows=3))
+    assert engineer.notices == [("inserted", "m", 7), ("inserted", "m", 8, 9, 10)]
+
+
+def test_no_ids_are_reported_where_they_do_not_follow_from_the_answer(
+    notices: CommitNotices, engineer: Engineer
+) -> None:
+    inserted = Touched("m", inserts=True)
+    notices.command_finished(done(inserted))  # The table gives out no ids.
+    notices.command_finished(done(Touched("m"), insert_id=7))  # REPLACE, for instance.
+    notices.command_finished(done(inserted, insert_id=7, results=2))  # One statement of several.
+    notices.command_finished(done(inserted, insert_id=7, open_transaction=True))
+    notices.command_finished(done(TransactionEnd.COMMIT))
+    assert engineer.notices == [
+        ("inserted", "m"),
+        ("written", "m"),
+        ("inserted", "m"),
+        ("inserted", "m"),
+    ]
 
 
 def test_an_autocommitted_write_wakes_its_table_at_once(notices: CommitNotices, engineer: Engineer) -> None:

@@ -1,0 +1,91 @@
+"""How many calls of the store a message costs a running proxy, for each way of consuming.
+
+A call is a thread handover, and its packets are counted in tests/contract. A change that adds one fails here with the
+calls before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.proxies import RunningProxy
+from tests.support.queues import PATIENT, Consumer, create_queue, enqueue, rows, run
+from tests.support.waiting import eventually
+
+MESSAGES = 30
+COUNTED = ("claims", "scans", "store_answers")
+
+Consume = Callable[[Any, str], Consumer]
+
+
+@pytest.fixture
+def connection(private_proxy: RunningProxy) -> Iterator[Any]:
+    with private_proxy.connect() as connection:
+        run(connection, "CREATE DATABASE counts")
+        connection.select_db("counts")
+        create_queue(connection, "m", **PATIENT)
+        eventually(lambda: private_proxy.metric("binlog_following") == 1, timeout_s=30)
+        yield connection
+
+
+class Calls:
+    """The calls of a proxy's store since the beginning of the block."""
+
+    def __init__(self, proxy: RunningProxy) -> None:
+        self._proxy = proxy
+        self._before = {name: proxy.metric(f"{name}_total") for name in COUNTED}
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._proxy.metric(f"{name}_total") - self._before[name])
+
+
+def waiting(private_proxy: RunningProxy, consume: Consume, statement: str = "STREAM * FROM m") -> Consumer:
+    """A stream that has taken its first message."""
+    reader = private_proxy.connect(database="counts")
+    consumer = consume(reader, statement)
+    with private_proxy.connect(database="counts") as producer:
+        enqueue(producer, "m", ["first"])
+        eventually(lambda: len(consumer.received) == 1)
+    return consumer
+
+
+def test_a_message_for_a_stream_that_waits_takes_one_call_and_no_scan_before_it(
+    private_proxy: RunningProxy, connection: Any, consume: Consume
+) -> None:
+    consumer = waiting(private_proxy, consume)
+    calls = Calls(private_proxy)
+    for number in range(2, MESSAGES + 2):
+        run(connection, "INSERT INTO m (payload) VALUES ('x')")
+        eventually(lambda: len(consumer.received) == number)  # noqa: B023
+    assert MESSAGES <= calls["claims"] < 1.5 * MESSAGES  # In vain where the log shows a row that cannot be read yet.
+    assert calls["scans"] < MESSAGES  # One in a second.
+
+
+def test_a_batch_in_one_insert_takes_one_call(private_proxy: RunningProxy, connection: Any, consume: Consume) -> None:
+    consumer = waiting(private_proxy, consume)
+    calls = Calls(private_proxy)
+    enqueue(connection, "m", map(str, range(MESSAGES)))
+    eventually(lambda: len(consumer.received) == MESSAGES + 1)
+    assert calls["claims"] == 1
+
+
+def test_a_poll_that_finds_a_batch_takes_a_scan_and_a_claim(private_proxy: RunningProxy, connection: Any) -> None:
+    enqueue(connection, "m", map(str, range(MESSAGES)))
+    calls = Calls(private_proxy)
+    assert len(rows(connection, f"STREAM * FROM m LIMIT {MESSAGES} NOWAIT")) == MESSAGES
+    assert calls["claims"] == 1
+    assert calls["scans"] <= 2  # The other one is for the binary log, which shows the INSERT late.
+
+
+def test_a_wake_up_causes_one_scan_at_most(private_proxy: RunningProxy, connection: Any, consume: Consume) -> None:
+    """Rows whose ids do not follow from the answer: the application gives them out."""
+    consumer = waiting(private_proxy, consume)
+    calls = Calls(private_proxy)
+    for number in range(2, MESSAGES + 2):
+        run(connection, f"INSERT INTO m (id, payload) SELECT {1000 + number}, 'x'")
+        eventually(lambda: len(consumer.received) == number)  # noqa: B023
+    assert calls["claims"] <= MESSAGES + 5
+    assert calls["scans"] <= MESSAGES + 5
