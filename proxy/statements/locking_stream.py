@@ -8,6 +8,7 @@ transaction ends the locks; CommitNotices reports it to the engine.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -85,6 +86,11 @@ class LockingStream(Stream):
         self.abort(error)
 
 
+def is_ascending(keys: Sequence[Key]) -> bool:
+    """Whether integer keys are in the order of their values."""
+    return all(map(operator.lt, keys, keys[1:]))
+
+
 class LockingSession:
     """Locks messages in the transaction of one session, for one stream."""
 
@@ -143,6 +149,7 @@ class LockingSession:
             ids=self._statements.ids(map(self._padded, lock.keys)),
             now_ns=lock.now_ns,
             alive="TRUE" if lock.epoch_below is None else f"COALESCE(epoch, 0) < {lock.epoch_below}",
+            order="id" if self._statements.ids_are_integers and is_ascending(lock.keys) else "priority, time_next, id",
             limit=len(lock.keys),
         )
 

@@ -82,6 +82,12 @@ def test_an_ack_commits_with_the_transaction_and_what_was_not_acknowledged_is_fr
     assert acked
 
 
+def test_the_order_is_the_queues_whatever_the_order_of_ids(queue, begin) -> None:
+    run(queue, "UPDATE m SET priority = 1 WHERE id = 1")
+    run(queue, "UPDATE m SET time_next = 7 WHERE id = 2")
+    assert lock(begin()) == ["c", "b", "a"]
+
+
 def test_two_workers_share_what_there_is(begin) -> None:
     one, two = begin(), begin()
     assert lock(one, 2) == ["a", "b"]

@@ -32,8 +32,9 @@ from engine.store.connection import (
 )
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
-from engine.store.queries import partition_clause, statement, templates
+from engine.store.queries import TableStatements, partition_clause, statement, templates
 from proxy.embedded.server import EmbeddedServer
+from proxy.session.queries import sql as client_sql
 from tests.support.servers import ServerPool, server_or_skip
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject, partitioned_queue
 
@@ -359,6 +360,26 @@ class TestBury:
         frugal([lock, insert, delete, *postpone], **by_id(bench), least=4)
         assert max(live.read, acked.read) <= PARTITIONS * len(due) + SLACK
         assert hold.read == 0
+
+
+class TestLockingByAClient:
+    """The statement of a STREAM … FOR UPDATE, which runs in the client's session."""
+
+    @pytest.mark.parametrize("order", ["id", "priority, time_next, id"])
+    def test_it_reads_each_row_once_and_sorts_only_what_is_not_in_the_order_of_ids(
+        self, bench: Bench, due: list[Wanted], order: str
+    ) -> None:
+        sql = TableStatements(bench.table)
+        words = {"ids": sql.ids(want.key for want in due), "now_ns": bench.subject.now_ns(), "limit": LIMIT}
+        text = client_sql("lock_messages", **sql.words, **words, columns="id, body", alive="TRUE", order=order)
+        with bench.store._pool.connection() as connection:
+            connection.run([text])
+        (lock,) = bench.meter.take()
+        assert lock.count == len(due)
+        if order == "id":
+            frugal([lock], **by_id(bench))
+        assert lock.plan["key"] == bench.table.id_index
+        assert lock.read <= (by_id(bench)["lookups"] + 1) * lock.count + SLACK
 
 
 class TestPurge:
