@@ -82,13 +82,16 @@ class Stream:
         proof_max_age_s: float = math.inf,
         proven_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        limit: int | None = None,
         waits: bool = True,
     ) -> None:
         """`seq` is that of the last column packet. `condition` selects the messages, as SHOW
         STREAMS displays it (None: all). `proven_s` is when the first proof was begun; None: now.
-        `waits`: messages may come later. Without, the column packets are written with the first
+        `limit`: the rows behind which the engine ends it, by the same event that delivers the last
+        of them. `waits`: messages may come later. Without, the column packets are written with the first
         rows or the end."""
         self._writes = GatheredWrites(write)
+        self._limit = limit
         self._waits = waits
         self._seq = seq
         self._handle: StreamHandle | None = None
@@ -230,7 +233,7 @@ class Stream:
         self.rows += len(rows)
         self.last_row_s = self._clock()
         self._writes.hold(data)
-        if not self.rows_from_server:
+        if not self.rows_from_server and self.rows != self._limit:
             self._writes.flush()
 
     def _drop(self) -> None:

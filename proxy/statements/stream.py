@@ -122,6 +122,7 @@ class Streaming:
             condition,
             proof_max_age_s=self._settings.rights_max_age_s,
             proven_s=proven.begun_s,
+            limit=_number(proven.statement.limit),
             waits=not proven.statement.nowait,
         )
 

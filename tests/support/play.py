@@ -393,6 +393,11 @@ class Stage:
                     self.ended[subscriber] = cause
                 case _:
                     self.asked.append(Asked(effect))
+        for subscriber in {effect.subscriber for effect in effects if isinstance(effect, Deliver)}:
+            limit = self.streams[subscriber].limit
+            assert len(self.delivered[subscriber]) != limit or subscriber in self.ended, (
+                f"the last row of stream {subscriber} waits for its end, which is no effect of the same event"
+            )
         self.check()
 
     def _delivered(self, subscriber: int, key: int, *, locked: bool = False) -> None:

@@ -229,3 +229,35 @@ def test_what_is_held_is_written_when_there_is_much_of_it() -> None:
     assert [len(data) for data in writes] == [GATHERED_MAX]
     held.flush()
     assert len(writes) == 1
+
+
+def test_the_last_row_up_to_the_limit_is_written_with_the_end() -> None:
+    async def play() -> list[bytes]:
+        written: list[bytes] = []
+        stream = Stream(written.append, 4, limit=2)
+        stream.begin(b"columns")
+        stream.ends_with(lambda: b"end")
+        stream.deliver((b"a",))
+        stream.deliver((b"b",))
+        assert written == [b"columns", frame(b"a", 4)]
+        stream.end(Cause.COMPLETE, "")
+        stream.close(0, 0)
+        return written
+
+    assert asyncio.run(play()) == [b"columns", frame(b"a", 4), frame(b"b", 5) + frame(b"end", 6)]
+
+
+def test_an_error_in_place_of_the_end_comes_behind_the_last_row() -> None:
+    async def play() -> list[bytes]:
+        written: list[bytes] = []
+        stream = Stream(written.append, 4, limit=1, waits=False)
+        stream.begin(b"columns")
+        stream.ends_with(lambda: b"end")
+        stream.deliver((b"a",))
+        stream.abort(INTERRUPTED)
+        stream.close(0, 0)
+        return written
+
+    (written,) = asyncio.run(play())
+    assert written.startswith(b"columns" + frame(b"a", 4))
+    assert parse_err(written[len(b"columns") + 5 + 4 :]).code == 1317
