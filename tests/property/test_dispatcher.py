@@ -46,6 +46,8 @@ from tests.support.sampling import examples
 T = TypeVar("T")
 
 KEYS = st.integers(1, 40)
+NO_KEY = 99
+"""None of them."""
 AFTER_ANY_PAUSE_NS = 6 * NS_PER_S
 """Longer than the pause after a failed release, shorter than any wait for an acknowledgement."""
 CLOCK_OFF_MAX_S = 2_000
@@ -398,6 +400,9 @@ class Play(RuleBasedStateMachine):
             return not any(condition is None or stage.store.conditions[condition](row) for row in live)
 
         stage.run_until(drained)
+        if selection == ANYTHING:  # A last message, whose INSERT was answered with another id.
+            self.the_answer_to_an_insert_shows_ids(NO_KEY, count=1, off=1, priority=0, delay_s=0)
+            stage.run_until(drained)
 
     # Choosing.
 
