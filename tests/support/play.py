@@ -185,6 +185,7 @@ class Stage:
         ACKs."""
         keys = [key for key, locker in self.row_locks.items() if locker == holder]
         acked = [key for key in keys if key in self.acks_to_commit]
+        delivered = self.holdings.keys() & set(keys)  # A session may lock after its client has vanished.
         self._unlock(keys)
         for key in acked if commits else ():
             self.store.acknowledge(TABLE, key)
@@ -195,7 +196,7 @@ class Stage:
             self.handle(notice, acked)
         failed = seen and not commits
         if failed:
-            self.to_count |= {key: self.rows[key].epoch for key in keys}
+            self.to_count |= {key: self.rows[key].epoch for key in delivered}
         self.handle(partial(self.dispatcher.transaction_ended, failed=failed), holder)
 
     def unlock_others(self) -> None:
