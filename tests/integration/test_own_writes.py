@@ -18,9 +18,9 @@ from engine.model import Entry, Key, QueueTable, Return, TableId, Wanted
 from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
 from engine.store.own_writes import OwnWrites
-from proxy.embedded.server import EmbeddedServer
+from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import connect
+from tests.support.servers import connect, server_or_skip
 
 WAIT_NS = 30 * 10**9
 LAST = 999_999
@@ -99,6 +99,14 @@ class Log:
         changes = dict(self.told.changes.tables[self.id("m")] or {})
         del changes[LAST]
         return {key: change.entry for key, change in changes.items()}
+
+
+@pytest.fixture(scope="module")
+def server(flavour: Flavour) -> Iterator[EmbeddedServer]:
+    """A server without a proxy. The shared one has a proxy at times, which purges and moves messages
+    as well."""
+    with server_or_skip(flavour) as server:
+        yield server
 
 
 @pytest.fixture

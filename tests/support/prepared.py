@@ -2,7 +2,9 @@
 
 The imports take most of the CPU time of a start, and the tests start hundreds of proxies. Each of
 them is a process of its own all the same, with `ackstream serve` as its main program. What depends
-on the command line of the process itself starts it as users do (`RunningProxy(..., forked=False)`).
+on the command line of the process itself starts it as users do (`RunningProxy(..., forked=False)`),
+and so does what sets variables of the environment that a program reads when it begins: libraries to
+preload, settings of the memory allocator (`may_fork`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,16 @@ from proxy.embedded.child_process import die_with_parent
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["proxy.__main__"])
+
+_ENVIRONMENT = dict(os.environ)
+_READ_LATER = ("ACKSTREAM_", "PYTEST_", "TESTS_")
+"""Variables of these names make no difference before the main function begins."""
+
+
+def may_fork() -> bool:
+    """Whether a fork sees the environment as a new process would."""
+    changed = {name for name, _ in _ENVIRONMENT.items() ^ os.environ.items()}
+    return all(name.startswith(_READ_LATER) for name in changed)
 
 
 class ForkedProxy:

@@ -19,7 +19,7 @@ import pymysql
 
 from proxy.embedded.child_process import ChildProcess
 from proxy.embedded.server import EmbeddedServer
-from tests.support.prepared import ForkedProxy
+from tests.support.prepared import ForkedProxy, may_fork
 from tests.support.waiting import eventually
 
 READY = re.compile(
@@ -75,7 +75,7 @@ class RunningProxy:
             *("serve", "--backend", backend, "--listen", listen, "--admin", "127.0.0.1:0"),
             *("--log-level", "debug", "--data-dir", str(self.log.parent / "data"), *self._options),
         ]
-        if self._forked:
+        if self._forked and may_fork():
             process: ChildProcess | ForkedProxy = ForkedProxy(arguments, output=self.log)
         else:
             process = ChildProcess([sys.executable, "-m", "proxy", *arguments], output=self.log)
