@@ -90,7 +90,7 @@ def test_a_poll_that_finds_a_batch_takes_a_scan_and_a_claim(private_proxy: Runni
     eventually(followed)
     assert rows(connection, "STREAM * FROM m NOWAIT")
     polls = [poll() for _ in range(5)]
-    assert min(polls) == (1, 1)
+    assert min(polls) <= (1, 1)
 
 
 def test_a_commit_of_unknown_rows_causes_a_scan_and_its_log_another_one_at_most(

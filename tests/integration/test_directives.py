@@ -109,7 +109,7 @@ def test_no_more_than_max_in_flight_are_out_over_all_streams(queue, proxy, datab
         second = rows(other, "STREAM id FROM m NOWAIT")
         assert (len(first), len(second)) == (2, 1)
         assert run(other, "ACK FROM m WHERE id = 1") == 1
-        assert len(rows(connection, "STREAM id FROM m NOWAIT")) == 1
+        assert len(rows(connection, "STREAM id FROM m WAIT 10")) == 1
 
 
 # Waits.
