@@ -2,12 +2,12 @@
 statements.
 
 A session has three phases. *Login*: the server's greeting and the dialogue that follows are passed
-on, so that the server authenticates the client itself. *Relay*: bytes are passed on unchanged. Each
-command is classified by its first bytes, and the walker follows the structure of the answers, which
-shows when the connection is quiet, whether a transaction is open, and what a statement changed.
-*Statement*: a queue statement is withheld and carried out by proxy.statements, which may run
+on, so that the server authenticates the client itself. *Relay*: bytes are passed on unchanged. The
+CommandRelay classifies each command by its first bytes, and the walker follows the structure of the
+answers, which shows when the connection is quiet, whether a transaction is open, and what a
+statement changed. *Statement*: a queue statement is carried out by proxy.statements, which may run
 internal queries on the backing connection, with this client's rights. Whatever else the client
-sends meanwhile is withheld as well.
+sends meanwhile is withheld.
 
 Everything runs on the event loop's thread. A session's only task is the one that runs a queue
 statement.
@@ -19,38 +19,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.packets import HEADER, WireError, frame
+from engine.packets import WireError, frame
 from engine.store.port import Origin
 from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
 from proxy.session.answers import Answer, Answers, InternalQueries, RowQuery
 from proxy.session.authentication import Authentication
-from proxy.session.command_classifier import (
-    ABOUT_STATEMENTS,
-    COM_STMT_SEND_LONG_DATA,
-    EXECUTIONS,
-    NOT_FAST,
-    UNREMARKABLE,
-    CarriedOutHere,
-    CommandClassifier,
-)
+from proxy.session.command_classifier import UNREMARKABLE, CommandClassifier
+from proxy.session.command_relay import CommandRelay
 from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing
 from proxy.session.connections import Connections
 from proxy.session.known_streams import KnownStreams
 from proxy.session.stream import SERVER_LOST, Stream, unforeseen
-from proxy.session.withheld import Withheld
 from proxy.transport.proxy_protocol import announcement
-from proxy.wire.commands import COM_CHANGE_USER, SILENT
-from proxy.wire.fields import PacketTooLarge
-from proxy.wire.framing import Command, CommandFramer, Dropped, Event
 from proxy.wire.mimic_adapter import ServerStatus
 from proxy.wire.packets import UNREACHABLE, ServerError, make_err
 from proxy.wire.params import make_query
 from proxy.wire.walker import FileRequest, Outcome, ResponseWalker
-from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb
+from sqlrewrite.classify import Verb
 
 if TYPE_CHECKING:
     from proxy.session.ports import SessionHost
@@ -86,12 +74,10 @@ class Session:
             server_tls_failed=self._server_tls_failed,
         )
         self._authentication = Authentication(self._connections, proxy.tls.policy, client_is_local=client_is_local)
-        self._framer = CommandFramer(self.classifier.wants_whole, partial(proxy.statement_memory.grown, self))
+        self._relay = CommandRelay(
+            self, self._connections, self._authentication, self.classifier, proxy.statement_memory, proxy.settings
+        )
         self._walker: ResponseWalker[PendingCommand]
-        self._pipelined_max = proxy.settings.pipelined_max
-        self._withheld = Withheld()
-        self._running_bytes = 0
-        """Of the queue statement that is carried out."""
         self._task: asyncio.Task[None] | None = None
         self._internal_answers: InternalQueries | None = None
         self._farewell: ServerError | None = None
@@ -189,18 +175,8 @@ class Session:
         try:
             if (login := self._authentication.login) is not None:
                 self._authentication.client_sent(login, data)
-                return
-            at_rest = self._task is None and not self._withheld and self._authentication.change_user is None
-            if (
-                at_rest
-                and self._framer.is_command(data)
-                and (pending := self.classifier.classify_fast(data)) is not NOT_FAST
-            ):
-                self._relay(data[HEADER], pending, data)
-                return
-            for event in self._framer.feed(data):
-                self._pass_or_withhold(event)
-            self._report_memory()
+            else:
+                self._relay.feed(data)
         except LoginRefused as refused:
             self.hang_up(refused.error)
         except WireError as error:
@@ -214,7 +190,7 @@ class Session:
             return
         self._closed = True
         self._farewell = None
-        self.proxy.statement_memory.holds(self, 0, 0)
+        self._relay.close()
         self._deadline.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -263,7 +239,7 @@ class Session:
                     self._internal_answers.feed(data)
             for event in events:
                 if isinstance(event, FileRequest):
-                    self._framer.enter_infile()
+                    self._relay.file_requested()
                 else:
                     self._finished(event)
         except LoginRefused as refused:
@@ -273,13 +249,13 @@ class Session:
             self._cannot_follow(error) if isinstance(error, WireError) else self._fail(error)
             return
         if self._closed:
-            if self._walker.idle or self._framer.infile:
+            if self._walker.idle or self._relay.sends_file:
                 self.server.close()
         elif self._farewell is not None:
             if self._walker.idle:
                 self.hang_up(self._farewell)
-        elif (self._withheld or self._connections.client_is_held) and self._task is None:
-            self._resume()
+        elif (self._relay.withheld or self._connections.client_is_held) and self._task is None:
+            self._relay.resume()
 
     def _cannot_follow(self, error: WireError) -> None:
         log.warning("%r: the server's answer cannot be followed: %s", self, error)
@@ -433,84 +409,14 @@ class Session:
         assert self.info is not None
         self._deadline.cancel()
         self.classifier.logged_in(self.capabilities)
-        self._walker = ResponseWalker(self.capabilities, self.info.status)
+        self._walker = self._relay.walker = ResponseWalker(self.capabilities, self.info.status)
         self.proxy.session_opened(self)
 
     def _login_too_slow(self) -> None:
         log.info("%r: not logged in after %g s", self, self.proxy.settings.login_timeout_s)
         self.client.abort()
 
-    # Relay.
-
-    def _pass(self, event: Event) -> bool:
-        """Send an event on to the server, or begin to carry it out here.
-
-        Returns False if it has to wait until the server has answered what precedes it: then nothing
-        is done.
-        """
-        if isinstance(event, Dropped):
-            return self._refuse_dropped(event)
-        change_user = self._authentication.change_user
-        if not isinstance(event, Command):
-            if change_user is not None:
-                self._authentication.client_continues(change_user, event)
-            else:
-                self._connections.write_server(event)
-            return True
-        if change_user is not None:
-            return False
-        if event.byte == COM_CHANGE_USER and self.info is not None and self.info.dialogue.translates:
-            return self._begin_change_of_user(event, self.info)
-        if self.classifier.preparing and event.byte in ABOUT_STATEMENTS:
-            return False  # It may be about the statement whose number the server has not returned yet.
-        if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
-            raise WireError("a command that has no answer is cut off")  # MySQL answers it, MariaDB does not.
-        verb, pending = self.classifier.classify(event)
-        if (verb is not Verb.OTHER and verb in QUEUE_STATEMENT_VERBS) or (
-            pending is not None and isinstance(pending, CarriedOutHere)
-        ):
-            return self._begin(verb, event)
-        long_data = event.byte == COM_STMT_SEND_LONG_DATA
-        self._relay(event.byte, pending, self.classifier.renumbered(event) if long_data else event.data)
-        return True
-
-    def _relay(self, byte: int, pending: PendingCommand, data: bytes) -> None:
-        """Send a command on to the server, and expect its answer."""
-        outstanding = self._walker.expect(byte, pending)
-        self._connections.write_server(data)
-        if outstanding > self._pipelined_max:
-            self._connections.hold_client()
-
-    def drop_statement(self) -> None:
-        """Forget the statement that is being received: all clients together hold too much."""
-        event = self._framer.drop()
-        try:
-            self._pass_or_withhold(event)
-        except WireError as error:
-            self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
-
-    def _refuse_dropped(self, command: Dropped) -> bool:
-        """Answer a statement whose bytes are gone."""
-        if self._authentication.change_user is not None or not self._walker.idle:
-            return False
-        error = self.proxy.statement_memory.refusal
-        if command.byte in EXECUTIONS:  # The server holds its long data, which the next execution would use.
-            raise PacketTooLarge(error.message)
-        self.send_error(error)
-        return True
-
-    def _report_memory(self) -> None:
-        """Report how many bytes of the client's are held, for the bound over all sessions."""
-        if not self._closed:
-            self.proxy.statement_memory.holds(self, self._framer.gathered, self._withheld.size + self._running_bytes)
-
-    def _begin_change_of_user(self, command: Command, login: LoggedIn) -> bool:
-        if not self._walker.idle:
-            return False
-        self.classifier.session_command(command)
-        self._walker.expect(command.byte, None)
-        self._authentication.begin_change_of_user(login, command.payload)
-        return True
+    # Answers.
 
     def _finished(self, outcome: Outcome[PendingCommand]) -> None:
         """The server has answered a command."""
@@ -531,24 +437,18 @@ class Session:
 
     # Queue statements.
 
-    def _begin(self, verb: Verb, command: Command) -> bool:
-        if not self._walker.idle:
-            return False
-        if not command.whole:
-            # It was sent ahead of the answer that would have shown that it is a queue statement.
-            raise PacketTooLarge("a statement of ackstream's is too long to be sent ahead")
+    def begin_statement(self, verb: Verb, payload: bytes) -> None:
+        """Carry out a queue statement of the client's. The server owes no answer."""
         self.interrupted = None
-        self._running_bytes = len(command.data)
         self._task = asyncio.get_running_loop().create_task(
-            self.proxy.carry_out(self, verb, command.payload), name=f"session {self.number}: {verb.name}"
+            self.proxy.carry_out(self, verb, payload), name=f"session {self.number}: {verb.name}"
         )
         self._task.add_done_callback(self._queue_statement_done)
-        return True
 
     def _queue_statement_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self.stream = None
-        self._running_bytes = 0
+        self._relay.statement_over()
         if task.cancelled() or self._closed or self.client.is_closing():
             return
         error = task.exception()
@@ -560,24 +460,4 @@ class Session:
             self.client.close()
             return
         self._connections.stream_over()
-        self._resume()
-
-    def _pass_or_withhold(self, event: Event) -> None:
-        if self._withheld or self._task is not None or not self._pass(event):
-            self._withheld.append(event)
-            if self._withheld.size > self.proxy.settings.withheld_bytes_max or self.proxy.statement_memory.full:
-                self._connections.hold_client()
-
-    def _resume(self) -> None:
-        """Continue with what the client sent meanwhile."""
-        try:
-            while self._withheld and self._task is None:
-                if not self._pass(self._withheld[0]):
-                    return
-                self._withheld.popleft()
-            if self._connections.client_is_held and self._walker.outstanding <= self._pipelined_max:
-                self._connections.release_client()
-        except WireError as error:
-            self.hang_up(ServerError(error.code, error.sqlstate, str(error)))
-        finally:
-            self._report_memory()
+        self._relay.resume()

@@ -177,7 +177,7 @@ async def play(capabilities: int, script: Sequence[tuple[str, bytes]], cuts: Seq
             elif sender == "server" and not (server.closed or client.closed):
                 session.server_sent(piece)
             await asyncio.sleep(0)
-        assert session._withheld.size + len(session._framer._held) < HELD_MAX
+        assert session._relay.withheld.size + len(session._relay._framer._held) < HELD_MAX
     if vanish or client.closed:
         session.client_lost()
     session.server_lost()
