@@ -75,7 +75,7 @@ def main() -> None:
                     rates[name].append(rate)
                     print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
     plain, ours = rates.values()
-    ratio = statistics.median(each / other for each, other in zip(ours, plain, strict=True))
+    ratio = statistics.median(our_rate / plain_rate for our_rate, plain_rate in zip(ours, plain, strict=True))
     print(f"ackstream-archive, verified and purged: {ratio:.2f} of a copy by JDBC")
 
 

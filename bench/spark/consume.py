@@ -76,7 +76,7 @@ def spark_takes(spark: SparkSession, endpoint: Endpoint) -> int:
         writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        return sum(int(each["numInputRows"]) for each in query.recentProgress)
+        return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
 
 
 def timed(endpoint: Endpoint, rows: int, work: Callable[[], int]) -> float:
@@ -110,7 +110,7 @@ def main() -> None:
                     rates[name].append(rate)
                     print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
     alone, ours = rates.values()
-    ratio = statistics.median(each / other for each, other in zip(ours, alone, strict=True))
+    ratio = statistics.median(our_rate / alone_rate for our_rate, alone_rate in zip(ours, alone, strict=True))
     print(f"Spark's readStream: {ratio:.2f} of a bare STREAM consumer")
 
 

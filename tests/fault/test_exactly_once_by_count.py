@@ -91,8 +91,8 @@ def test_every_message_is_acknowledged_exactly_once_though_consumers_die(proxy: 
             for start in share[::50]:
                 enqueue(producer, "m", map(str, range(start, min(start + 50, share.stop))))
 
-    each = -(-MESSAGES // PRODUCERS)
-    shares = [range(i * each, min((i + 1) * each, MESSAGES)) for i in range(PRODUCERS)]
+    share_size = -(-MESSAGES // PRODUCERS)
+    shares = [range(i * share_size, min((i + 1) * share_size, MESSAGES)) for i in range(PRODUCERS)]
     producers = [threading.Thread(target=produce, args=(share,)) for share in shares]
     counters: list[Counter[int]] = [Counter() for _ in range(CONSUMERS)]
     workers = [Worker(proxy, database, counter, seed) for seed, counter in enumerate(counters)]
@@ -124,7 +124,7 @@ def test_two_proxies_on_one_table_never_give_a_message_to_two_consumers(
         create_queue(connection, "m", vt_ack_wait="120", vt_poller_interval="1")
         counters: list[Counter[int]] = [Counter() for _ in range(4)]
         proxies = (proxy, second, proxy, second)
-        workers = [Worker(each, database, counters[i], seed=i) for i, each in enumerate(proxies)]
+        workers = [Worker(chosen, database, counters[i], seed=i) for i, chosen in enumerate(proxies)]
         for start in range(0, 4_000, 100):
             enqueue(connection, "m", map(str, range(start, start + 100)))
         unfinished = "SELECT COUNT(*) FROM m WHERE time_acked IS NULL"

@@ -18,8 +18,8 @@ def test_every_client_hears_of_the_servers_death(private_server, private_proxy) 
         create_queue(root, "m")
         clients = {name: RawClient(private_proxy, database="shop") for name in ("idle", "query", "result", "stream")}
         direct = RawClient(private_server, database="shop")
-        for each in (clients["query"], direct):
-            each.send(b"\x03SELECT SLEEP(60)")
+        for client in (clients["query"], direct):
+            client.send(b"\x03SELECT SLEEP(60)")
         clients["result"].send(b"\x03SELECT REPEAT('x', 1000000) FROM information_schema.columns")
         clients["result"].packet()
         clients["stream"].send(b"\x03STREAM * FROM m")
@@ -28,14 +28,14 @@ def test_every_client_hears_of_the_servers_death(private_server, private_proxy) 
         while clients["stream"].packet().payload[:1] != b"\xfe":  # The end of the columns: it runs.
             pass
     private_server.kill()
-    for each in (direct, clients["idle"], clients["query"], clients["result"]):
+    for client in (direct, clients["idle"], clients["query"], clients["result"]):
         with pytest.raises(ConnectionResetError):
-            read_to_the_end(each)
+            read_to_the_end(client)
     assert parse_err(clients["stream"].packet().payload).code == 1053
     with pytest.raises(ConnectionResetError):
         clients["stream"].packet()
-    for each in (direct, *clients.values()):
-        each.close()
+    for client in (direct, *clients.values()):
+        client.close()
 
 
 def read_to_the_end(client: RawClient) -> None:

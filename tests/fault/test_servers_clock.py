@@ -73,7 +73,7 @@ def test_queues_go_on_when_the_clock_is_set_back_while_they_pause_after_a_failur
         consumers = [consume(proxy.connect(database=shop), f"STREAM * FROM {name}") for name in names]
         eventually(lambda: len(rows(client, "SHOW STREAMS")) == len(names))
         with connect(server) as root:  # What the engine does next, on any of its connections, fails.
-            mine = {client.thread_id(), root.thread_id(), *(each.connection.thread_id() for each in consumers)}
+            mine = {client.thread_id(), root.thread_id(), *(consumer.connection.thread_id() for consumer in consumers)}
             for (number,) in rows(root, "SELECT id FROM information_schema.processlist WHERE user = 'root'"):
                 if number not in mine:
                     with contextlib.suppress(pymysql.OperationalError):  # It has ended meanwhile.
@@ -84,7 +84,7 @@ def test_queues_go_on_when_the_clock_is_set_back_while_they_pause_after_a_failur
         for name in names:
             enqueue(client, name, ["b"])
         payloads = [{"a", "b"}] * len(names)
-        eventually(lambda: [{payload for _, payload in each.received} for each in consumers] == payloads)
+        eventually(lambda: [{payload for _, payload in consumer.received} for consumer in consumers] == payloads)
 
 
 def test_a_message_that_was_scheduled_comes_when_the_servers_clock_reaches_its_time(

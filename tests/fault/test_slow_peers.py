@@ -52,7 +52,7 @@ def test_a_large_result_waits_on_the_server_for_a_client_that_does_not_read(serv
         eventually(lambda: re.search(r"(?i)writing to net|sending", str(rows(root, blocked))))
         assert settled(lambda: memory_kb(lone_proxy)) - before < ALLOWED_KB
         answer = client.answer(0x03)
-        assert sum(len(each.payload) > size for each in answer) == count
+        assert sum(len(packet.payload) > size for packet in answer) == count
         assert memory_kb(lone_proxy) - before < ALLOWED_KB
 
 
@@ -69,7 +69,7 @@ def test_a_stream_stops_for_a_client_that_does_not_read(server, lone_proxy, data
         eventually(lambda: rows(root, claimed)[0][0] > 10)
         assert settled(lambda: rows(root, claimed)[0][0]) < count / 2
         assert settled(lambda: memory_kb(lone_proxy)) - before < ALLOWED_KB
-        assert sum(len(each.payload) > 100_000 for each in client.answer(0x03)) == count
+        assert sum(len(packet.payload) > 100_000 for packet in client.answer(0x03)) == count
         assert memory_kb(lone_proxy) - before < ALLOWED_KB
 
 

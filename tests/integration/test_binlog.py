@@ -30,7 +30,7 @@ def following(proxy: RunningProxy) -> bool:
 def reader_pid(proxy: RunningProxy) -> int:
     """The process that reads the log for this proxy."""
     children = Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()
-    (pid,) = (int(each) for each in children if "engine.binlog.reader" in Path(f"/proc/{each}/cmdline").read_text())
+    (pid,) = (int(child) for child in children if "engine.binlog.reader" in Path(f"/proc/{child}/cmdline").read_text())
     return pid
 
 
@@ -165,7 +165,7 @@ def test_a_queue_made_on_the_server_is_followed(direct, proxy, database, consume
 def test_rows_of_other_tables_are_passed_over(direct, consumer, proxy) -> None:
     run(direct, "CREATE TABLE other (id BIGINT PRIMARY KEY, v INT)")
     before = proxy.metric("binlog_rows_total")
-    run(direct, "INSERT INTO other VALUES " + ", ".join(f"({each}, 0)" for each in range(1_000)))
+    run(direct, "INSERT INTO other VALUES " + ", ".join(f"({number}, 0)" for number in range(1_000)))
     run(direct, "UPDATE other SET v = 1")
     enqueue(direct, "m", "a")
     eventually(lambda: payloads(consumer) == ["a"])
@@ -180,7 +180,7 @@ def test_our_own_claims_are_not_read_and_acknowledgements_cause_no_scan(direct, 
         assert len(rows(client, "STREAM id FROM m LIMIT 100 WAIT 10")) == 100
 
         def batch() -> None:
-            ids = [each for (each,) in rows(client, "STREAM id FROM m LIMIT 100 WAIT 10")]
+            ids = [number for (number,) in rows(client, "STREAM id FROM m LIMIT 100 WAIT 10")]
             assert run(client, f"ACK FROM m WHERE id IN ({', '.join(map(str, ids))})") == 100
 
         rows_before, scans_before = proxy.metric("binlog_rows_total"), proxy.metric("scans_total")

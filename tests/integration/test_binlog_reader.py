@@ -113,7 +113,7 @@ class Reader:
                 if not seen and not over:
                     told[table] = None
                 elif so_far is not None:
-                    so_far |= {each[0]: Entry(*each) for each in seen}
+                    so_far |= {values[0]: Entry(*values) for values in seen}
                     so_far |= dict.fromkeys(over)
             if len(told) >= count:
                 break
@@ -163,7 +163,7 @@ def test_keys_and_entries_are_those_that_a_scan_reads(server, flavour, database,
         assert isinstance(queue, QueueTable), queue
         scanned = store.scan(queue, 100).value.entries
         assert len(scanned) == len(types[kind]), kind
-        expected = {each.key: each for each in scanned} if kind in told else None
+        expected = {entry.key: entry for entry in scanned} if kind in told else None
         assert news[table] == expected, kind
 
 
@@ -235,7 +235,7 @@ def test_more_rows_than_it_may_tell_become_one_word(server, database, table) -> 
     reader = Reader(server, frozenset({table}), BinlogLimits(rows_max=10))
     try:
         with connect(server, database=database) as root:
-            run(root, "INSERT INTO m (id) VALUES " + ", ".join(f"({each})" for each in range(11)))
+            run(root, "INSERT INTO m (id) VALUES " + ", ".join(f"({number})" for number in range(11)))
         assert reader.news(1) == {table: None}
     finally:
         reader.close()
@@ -264,7 +264,7 @@ def test_a_type_that_the_library_does_not_know_wakes(server, flavour, database, 
             if batch.everything and not batch.schema_changed:
                 break
             if batch.tables:
-                assert [each[2:] for each in batch.tables] == [((), (), {})]
+                assert [change[2:] for change in batch.tables] == [((), (), {})]
                 break
         assert reader.process.poll() is None
 

@@ -92,8 +92,8 @@ def terminal(proxy: RunningProxy, database: str, flavour: Flavour) -> Iterator[C
         return opened[-1]
 
     yield open_one
-    for each in opened:
-        each.close()
+    for client in opened:
+        client.close()
 
 
 def test_quick_shows_each_message_as_it_is_inserted_in_another_terminal(terminal, proxy, database) -> None:

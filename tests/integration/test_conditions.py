@@ -262,10 +262,10 @@ def test_each_message_goes_to_exactly_one_of_those_that_want_it(connection, prox
     }
     enqueue(connection, "m", ["a" if number % 3 == 0 else "b" for number in range(1, 101)])
     anybodys = [number for number in range(1, 101) if any(wants(number) for wants in wanted.values())]
-    eventually(lambda: sum(len(each.received) for each in consumers.values()) == len(anybodys))
+    eventually(lambda: sum(len(consumer.received) for consumer in consumers.values()) == len(anybodys))
     for condition, consumer in consumers.items():
         assert all(wanted[condition](number) for (number,) in consumer.received), condition
-    assert sorted(number for each in consumers.values() for (number,) in each.received) == anybodys
+    assert sorted(number for consumer in consumers.values() for (number,) in consumer.received) == anybodys
     left = [(number,) for number in range(1, 101) if number not in anybodys]
     assert rows(connection, "STREAM id FROM m NOWAIT") == left
 

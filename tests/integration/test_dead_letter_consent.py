@@ -52,8 +52,8 @@ def account(server, proxy, database):
             return open_until_then.enter_context(proxy.connect(user=made[-1], password="", database=database))
 
         yield log_in
-        for each in made:
-            run(direct, f"DROP USER {each}@localhost")
+        for user in made:
+            run(direct, f"DROP USER {user}@localhost")
 
 
 def refused(connection: Connection[Any], statement: str) -> tuple[int, str]:

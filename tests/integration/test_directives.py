@@ -27,8 +27,8 @@ def queue(proxy, database):
         return connection
 
     yield make
-    for each in connections:
-        each.close()
+    for connection in connections:
+        connection.close()
 
 
 # Attempts and dead letters.
@@ -124,7 +124,7 @@ def test_the_wait_for_an_acknowledgement_doubles_between_its_bounds(queue) -> No
         now_ns = rows(connection, f"SELECT time_next - {NOW} FROM m")[0][0]
         waits_ns.append(now_ns)
     assert all(waits_ns[0] <= 100_000_000 for _ in waits_ns[:1])
-    assert all(50_000_000 <= each <= 200_000_000 * 1.33 for each in waits_ns[1:])
+    assert all(50_000_000 <= wait_ns <= 200_000_000 * 1.33 for wait_ns in waits_ns[1:])
 
 
 def test_messages_that_failed_together_do_not_come_back_together(queue) -> None:
@@ -133,7 +133,7 @@ def test_messages_that_failed_together_do_not_come_back_together(queue) -> None:
     run(connection, "UPDATE m SET epoch = 3")
     assert len(rows(connection, "STREAM id FROM m LIMIT 200 WAIT 5")) == 200
     waits_s = sorted(row[0] / 1e9 for row in rows(connection, f"SELECT time_next - {NOW} FROM m"))
-    assert len({int(each) for each in waits_s}) > 60
+    assert len({int(wait_s) for wait_s in waits_s}) > 60
     assert waits_s[0] > 800 - 30
     assert waits_s[-1] <= 800 * 1.33
     assert 800 * 1.1 < sum(waits_s) / 200 < 800 * 1.23
@@ -221,7 +221,7 @@ def test_no_more_than_the_cache_size_are_out_also_when_that_changes(queue, chang
     enqueue(connection, "m", "abcdefgh")
 
     def out() -> int:
-        return sum(len(each.received) for each in streams)
+        return sum(len(stream.received) for stream in streams)
 
     eventually(lambda: out() == 3)
     assert rows(connection, "SELECT COUNT(*) FROM m WHERE epoch = 1") == [(3,)]

@@ -93,7 +93,7 @@ def test_many_rows_of_parameters_go_in_one_command(server, proxy, database) -> N
 
     direct, relayed = (transcript(server, place, database, ALL, play) for place in (server, proxy))
     assert relayed == direct
-    assert b"\x03100\x044950" in [each.payload for each in relayed]
+    assert b"\x03100\x044950" in [packet.payload for packet in relayed]
 
 
 @pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")
@@ -103,7 +103,7 @@ def test_a_prepared_stream_in_bulk_is_refused_as_any_select_is(proxy, database) 
     with RawClient(proxy, ALL, database) as client:
         stream, select = client.prepare("STREAM * FROM m LIMIT ? NOWAIT"), client.prepare("SELECT ?")
         body = b"\x80\0" + bytes([NUMBER, 0]) + b"\0" + (1).to_bytes(8, "little")
-        refused = [client.about(COM_STMT_BULK_EXECUTE, each, body)[-1].payload for each in (stream, select)]
+        refused = [client.about(COM_STMT_BULK_EXECUTE, number, body)[-1].payload for number in (stream, select)]
         assert refused[0] == refused[1]
         assert parse_err(refused[0]).code == 1295
 
@@ -118,7 +118,7 @@ def test_column_packets_that_the_client_knows_already_are_not_sent_again(proxy, 
         number = client.prepare(text)
         head, *rows, _end = client.execute(number)
         assert head.payload == b"\x02\x00"
-        assert [each.payload for each in rows] == [b"\0\0" + (1).to_bytes(8, "little") + b"\x01a"]
+        assert [row.payload for row in rows] == [b"\0\0" + (1).to_bytes(8, "little") + b"\x01a"]
 
 
 @pytest.mark.parametrize("flavour", ["mariadb"], indirect=True, scope="session")

@@ -61,7 +61,7 @@ def test_a_stream_outlives_the_servers_wait_timeout(server, pinging_proxy, datab
 
 def test_an_idle_client_is_told_of_the_servers_wait_timeout_as_on_a_direct_connection(server, proxy, flavour) -> None:
     with RawClient(server) as direct, RawClient(proxy) as relayed:
-        said = [wait_for_a_timeout(each) for each in (direct, relayed)]
+        said = [wait_for_a_timeout(client) for client in (direct, relayed)]
     assert said[0] == said[1]
     if flavour == "mysql":
         assert said[0][0][0] == 0

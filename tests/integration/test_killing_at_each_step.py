@@ -98,7 +98,7 @@ def test_a_queue_statement_is_interrupted_at_each_of_its_internal_queries(
                 break
             if relayed and answer[0].payload[0] == OK:
                 break  # It is the server's own answer to the UPDATE or PREPARE, which was done when the KILL came.
-            assert [parse_err(each.payload).code for each in answer] == [1317], f"at query {step}"
+            assert [parse_err(packet.payload).code for packet in answer] == [1317], f"at query {step}"
         assert step >= least
         assert client.query("SELECT 'alive'")[-2].payload == b"\x05alive"
 
@@ -111,7 +111,7 @@ def test_a_known_stream_is_interrupted_between_the_answers_to_its_internal_queri
                 answer = killed_at(step, gate, killer, client, payload)
                 if answer is None:
                     break
-                assert [parse_err(each.payload).code for each in answer] == [1317], f"at answer {step}"
+                assert [parse_err(packet.payload).code for packet in answer] == [1317], f"at answer {step}"
             assert 1 <= step <= 3
             assert client.query("SELECT 'alive'")[-2].payload == b"\x05alive"
 
@@ -125,7 +125,7 @@ def test_the_execution_of_a_prepared_stream_is_interrupted_at_each_of_its_intern
             answer = killed_at(step, gate, killer, client, execution)
             if answer is None:
                 break
-            assert [parse_err(each.payload).code for each in answer] == [1317], f"at query {step}"
+            assert [parse_err(packet.payload).code for packet in answer] == [1317], f"at query {step}"
         assert step >= 4
 
 

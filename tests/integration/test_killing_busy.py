@@ -45,8 +45,8 @@ def root(server, database, connection):
 def waiting_for_a_lock(server, database, root, client: RawClient, statement: str, locking: list[str]) -> Iterator[int]:
     """On the server, the client's statement waits for somebody; the number of its connection."""
     with connect(server, database=database) as holder:
-        for each in locking:
-            run(holder, each)
+        for lock in locking:
+            run(holder, lock)
         client.send(bytes([COMMAND.COM_QUERY]) + statement.encode())
         number = client.greeting.connection_id
         at_work = f"SELECT id FROM information_schema.processlist WHERE id = {number} AND info LIKE 'UPDATE%'"

@@ -118,7 +118,10 @@ def log(server, database) -> Iterator[Log]:
 def claim(store: MySQLStore, queue: QueueTable, keys: list[int], epoch: int = 0) -> list[Return]:
     claims = store.claim(queue, [Wanted(key, epoch, WAIT_NS) for key in keys]).value
     assert [claimed.key for claimed in claims] == keys
-    return [Return(each.key, each.epoch, each.deadline_ns, each.due_ns, sent=each.key % 2 == 0) for each in claims]
+    return [
+        Return(claimed.key, claimed.epoch, claimed.deadline_ns, claimed.due_ns, sent=claimed.key % 2 == 0)
+        for claimed in claims
+    ]
 
 
 def test_of_claims_releases_and_purges_no_event_is_decoded(log: Log) -> None:

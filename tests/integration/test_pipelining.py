@@ -15,7 +15,7 @@ from tests.support.queues import create_queue, enqueue, rows, run
 
 def queries(*statements: str) -> bytes:
     """One COM_QUERY packet each."""
-    return b"".join(frame(b"\x03" + each.encode(), 0) for each in statements)
+    return b"".join(frame(b"\x03" + statement.encode(), 0) for statement in statements)
 
 
 def results(connection: Any, count: int) -> list[tuple[tuple[Any, ...], ...]]:

@@ -181,6 +181,6 @@ def test_messages_of_one_transaction_come_together_and_in_several_tables(connect
     run(connection, "BEGIN")
     for name, payload in itertools.product("mn", "ab"):
         run(connection, f"INSERT INTO {name} (payload) VALUES ('{payload}')")
-    assert [each.received for each in consumers] == [[], []]
+    assert [waiting.received for waiting in consumers] == [[], []]
     run(connection, "COMMIT")
-    eventually(lambda: [each.received for each in consumers] == [[("a",), ("b",)]] * 2)
+    eventually(lambda: [waiting.received for waiting in consumers] == [[("a",), ("b",)]] * 2)

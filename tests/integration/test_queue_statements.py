@@ -292,8 +292,8 @@ def test_two_changes_at_once_are_both_kept(proxy, connection, database) -> None:
     run(connection, "BEGIN")
     run(connection, "SELECT * FROM m")  # Both changes have to wait for the table.
     others = [proxy.connect(database=database) for _ in range(2)]
-    for each, change in zip(others, ("MAX_RATE = 5", "MAX_IN_FLIGHT = 6"), strict=True):
-        insides.send(each, 3, f"ALTER QUEUE m {change}".encode())
+    for other, change in zip(others, ("MAX_RATE = 5", "MAX_IN_FLIGHT = 6"), strict=True):
+        insides.send(other, 3, f"ALTER QUEUE m {change}".encode())
     eventually(
         lambda: (
             rows(connection, "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'ALTER TABLE%'")
@@ -301,9 +301,9 @@ def test_two_changes_at_once_are_both_kept(proxy, connection, database) -> None:
         )
     )
     run(connection, "COMMIT")
-    for each in others:
-        insides.answer(each)
-        each.close()
+    for other in others:
+        insides.answer(other)
+        other.close()
     assert comment(connection, "m").endswith("vt_max_backoff=3600,max_rate=5,max_in_flight=6") or comment(
         connection, "m"
     ).endswith("vt_max_backoff=3600,max_in_flight=6,max_rate=5")
@@ -501,8 +501,8 @@ def stranger(server, database, proxy):
         return opened[-1]
 
     yield log_in
-    for each in opened:
-        each.close()
+    for client in opened:
+        client.close()
     with connect(server) as root:
         run(root, f"DROP USER IF EXISTS {name}@localhost")
 
@@ -646,12 +646,12 @@ def test_each_statement_with_comments_odd_spacing_and_quotes(proxy, database) ->
         proxy.connect(database=database, sql_mode="ANSI_QUOTES") as connection,
         mysql.connector.connect(host=proxy.host, port=proxy.port, user="root", database=database, **settings) as client,
     ):
-        statements = [each.format(database=database) for each in ODDLY]
-        for each in statements:
-            rows(connection, each)
-        for each in statements:
+        statements = [template.format(database=database) for template in ODDLY]
+        for statement in statements:
+            rows(connection, statement)
+        for statement in statements:
             cursor = client.cursor(prepared=True)
-            cursor.execute(each)
+            cursor.execute(statement)
             if cursor.description:
                 cursor.fetchall()
             cursor.close()
@@ -772,7 +772,7 @@ def test_who_may_see_a_queue_and_not_its_columns_is_denied_in_the_servers_words(
 ) -> None:
     run(connection, "CREATE QUEUE m (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = dead")
     run(connection, "INSERT INTO dead (a) VALUES (1)")
-    user = stranger(*(each.format(database) for each in grants))
+    user = stranger(*(grant.format(database) for grant in grants))
     number, text = refused(user, statement)
     assert (number, "command denied to user" in text) == (1142, True)
     assert rows(user, "SELECT 1") == [(1,)]

@@ -58,7 +58,7 @@ def test_a_binary_log_comes_event_for_event_as_on_a_direct_connection(server, pr
             assert end.payload[0] == EOF
             with pytest.raises(ConnectionResetError):  # A dump is the last that a connection is for.
                 client.query("SELECT 1")
-            logs.append([each.payload for each in events if each.payload[EVENT_TYPE_AT] not in HEARTBEATS])
+            logs.append([event.payload for event in events if event.payload[EVENT_TYPE_AT] not in HEARTBEATS])
     direct, relayed = logs
     assert relayed[: len(direct)] == direct
     assert any(b"first" in event for event in direct)

@@ -34,7 +34,7 @@ class Account:
 
 
 def granted(*privileges: str) -> Account:
-    return Account(then=tuple(f"GRANT {each} TO {{user}}" for each in privileges))
+    return Account(then=tuple(f"GRANT {privilege} TO {{user}}" for privilege in privileges))
 
 
 ACCOUNTS: Final[dict[str, Account]] = {
@@ -145,9 +145,9 @@ def effect_of(root: Connection[Any], connection: Connection[Any], statement: str
     if not isinstance(answer, int):
         for words, undoing in UNDONE.items():
             if statement.startswith(words):
-                for each in undoing:
+                for undo in undoing:
                     with contextlib.suppress(pymysql.MySQLError):
-                        run(root, each)
+                        run(root, undo)
         if statement.startswith("CREATE TEMPORARY"):
             run(connection, f"DROP TEMPORARY TABLE {DB}.made")
     return answer

@@ -101,7 +101,7 @@ def not_locked(lock: IO[str]) -> bool:
 def processes_of(pid: int) -> list[str]:
     """The command lines of a process and of its children, as anybody can read them."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ") for each in [str(pid), *children]]
+    return [Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ") for process in [str(pid), *children]]
 
 
 @pytest.mark.parametrize(

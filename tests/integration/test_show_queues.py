@@ -229,7 +229,7 @@ def test_streams_are_shown_with_their_clients_and_where_they_stand(proxy, connec
     other = proxy.connect(database=database, program_name="worker 7")
     consumer = consume(other, "STREAM * FROM m PREFETCH 2")
     eventually(lambda: len(consumer.received) == 2)
-    (row,) = [each for each in streams(connection) if each["Queue"] == f"{database}.m"]
+    (row,) = [stream for stream in streams(connection) if stream["Queue"] == f"{database}.m"]
     assert row["Id"] == other.thread_id()
     assert (row["User"], row["Program"], row["Condition"]) == ("root", "worker 7", None)
     assert row["Host"].startswith("127.0.0.1:")
@@ -239,7 +239,7 @@ def test_streams_are_shown_with_their_clients_and_where_they_stand(proxy, connec
     assert listed(connection, database)["m"]["Subscribers"] == 1
     run(connection, f"KILL QUERY {row['Id']}")
     assert consumer.ended.wait(10)
-    assert [each for each in streams(connection) if each["Queue"] == f"{database}.m"] == []
+    assert [stream for stream in streams(connection) if stream["Queue"] == f"{database}.m"] == []
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_stream_is_shown_with_what_it_wants(
 ) -> None:
     run(connection, "CREATE QUEUE m (a INT, `größe` TEXT) PARTITION BY HASH (id) PARTITIONS 2")
     consume(proxy.connect(database=database), f"STREAM id FROM m{clauses}")
-    eventually(lambda: [each["Condition"] for each in streams(connection)] == [condition])
+    eventually(lambda: [stream["Condition"] for stream in streams(connection)] == [condition])
 
 
 def test_a_prepared_stream_is_shown_with_its_values(proxy, connection, database) -> None:
@@ -270,7 +270,7 @@ def test_a_prepared_stream_is_shown_with_its_values(proxy, connection, database)
         client.cursor(prepared=True) as cursor,
     ):
         cursor.execute("STREAM * FROM m WHERE a = %s LIMIT 2", (7,))
-        assert [each["Condition"] for each in streams(connection)] == ["(`a` = 7)"]
+        assert [stream["Condition"] for stream in streams(connection)] == ["(`a` = 7)"]
         run(connection, "INSERT INTO m (a) VALUES (8), (7)")
         assert cursor.fetchall() == [(1, 7), (3, 7)]
 
@@ -285,10 +285,10 @@ def test_only_ones_own_streams_are_shown_without_the_process_privilege(
         with proxy.connect(user=name, password="", database=database) as client:
             assert streams(client) == []
             mine = consume(proxy.connect(user=name, password="", database=database), "STREAM * FROM m")
-            eventually(lambda: [each["User"] for each in streams(client)] == [name])
+            eventually(lambda: [stream["User"] for stream in streams(client)] == [name])
             run(root, f"GRANT PROCESS ON *.* TO {name}@localhost")
         with proxy.connect(user=name, password="", database=database) as client:
-            assert {each["User"] for each in streams(client)} >= {name, "root"}
+            assert {stream["User"] for stream in streams(client)} >= {name, "root"}
         mine.vanish()
     consumer.vanish()
 

@@ -126,9 +126,9 @@ def test_two_streams_share_the_messages_and_no_message_goes_to_both(proxy, datab
     create_queue(connection, "m")
     consumers = [consume(proxy.connect(database=database), "STREAM * FROM m LIMIT 50") for _ in range(2)]
     enqueue(connection, "m", map(str, range(100)))
-    for each in consumers:
-        assert each.ended.wait(10)
-    received = [number for each in consumers for number, _ in each.received]
+    for consumer in consumers:
+        assert consumer.ended.wait(10)
+    received = [number for consumer in consumers for number, _ in consumer.received]
     assert sorted(received) == list(range(1, 101))
 
 

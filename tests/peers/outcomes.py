@@ -50,7 +50,9 @@ def read_go(report: str) -> dict[str, Outcome]:
     """The outcomes in what `go test -json` prints."""
     events = [json.loads(line) for line in report.splitlines() if line.startswith("{")]
     return {
-        each["Test"]: GO_ACTIONS[each["Action"]] for each in events if "Test" in each and each["Action"] in GO_ACTIONS
+        event["Test"]: GO_ACTIONS[event["Action"]]
+        for event in events
+        if "Test" in event and event["Action"] in GO_ACTIONS
     }
 
 
@@ -100,7 +102,7 @@ class Comparison:
     @property
     def unexplained(self) -> list[Difference]:
         """The differences that make the whole run fail."""
-        return [each for each in self.differences if each.why is None]
+        return [difference for difference in self.differences if difference.why is None]
 
 
 def compare(direct: Outcomes, proxied: Outcomes, explain: Callable[[str], str | None]) -> list[Difference]:
@@ -117,7 +119,7 @@ def explainer(explanations: Iterable[Explanation], suite: str, flavour: str) -> 
     entries = list(explanations)
 
     def explain(test: str) -> str | None:
-        return next((each.why for each in entries if each.fits(suite, flavour, test)), None)
+        return next((entry.why for entry in entries if entry.fits(suite, flavour, test)), None)
 
     return explain
 
@@ -155,28 +157,30 @@ def results_page(comparisons: Sequence[Comparison], *, date: str, notes: str) ->
     return "\n".join(lines)
 
 
-def _row(each: Comparison) -> str:
+def _row(comparison: Comparison) -> str:
     return (
-        f"| {each.suite} | {each.version} | {each.server} | {counts(each.direct)} | {counts(each.proxied)} "
-        f"| {len(each.differences) or 'none'} |"
+        f"| {comparison.suite} | {comparison.version} | {comparison.server} "
+        f"| {counts(comparison.direct)} | {counts(comparison.proxied)} | {len(comparison.differences) or 'none'} |"
     )
 
 
 def _differences(comparisons: Sequence[Comparison]) -> list[str]:
     return [
-        f"- {comparison.suite}, {comparison.server}, `{each.test}`: "
-        f"{each.direct} direct, {each.proxied} through the proxy. {each.why or '**Not explained.**'}"
+        f"- {comparison.suite}, {comparison.server}, `{difference.test}`: "
+        f"{difference.direct} direct, {difference.proxied} through the proxy. {difference.why or '**Not explained.**'}"
         for comparison in comparisons
-        for each in comparison.differences
+        for difference in comparison.differences
     ]
 
 
 def _failures(comparisons: Sequence[Comparison]) -> list[str]:
     failing = {
-        (each.suite, each.server): [
-            test for test, outcome in sorted(each.direct.items()) if outcome == each.proxied.get(test) == "failed"
+        (comparison.suite, comparison.server): [
+            test
+            for test, outcome in sorted(comparison.direct.items())
+            if outcome == comparison.proxied.get(test) == "failed"
         ]
-        for each in comparisons
+        for comparison in comparisons
     }
     return [
         f"- {suite}, {server}: {', '.join(f'`{test}`' for test in tests)}"

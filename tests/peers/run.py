@@ -127,8 +127,8 @@ def compare_suite(suite: Suite, flavour: Flavour) -> Comparison:
     comparison = Comparison(suite.name, suite.source.version, str(server_binary(flavour)), direct, proxied, differences)
     seconds = time.monotonic() - began
     say(f"{suite.name} on {flavour}: direct {counts(direct)}, proxy {counts(proxied)}, {seconds:.0f} s, {folder}")
-    for each in differences[:DIFFERENCES_SHOWN]:
-        say(f"  {each}: {each.why or '*** NOT EXPLAINED ***'}")
+    for difference in differences[:DIFFERENCES_SHOWN]:
+        say(f"  {difference}: {difference.why or '*** NOT EXPLAINED ***'}")
     if len(differences) > DIFFERENCES_SHOWN:
         say(f"  … and {len(differences) - DIFFERENCES_SHOWN} more")
     return comparison
@@ -157,7 +157,7 @@ def main() -> int:
     if not (missing or chosen.suites or chosen.server):
         today = dt.datetime.now(dt.UTC).date().isoformat()
         RESULTS.write_text(results_page(comparisons, date=today, notes=(HERE / "notes.md").read_text()))
-    different = sum(len(each.unexplained) for each in comparisons)
+    different = sum(len(comparison.unexplained) for comparison in comparisons)
     say(f"{len(comparisons)} comparisons, {different} differences without explanation, {missing} could not be made")
     return 1 if different or missing else 0
 

@@ -64,7 +64,7 @@ ONLY: dict[Flavour, list[tuple[str, t.DataType, list[tuple[str, Any]]]]] = {
 
 def same_in_utc(frame: DataFrame) -> DataFrame:
     """Instants as text, for the zone of this process is nobody's business."""
-    instants = [each.name for each in frame.schema.fields if each.dataType == t.TimestampType()]
+    instants = [field.name for field in frame.schema.fields if field.dataType == t.TimestampType()]
     return frame.withColumns(
         {name: f.date_format(f.to_utc_timestamp(name, f.current_timezone()), UTC) for name in instants}
     )

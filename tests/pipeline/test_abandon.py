@@ -76,8 +76,12 @@ def messages(connection: Any) -> int:
 
 def states(endpoint: Endpoint) -> dict[str, tuple[int, int | None, bool]]:
     return {
-        each.batch.name: (each.batch.messages, each.staged, each.batch.finished is not None)
-        for each in listed(endpoint, "m").batches
+        found.batch.name: (
+            found.batch.messages,
+            found.staged,
+            found.batch.finished is not None,
+        )
+        for found in listed(endpoint, "m").batches
     }
 
 
@@ -272,7 +276,7 @@ def test_a_query_whose_checkpoint_is_gone(
         query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination(50)
     run(connection, "CREATE TABLE ackstream_sink_0123456789abcdef0123 (payload INT)")
     left = listed(endpoint, "m")
-    assert [(each.batch, len(each.staging)) for each in left.queries] == [(0, 1), (0, 1)]
+    assert [(left_query.batch, len(left_query.staging)) for left_query in left.queries] == [(0, 1), (0, 1)]
     assert left.strays == ("ackstream_sink_0123456789abcdef0123",)
     assert "its messages up to batch 0 stay" in abandon_query(endpoint, "m", left.queries[0].name)
     assert listed(endpoint, "m").queries == left.queries[1:]

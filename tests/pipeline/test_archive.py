@@ -79,7 +79,7 @@ def in_archive(spark: SparkSession, target: Path) -> Counter[Any]:
     )
     archived(spark, target).createOrReplaceTempView("archive_of_tests")
     return Counter(
-        tuple(int(each) if column == 8 and each is not None else each for column, each in enumerate(row))
+        tuple(int(value) if column == 8 and value is not None else value for column, value in enumerate(row))
         for row in spark.sql(f"SELECT {exprs} FROM archive_of_tests").collect()
     )
 
@@ -297,7 +297,7 @@ def test_a_delete_goes_by_the_key(endpoint: Endpoint, connection: Any, together:
     statements = Statements(describe(connection, str(endpoint.database), "m"))
     some = rows(connection, "SELECT id, epoch, time_acked FROM m WHERE time_acked IS NOT NULL LIMIT 500")
     plan = run_as_dicts(connection, f"EXPLAIN FORMAT=TRADITIONAL {deletion(statements, some)}")
-    assert [(each["key"], each["type"], int(each["rows"]) <= 500) for each in plan] == [("PRIMARY", "range", True)]
+    assert [(step["key"], step["type"], int(step["rows"]) <= 500) for step in plan] == [("PRIMARY", "range", True)]
     assert run(connection, deletion(statements, some)) == 500
 
 
@@ -327,7 +327,7 @@ def test_no_statement_leaves_the_key_whatever_the_planner_believes(
 def run_as_dicts(connection: Any, statement: str) -> list[dict[str, Any]]:
     with connection.cursor() as cursor:
         cursor.execute(statement)
-        names = [each[0] for each in cursor.description]
+        names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
@@ -394,7 +394,7 @@ def test_what_was_read_back_is_told_from_the_servers_rows(
     create_queue(connection, "m")
     table = describe(connection, str(endpoint.database), "m")
     archiver = _Archiver(spark, endpoint, table, Files(spark, str(tmp_path)), SMALL, unused)
-    names = [each.name for each in table.columns]
+    names = [column.name for column in table.columns]
     server = spark.range(3).selectExpr("id", *(f"NULL AS {name}" for name in names[1:-1]), "'x' AS payload")
     moved = server.selectExpr("id", "payload AS priority", *names[2:-1], "NULL AS payload")
 

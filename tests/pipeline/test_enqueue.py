@@ -241,7 +241,7 @@ def test_values_that_do_not_fit_are_found_before_anything_is_written(
     with pytest.raises(ProblemsError) as caught:
         fill(frame)
     # MariaDB says how wide a number is shown.
-    assert sorted(each.replace("INT(6)", "INT") for each in caught.value.problems) == [
+    assert sorted(problem.replace("INT(6)", "INT") for problem in caught.value.problems) == [
         "id: must be unique, and the data has more than once: 5",
         "name: 1 of 8 rows have NULL, and the column is NOT NULL, such as id 3",
         f"price: 7 of 8 rows are out of range: DECIMAL(4,1) takes 3 digits before the point, such as {prices}",
@@ -287,7 +287,7 @@ def test_progress_is_told(fill: Enqueue, mode: Mode, connection: Any, orders: Da
     fill(orders, report=told.append)
     assert told[0] == Progress("checking", 0, 0)
     assert told[-1] == Progress("enqueueing" if mode == "streaming" else "publishing", 1000, 1000)
-    assert [each.done for each in told] == sorted(each.done for each in told) or mode == "atomic"
+    assert [progress.done for progress in told] == sorted(progress.done for progress in told) or mode == "atomic"
 
 
 def test_writers_are_bounded_by_the_connections_of_the_job(

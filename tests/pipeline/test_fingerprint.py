@@ -33,7 +33,7 @@ def fitted(frame: DataFrame) -> Mapped:
     """A frame for a table of nullable columns that take anything."""
     return Mapped(
         frame,
-        tuple(Column(each, "any", "any", True, False, False, False, None, None, None, None) for each in frame.columns),
+        tuple(Column(name, "any", "any", True, False, False, False, None, None, None, None) for name in frame.columns),
     )
 
 
@@ -74,7 +74,7 @@ DIFFERENT: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 def test_rows_that_differ_have_another_checksum_and_their_order_does_not_count(spark: SparkSession) -> None:
     """All of them in one job: a set of rows for each case and side, and one for each case with its rows turned."""
     schema = f"case STRING, side INT, {VALUES}"
-    columns = [each.split()[0] for each in VALUES.split(", ")]
+    columns = [declared.split()[0] for declared in VALUES.split(", ")]
     table = [
         (case, side, *map(row.get, columns))
         for case, (one, other) in DIFFERENT.items()

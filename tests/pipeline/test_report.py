@@ -154,9 +154,9 @@ class Filled:
         """Messages and dead ones."""
         found: dict[Group, tuple[list[Message], list[Message]]] = defaultdict(lambda: ([], []))
         for place, those in enumerate((self.messages, self.dead)):
-            for each in those:
-                found[None, None][place].append(each)
-                found["tenant", each.tenant][place].append(each)
+            for message in those:
+                found[None, None][place].append(message)
+                found["tenant", message.tenant][place].append(message)
         return found
 
 
@@ -194,24 +194,24 @@ def volumes_are_right(filled: Filled) -> None:
     volumes, now = told(filled.report, "volumes"), filled.now
     assert volumes.keys() == filled.groups.keys()
     for group, (those, dead) in filled.groups.items():
-        row, states = volumes[group], Counter(state(each, now) for each in those)
+        row, states = volumes[group], Counter(state(message, now) for message in those)
         assert {name: row[name] for name in measures.STATES} == {name: states[name] for name in measures.STATES}
-        died = sum(recently(each.time_next, now) for each in dead)
+        died = sum(recently(message.time_next, now) for message in dead)
         assert (row["dead"], row["dead_settled"], row["died_recently"]) == (len(dead), len(dead) // 10, died)
-        acked = [each.time_acked for each in those if each.time_acked]
-        assert row["acknowledged_recently"] == sum(recently(each, now) for each in acked)
-        assert row["created_recently"] == sum(recently(each.made, now) for each in (*those, *dead))
+        acked = [message.time_acked for message in those if message.time_acked]
+        assert row["acknowledged_recently"] == sum(recently(message, now) for message in acked)
+        assert row["created_recently"] == sum(recently(message.made, now) for message in (*those, *dead))
         assert (row["first_acknowledged"], row["last_acknowledged"]) == (min(acked), max(acked))
-        assert row["deliveries"] == sum(each.epoch for each in those if each.time_acked)
+        assert row["deliveries"] == sum(message.epoch for message in those if message.time_acked)
 
 
 def forecasts_are_right(filled: Filled) -> None:
     forecast, now = told(filled.report, "forecast"), filled.now
     for group, (those, dead) in filled.groups.items():
-        row, backlog = forecast[group], sum(each.time_acked is None for each in those)
-        came = sum(recently(each.made, now) for each in (*those, *dead))
-        went = sum(recently(each.time_acked, now) for each in those)
-        growth = (came - went - sum(recently(each.time_next, now) for each in dead)) / 3_600
+        row, backlog = forecast[group], sum(message.time_acked is None for message in those)
+        came = sum(recently(message.made, now) for message in (*those, *dead))
+        went = sum(recently(message.time_acked, now) for message in those)
+        growth = (came - went - sum(recently(message.time_next, now) for message in dead)) / 3_600
         assert row["unacknowledged"] == backlog
         assert row["growth_per_s"] == pytest.approx(growth)
         assert row["in_a_day"] == pytest.approx(max(0, backlog + growth * 86_400))
@@ -221,44 +221,44 @@ def forecasts_are_right(filled: Filled) -> None:
 def times_are_right(filled: Filled) -> None:
     times = told(filled.report, "times")
     expected = {
-        (*group, name): each
+        (*group, name): values
         for group, (those, _) in filled.groups.items()
-        for name, each in waits(those, filled.now).items()
+        for name, values in waits(those, filled.now).items()
     }
     assert times.keys() == expected.keys()
     assert len(expected[None, None, measures.FIRST]) > 10
-    for key, each in expected.items():
+    for key, values in expected.items():
         row = times[key]
-        assert (row["messages"], row["least"], row["greatest"]) == (len(each), min(each) / S, max(each) / S)
-        assert row["mean"] == pytest.approx(sum(each) / len(each) / S)
+        assert (row["messages"], row["least"], row["greatest"]) == (len(values), min(values) / S, max(values) / S)
+        assert row["mean"] == pytest.approx(sum(values) / len(values) / S)
         for percentile in measures.PERCENTILES:
-            assert row[measures.percentile_name(percentile)] == nearest_rank(each, percentile), (key, percentile)
+            assert row[measures.percentile_name(percentile)] == nearest_rank(values, percentile), (key, percentile)
 
 
 def test_percentiles_are_exact_for_ten_thousand_values(spark: SparkSession) -> None:
     """In any order, from any number of tasks."""
     frame = spark.range(0, 10_000, 1, 7).select((f.col("id") * 7_919 % 10_000).alias("n"))
     found = frame.agg(measures.percentiles("n")).collect()[0][0]
-    assert found == [round(each * 100) - 1 for each in measures.PERCENTILES]
+    assert found == [round(percentile * 100) - 1 for percentile in measures.PERCENTILES]
 
 
 def attempts_are_right(filled: Filled) -> None:
     counted: Counter[Any] = Counter()
     for group, (those, dead) in filled.groups.items():
-        counted.update((*group, "acknowledged", each.epoch) for each in those if each.time_acked)
-        counted.update((*group, "dead", each.epoch) for each in dead)
+        counted.update((*group, "acknowledged", message.epoch) for message in those if message.time_acked)
+        counted.update((*group, "dead", message.epoch) for message in dead)
     assert {key: row["messages"] for key, row in told(filled.report, "attempts").items()} == dict(counted)
 
 
 def history_is_right(filled: Filled) -> None:
     width = filled.report.width_s * S
-    first = min(each.time_acked for each in filled.messages if each.time_acked) // width
+    first = min(message.time_acked for message in filled.messages if message.time_acked) // width
     counted: Counter[Any] = Counter()
     for group, (those, dead) in filled.groups.items():
         times = {
-            "acknowledged": [each.time_acked for each in those if each.time_acked],
-            "created": [each.made for each in (*those, *dead)],
-            "died": [each.time_next for each in dead if each.time_next],
+            "acknowledged": [message.time_acked for message in those if message.time_acked],
+            "created": [message.made for message in (*those, *dead)],
+            "died": [message.time_next for message in dead if message.time_next],
         }
         counted.update(
             (*group, at // width, what)
@@ -292,9 +292,9 @@ def test_the_page_and_the_parquet_say_what_the_aggregates_say(
 
     written = spark.read.parquet(f"{tmp_path}/volumes")
     (whole,) = written.where("by IS NULL").collect()
-    assert whole["acknowledged"] == sum(each.time_acked is not None for each in found)
-    assert {each["value"] for each in written.where("by = 'tenant'").collect()} == {each.tenant for each in found}
-    assert {each.name for each in tmp_path.iterdir() if each.is_dir()} == {
+    assert whole["acknowledged"] == sum(message.time_acked is not None for message in found)
+    assert {row["value"] for row in written.where("by = 'tenant'").collect()} == {message.tenant for message in found}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
         *("attempts", "forecast", "over_time", "times", "volumes")
     }
 
@@ -422,7 +422,7 @@ def test_ranges_of_any_kind_of_id_have_each_row_once(endpoint: Endpoint, connect
     table = "m (id %s PRIMARY KEY, priority INT, epoch BIGINT, time_next BIGINT, time_acked BIGINT, KEY (time_acked))"
     run(connection, f"CREATE TABLE {table % kind} COMMENT 'vitess_message'")
     with connection.cursor() as cursor:
-        cursor.executemany("INSERT INTO m (id) VALUES (%s)", [(each,) for each in IDS[kind]])
+        cursor.executemany("INSERT INTO m (id) VALUES (%s)", [(key,) for key in IDS[kind]])
         cursor.execute("ANALYZE TABLE m")
     statements = Statements(describe(connection, str(endpoint.database), "m"))
     link, asked = Link(endpoint), []
@@ -432,7 +432,9 @@ def test_ranges_of_any_kind_of_id_have_each_row_once(endpoint: Endpoint, connect
         return link.run(asking(statement))
 
     found = cut(statements, ask, 100)
-    counts = [rows(connection, f"SELECT COUNT(*) FROM m WHERE {condition(statements, each)}")[0][0] for each in found]
+    counts = [
+        rows(connection, f"SELECT COUNT(*) FROM m WHERE {condition(statements, bounds)}")[0][0] for bounds in found
+    ]
     assert sum(counts) == len(IDS[kind])
     assert max(counts) <= 250  # The server's estimates are no counts.
     assert len(found) <= len(IDS[kind]) / 100 + 20
@@ -539,7 +541,7 @@ def test_ranges_that_could_not_be_read_are_read_in_another_round(
     with pytest.raises(JobError, match="the queues could not be read"):
         _fill(frame, endpoint, 1)
     _fill(frame, endpoint, 2)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["0-0", "1-0", "1-1", "1-2", "1-3", "1-4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0", "1-1", "1-2", "1-3", "1-4"]
     frame.unpersist()
 
 
@@ -548,13 +550,13 @@ def test_all_that_is_wrong_is_said_at_once(spark: SparkSession, endpoint: Endpoi
     run(connection, "CREATE TABLE plain (id INT PRIMARY KEY, tenant INT, made DATE)")
     with pytest.raises(ProblemsError) as caught:
         report(spark, endpoint, ["m", "plain"], by=["tenant", "region"], created="made", due="tenant")
-    assert [re.sub(r"^\S+: ", "", each)[:24] for each in caught.value.problems] == [
+    assert [re.sub(r"^\S+: ", "", problem)[:24] for problem in caught.value.problems] == [
         "has no column region; it",
         "tenant is varchar(90), w",
         "is no message table (CRE",
         "has no column region; it",
         "made is date, which is n",
-        next(each for each in ("tenant is int, which is ", "tenant is int(11), which") if each in str(caught.value)),
+        next(text for text in ("tenant is int, which is ", "tenant is int(11), which") if text in str(caught.value)),
     ]
     url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
     result = CliRunner().invoke(cli, ["--url", url, "--table", "nowhere", "--out", "x"], obj=spark)
@@ -565,10 +567,10 @@ def test_all_that_is_wrong_is_said_at_once(spark: SparkSession, endpoint: Endpoi
 
 
 def test_durations_rates_and_values_as_people_read_them() -> None:
-    said = [duration(each) for each in (None, 0, 0.0000042, 0.0123, 1.5, 59.99, 60, 3_599.7, 86_400, 187_200, -3)]
+    said = [duration(seconds) for seconds in (None, 0, 0.0000042, 0.0123, 1.5, 59.99, 60, 3_599.7, 86_400, 187_200, -3)]
     assert said == ["–", "0 s", "0.004 ms", "12.3 ms", "1.5 s", "60 s", "1 min", "1 h", "1 d", "2 d 4 h", "−3 s"]
-    assert [rate(each) for each in (None, 12.34, 0.5, 0.001, 0)] == ["–", "12.3 /s", "30 /min", "3.6 /h", "0 /h"]
-    assert [value(each) for each in (None, "", "x")] == ["NULL", "(empty)", "x"]
+    assert [rate(per_s) for per_s in (None, 12.34, 0.5, 0.001, 0)] == ["–", "12.3 /s", "30 /min", "3.6 /h", "0 /h"]
+    assert [value(cell) for cell in (None, "", "x")] == ["NULL", "(empty)", "x"]
 
 
 @pytest.mark.parametrize(

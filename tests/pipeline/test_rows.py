@@ -46,7 +46,7 @@ def test_every_type_arrives_exactly(
         schema = frame.schema
         received = same_in_utc(frame).collect()
     kinds = [("id", t.LongType()), *((f"c{number}", kind) for number, (_, kind, _) in enumerate(cases))]
-    assert [(each.name, each.dataType) for each in schema.fields] == [*kinds, ("epoch", t.LongType())]
+    assert [(field.name, field.dataType) for field in schema.fields] == [*kinds, ("epoch", t.LongType())]
     for row, wanted in zip(sorted(received, key=lambda row: row["id"]), expected, strict=True):
         for name, value in wanted.items():
             got = bytes(row[name]) if isinstance(value, bytes) else row[name]

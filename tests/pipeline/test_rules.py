@@ -110,20 +110,20 @@ def test_all_that_does_not_fit_is_in_one_report_with_counts_and_examples(
         (name, value, says)
         for name, *_, misfits in COLUMNS
         for value, says in misfits.items()
-        if not any(says in each and f" of {len(cells)} rows " in each for each in problems)
+        if not any(says in problem and f" of {len(cells)} rows " in problem for problem in problems)
     }
     assert unsaid == set(), "\n".join(problems)
     counted: Counter[str] = Counter()
-    for each in problems:
-        name, _, said = each.partition(": ")
+    for problem in problems:
+        name, _, said = problem.partition(": ")
         if said[0].isdigit():
             counted[name] += int(said.split()[0])
     wrong = {name: len(misfits) for name, *_, misfits in COLUMNS}
     wrong["m_chk_1" if "m_chk_1" in counted else "amount"] = wrong.pop("amount")
     assert counted == wrong, "\n".join(problems)
-    assert any("colour" in each and "no such column" in each for each in problems)
-    assert any(each.endswith("such as 16777217") for each in problems)
-    assert any(each.endswith("such as 26, 2156") for each in problems)
+    assert any("colour" in problem and "no such column" in problem for problem in problems)
+    assert any(problem.endswith("such as 16777217") for problem in problems)
+    assert any(problem.endswith("such as 26, 2156") for problem in problems)
     assert rows(queue, "SELECT COUNT(*) FROM m") == [(0,)]
 
 
@@ -166,4 +166,4 @@ def test_what_the_server_says_of_members_and_checks(endpoint: Endpoint, connecti
     found = describe(connection, str(endpoint.database), "t")
     assert found.by_name["a"].members == ("It's", "B", "c,d", "e\\f", "g'")
     assert found.by_name["b"].members == ("x", "Y")
-    assert [each.clause.strip("()") for each in found.checks] == ["`n` > 1"]
+    assert [check.clause.strip("()") for check in found.checks] == ["`n` > 1"]

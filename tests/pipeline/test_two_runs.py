@@ -60,7 +60,7 @@ def test_a_run_that_is_overtaken_adds_nothing_and_says_so(
         if purged:
             run(connection, "DELETE FROM m")
         assert end() is None
-    assert [(each.added, each.beside) for each in outcomes] == [(True, False), (False, True)]
+    assert [(outcome.added, outcome.beside) for outcome in outcomes] == [(True, False), (False, True)]
     assert said(outcomes[1]).endswith(f"1,000 messages in {endpoint.database}.m, ended by another run of it")
     assert messages(connection) == ((0, 0) if purged else (1000, 1000))
     assert staging_tables(connection) == []
@@ -78,10 +78,10 @@ def test_of_runs_that_begin_together_one_says_that_it_added_the_batch(
         outcomes.append(enqueue(orders, endpoint, "m", batch="b", mode=mode, settings=SETTINGS))
 
     runs = [threading.Thread(target=job) for _ in range(2)]
-    for each in runs:
-        each.start()
-    for each in runs:
-        each.join(120)
-    assert sorted((each.added, each.messages) for each in outcomes) == [(False, 1000), (True, 1000)]
+    for thread in runs:
+        thread.start()
+    for thread in runs:
+        thread.join(120)
+    assert sorted((outcome.added, outcome.messages) for outcome in outcomes) == [(False, 1000), (True, 1000)]
     assert messages(connection) == (1000, 1000)
     assert staging_tables(connection) == []

@@ -170,7 +170,7 @@ class RawClient:
 
     def _bindings(self, values: Sequence[int | str | None]) -> bytes:
         count = bytes([len(values)]) if self.attributes else b""
-        nulls = sum(1 << index for index, each in enumerate(values) if each is None)
+        nulls = sum(1 << index for index, value in enumerate(values) if value is None)
         bitmap = nulls.to_bytes((len(values) + 7) // 8, "little")
         name = b"\0" if self.attributes else b""
         types = b"".join(bytes([NUMBER if isinstance(value, int) else STRING, 0]) + name for value in values)

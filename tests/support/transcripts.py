@@ -83,7 +83,7 @@ def _vertical(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines: list[str] = []
     for number, row in enumerate(rows, 1):
         lines.append(f"{'*' * 27} {number}. row {'*' * 27}")
-        lines += [f"{name:>{width}}: {each}" for name, each in zip(names, row, strict=True)]
+        lines += [f"{name:>{width}}: {cell}" for name, cell in zip(names, row, strict=True)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -91,6 +91,6 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     rule = "+" + "".join(f"{'-' * (width + 2)}+" for width in widths)
     lines = [
-        "|" + "".join(f" {each:<{width}} |" for each, width in zip(row, widths, strict=True)) for row in (names, *rows)
+        "|" + "".join(f" {cell:<{width}} |" for cell, width in zip(row, widths, strict=True)) for row in (names, *rows)
     ]
     return "".join(f"{line}\n" for line in (rule, lines[0], rule, *lines[1:], rule))

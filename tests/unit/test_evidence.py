@@ -35,7 +35,7 @@ def missing(named: str) -> bool:
 def test_every_test_that_a_document_names_exists(document: Path) -> None:
     named = NAMED.findall(document.read_text())
     assert named
-    assert [each for each in named if missing(each)] == []
+    assert [name for name in named if missing(name)] == []
 
 
 def test_each_row_of_the_vitess_page_says_how_it_is_here_and_names_a_test() -> None:

@@ -174,6 +174,18 @@ def test_functions_stay_short_and_the_list_of_exceptions_only_shrinks(
     assert [name for name in ALLOWED if name not in long] == []
 
 
+def test_a_loop_variable_says_what_it_holds(modules: list[Module]) -> None:
+    called_each = [
+        module.at(name)
+        for module in modules
+        for loop in ast.walk(module.tree)
+        if isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension)
+        for name in ast.walk(loop.target)
+        if isinstance(name, ast.Name) and name.id == "each"
+    ]
+    assert called_each == []
+
+
 def test_tests_wait_for_conditions_and_never_for_time(modules: list[Module]) -> None:
     sleeping = [
         module.at(call)
@@ -232,7 +244,9 @@ def test_the_locks_hold_versions_that_the_ranges_allow() -> None:
     requirements = [Requirement(text) for text in project["project"]["dependencies"]]
     assert len(requirements) > 10
     assert [str(one) for one in requirements if not one.specifier.contains(locked[one.name.lower()])] == []
-    without_lower_bound = [str(one) for one in requirements if not any(each.operator == ">=" for each in one.specifier)]
+    without_lower_bound = [
+        str(one) for one in requirements if not any(specifier.operator == ">=" for specifier in one.specifier)
+    ]
     assert without_lower_bound == []
 
 

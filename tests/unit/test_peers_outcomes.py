@@ -104,14 +104,14 @@ def test_the_page_shows_figures_differences_and_what_fails_in_both() -> None:
     assert "`alone`: passed direct, failed through the proxy. It wants a socket." in page
     assert "`a.B.bad`: failed direct, passed through the proxy. **Not explained.**" in page
     assert "- Suite, mysql 9.7.4: `a.B.broken`, `a.B.good #2`" in page
-    assert [each.test for each in comparison.unexplained] == ["a.B.bad"]
+    assert [difference.test for difference in comparison.unexplained] == ["a.B.bad"]
     assert counts({}) == "0 / 0 / 0"
 
 
 def test_each_entry_of_the_list_of_differences_names_a_suite_and_says_why() -> None:
     text = (REPOSITORY / "tests/peers/differences.toml").read_text()
-    assert {each.suite for each in read_explanations(text)} <= {suite.name for suite in SUITES}
-    assert all(each.why.endswith(".") for each in read_explanations(text))
+    assert {explanation.suite for explanation in read_explanations(text)} <= {suite.name for suite in SUITES}
+    assert all(explanation.why.endswith(".") for explanation in read_explanations(text))
     with pytest.raises(tomllib.TOMLDecodeError):
         read_explanations("[[difference]]\nsuite")
 

@@ -92,7 +92,7 @@ def test_a_queue_needs_no_columns_of_the_applications(sql: str) -> None:
 def test_what_is_declared_is_not_added(declared: str, added: list[str]) -> None:
     found = definitions(create(f"({declared})").definitions_sql())
     assert declared in found
-    assert [each for each in found if each != declared] == added
+    assert [definition for definition in found if definition != declared] == added
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_with_a_filter_the_end_of_a_transaction_passes_by_the_library(monkeypatc
     monkeypatch.setattr(XidEvent, "__init__", lambda *_, **__: pytest.fail("the library decodes it"))
     end = event(XID, bytes(8))
     found = read(table_map(), changed(WRITE, ROW), end, changed(WRITE, ROW), end, wants=lambda _: True)
-    assert [type(each).__name__ for each in found] == ["Rows", "Committed", "Rows", "Committed"]
+    assert [type(change).__name__ for change in found] == ["Rows", "Committed", "Rows", "Committed"]
     assert found[-1] == Committed(SECOND)
 
 

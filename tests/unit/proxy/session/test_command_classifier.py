@@ -71,9 +71,9 @@ def answered(classifier: CommandClassifier, statement: Prepared | None, number: 
 @pytest.mark.parametrize(("text", "attributes"), list(product(STATEMENTS, [False, True])))
 def test_a_glance_at_a_query_sees_what_a_look_would(text: bytes, attributes: bool) -> None:
     classifier, twin = CommandClassifier(), CommandClassifier()
-    for each in (classifier, twin):
-        each.logged_in(ATTRIBUTES * attributes)
-        each.remember_db("shop")
+    for fresh in (classifier, twin):
+        fresh.logged_in(ATTRIBUTES * attributes)
+        fresh.remember_db("shop")
     query = command(make_query(text, attributes=attributes))
     seen = classifier.classify_fast(query.data)
     verb, pending = twin.classify(query)
@@ -152,8 +152,8 @@ def test_what_is_set_for_the_next_transaction_is_remembered_until_one_may_have_b
 ) -> None:
     classifier = CommandClassifier()
     classifier.logged_in(0)
-    for each in statements:
-        payload = each if isinstance(each, bytes) else make_query(each.encode(), attributes=False)
+    for statement in statements:
+        payload = statement if isinstance(statement, bytes) else make_query(statement.encode(), attributes=False)
         if classifier.classify_fast(frame(payload, 0)) is NOT_FAST:
             classifier.classify(command(payload))
     assert classifier.next_transaction_is_set == is_set

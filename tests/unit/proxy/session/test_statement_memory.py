@@ -32,7 +32,7 @@ def test_below_the_bound_everybody_has_room() -> None:
     assert gathering.grown(senders[0], 40)
     assert gathering.grown(senders[0], 60)
     assert gathering.grown(senders[1], 40)
-    assert (gathering.used, [each.dropped for each in senders]) == (100, [0, 0])
+    assert (gathering.used, [sender.dropped for sender in senders]) == (100, [0, 0])
 
 
 def test_beyond_it_the_longest_statement_is_dropped_whoever_asks() -> None:
@@ -65,7 +65,7 @@ def test_more_than_one_is_dropped_where_it_takes_that() -> None:
     gathering.holds(running, 0, 50)
     assert gathering.full
     assert gathering.grown(senders[0], 21)
-    assert [each.dropped for each in senders] == [0, 0, 1, 1]
+    assert [sender.dropped for sender in senders] == [0, 0, 1, 1]
     assert gathering.used == 21 + 21 + 50
 
 
@@ -100,7 +100,7 @@ def test_a_dropped_statement_is_an_error_and_the_connection_goes_on() -> None:
         assert gathering.used == 0
         played.session.client_sent(last)
         played.query(b"SELECT 1")
-        assert [each.payload for each in played.server.taken()] == [b"\x03SELECT 1"]
+        assert [packet.payload for packet in played.server.taken()] == [b"\x03SELECT 1"]
 
     play(scene)
 
@@ -112,7 +112,7 @@ def test_the_error_comes_in_its_turn() -> None:
         begin(played, 300_000)
         assert played.client.taken() == []
         played.answer(make_ok())
-        answers = [each.payload[0] for each in played.client.taken()]
+        answers = [packet.payload[0] for packet in played.client.taken()]
         assert answers == [0, 0xFF]
 
     play(scene)

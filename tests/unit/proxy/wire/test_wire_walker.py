@@ -120,8 +120,8 @@ def test_rows_of_one_length_are_taken_together_and_end_where_they_end(
     machine = walker(capabilities)
     machine.expect(wire.QUERY, "rows")
     machine.expect(wire.QUERY, "ok")
-    outcomes = [each for at in range(0, len(answer), piece) for each in machine.feed(answer[at : at + piece])]
-    assert [(each.pending, each.affected_rows) for each in outcomes if isinstance(each, Outcome)] == [
+    outcomes = [outcome for at in range(0, len(answer), piece) for outcome in machine.feed(answer[at : at + piece])]
+    assert [(outcome.pending, outcome.affected_rows) for outcome in outcomes if isinstance(outcome, Outcome)] == [
         ("rows", 0),
         ("ok", 7),
     ]

@@ -115,7 +115,7 @@ def test_rows_are_those_of_a_select_byte_for_byte(proxy, server, database, flavo
             client.query("COMMIT")
         stream = client.query(f"STREAM {columns} FROM m LIMIT 3 NOWAIT")
         assert payloads(stream) == payloads(select)
-        assert [each.seq for each in stream] == [each.seq for each in select]
+        assert [packet.seq for packet in stream] == [packet.seq for packet in select]
         number = client.prepare(f"STREAM {columns} FROM m LIMIT ? NOWAIT")
         assert payloads(client.execute(number, 3)) == payloads(prepared_select)
         ack = client.prepare("ACK FROM m WHERE id IN (?, ?)")
@@ -125,11 +125,11 @@ def test_rows_are_those_of_a_select_byte_for_byte(proxy, server, database, flavo
 
 def payloads(answer) -> list[bytes]:
     """All packets but the last, whose flags say other things of a SELECT than of a STREAM."""
-    return [each.payload for each in without_flags(answer)]
+    return [packet.payload for packet in without_flags(answer)]
 
 
 def without_flags(answer):
-    return [each for each in answer if each.payload[:1] != b"\xfe" or len(each.payload) > 8]
+    return [packet for packet in answer if packet.payload[:1] != b"\xfe" or len(packet.payload) > 8]
 
 
 def test_names_are_read_as_the_session_writes_them(proxy, database) -> None:
@@ -248,7 +248,7 @@ def test_a_client_whose_charset_lacks_a_column_s_name_streams_as_it_selects(serv
     with RawClient(proxy, BASE, database) as client:
         client.query(f"SET NAMES {charset}")
         streamed = client.query("STREAM * FROM m LIMIT 1 NOWAIT")
-        assert [each.payload.count(b"??") for each in streamed[2:3]] == [2]  # The name, and that in the table.
+        assert [packet.payload.count(b"??") for packet in streamed[2:3]] == [2]  # The name, and that in the table.
         assert streamed[-2].payload == b"\x011\x017\x02??"
         number = client.prepare("STREAM * FROM m LIMIT 1 NOWAIT")
         assert client.execute(number)[-2].payload[-3:] == b"\x02??"
