@@ -18,7 +18,7 @@ from functools import partial
 
 from engine.binlog.changes import ChangeSet
 from engine.binlog.pipe import BinlogLimits, FollowRequest
-from engine.binlog.reader import LogReader, Outbox
+from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.model import QueueTable, TableId, Wanted
 from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
@@ -56,7 +56,7 @@ class Unsifted(LogReader):
 class Decoded(LogReader):
     """Decodes the engine's transactions as those of others."""
 
-    def own_connections(self, numbers: frozenset[int]) -> None:
+    def own_connections(self, numbers: frozenset[int], consumer: int = 0, mark: str = "") -> None:
         pass
 
 
@@ -82,7 +82,8 @@ class Bench:
     def reader(self, kind: type[LogReader]) -> LogReader:
         limits = BinlogLimits(lag_max_s=1e9)
         mark = "" if kind is Decoded else self.own.mark
-        reading = kind(FollowRequest(self.address, limits, frozenset({QUEUE}), mark), Ear(limits), lambda _: None)
+        request = FollowRequest(self.address, limits, frozenset({QUEUE}), mark)
+        reading = kind(request, Outboxes({0: Ear(limits)}), lambda _: None)
         reading.own_connections(self.numbers)
         return reading
 

@@ -194,6 +194,11 @@ class ChangeSet:
         self.rows -= len(self.tables.get(table) or ())
         self.tables[table] = None
 
+    def copy(self) -> ChangeSet:
+        """Another change set with the same changes."""
+        tables = {table: None if rows is None else dict(rows) for table, rows in self.tables.items()}
+        return ChangeSet(self.rows_max, tables, self.everything, self.schema_changed, self.rows)
+
     def add(self, later: ChangeSet) -> None:
         """Merge a later change set."""
         self.everything |= later.everything
@@ -267,7 +272,8 @@ def effect_of(statement: str) -> StatementEffect:
     return meaning
 
 
-Sink = Callable[[ChangeSet], None]
+Sink = Callable[[ChangeSet, ChangeSet], None]
+"""Takes the changes of a transaction: those for all consumers, and those for all but its owner."""
 
 
 class Transactions:
@@ -280,6 +286,12 @@ class Transactions:
         self._rows_max, self._sink = rows_max, sink
         self.pending = ChangeSet(rows_max)
         """The changes of the transaction that is being read."""
+        self.pending_for_others = ChangeSet(rows_max)
+        """Those that its owner knows of. Empty where there is one consumer."""
+
+    def __bool__(self) -> bool:
+        """Whether the transaction that is being read has changes to report."""
+        return bool(self.pending) or bool(self.pending_for_others)
 
     def statement(self, text: str) -> None:
         """A statement was logged."""
@@ -293,10 +305,12 @@ class Transactions:
 
     def committed(self) -> None:
         """The transaction is complete."""
-        pending, self.pending = self.pending, ChangeSet(self._rows_max)
-        if pending:
-            self._sink(pending)
+        changes, for_others = self.pending, self.pending_for_others
+        if changes or for_others:
+            self.rolled_back()
+            self._sink(changes, for_others)
 
     def rolled_back(self) -> None:
         """The transaction was rolled back, or only prepared."""
         self.pending = ChangeSet(self._rows_max)
+        self.pending_for_others = ChangeSet(self._rows_max)

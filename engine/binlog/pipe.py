@@ -39,23 +39,32 @@ class BinlogLimits:
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """The parent's first message. Later ones are sets of tables, and OwnConnections."""
+    """The parent's first message. Later ones are sets of tables, and OwnConnections.
+
+    There is one consumer of change sets, or one for each worker of the proxy. With one, its own
+    transactions are skipped. With several, each gets all changes except its own.
+    """
 
     address: BackendAddress
     limits: BinlogLimits
     tables: frozenset[TableId]
     mark: str = ""
-    """What each statement of the engine's that writes begins with."""
+    """What each statement of the only consumer's engine that writes begins with."""
     lock: str = ""
     """The name of a lock that the reader's connection holds on MySQL: a connection of the engine
     that finds it held is on the same run of the same server."""
+    consumers: tuple[int, ...] = (0,)
+    """The numbers of the consumers. The marks of several come with OwnConnections."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnConnections:
-    """The numbers of the engine's connections to the reader's server."""
+    """The numbers of one engine's connections to the reader's server."""
 
     numbers: frozenset[int]
+    consumer: int = 0
+    mark: str = ""
+    """What each of its statements that writes begins with. Empty: as in FollowRequest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,10 @@ class ChangeBatch:
     everything: bool = False
     schema_changed: bool = False
     rows: int = 0
-    """Rows read since the last batch."""
+    """Rows read since the last batch. Counted for the first consumer alone."""
     lag_s: float = 0.0
+    consumer: int = 0
+    """Whom it is for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,11 @@ class StuckLogError(Exception):
 
 
 class Outbox:
-    """Changes until they are written, for one thread that reads the binary log and one that
-    writes."""
+    """The changes for one consumer until they are written, for one thread that reads the binary log
+    and one that writes."""
 
-    def __init__(self, limits: BinlogLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: BinlogLimits, consumer: int = 0) -> None:
+        self._limits, self._consumer = limits, consumer
         self._changed = threading.Condition()
         self._changes = self.new_change_set()  # guarded by _changed, as is all below
         self._rows = 0
@@ -127,20 +127,62 @@ class Outbox:
         """Whether the pending changes of the table are unknown, so more rows would add nothing."""
         return self._changes.is_unknown(table)
 
-    def write_to(self, pipe: BinaryIO) -> None:
-        """Write batches whenever there is something to report. Does not return."""
+    def write_to(self, pipe: BinaryIO, writing: threading.Lock) -> None:
+        """Write batches whenever there is something to report. Does not return. `writing`: held
+        while a message is written, because the outboxes of several consumers share the pipe."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._changes or self._rows or self._lag_s != self._lag_reported_s)
                 changes, self._changes = self._changes, self.new_change_set()
                 rows, self._rows = self._rows, 0
                 self._lag_reported_s = self._lag_s
-            pipe.write(message(_batch(changes, rows, self._lag_reported_s)))
-            pipe.flush()
+            written = message(_batch(changes, rows, self._lag_reported_s, self._consumer))
+            with writing:
+                pipe.write(written)
+                pipe.flush()
             time.sleep(self._limits.unknown_pause_s if changes.has_unknown else self._limits.pause_s)
 
 
-def _batch(changes: ChangeSet, rows: int, lag_s: float) -> ChangeBatch:
+class Outboxes:
+    """The outboxes of all consumers."""
+
+    def __init__(self, outboxes: Mapping[int, Outbox]) -> None:
+        self.all = outboxes
+        self._first, *self._rest = outboxes.values()
+
+    def add(self, changes: ChangeSet, for_others: ChangeSet, owner: int | None) -> None:
+        """Add the changes of a transaction: `changes` for all, `for_others` for all but its
+        owner. The caller keeps no reference to either."""
+        if for_others:
+            for consumer, outbox in self.all.items():
+                mine = changes.copy()
+                if consumer != owner:
+                    mine.add(for_others)
+                if mine:
+                    outbox.add(mine)
+            return
+        for outbox in self._rest:
+            outbox.add(changes.copy())
+        self._first.add(changes)
+
+    def count(self, rows: int, lag_s: float) -> None:
+        """Add to the count of rows read, and set the lag behind the server."""
+        self._first.count(rows, lag_s)
+
+    def is_unknown(self, table: TableId) -> bool:
+        """Whether more rows of the table would add nothing for any consumer."""
+        return self._first.is_unknown(table) and all(outbox.is_unknown(table) for outbox in self._rest)
+
+    def add_unknown(self, tables: frozenset[TableId]) -> None:
+        """Any message of these tables may have changed."""
+        for outbox in self.all.values():
+            changes = outbox.new_change_set()
+            for table in tables:
+                changes.add_unknown(table)
+            outbox.add(changes)
+
+
+def _batch(changes: ChangeSet, rows: int, lag_s: float, consumer: int) -> ChangeBatch:
     return ChangeBatch(
         tuple(
             (
@@ -156,6 +198,7 @@ def _batch(changes: ChangeSet, rows: int, lag_s: float) -> ChangeBatch:
         changes.schema_changed,
         rows,
         lag_s,
+        consumer,
     )
 
 
@@ -184,17 +227,19 @@ class FollowedTables:
 class LogReader:
     """Follows the binary log from its present end."""
 
-    def __init__(self, request: FollowRequest, outbox: Outbox, on_started: Callable[[ReaderStarted], None]) -> None:
+    def __init__(self, request: FollowRequest, outboxes: Outboxes, on_started: Callable[[ReaderStarted], None]) -> None:
         """`on_started` is called once, when the server sends events."""
         self.followed = FollowedTables()
         self.followed.replace(request.tables)
         self._address, self._limits = request.address, request.limits
         self._connection_limits = ConnectionLimits()
-        self._outbox, self._on_started = outbox, on_started
-        self._transactions = Transactions(request.limits.rows_max, outbox.add)
+        self._outboxes, self._on_started = outboxes, on_started
+        self._transactions = Transactions(request.limits.rows_max, self._report)
+        self._alone = len(request.consumers) == 1
         self._own = OwnTransactions(request.mark.encode())
+        self._server_id = b""
         self._lock, self._locked = request.lock, False
-        self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions.pending), self._own)
+        self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions), self._own)
         self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
         self._generation = 0
         self._connections = 0
@@ -244,7 +289,8 @@ class LogReader:
                 (end,) = connection.run([statement("binlog_end_formerly")])
             if values.get("wsrep_on", "OFF") == "ON":
                 self._lock = ""  # Other nodes' transactions are in this log, perhaps under the same server_id.
-            self._own.server_id = int(values.get("server_id", 0)).to_bytes(4, "little")
+            self._server_id = int(values.get("server_id", 0)).to_bytes(4, "little")
+            self._own.server_id = self._server_id
             if not end.rows:
                 raise UnreadableLogError("the server does not report the end of its binary log")
             file, position = _texts(end.rows[0])[:2]
@@ -270,9 +316,18 @@ class LogReader:
             self._locked = self._stream_connection.take_lock(self._lock)
         return self._stream_connection
 
-    def own_connections(self, numbers: frozenset[int]) -> None:
-        """Skip the transactions of these connections from now on."""
-        self._own.connections = frozenset(number.to_bytes(8, "little")[:4] for number in numbers)
+    def own_connections(self, numbers: frozenset[int], consumer: int = 0, mark: str = "") -> None:
+        """These connections, and statements with this mark, are a consumer's own from now on."""
+        connections = frozenset(number.to_bytes(8, "little")[:4] for number in numbers)
+        if self._alone:
+            self._own.connections = connections
+        else:
+            owners = self._event_filter.owners
+            own = OwnTransactions(mark.encode(), self._server_id, connections)
+            self._event_filter.owners = {**owners, consumer: own}  # Another thread reads the dictionary.
+
+    def _report(self, changes: ChangeSet, for_others: ChangeSet) -> None:
+        self._outboxes.add(changes, for_others, self._event_filter.owner)
 
     def _filter_events(self) -> None:
         """Skip events of other tables before the library decodes them."""
@@ -295,17 +350,24 @@ class LogReader:
                 transactions.rolled_back()
             case Idle():
                 self._lag_s = 0.0
-                self._outbox.count(0, 0.0)
+                self._outboxes.count(0, 0.0)
             case Unreadable():
-                transactions.pending.everything = transactions.pending.schema_changed = True
+                pending = self._pending
+                pending.everything = pending.schema_changed = True
                 transactions.committed()
             case Other():
                 pass
 
+    @property
+    def _pending(self) -> ChangeSet:
+        """The change set for the rows that are being read."""
+        hidden = self._event_filter.hidden_from_owner
+        return self._transactions.pending_for_others if hidden else self._transactions.pending
+
     def _committed(self, event: Committed) -> None:
         behind_s = time.monotonic() - self._ahead_s - event.timestamp
         self._lag_s = max(0.0, behind_s - 1)  # The binary log has times in whole seconds.
-        self._outbox.count(self._rows, round(self._lag_s, 1))
+        self._outboxes.count(self._rows, round(self._lag_s, 1))
         self._rows = 0
         self._transactions.committed()
 
@@ -314,8 +376,8 @@ class LogReader:
         if known is None:
             return
         table, layout = known
-        pending = self._transactions.pending
-        if pending.is_unknown(table) or self._outbox.is_unknown(table):
+        pending = self._pending
+        if pending.is_unknown(table) or self._outboxes.is_unknown(table):
             pending.add_unknown(table)
             return
         if layout is None or self._lag_s > self._limits.lag_max_s or event.partial:
@@ -389,16 +451,13 @@ def _texts(row: bytes) -> list[str]:
     return [(value or b"").decode() for value in text_values(row)]
 
 
-def _follow_requests(reader: LogReader, outbox: Outbox, requests: BinaryIO) -> None:
+def _follow_requests(reader: LogReader, outboxes: Outboxes, requests: BinaryIO) -> None:
     """Take further sets of tables to follow, and the engine's connections, until the input ends."""
     while (request := read_message(requests)) is not None:
         if isinstance(request, OwnConnections):
-            reader.own_connections(request.numbers)
+            reader.own_connections(request.numbers, request.consumer, request.mark)
             continue
-        changes = outbox.new_change_set()
-        for table in reader.followed.replace(request):
-            changes.add_unknown(table)  # Its changes until now were skipped.
-        outbox.add(changes)
+        outboxes.add_unknown(reader.followed.replace(request))  # Their changes until now were skipped.
 
 
 def _thread(work: Callable[..., None], *args: object) -> None:
@@ -446,19 +505,22 @@ def main() -> None:
     request = read_message(requests)
     if request is None:
         return
-    outbox = Outbox(request.limits)
+    outboxes = Outboxes({consumer: Outbox(request.limits, consumer) for consumer in request.consumers})
+    writing = threading.Lock()
 
     def on_started(started: ReaderStarted) -> None:
         pipe.write(message(started))
         pipe.flush()
-        _thread(outbox.write_to, pipe)
+        for outbox in outboxes.all.values():
+            _thread(outbox.write_to, pipe, writing)
 
-    reader = LogReader(request, outbox, on_started)
-    _thread(_follow_requests, reader, outbox, requests)
+    reader = LogReader(request, outboxes, on_started)
+    _thread(_follow_requests, reader, outboxes, requests)
     ended = read_until_ended(reader.run)
-    pipe.write(message(ended))
-    pipe.flush()
-    os._exit(0)
+    with writing:
+        pipe.write(message(ended))
+        pipe.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import os
 import secrets
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from engine.binlog.pipe import (
     HEAD_BYTES,
@@ -70,21 +70,64 @@ class Following:
     lag_s: float = 0.0
 
 
-class BinlogFollower:
-    """Reports the changes in the server's binary log to an engine."""
+class EngineChanges:
+    """Hands change sets to an engine."""
+
+    def __init__(self, engine: Engine, own_writes: OwnWrites, limits: FollowerLimits | None = None) -> None:
+        """`own_writes`: those of the engine's store. They are not reported."""
+        self._engine, self._own_writes = engine, own_writes
+        self._limits = limits or FollowerLimits()
+
+    @property
+    def tables(self) -> frozenset[TableId]:
+        """The tables to follow."""
+        return frozenset(queue.id for queue, _ in self._engine.runners())
+
+    def started(self, lock: str, report: Callable[[frozenset[int]], None]) -> None:
+        """A reader follows the binary log from now on. `lock`: the one that it holds; empty if it
+        holds none. `report` gets the numbers of the engine's connections to its server."""
+        if lock:
+            loop = asyncio.get_running_loop()
+
+            def report_soon(numbers: frozenset[int]) -> None:  # It is called on any thread.
+                with suppress(RuntimeError):  # The loop is closed.
+                    loop.call_soon_threadsafe(report, numbers)
+
+            self._own_writes.report_by(lock, report_soon)
+        self._engine.changes_logged(None)
+
+    def handle(self, batch: ChangeBatch) -> None:
+        """Take a change set."""
+        engine = self._engine
+        if batch.schema_changed:
+            loop = asyncio.get_running_loop()
+            engine.schema_logged()
+            for delay_s in self._limits.schema_again_s:
+                loop.call_later(delay_s, engine.schema_logged)
+        if batch.everything:
+            engine.changes_logged(None)
+            return
+        for db, name, seen, over, before in batch.tables:
+            engine.changes_logged(TableId(db, name), [Entry(*fields) for fields in seen], over, before)
+
+    def ended(self) -> None:
+        """The reader has ended."""
+        self._own_writes.report_by("", lambda _: None)
+
+
+class ReaderSupervisor:
+    """Keeps a reader running, and passes its change sets on. A subclass has the consumers of the
+    change sets."""
+
+    consumers: tuple[int, ...] = (0,)
+    mark = ""
+    """As in FollowRequest."""
 
     def __init__(
-        self,
-        engine: Engine,
-        address: BackendAddress,
-        limits: FollowerLimits | None = None,
-        reader_limits: BinlogLimits | None = None,
-        own_writes: OwnWrites | None = None,
+        self, address: BackendAddress, limits: FollowerLimits | None = None, reader_limits: BinlogLimits | None = None
     ) -> None:
-        """`own_writes`: those of the engine's store. They are not reported."""
         self.following = Following()
-        self._own_writes = own_writes or OwnWrites()
-        self._engine, self._address = engine, address
+        self._address = address
         self._limits = limits or FollowerLimits()
         self._reader_limits = reader_limits or BinlogLimits()
         self._process: Process | None = None
@@ -93,9 +136,29 @@ class BinlogFollower:
         self._sending: asyncio.Handle | None = None
         self._last_logged = ""
 
+    @property
+    def tables(self) -> frozenset[TableId]:
+        """The tables to follow."""
+        raise NotImplementedError
+
+    def reader_started(self, lock: str) -> None:
+        """A reader follows the binary log from now on, and holds this lock (empty: none)."""
+        raise NotImplementedError
+
+    def handle_batch(self, batch: ChangeBatch) -> None:
+        """Pass a change set on."""
+        raise NotImplementedError
+
+    def reader_ended(self) -> None:
+        """The reader has ended."""
+        raise NotImplementedError
+
+    async def server_is_reachable(self) -> bool:
+        """Whether the server answers, so the reader ended for another reason."""
+        raise NotImplementedError
+
     def start(self) -> None:
         """Start following in the background. Returns at once."""
-        self._engine.on_queues = self._send_tables_soon
         self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
 
     async def close(self) -> None:
@@ -123,21 +186,10 @@ class BinlogFollower:
                 )
                 await asyncio.sleep(self._limits.refused_s)
                 continue
-            if await self._server_is_reachable():
+            if await self.server_is_reachable():  # If not, engine.store.reach logs that.
                 self._log_once("the binlog cannot be followed now, polling until it can: %s", ended.text)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._limits.again_max_s)
-
-    async def _server_is_reachable(self) -> bool:
-        """Whether the server answers, so the reader ended for another reason.
-
-        engine.store.reach logs that the server cannot be reached.
-        """
-        try:
-            await self._engine.ping()
-        except StoreError as error:
-            return not error.unreachable
-        return True
 
     def _log_once(self, text: str, detail: str, level: int = logging.WARNING) -> None:
         """Log a change of state, once."""
@@ -165,13 +217,15 @@ class BinlogFollower:
         except OSError as error:
             return ReaderEnded(f"no process for it: {error}")
         try:
-            self._requested = self._tables()
+            self._requested = self.tables
             lock = f"ackstream-{secrets.token_hex(16)}"
-            self._send(FollowRequest(self._address, self._reader_limits, self._requested, self._own_writes.mark, lock))
+            self._send(
+                FollowRequest(self._address, self._reader_limits, self._requested, self.mark, lock, self.consumers)
+            )
             return await self._listen(process, lock)
         finally:
-            self._own_writes.report_by("", lambda _: None)
             self._process = None
+            self.reader_ended()
             self.following.now = False
             with suppress(ProcessLookupError):
                 process.kill()
@@ -188,38 +242,24 @@ class BinlogFollower:
             match received:
                 case ReaderStarted(at, locked):
                     self.following.now = True
-                    if locked:
-                        loop = asyncio.get_running_loop()
-                        self._own_writes.report_by(lock, partial(self._send_connections_soon, loop, process))
                     self._log_once("following the binlog from %s", at, logging.INFO)
-                    self._engine.changes_logged(None)
+                    self.reader_started(lock if locked else "")
                 case ChangeBatch():
-                    self._handle_batch(received)
+                    self._count(received)
+                    self.handle_batch(received)
                 case ReaderEnded():
                     return received
                 case _:
                     raise AssertionError(received)
 
-    def _handle_batch(self, batch: ChangeBatch) -> None:
-        following, engine = self.following, self._engine
+    def _count(self, batch: ChangeBatch) -> None:
+        following = self.following
         following.batches += 1
         following.rows += batch.rows
-        following.lag_s = batch.lag_s
-        if batch.schema_changed:
-            loop = asyncio.get_running_loop()
-            engine.schema_logged()
-            for delay_s in self._limits.schema_again_s:
-                loop.call_later(delay_s, engine.schema_logged)
-        if batch.everything:
-            engine.changes_logged(None)
-            return
-        for db, name, seen, over, before in batch.tables:
-            engine.changes_logged(TableId(db, name), [Entry(*fields) for fields in seen], over, before)
+        if batch.consumer == self.consumers[0]:
+            following.lag_s = batch.lag_s
 
-    def _tables(self) -> frozenset[TableId]:
-        return frozenset(queue.id for queue, _ in self._engine.runners())
-
-    def _send_tables_soon(self) -> None:
+    def send_tables_soon(self) -> None:
         """Send the tables to follow once after a refresh of the catalog, because each message has
         all of them."""
         if self._sending is None:
@@ -227,24 +267,72 @@ class BinlogFollower:
 
     def _send_tables(self) -> None:
         self._sending = None
-        tables = self._tables()
+        tables = self.tables
         if self._process is not None and tables != self._requested:
             self._requested = tables
             self._send(tables)
 
-    def _send_connections_soon(
-        self, loop: asyncio.AbstractEventLoop, process: Process, numbers: frozenset[int]
-    ) -> None:
-        """Send the numbers of the engine's connections to this reader. For any thread."""
-
-        def send() -> None:
-            if self._process is process:
-                self._send(OwnConnections(numbers))
-
-        with suppress(RuntimeError):  # The loop is closed.
-            loop.call_soon_threadsafe(send)
+    def send_connections(self, connections: OwnConnections) -> None:
+        """Send the numbers of an engine's connections to the reader, if one runs."""
+        if self._process is not None:
+            self._send(connections)
 
     def _send(self, value: object) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(message(value))
+
+
+class BinlogFollower(ReaderSupervisor):
+    """Reports the changes in the server's binary log to an engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        address: BackendAddress,
+        limits: FollowerLimits | None = None,
+        reader_limits: BinlogLimits | None = None,
+        own_writes: OwnWrites | None = None,
+    ) -> None:
+        """`own_writes`: those of the engine's store. They are not reported."""
+        super().__init__(address, limits, reader_limits)
+        own_writes = own_writes or OwnWrites()
+        self.mark = own_writes.mark
+        self._engine = engine
+        self._changes = EngineChanges(engine, own_writes, self._limits)
+
+    def start(self) -> None:
+        """Start following in the background. Returns at once."""
+        self._engine.on_queues = self.send_tables_soon
+        super().start()
+
+    @property
+    def tables(self) -> frozenset[TableId]:
+        """The tables to follow."""
+        return self._changes.tables
+
+    def reader_started(self, lock: str) -> None:
+        """A reader follows the binary log from now on."""
+        process = self._process
+
+        def send(numbers: frozenset[int]) -> None:
+            if self._process is process:
+                self.send_connections(OwnConnections(numbers))
+
+        self._changes.started(lock, send)
+
+    def handle_batch(self, batch: ChangeBatch) -> None:
+        """Pass a change set on."""
+        self._changes.handle(batch)
+
+    def reader_ended(self) -> None:
+        """The reader has ended."""
+        self._changes.ended()
+
+    async def server_is_reachable(self) -> bool:
+        """Whether the server answers."""
+        try:
+            await self._engine.ping()
+        except StoreError as error:
+            return not error.unreachable
+        return True
