@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 
 from engine.dispatch.capacity import Capacity
 from engine.dispatch.claims import ClaimAttempt, ClaimsUnderWay
+from engine.dispatch.deliveries import Deliveries
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim, Effect, Fetch, Scan
 from engine.dispatch.fetches import FetchesUnderWay
@@ -34,7 +35,9 @@ from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import FETCHING_STATES, SUSPECT_STATES, Lease, LeaseState
 from engine.dispatch.limits import Limits
+from engine.dispatch.locked_leases import LockedLeases
 from engine.dispatch.maintenance import DeadLetters
+from engine.dispatch.picking import Picking
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber
@@ -366,7 +369,7 @@ class Play(RuleBasedStateMachine):
         for holder in sorted(set(stage.row_locks.values())):
             stage.end_transaction(holder, commits=True)
         stage.settle()
-        assert stage.dispatcher._leases.locked == 0, "a message counts as locked without a transaction"
+        assert stage.dispatcher.parts.leases.locked == 0, "a message counts as locked without a transaction"
 
     def _is_due_again(self, keys: set[Key]) -> None:
         """Messages of a vanished client are due again before their waits end, except those that were extended
@@ -456,19 +459,31 @@ class VanishedClientsKeepTheirMessages(Dispatcher):
     """Nothing is given back when a client is gone."""
 
     def disconnected(self, now: Instant, holder: int) -> Effects:
-        for subscriber in self._groups.streams_of(holder):
-            self._groups.remove_subscription(subscriber)
+        for subscriber in self.parts.groups.streams_of(holder):
+            self.parts.groups.remove_subscription(subscriber)
         return self._advance(now)
 
 
-class ASuspectRowIsSent(Dispatcher):
+class BrokenDeliveries(Dispatcher):
+    """A dispatcher with another class for its deliveries."""
+
+    Kind: type[Deliveries]
+
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self._deliveries = self.Kind(self.parts)
+        self._locked = LockedLeases(self.parts, self._deliveries)
+
+
+class ASuspectRowIsSent(BrokenDeliveries):
     """A row is sent though its message was given back meanwhile."""
 
-    def _send_rows(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
-        for lease in self._leases:
-            if lease.state in SUSPECT_STATES & FETCHING_STATES:
-                lease.state = LeaseState.FETCHING
-        return super()._send_rows(now, fetch_id, result)
+    class Kind(Deliveries):
+        def send_rows(self, now: Instant, fetch_id: int, result: FetchResult) -> Effects:
+            for lease in self._parts.leases:
+                if lease.state in SUSPECT_STATES & FETCHING_STATES:
+                    lease.state = LeaseState.FETCHING
+            return super().send_rows(now, fetch_id, result)
 
 
 class FetchesOfEndedLeases(FetchesUnderWay):
@@ -487,16 +502,17 @@ class FetchesOfEndedLeases(FetchesUnderWay):
         return remaining
 
 
-class ExpiredLeasesAreStillSent(Dispatcher):
+class ExpiredLeasesAreStillSent(BrokenDeliveries):
     """A row is sent when it arrives, though its lease has ended meanwhile."""
+
+    class Kind(Deliveries):
+        def end_lease(self, lease: Lease) -> None:
+            if self._parts.leases.get(lease.key) is lease:
+                super().end_lease(lease)
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self._fetches = FetchesOfEndedLeases(self._groups, limits.fetch_max, self._numbers)
-
-    def _end_lease(self, lease: Lease) -> None:
-        if self._leases.get(lease.key) is lease:
-            super()._end_lease(lease)
+        self.parts.fetches = FetchesOfEndedLeases(self.parts.groups, limits.fetch_max, self.parts.numbers)
 
 
 class ClaimsWithoutReports(ClaimsUnderWay):
@@ -511,17 +527,18 @@ class ARowThatCameWithItsClaimIsSentWhateverWasReported(Dispatcher):
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self._claims = ClaimsWithoutReports(policy, jitter, self._numbers)
-        self._capacity = Capacity(policy, limits, self._leases, self._claims, now)
+        self.parts.claims = ClaimsWithoutReports(policy, jitter, self.parts.numbers)
+        self.parts.capacity = Capacity(policy, limits, self.parts.leases, self.parts.claims, now)
 
 
-class RowsThatDidNotComeWithTheirClaimAreForgotten(Dispatcher):
+class RowsThatDidNotComeWithTheirClaimAreForgotten(BrokenDeliveries):
     """A message that was claimed and not read is never fetched."""
 
-    def _send_claimed_rows(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> Effects:
-        rows = attempt.rows or FetchResult({})
-        attempt.rows = replace(rows, unread=frozenset())
-        return super()._send_claimed_rows(now, attempt, claims)
+    class Kind(Deliveries):
+        def send_claimed_rows(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> Effects:
+            rows = attempt.rows or FetchResult({})
+            attempt.rows = replace(rows, unread=frozenset())
+            return super().send_claimed_rows(now, attempt, claims)
 
 
 class TrustingScheduler(ScanScheduler):
@@ -531,25 +548,34 @@ class TrustingScheduler(ScanScheduler):
         pass
 
 
-class KeysOfAnInsertAreTrusted(Dispatcher):
+class KeysOfAnInsertAreTrusted(BrokenDeliveries):
     """What an INSERT's answer shows is claimed, and if that misses, or other messages were inserted, nobody scans."""
+
+    class Kind(Deliveries):
+        def start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
+            attempt.unscanned = False
+            super().start_leases(now, attempt, claims)
+            for group in self._parts.groups:
+                group.scans.retry_ns = None
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self._scans = TrustingScheduler(self._groups, policy, limits, self._numbers)
+        self.parts.scans = TrustingScheduler(self.parts.groups, policy, limits, self.parts.numbers)
 
-    def _start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
-        attempt.unscanned = False
-        super()._start_leases(now, attempt, claims)
-        for group in self._groups:
-            group.scans.retry_ns = None
+
+class GenerousPicking(Picking):
+    """What was inserted may be claimed, whatever credit there is."""
+
+    def _may_claim_unscanned(self, now: Instant, keys: Sequence[Key]) -> bool:
+        return not any(self._parts.is_taken(key) or self._parts.leases.get(key) for key in keys)
 
 
 class AnInsertTakesWhatCreditThereIs(Dispatcher):
     """Messages whose keys follow from an INSERT are claimed, whatever credit there is."""
 
-    def _may_claim_unscanned(self, now: Instant, keys: Sequence[Key]) -> bool:
-        return not any(self._is_taken(key) or self._leases.get(key) for key in keys)
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self._picking = GenerousPicking(self.parts)
 
 
 class Unbounded(Capacity):
@@ -565,7 +591,7 @@ class CapacityIsIgnored(Dispatcher):
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self._capacity = Unbounded(policy, limits, self._leases, self._claims, now)
+        self.parts.capacity = Unbounded(policy, limits, self.parts.leases, self.parts.claims, now)
 
 
 class AFailedScanIsTheLast(Dispatcher):
@@ -586,42 +612,45 @@ class CommitsDuringAScanAreForgotten(Dispatcher):
     """A commit during a scan is taken as seen by that scan."""
 
     def woken(self, now: Instant, *, anywhere: bool = False) -> Effects:
-        for group in self._groups:
+        for group in self.parts.groups:
             group.scans.dirty = not group.scans.running
         return self._advance(now)
 
 
-class CreditIsNotReserved(Dispatcher):
+class CreditIsNotReserved(BrokenDeliveries):
     """Two claims under way use the same credit, so that subscribers are given more than their share."""
 
-    def _start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
-        for group in self._groups:
-            for subscriber in group.subscribers:
-                subscriber.held -= 1
-                group.subscribers._changed(subscriber)
-        super()._start_leases(now, attempt, claims)
-        for subscriber in self.subscribers.values():
-            subscriber.held += 1
+    class Kind(Deliveries):
+        def start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
+            for group in self._parts.groups:
+                for subscriber in group.subscribers:
+                    subscriber.held -= 1
+                    group.subscribers._changed(subscriber)
+            super().start_leases(now, attempt, claims)
+            for subscriber in self._parts.groups.subscribers.values():
+                subscriber.held += 1
 
 
-class CreditIsCountedWrongly(Dispatcher):
+class CreditIsCountedWrongly(BrokenDeliveries):
     """An acknowledgement does not free the credit of its stream."""
 
-    def _end_lease(self, lease: Lease) -> None:
-        subscriber = self.subscribers.get(lease.subscriber or 0)
-        super()._end_lease(lease)
-        if subscriber is not None:
-            subscriber.held += 1
+    class Kind(Deliveries):
+        def end_lease(self, lease: Lease) -> None:
+            subscriber = self._parts.groups.subscribers.get(lease.subscriber or 0)
+            super().end_lease(lease)
+            if subscriber is not None:
+                subscriber.held += 1
 
 
-class ConditionsAreNotMinded(Dispatcher):
+class ConditionsAreNotMinded(BrokenDeliveries):
     """Messages claimed for one stream are given to any."""
 
-    def _distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
-        for other in self._groups:
-            if other.subscribers.credit:
-                group = other
-        super()._distribute(group, leases)
+    class Kind(Deliveries):
+        def distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
+            for other in self._parts.groups:
+                if other.subscribers.credit:
+                    group = other
+            super().distribute(group, leases)
 
 
 class NoDeadLetters(DeadLetters):
@@ -636,7 +665,7 @@ class TheDeadAreDelivered(Dispatcher):
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
-        self._dead_letters = NoDeadLetters(policy, limits)
+        self.parts.dead_letters = NoDeadLetters(policy, limits)
 
 
 class CreditIsNeverGivenBackToOtherGroups(Dispatcher):
@@ -646,7 +675,7 @@ class CreditIsNeverGivenBackToOtherGroups(Dispatcher):
         effects = super()._start_claim(now)
         for effect in effects:
             for wanted in effect.wanted if isinstance(effect, Claim) else ():
-                for group in self._groups:
+                for group in self.parts.groups:
                     group.reserved += group.selection != wanted.selection
         return effects
 
@@ -676,7 +705,7 @@ class MissedLocksCountAsLocked(Dispatcher):
     """A message that a session could not lock is held by its client nevertheless."""
 
     def lock_done(self, now: Instant, lock_id: int, locked: Collection[Key]) -> Effects:
-        lock = self._locks._by_id.get(lock_id)
+        lock = self.parts.locks._by_id.get(lock_id)
         return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked)
 
 

@@ -228,7 +228,7 @@ class EveryLoggedEndIsBelieved(Dispatcher):
         over: Sequence[Key] = (),
         before: Mapping[Key, tuple[int, int]] = NOTHING_BEFORE,
     ) -> Effects:
-        leases = {key: lease for key in over if (lease := self._leases.get(key))}
+        leases = {key: lease for key in over if (lease := self.parts.leases.get(key))}
         shown = {key: (lease.epoch, lease.deadline_ns) for key, lease in leases.items()}
         return super().changes_logged(now, seen, over, {**before, **shown})
 

@@ -433,7 +433,7 @@ class Stage:
         """The bounds, which hold at every instant."""
         dispatcher, policy = self.dispatcher, self.policy
         assert dispatcher.in_flight <= policy.cache_size, f"{dispatcher!r} holds more than vt_cache_size"
-        for group in dispatcher._groups:
+        for group in dispatcher.parts.groups:
             assert len(group.scans.buffer) <= 4 * (policy.cache_size + self.limits.claim_max), f"{group} reads too far"
         for subscriber in dispatcher.subscribers.values():
             assert len(subscriber.unsent) <= 2 * policy.batch_size, f"too much is on its way to {subscriber.spec.id}"

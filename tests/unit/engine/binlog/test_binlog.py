@@ -429,7 +429,7 @@ def test_a_message_in_the_log_that_the_scan_under_way_shows_causes_no_other_scan
     stage.answer(scan)
     assert scans(stage) == 0
     stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=0)
-    assert stage.dispatcher._scans.rescan_ns is None
+    assert stage.dispatcher.parts.scans.rescan_ns is None
 
 
 def test_a_message_in_the_log_that_the_scan_under_way_does_not_show_is_scanned_for_at_once() -> None:
@@ -455,7 +455,7 @@ def test_a_message_that_the_scan_under_way_shows_as_it_was_before_is_scanned_for
     stage.handle(stage.dispatcher.changes_logged, [entry(7, due_ns=1)], [], {7: (0, stage.now_ns + 10**9)})
     stage.answer(scan)
     assert scans(stage) == 1
-    assert stage.dispatcher._scans.rescan_ns is not None
+    assert stage.dispatcher.parts.scans.rescan_ns is not None
     stage.run_until(lambda: stage.delivered.get(1) == [7], within_ns=0)
 
 

@@ -123,8 +123,8 @@ def test_ended_streams_leave_no_state_behind() -> None:
     for number in range(11, 2_011):
         dispatcher.subscribe(NOW, Subscription(number, number, FORMAT, first_wait_ns=LONG_NS))
         dispatcher.disconnected(NOW, number)
-    members = dispatcher._groups.main.subscribers
-    assert (len(dispatcher._groups._streams_of), len(members)) == (10, 10)
+    members = dispatcher.parts.groups.main.subscribers
+    assert (len(dispatcher.parts.groups._streams_of), len(members)) == (10, 10)
     kept = (
         members._next,
         members._first_waits,

@@ -292,7 +292,7 @@ def test_dead_messages_of_a_proxy_that_died_are_found_at_start_without_streams()
 def test_a_table_without_dead_letters_is_not_scanned_without_streams() -> None:
     stage = Stage()
     stage.settle()
-    assert stage.dispatcher._groups.main.scans.started == 0
+    assert stage.dispatcher.parts.groups.main.scans.started == 0
 
 
 # Rates.
@@ -361,19 +361,19 @@ def test_a_high_rate_goes_in_bursts_of_some_milliseconds() -> None:
 
 def test_a_logged_row_is_delivered_without_a_scan() -> None:
     stage = subscribed(Stage())
-    scans = stage.dispatcher._groups.main.scans.started
+    scans = stage.dispatcher.parts.groups.main.scans.started
     stage.enqueue(7, due_ns=stage.now_ns + NS_PER_S, wake=False)
     stage.notice(7)
     stage.run_until(lambda: stage.delivered.get(1) == [7])
-    assert stage.dispatcher._groups.main.scans.started == scans
+    assert stage.dispatcher.parts.groups.main.scans.started == scans
 
 
 def test_our_own_logged_claims_cause_nothing() -> None:
     stage = subscribed(Stage(), 7)
-    scans = stage.dispatcher._groups.main.scans.started
+    scans = stage.dispatcher.parts.groups.main.scans.started
     stage.notice(7)
     assert stage.asked == []
-    assert stage.dispatcher._groups.main.scans.started == scans
+    assert stage.dispatcher.parts.groups.main.scans.started == scans
 
 
 def test_an_outdated_logged_state_of_a_message_in_flight_causes_nothing() -> None:

@@ -21,7 +21,7 @@ def test_a_bounded_stream_that_gets_nothing_ends_when_its_wait_is_over() -> None
     stage = Stage()
     stage.subscribe(1, holder=1, first_wait_ns=NS_PER_S)
     stage.run_until(lambda: 1 in stage.ended)
-    assert stage.now == stage.dispatcher._now
+    assert stage.now == stage.dispatcher.parts.now
 
 
 def test_a_scheduled_message_is_delivered_exactly_when_it_is_due() -> None:
@@ -48,7 +48,7 @@ def test_an_idle_table_is_not_scanned_before_the_poller_interval() -> None:
     stage.subscribe(1, holder=1)
     stage.settle()
     assert stage.dispatcher.wake_at_ns is not None
-    scans = stage.dispatcher._groups.main.scans
+    scans = stage.dispatcher.parts.groups.main.scans
     before, began_ns = scans.started, stage.mono_ns
     stage.run_until(lambda: scans.started > before, within_ns=2 * stage.policy.poller_interval_ns)
     assert scans.begun_ns - began_ns >= stage.policy.poller_interval_ns

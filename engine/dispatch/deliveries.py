@@ -1,0 +1,156 @@
+"""Deliveries: leases from their claim to their end, and whatever each step changes elsewhere.
+
+A committed claim becomes a lease, which is given to a subscriber; its row is sent; it ends, or is
+given back. Each step updates credit, capacity, scans, releases and dead letters, here alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from engine.dispatch.claims import ClaimAttempt
+from engine.dispatch.effects import Cause, Deliver, Effect, End
+from engine.dispatch.filter_groups import FilterGroup
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Lease, LeaseEvent
+from engine.dispatch.parts import Parts
+from engine.dispatch.subscribers import Subscriber
+from engine.model import Claimed, FetchResult, OnDisconnect
+
+
+class Deliveries:
+    """The leases of one table and their subscribers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    # Claims.
+
+    def start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
+        """Turn committed claims into leases, in the order of delivery, and distribute them."""
+        parts = self._parts
+        taken = {claim.key for claim in claims}
+        by_group: dict[FilterGroup, list[Lease]] = {}
+        parts.capacity.return_unused(len(attempt.picked.keys() - taken))
+        for group, missed in attempt.missed_by_group(taken).items():
+            by_group[group] = []
+            if attempt.unscanned and missed:
+                parts.scans.request_scans()
+            parts.scans.claim_answered(group, taken, () if attempt.unscanned else missed, now)
+        for claim in sorted(claims, key=lambda claim: (claim.priority, claim.due_ns, claim.key)):
+            if before := parts.leases.get(claim.key):
+                self.end_lease(before)
+            lease = Lease.of(claim, next(parts.numbers))
+            parts.leases.add_lease(lease)
+            by_group[attempt.picked[lease.key][0]].append(lease)
+        for group, leases in by_group.items():
+            self.distribute(group, leases)
+
+    def distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
+        """Give leases to the subscribers of a group; release those beyond their credit."""
+        given_out, left = group.subscribers.distribute(leases)
+        for lease, subscriber in given_out:
+            self._parts.leases.assign(lease, subscriber.spec.holder, subscriber.spec.id)
+        self.give_back(left)
+
+    # Rows.
+
+    def send_claimed_rows(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> list[Effect]:
+        """Send the rows that were read behind a claim. Those of messages that others may have changed
+        since are fetched again, and those behind them."""
+        parts = self._parts
+        for entry, before in attempt.logged.values():
+            if lease := parts.leases.get(entry.key):
+                parts.verification.lease_logged(lease, entry, before)
+        if attempt.rows is None or attempt.row_format is None or attempt.all_reported:
+            return []
+        fetch_id = parts.fetches.start_behind_claim(attempt.row_format, {claim.key for claim in claims})
+        unread = attempt.rows.unread | attempt.reported
+        return self.send_rows(now, fetch_id, replace(attempt.rows, unread=unread))
+
+    def send_rows(self, now: Instant, fetch_id: int, result: FetchResult) -> list[Effect]:
+        """Send the rows of a fetch whose leases still stand, and end the leases of messages that are
+        over."""
+        self.end_expired(now)
+        rows_to_send: dict[Subscriber, list[Lease]] = {}
+        stopped: set[int] = set()
+        for lease, subscriber in self._parts.fetches.finish_fetch(fetch_id):
+            if lease.key in result.unread or subscriber.spec.id in stopped:
+                stopped.add(subscriber.spec.id)  # Rows behind an unread one wait for it, in their order.
+                lease.apply(LeaseEvent.UNREAD)
+            elif lease.is_suspect or lease.key in result.changed:
+                lease.apply(LeaseEvent.UNREAD)
+                self._parts.verification.suspect(lease)
+            elif lease.key in result.rows:
+                rows_to_send.setdefault(subscriber, []).append(lease)
+            else:
+                self.end_lease(lease)
+        effects: list[Effect] = []
+        for subscriber, leases in rows_to_send.items():
+            self._parts.groups.members_with(subscriber).rows_sent(subscriber, leases)
+            effects.append(Deliver(subscriber.spec.id, tuple(result.rows[lease.key] for lease in leases)))
+        return effects
+
+    # Ends.
+
+    def end_expired(self, now: Instant) -> None:
+        """End the leases whose deadlines are past."""
+        parts = self._parts
+        for lease in parts.leases.expired(now.server_ns):
+            self.end_lease(lease)
+            parts.dead_letters.add_if_dead(lease.expired_entry, now)
+            parts.scans.rescan_place(lease.expired_entry)
+            parts.scans.request_scans()
+
+    def end_lease(self, lease: Lease) -> None:
+        """The delivery is over, for whatever reason: free its credit."""
+        parts = self._parts
+        parts.leases.end(lease)
+        parts.verification.lease_ended(lease)
+        if lease.subscriber is not None and (subscriber := parts.groups.subscribers.get(lease.subscriber)):
+            parts.groups.members_with(subscriber).lease_ended(subscriber, lease)
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """End leases, and release their claims. Messages that were not locked yet are free."""
+        parts = self._parts
+        for lease in leases:
+            if lease.locked:
+                parts.capacity.return_unused(1)
+                self.end_lease(lease)
+                parts.scans.unlocked(lease.expired_entry, parts.now)
+                continue
+            if lease.is_sent:
+                parts.dead_letters.add_if_dead(lease.expired_entry, parts.now)  # Should the release fail.
+            else:
+                parts.capacity.return_unused(1)
+            parts.releases.add_release(lease.returned())
+            self.end_lease(lease)
+
+    def give_back_abandoned(self, leases: Iterable[Lease]) -> None:
+        """Give back those of these leases of vanished or ended clients that the policy does not
+        keep."""
+        keep = self._parts.policy.on_disconnect is OnDisconnect.KEEP
+        self.give_back([lease for lease in leases if not (keep and lease.is_sent)])
+
+    # Streams.
+
+    def remove_stream(self, subscriber: Subscriber) -> None:
+        """End a stream. The caller gives its unsent leases back."""
+        self._parts.locks.stream_ended(subscriber)
+        self._parts.groups.remove_subscription(subscriber)
+
+    def end_stream(self, subscriber: Subscriber, cause: Cause, text: str = "") -> End:
+        """End a stream from this side; its unsent messages are released."""
+        self.remove_stream(subscriber)
+        self.give_back(list(subscriber.unsent.values()))
+        return End(subscriber.spec.id, cause, text)
+
+    def end_finished(self, now: Instant) -> list[Effect]:
+        """End the streams with their LIMIT reached, and the bounded ones with no message left."""
+        effects: list[Effect] = []
+        closed = not self._parts.capacity.is_open
+        for group in self._parts.groups:
+            finished = group.finished_streams(now, closed=closed)
+            effects += [self.end_stream(subscriber, Cause.COMPLETE) for subscriber in finished]
+        return effects

@@ -1,0 +1,94 @@
+"""Locked leases: messages that the clients of streams FOR UPDATE lock in their own transactions.
+
+Nothing is claimed. A picked message becomes a lease at once, and its stream's session is offered to
+lock it (`Lock`). The lease ends with the client's transaction. Only a delivery that certainly failed
+is written: it is counted in the row, by a `Release`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from engine.dispatch.deliveries import Deliveries
+from engine.dispatch.filter_groups import FilterGroup
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Lease, LeaseEvent
+from engine.dispatch.parts import Parts
+from engine.dispatch.picking import Picked
+from engine.dispatch.redelivery import wait_ns
+from engine.model import Entry, Key, OnDisconnect, Return
+
+
+class LockedLeases:
+    """The events of messages that clients lock."""
+
+    def __init__(self, parts: Parts, deliveries: Deliveries) -> None:
+        self._parts = parts
+        self._deliveries = deliveries
+
+    def start_leases(self, picked: Picked) -> None:
+        """Give these messages to streams that lock them. No claim precedes it."""
+        parts = self._parts
+        by_group: dict[FilterGroup, list[Lease]] = {}
+        for group, entry in picked.values():
+            if before := parts.leases.get(entry.key):
+                self._deliveries.end_lease(before)
+            lease = Lease.locking(entry, next(parts.numbers))
+            parts.leases.add_lease(lease)
+            by_group.setdefault(group, []).append(lease)
+        for group, leases in by_group.items():
+            self._deliveries.distribute(group, leases)
+
+    def lock_answered(self, now: Instant, lock_id: int, locked: Collection[Key]) -> None:
+        """A session has locked these of the messages that it was offered."""
+        parts = self._parts
+        if lock := parts.locks.finish_lock(lock_id):
+            missed = [lease for lease in lock.leases if lease.key not in locked]
+            for lease in missed:
+                self._deliveries.end_lease(lease)
+            parts.capacity.return_unused(len(missed))
+            sent = [lease for lease in lock.leases if lease.key in locked]
+            for lease in sent:
+                if lease.is_suspect:
+                    lease.apply(LeaseEvent.VERIFY)  # By the lock itself.
+            lock.group.subscribers.rows_sent(lock.subscriber, sent)
+            parts.scans.claim_answered(lock.group, locked, [lease.expired_entry for lease in missed], now)
+
+    def transaction_ended(self, now: Instant, holder: int, *, failed: bool) -> None:
+        """The transaction of a client has ended, and with it the locks on its messages. `failed`: it
+        was certainly rolled back."""
+        for lease in self._parts.leases.locked_by(holder):
+            if failed:
+                self._count_failure(lease, wait=True)
+                continue
+            suspect = lease.is_suspect  # Then it is being looked up.
+            self._deliveries.end_lease(lease)
+            if not suspect:
+                self._parts.scans.unlocked(lease.expired_entry, now)
+
+    def client_gone(self, holder: int) -> None:
+        """A client's connection is gone, and its transaction with it: its deliveries have failed."""
+        keep = self._parts.policy.on_disconnect is OnDisconnect.KEEP
+        for lease in self._parts.leases.locked_by(holder):
+            self._count_failure(lease, wait=keep)
+
+    def end_all(self) -> None:
+        """End all locked leases. The clients' transactions go on, and may acknowledge them."""
+        for lease in [lease for lease in self._parts.leases if lease.locked]:
+            self._deliveries.end_lease(lease)
+
+    def failure_counted(self, now: Instant, claim: Return, waits_ns: int) -> None:
+        """A failed delivery was counted in the row, if nobody has changed or locked it since."""
+        entry = Entry(claim.key, claim.epoch + 1, claim.priority, now.server_ns + waits_ns)
+        if not self._parts.dead_letters.add_if_dead(entry, now):
+            self._parts.scans.found_unleased(entry, now)
+
+    def _count_failure(self, lease: Lease, *, wait: bool) -> None:
+        """End the lease of a message whose lock is gone, and count the delivery as failed. The
+        message is due after the wait of a delivery (`wait`) or at once."""
+        parts = self._parts
+        duration_ns = wait_ns(parts.policy, lease.epoch, parts.jitter()) if wait else 0
+        if parts.dead_letters.is_dead(Entry(lease.key, lease.epoch + 1, lease.priority, lease.due_ns)):
+            duration_ns = 0
+        parts.releases.add_release(lease.failed(duration_ns))
+        self._deliveries.end_lease(lease)

@@ -1,0 +1,115 @@
+"""The parts of one table's dispatcher, and what follows from several of them.
+
+Each part owns its state and knows few others. What needs several parts is a module of its own, and
+gets all of them: `deliveries` (leases from their claim to their end), `locked_leases` (messages that
+clients lock), `picking` (which messages are handed out next), `wake_times` (when to decide again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from engine.dispatch.backoff import ExponentialBackoff
+from engine.dispatch.capacity import Capacity
+from engine.dispatch.claims import ClaimsUnderWay
+from engine.dispatch.fetches import FetchesUnderWay
+from engine.dispatch.filter_groups import FilterGroup, FilterGroups
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Leases
+from engine.dispatch.limits import Limits
+from engine.dispatch.locks import LocksUnderWay
+from engine.dispatch.maintenance import DeadLetters, Purges, Releases
+from engine.dispatch.scans import ScanScheduler
+from engine.dispatch.verification import LeaseVerification
+from engine.model import Key, Policy
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """All state of one table's dispatcher."""
+
+    policy: Policy
+    limits: Limits
+    jitter: Callable[[], float]
+    now: Instant
+    """The time of the last decisions. Whatever came due after it is still to be decided."""
+    numbers: Iterator[int]
+    """Of statements and leases: the later one has the greater number."""
+    groups: FilterGroups
+    leases: Leases
+    claims: ClaimsUnderWay
+    capacity: Capacity
+    scans: ScanScheduler
+    fetches: FetchesUnderWay
+    locks: LocksUnderWay
+    verification: LeaseVerification
+    releases: Releases
+    dead_letters: DeadLetters
+    purges: Purges
+    failure_pause: ExponentialBackoff
+    draining: bool = False
+    """Whether nothing new is started any more."""
+
+    @classmethod
+    def of_table(cls, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> Parts:
+        """The parts of a table of which nothing is known yet. `jitter` returns a number from [0, 1)."""
+        numbers = count(1)
+        groups = FilterGroups(limits.filter_groups_max, limits.scan_min, policy.batch_size)
+        leases, claims = Leases(), ClaimsUnderWay(policy, jitter, numbers)
+        return cls(
+            policy=policy,
+            limits=limits,
+            jitter=jitter,
+            now=now,
+            numbers=numbers,
+            groups=groups,
+            leases=leases,
+            claims=claims,
+            capacity=Capacity(policy, limits, leases, claims, now),
+            scans=ScanScheduler(groups, policy, limits, numbers),
+            fetches=FetchesUnderWay(groups, limits.fetch_max, numbers),
+            locks=LocksUnderWay(groups, numbers),
+            verification=LeaseVerification(leases, limits),
+            releases=Releases(limits),
+            dead_letters=DeadLetters(policy, limits),
+            purges=Purges(policy, limits, now),
+            failure_pause=ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns),
+        )
+
+    def set_policy(self, policy: Policy, now: Instant) -> None:
+        """The table's comment has changed."""
+        if policy.batch_size != self.policy.batch_size:
+            self.groups.resize(policy.batch_size)
+        self.policy = policy
+        self.claims.set_policy(policy)
+        self.capacity.set_policy(policy, now)
+        self.scans.set_policy(policy)
+        self.dead_letters.set_policy(policy)
+        self.purges.set_policy(policy, now)
+
+    @property
+    def settled_down(self) -> bool:
+        """Whether no statement is under way, and nothing waits for its release."""
+        delivery = len(self.claims) or len(self.fetches) or self.scans.under_way or self.verification.under_way
+        maintenance = len(self.releases) or self.dead_letters.under_way or self.purges.under_way
+        return not (delivery or maintenance)
+
+    def is_failing(self, now: Instant) -> bool:
+        """Whether the database failed a moment ago, so that nothing is started for now."""
+        return now.mono_ns < self.failure_pause.until_ns
+
+    def is_taken(self, key: Key) -> bool:
+        """Whether a message is being claimed, or is about to be moved as dead, or its failed
+        delivery is still to be counted."""
+        return key in self.dead_letters or key in self.claims or self.releases.counts_failure(key)
+
+    def groups_with_demand(self) -> list[FilterGroup]:
+        """The groups in which a stream could be given a message now."""
+        return self.groups.with_credit() if self.capacity.is_open else []
+
+    def acknowledgements_needed(self) -> bool:
+        """Whether messages are in flight, and a stream gets no more before some are
+        acknowledged."""
+        return len(self.leases) > 0 and self.groups.need_acknowledgements(full=self.capacity.free <= 0)
