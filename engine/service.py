@@ -91,7 +91,7 @@ class Engine:
         self._by_holder: dict[int, set[TableRunner]] = {}
         """The runners that each connection had a stream of. It may hold their messages."""
         self._indirect_writes = IndirectWrites()
-        self._wake_all = WakeAll(self._wake_every_table, settings.blind_scans_per_s)
+        self._wake_all = WakeAll(self._wake_every_table, settings.indirect_scans_per_s)
         self._queues = Queues(
             self._executor, self._indirect_writes, Listener(self._queue_found, self._queue_lost, self._wake_all.request)
         )

@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     withheld_bytes_max: int = Field(default=1 << 20, ge=1 << 12)
     """Bytes that a client may send ahead while a queue statement runs; beyond them the proxy stops
     reading from it."""
-    gathered_bytes_max: int = Field(default=64 << 20, ge=16 << 20)
+    statement_bytes_max: int = Field(default=64 << 20, ge=16 << 20)
     """Bytes of queue statements that are not carried out yet, and of what is sent ahead of running
     ones, for all clients together; beyond them the longest incomplete statement is refused. A
     statement has at most 16 MB, and takes six times as much while it is carried out."""

@@ -313,7 +313,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "vt_purge_after": (_ANY_TIME, "seconds to keep acknowledged rows", "86400"),
     "vt_batch_size": (_whole(1, ROWS_MOST), "rows handed to one subscriber at a time", "100"),
     "vt_cache_size": (_whole(1, ROWS_MOST), "messages of this table in the proxy's memory at most", "10000"),
-    "vt_poller_interval": (_POLL, "seconds between full looks at the table", "30"),
+    "vt_poller_interval": (_POLL, "seconds between full scans of the table", "30"),
     "vt_min_backoff": (_SOME_TIME, "the least wait between deliveries in seconds", "30"),
     "vt_max_backoff": (_SOME_TIME, "the greatest wait between deliveries in seconds", "3600"),
     "vt_message_cols": (_columns, "the columns that * means", "id|body"),

@@ -35,7 +35,7 @@ class EngineSettings:
     """Row data held for one fetch. A single row may exceed it."""
     catalog_interval_s: float = 10.0
     """The longest time until a table that was created or altered outside the proxy is noticed."""
-    blind_scans_per_s: float = 100.0
+    indirect_scans_per_s: float = 100.0
     """Scans after indirect writes (a procedure, a trigger, a view), over all tables with streams. A
     single such table is scanned at most every 10 ms."""
     catalog_pause_s: float = 0.25

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,6 +46,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.archive.files import Files
 from pipeline.common.connection import LazyConnection
+from pipeline.common.directives import Directives
 from pipeline.common.progress import Progress, unused
 from pipeline.common.ranges import Range, cut
 from pipeline.common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
@@ -71,7 +71,6 @@ TRIES: Final = 3
 change."""
 
 _UNORDERED: Final = frozenset({"enum", "set"})
-_PURGE_AFTER: Final = re.compile(r"(?<![0-9A-Za-z_])vt_purge_after\s*=\s*(\d+(?:\.\d+)?)")
 
 _log = logging.getLogger(__name__)
 
@@ -187,13 +186,15 @@ def archive(
 
 def too_late(queue: Table, keep_s: float) -> str | None:
     """A warning if the proxy purges messages before they are archived; else None."""
-    found = _PURGE_AFTER.search(queue.comment)
-    if found is None or float(found[1]) > keep_s:
+    directives = Directives(queue.comment)
+    purge_after_s = directives.seconds("vt_purge_after")
+    if purge_after_s is None or purge_after_s > keep_s:
         return None
     return (
-        f"the proxy purges {queue.quoted} itself, {found[1]} s after the acknowledgement, and what is younger than"
-        f" {keep_s:g} s is not archived yet: little or nothing will be left to archive. Raise PURGE_AFTER (ALTER QUEUE)"
-        " to what is kept here, and the time from one run to the end of the next, and some more"
+        f"the proxy purges {queue.quoted} itself, {directives['vt_purge_after']} s after the acknowledgement, and what"
+        f" is younger than {keep_s:g} s is not archived yet: little or nothing will be left to archive. Raise"
+        " PURGE_AFTER (ALTER QUEUE) to what is kept here, and the time from one run to the end of the next, and some"
+        " more"
     )
 
 

@@ -14,9 +14,8 @@ the rows that were read are kept, and the next round reads the rest.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final
@@ -29,6 +28,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from pipeline.common.connection import LazyConnection
+from pipeline.common.directives import Directives
 from pipeline.common.progress import Progress, unused
 from pipeline.common.ranges import condition, cut
 from pipeline.common.statements import NOW, Statements, fetching
@@ -49,8 +49,6 @@ groups by payloads."""
 FETCH_ROWS: Final = {Driver.MARIADB: 10_000, Driver.MYSQL: -(2**31)}
 """The values with which the drivers return rows as they arrive, instead of a whole range at its
 end."""
-
-_DIRECTIVE: Final = re.compile(r"(?:^|,)\s*([a-z_]+)\s*=\s*([^,]+?)\s*(?=,|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Queue:
 
     table: Table
     dead: Table | None = None
-    directives: Mapping[str, str] = field(default_factory=dict)
+    directives: Directives = field(default_factory=lambda: Directives(""))
     archive: str | None = None
 
     @property
@@ -88,31 +86,16 @@ class Queue:
         """`database.table`, without quotes."""
         return f"{self.table.database}.{self.table.name}"
 
-    def seconds(self, directive: str) -> float | None:
-        """The value of a directive in seconds; None if it is missing or no number."""
-        try:
-            return float(self.directives[directive])
-        except (KeyError, ValueError):
-            return None
-
     @property
     def first_wait_ns(self) -> int | None:
         """How long a first delivery waits for its acknowledgement. It is exact; only later waits
         vary."""
-        wait = self.seconds("vt_ack_wait")
+        wait = self.directives.seconds("vt_ack_wait")
         if wait is None:
             return None
-        least, most = self.seconds("vt_min_backoff") or wait, self.seconds("vt_max_backoff")
+        least, most = self.directives.seconds("vt_min_backoff") or wait, self.directives.seconds("vt_max_backoff")
         bounded = max(wait, least) if most is None else min(max(wait, least), most)
         return round(bounded * 10**9)
-
-
-def directives(comment: str) -> dict[str, str]:
-    """The directives in a message table's comment, and their values."""
-    found: dict[str, str] = {}
-    for name, value in _DIRECTIVE.findall(comment):
-        found.setdefault(name, value)
-    return found
 
 
 def check(queues: Sequence[Queue], named: Named) -> None:

@@ -17,12 +17,13 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.directives import Directives
 from pipeline.common.progress import Progress, unused
 from pipeline.common.table import Table, describe, split_name
 from pipeline.endpoint import Endpoint
 from pipeline.errors import PipelineError
 from pipeline.report import measures
-from pipeline.report.history import History, Named, Queue, Reading, directives, read
+from pipeline.report.history import History, Named, Queue, Reading, read
 from pipeline.report.page import Page, Part, page
 
 WINDOW_S: Final = 3600.0
@@ -142,7 +143,7 @@ def report(
     history = read(spark, endpoint, queues, named, reading or Reading(), tell)
     # Messages that were acknowledged longer ago are purged, so the rates must not include that
     # time.
-    window_s = min([window_s, *(kept for queue in queues if (kept := queue.seconds("vt_purge_after")))])
+    window_s = min([window_s, *(kept for queue in queues if (kept := queue.directives.seconds("vt_purge_after")))])
     volumes = measures.volumes(history, window_s).persist()
     first = volumes.where(f.col("by").isNull()).agg(f.min("first_acknowledged")).collect()[0][0]
     since_ns = min(history.now_ns - round(window_s * 10**9), history.now_ns if first is None else first)
@@ -159,7 +160,7 @@ def report(
 
 def _queue(connection: Any, database: str, name: str, archive: str | None) -> Queue:
     table = describe(connection, database, name)
-    found = directives(table.comment)
+    found = Directives(table.comment)
     dead: Table | None = None
     if "dead_letter" in found:
         try:

@@ -56,7 +56,7 @@ class Part:
     @property
     def purge_after_s(self) -> float | None:
         """For how many seconds acknowledged messages are kept."""
-        return self.queue.seconds("vt_purge_after")
+        return self.queue.directives.seconds("vt_purge_after")
 
     @property
     def dead_letter(self) -> str | None:

@@ -60,7 +60,7 @@ class Proxy:
         self._unix_socket: UnixSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
-        self.statement_memory = StatementMemory(settings.gathered_bytes_max)
+        self.statement_memory = StatementMemory(settings.statement_bytes_max)
         self._statements = Statements(engine, settings, self.streams)
         self.carry_out = self._statements.carry_out
 

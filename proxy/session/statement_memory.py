@@ -39,7 +39,7 @@ class StatementMemory:
             1105,
             "HY000",
             f"ackstream holds {self.bytes_max} bytes of long statements that clients are sending, as many as"
-            " gathered_bytes_max allows, and this was the longest: name fewer messages in one statement, or try again",
+            " statement_bytes_max allows, and this was the longest: name fewer messages in one statement, or try again",
         )
 
     @property

@@ -39,7 +39,7 @@ def test_a_long_statement_that_never_ends_makes_room_for_one_that_does(server, d
     """Together they have more than all clients may; the one that stalls is refused, and its connection goes on."""
     long = "ACK FROM m WHERE id IN (1, 2) /*" + "x" * (9 << 20) + "*/"
     config = tmp_path / "config.toml"
-    config.write_text(f"gathered_bytes_max = {16 << 20}")
+    config.write_text(f"statement_bytes_max = {16 << 20}")
     with (
         running_proxy(server, tmp_path / "log", ["--config", str(config)]) as proxy,
         RawClient(proxy, BASE, database) as stalled,

@@ -23,6 +23,7 @@ from pyspark.sql import functions as f
 
 from pipeline.archive import archive
 from pipeline.common.connection import LazyConnection as Link
+from pipeline.common.directives import Directives
 from pipeline.common.progress import Progress
 from pipeline.common.ranges import condition, cut
 from pipeline.common.statements import NOW, Statements
@@ -33,7 +34,7 @@ from pipeline.errors import JobError, PipelineError, ProblemsError
 from pipeline.report import Report, measures, report
 from pipeline.report.archived import Archive
 from pipeline.report.command import cli
-from pipeline.report.history import Queue, Reading, _bounded, _fill, directives
+from pipeline.report.history import Queue, Reading, _bounded, _fill
 from pipeline.report.page import duration, rate, value
 from tests.support.browser import look
 from tests.support.proxies import RunningProxy
@@ -585,7 +586,7 @@ def test_durations_rates_and_values_as_people_read_them() -> None:
     ],
 )
 def test_the_wait_of_a_first_delivery_is_what_the_comment_says(comment: str, wait_s: float | None) -> None:
-    queue = Queue(None, None, directives(comment))  # type: ignore[arg-type]  # the comment is enough
+    queue = Queue(None, None, Directives(comment))  # type: ignore[arg-type]  # the comment is enough
     assert queue.first_wait_ns == (None if wait_s is None else wait_s * S)
 
 

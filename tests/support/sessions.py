@@ -92,7 +92,7 @@ class FakeProxy:
         self.policy = TlsPolicy(offered=False)
         self.backend = ("127.0.0.1", 3306)
         self.carry_out = carry_out
-        self.statement_memory = StatementMemory(self.settings.gathered_bytes_max)
+        self.statement_memory = StatementMemory(self.settings.statement_bytes_max)
 
     def session_begun(self, session: Session) -> None: ...
 

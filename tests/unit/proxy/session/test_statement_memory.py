@@ -28,45 +28,45 @@ class Sender:
 
 
 def test_below_the_bound_everybody_has_room() -> None:
-    gathering, senders = StatementMemory(100), [Sender(), Sender()]
-    assert gathering.grown(senders[0], 40)
-    assert gathering.grown(senders[0], 60)
-    assert gathering.grown(senders[1], 40)
-    assert (gathering.used, [sender.dropped for sender in senders]) == (100, [0, 0])
+    memory, senders = StatementMemory(100), [Sender(), Sender()]
+    assert memory.grown(senders[0], 40)
+    assert memory.grown(senders[0], 60)
+    assert memory.grown(senders[1], 40)
+    assert (memory.used, [sender.dropped for sender in senders]) == (100, [0, 0])
 
 
 def test_beyond_it_the_longest_statement_is_dropped_whoever_asks() -> None:
-    gathering, long, short = StatementMemory(100), Sender(), Sender()
-    assert gathering.grown(long, 90)
-    assert gathering.grown(short, 20)
-    assert (gathering.used, long.dropped, short.dropped) == (20, 1, 0)
+    memory, long, short = StatementMemory(100), Sender(), Sender()
+    assert memory.grown(long, 90)
+    assert memory.grown(short, 20)
+    assert (memory.used, long.dropped, short.dropped) == (20, 1, 0)
 
 
 def test_the_sender_of_the_longest_one_gets_the_error() -> None:
-    gathering, long, short = StatementMemory(100), Sender(), Sender()
-    assert gathering.grown(short, 20)
-    assert not gathering.grown(long, 90)
-    assert (gathering.used, long.dropped, short.dropped) == (20, 0, 0)
+    memory, long, short = StatementMemory(100), Sender(), Sender()
+    assert memory.grown(short, 20)
+    assert not memory.grown(long, 90)
+    assert (memory.used, long.dropped, short.dropped) == (20, 0, 0)
 
 
 def test_what_is_complete_is_not_dropped_and_counts_until_it_is_done() -> None:
-    gathering, running, sender = StatementMemory(100), Sender(), Sender()
-    gathering.holds(running, 0, 90)
-    assert not gathering.grown(sender, 20)
-    gathering.holds(running, 0, 0)
-    assert gathering.grown(sender, 20)
-    assert (gathering.used, running.dropped, sender.dropped) == (20, 0, 0)
+    memory, running, sender = StatementMemory(100), Sender(), Sender()
+    memory.holds(running, 0, 90)
+    assert not memory.grown(sender, 20)
+    memory.holds(running, 0, 0)
+    assert memory.grown(sender, 20)
+    assert (memory.used, running.dropped, sender.dropped) == (20, 0, 0)
 
 
 def test_more_than_one_is_dropped_where_it_takes_that() -> None:
-    gathering, senders, running = StatementMemory(100), [Sender() for _ in range(4)], Sender()
+    memory, senders, running = StatementMemory(100), [Sender() for _ in range(4)], Sender()
     for size, sender in enumerate(senders):
-        assert gathering.grown(sender, 20 + size)
-    gathering.holds(running, 0, 50)
-    assert gathering.full
-    assert gathering.grown(senders[0], 21)
+        assert memory.grown(sender, 20 + size)
+    memory.holds(running, 0, 50)
+    assert memory.full
+    assert memory.grown(senders[0], 21)
     assert [sender.dropped for sender in senders] == [0, 0, 1, 1]
-    assert gathering.used == 21 + 21 + 50
+    assert memory.used == 21 + 21 + 50
 
 
 def play(scene: Callable[[PlayedSession], object], carry_out: Callable[..., object] | None = None) -> None:
@@ -91,13 +91,13 @@ def begin(played: PlayedSession, size: int) -> bytes:
 
 def test_a_dropped_statement_is_an_error_and_the_connection_goes_on() -> None:
     def scene(played: PlayedSession) -> None:
-        gathering = played.session.proxy.statement_memory
-        gathering.bytes_max = 200_000
+        memory = played.session.proxy.statement_memory
+        memory.bytes_max = 200_000
         last = begin(played, 300_000)
         (refused,) = played.client.taken()
         error = parse_err(refused.payload)
-        assert (refused.seq, error.code, "gathered_bytes_max" in error.message) == (1, 1105, True)
-        assert gathering.used == 0
+        assert (refused.seq, error.code, "statement_bytes_max" in error.message) == (1, 1105, True)
+        assert memory.used == 0
         played.session.client_sent(last)
         played.query(b"SELECT 1")
         assert [packet.payload for packet in played.server.taken()] == [b"\x03SELECT 1"]
