@@ -45,6 +45,15 @@ def connect(port: int) -> Any:
     )
 
 
+def create(port: int, statement: str = CREATE) -> None:
+    """Create the queue in a new database."""
+    anywhere = pymysql.connect(host="127.0.0.1", port=port, user="root")
+    with anywhere, anywhere.cursor() as cursor:
+        cursor.execute("CREATE DATABASE bench")
+        cursor.execute("USE bench")
+        cursor.execute(statement)
+
+
 def fill(connection: Any, count: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM m")
@@ -91,7 +100,7 @@ def rate(worker: Callable[[int], None], port: int, messages: int) -> float:
     return messages / (time.monotonic() - began)
 
 
-def latencies(port: int) -> tuple[list[float], list[float]]:
+def latencies(port: int, producer_port: int, samples: int) -> tuple[list[float], list[float]]:
     """Return seconds from before each INSERT to its row, and seconds of each INSERT alone."""
     received: list[float] = []
     arrived = threading.Semaphore(0)
@@ -99,7 +108,7 @@ def latencies(port: int) -> tuple[list[float], list[float]]:
 
     def listen() -> None:
         cursor = SSCursor(consumer)
-        cursor.execute(f"STREAM sent FROM m LIMIT {SAMPLES}")
+        cursor.execute(f"STREAM sent FROM m LIMIT {samples}")
         while (row := cursor.fetchone()) is not None:
             received.append(time.monotonic() - row[0])
             arrived.release()
@@ -107,8 +116,8 @@ def latencies(port: int) -> tuple[list[float], list[float]]:
     listener = threading.Thread(target=listen)
     listener.start()
     inserts: list[float] = []
-    with connect(port) as producer, producer.cursor() as cursor:
-        for _ in range(SAMPLES):
+    with connect(producer_port) as producer, producer.cursor() as cursor:
+        for _ in range(samples):
             began = time.monotonic()
             cursor.execute("INSERT INTO m (payload, sent) VALUES ('x', %s)", (began,))
             inserts.append(time.monotonic() - began)
@@ -124,13 +133,9 @@ def percentiles(seconds: list[float]) -> str:
 
 def main() -> None:
     with ackstream() as running:
-        anywhere = pymysql.connect(host="127.0.0.1", port=running.port, user="root")
-        with anywhere, anywhere.cursor() as cursor:
-            cursor.execute("CREATE DATABASE bench")
-            cursor.execute("USE bench")
-            cursor.execute(CREATE)
+        create(running.port)
         admin = connect(running.port)
-        received, inserts = latencies(running.port)
+        received, inserts = latencies(running.port, running.port, SAMPLES)
         print(f"enqueue to delivery   {percentiles(received)}")
         print(f"the INSERT alone      {percentiles(inserts)}")
         fill(admin, MESSAGES_ONE_BY_ONE)

@@ -12,10 +12,9 @@ from __future__ import annotations
 import threading
 import time
 
-import pymysql
 from pymysql.cursors import SSCursor
 
-from bench.queues import CREATE, connect, percentiles
+from bench.queues import connect, create, percentiles
 from demo.ackstream import ackstream
 
 SAMPLES = 300
@@ -55,11 +54,7 @@ def work(port: int, over: threading.Event) -> None:
 
 def main() -> None:
     with ackstream() as running:
-        anywhere = pymysql.connect(host="127.0.0.1", port=running.port, user="root")
-        with anywhere, anywhere.cursor() as cursor:
-            cursor.execute("CREATE DATABASE bench")
-            cursor.execute("USE bench")
-            cursor.execute(CREATE)
+        create(running.port)
         print(f"a scheduled message, idle   {percentiles(lateness(running.port))} late")
         over = threading.Event()
         workers = [threading.Thread(target=work, args=(running.port, over)) for _ in range(2)]
