@@ -257,7 +257,7 @@ def _password_of(path: Path) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    """A hint at the known name that is most similar to this one; empty if none is similar."""
+    """A question about the known name that is most similar to this one; empty if none is similar."""
     by_tail = {known.removeprefix(PREFIX): known for known in names}
     found = difflib.get_close_matches(name.removeprefix(PREFIX), by_tail, n=1)
     return f"; did you mean {by_tail[found[0]]}?" if found else ""

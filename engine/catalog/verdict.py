@@ -215,7 +215,7 @@ def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:
 
 def _advice(facts: TableFacts, scan: _ScanIndex | None, columns: Mapping[str, Column]) -> Iterable[str]:
     if scan is None:
-        yield (f"every look at it sorts the whole table: ALTER TABLE {facts.id} ADD INDEX {_SCAN_INDEX}")
+        yield f"every scan of it sorts the whole table: ALTER TABLE {facts.id} ADD INDEX {_SCAN_INDEX}"
     if facts.by_time:
         yield "partitioned by time_acked, so the server cannot keep ids unique: whoever inserts has to"
     if columns["priority"].nullable:

@@ -153,7 +153,7 @@ def reporting() -> Iterator[Callable[[Progress], None]]:
     """A function that shows progress: as a bar on a terminal, elsewhere as lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(lambda line: click.echo(line, err=True), time.monotonic).tell
+        yield Lines(lambda line: click.echo(line, err=True), time.monotonic).show
         return
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console) as bars:
@@ -173,7 +173,7 @@ class Lines:
         self._last: Progress | None = None
         self._next = 0.0
 
-    def tell(self, progress: Progress) -> None:
+    def show(self, progress: Progress) -> None:
         """Write a line, if one is due."""
         last, now = self._last, self._clock()
         ended = progress.total > 0 and progress.done == progress.total

@@ -78,7 +78,7 @@ def _run(
     conf: Sequence[tuple[str, str]],
 ) -> str:
     endpoint = Endpoint.from_url(url, password_file=password_file)
-    with running_spark(session, PROGRAM, master, conf, jar, jdbc=True) as spark, reporting() as tell:
+    with running_spark(session, PROGRAM, master, conf, jar, jdbc=True) as spark, reporting() as on_progress:
         made = report(
             spark,
             endpoint,
@@ -89,10 +89,10 @@ def _run(
             archives=dict(archive),
             window_s=window,
             reading=Reading(max_connections, range_rows),
-            tell=tell,
+            on_progress=on_progress,
         )
         try:
-            return made.write(out, top=top, tell=tell)
+            return made.write(out, top=top, on_progress=on_progress)
         finally:
             made.close()
 

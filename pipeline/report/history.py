@@ -144,7 +144,7 @@ def read(
     queues: Sequence[Queue],
     named: Named,
     reading: Reading,
-    tell: Callable[[Progress], None] = unused,
+    on_progress: Callable[[Progress], None] = unused,
 ) -> History:
     """Read the queues once. Raises ProblemsError, and JobError, after which the same call may
     succeed."""
@@ -174,7 +174,7 @@ def read(
         if archive.chunks
     ]
     rows = reduce(DataFrame.union, old, rows).persist()
-    with _watched(rows, tell):
+    with _watched(rows, on_progress):
         _fill(rows, endpoint, reading.rounds)
     return History(rows, named, int(now), frozenset(name for name, archive in archives.items() if archive.has_changed))
 
@@ -266,7 +266,7 @@ def _bounded(rows: DataFrame, tasks: int) -> DataFrame:
 
 
 @contextlib.contextmanager
-def _watched(rows: DataFrame, tell: Callable[[Progress], None]) -> Iterator[None]:
+def _watched(rows: DataFrame, on_progress: Callable[[Progress], None]) -> Iterator[None]:
     """Report from time to time how many ranges have been read."""
     total, ended = rows.rdd.getNumPartitions(), threading.Event()
     tracker = rows.sparkSession.sparkContext.statusTracker()
@@ -276,7 +276,7 @@ def _watched(rows: DataFrame, tell: Callable[[Progress], None]) -> Iterator[None
             stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
             done = [stage.numCompletedTasks for stage in stages if stage and stage.numTasks == total]
             if done:
-                tell(Progress("reading", max(done), total))
+                on_progress(Progress("reading", max(done), total))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
@@ -285,7 +285,7 @@ def _watched(rows: DataFrame, tell: Callable[[Progress], None]) -> Iterator[None
     finally:
         ended.set()
         looking.join()
-    tell(Progress("reading", total, total))
+    on_progress(Progress("reading", total, total))
 
 
 def _fill(rows: DataFrame, endpoint: Endpoint, rounds: int) -> None:

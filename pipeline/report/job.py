@@ -48,19 +48,19 @@ class Report:
     width_s: int
     frames: dict[str, DataFrame]
 
-    def write(self, target: str, *, top: int = TOP, tell: Callable[[Progress], None] = unused) -> str:
+    def write(self, target: str, *, top: int = TOP, on_progress: Callable[[Progress], None] = unused) -> str:
         """Write a folder of Parquet for each frame, and `report.html`, whose path is returned. An
         earlier report there is replaced."""
         written: dict[str, DataFrame] = {}
         for done, (name, frame) in enumerate(self.frames.items()):
-            tell(Progress("writing", done, len(self.frames) + 1))
+            on_progress(Progress("writing", done, len(self.frames) + 1))
             place = f"{target.rstrip('/')}/{name}"
             frame.coalesce(self._files).write.mode("overwrite").parquet(place)
             written[name] = self.spark.read.schema(frame.schema).parquet(place)
         text = page(self._page(replace(self, frames=written), top))
         place = f"{target.rstrip('/')}/report.html"
         _write_text(self.spark, place, text)
-        tell(Progress("writing", len(self.frames) + 1, len(self.frames) + 1))
+        on_progress(Progress("writing", len(self.frames) + 1, len(self.frames) + 1))
         return place
 
     def close(self) -> None:
@@ -121,12 +121,12 @@ def report(
     archives: Mapping[str, str] | None = None,
     window_s: float = WINDOW_S,
     reading: Reading | None = None,
-    tell: Callable[[Progress], None] = unused,
+    on_progress: Callable[[Progress], None] = unused,
 ) -> Report:
     """Read queues and compute the aggregates.
 
     `created`, `due`: columns in which the application keeps these times. `archives`: the folders of
-    ackstream-archive, by table. `tell` gets the progress. Raises PipelineError if an argument is
+    ackstream-archive, by table. `on_progress` gets the progress. Raises PipelineError if an argument is
     unsuitable, JobError if it failed on the way.
     """
     if not tables:
@@ -139,8 +139,8 @@ def report(
         raise PipelineError(f"an archive is given for {'.'.join(unknown.pop())}, which is not reported on")
     queues = endpoint.run(lambda connection: tuple(_queue(connection, *name, places.get(name)) for name in names))
     named = Named(tuple(dict.fromkeys(by)), created, due)
-    tell(Progress("reading", 0, 0))
-    history = read(spark, endpoint, queues, named, reading or Reading(), tell)
+    on_progress(Progress("reading", 0, 0))
+    history = read(spark, endpoint, queues, named, reading or Reading(), on_progress)
     # Messages that were acknowledged longer ago are purged, so the rates must not include that
     # time.
     window_s = min([window_s, *(kept for queue in queues if (kept := queue.directives.seconds("vt_purge_after")))])

@@ -52,13 +52,13 @@ hundred calls a second. A query over several sources waits for each in turn."""
 PIECE_MIN = 1_000
 """Messages for which a task is worth its cost."""
 
-PACE_S = 0.02
+RATE_PAUSE_S = 0.02
 """Between two checks of a rate that is used up."""
 
 _log = logging.getLogger(__name__)
 
 
-class Pace:
+class TokenBucket:
     """A rate limit: each call may take what has accrued since the last one, or in one second if
     that is more."""
 
@@ -88,7 +88,7 @@ class Batches:
     def __init__(self, holder: Holder, options: SourceOptions) -> None:
         self._holder = holder
         self._options = options
-        self._pace = Pace(options.rate)
+        self._tokens = TokenBucket(options.rate)
         self._latest: Offset | None = None
         """The last batch that this process began or found finished."""
         self._acknowledged: Offset | None = None
@@ -110,14 +110,14 @@ class Batches:
             most = min(most, limit.max_rows)
         if self._left is not None:
             most = min(most, self._left)
-        count = self._pace.allowance(most)
+        count = self._tokens.allowance(most)
         while not count and self._left:  # The rate is used up, and an empty batch would end the query.
-            time.sleep(PACE_S)
-            count = self._pace.allowance(most)
+            time.sleep(RATE_PAUSE_S)
+            count = self._tokens.allowance(most)
         claims = NOTHING
         if count:
             claims = self._holder.claim(count, IDLE_WAIT_S if bounded and self._left is None else 0)
-        self._pace.spend(len(claims))
+        self._tokens.spend(len(claims))
         if self._left is not None:
             self._left = self._left - len(claims) if claims else 0
         self._latest = claims.offset() if claims else start

@@ -170,7 +170,7 @@ class Admin:
 
     async def _health(self, request: web.Request) -> web.Response:
         if self._draining:
-            return _unavailable("draining", "the proxy was told to stop")
+            return _unavailable("draining", "the proxy is being stopped")
         if (reason := await self._probe.reason()) is not None:
             return _unavailable("unreachable", reason)
         return web.json_response({"status": "ok"})

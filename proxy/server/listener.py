@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
 
 SERVERS_MAX = 64
-"""How many servers are told apart. A proxy has one, or a few behind one name."""
+"""How many servers are distinguished. A proxy has one, or a few behind one name."""
 
 NOWHERE = ("", 0)
 """The address of no server."""

@@ -42,11 +42,11 @@ class Answers:
     outcomes: tuple[Outcome[PendingCommand], ...]
 
     def split(self) -> tuple[Answer, ...]:
-        """The answer to each query. Raises WireError if they cannot be told apart."""
+        """The answer to each query. Raises WireError if they cannot be separated."""
         packets = Packets(ANSWER_MAX).feed(self.raw)
         answers = [packets] if len(self.outcomes) == 1 else list(_each_answer(packets))
         if len(answers) != len(self.outcomes):
-            raise WireError("the server's answers to several queries cannot be told apart")
+            raise WireError("the server's answers to several queries cannot be separated")
         return tuple(map(Answer, map(tuple, answers), self.outcomes))
 
 

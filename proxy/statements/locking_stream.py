@@ -2,7 +2,7 @@
 
 The engine chooses keys and offers them (`LockingStream.lock`). The client's own session reads and
 locks these rows by id, skips those that others have locked, and passes the rows to the client as
-they come. The engine is told which keys were locked. Nothing is written. The end of the
+they come. The engine gets the keys that were locked. Nothing is written. The end of the
 transaction ends the locks; CommitNotices reports it to the engine.
 """
 

@@ -104,6 +104,6 @@ def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     times = iter([0.0, 1.0, 2.0, 8.0, 8.5, 9.0])
     told = Lines(lines.append, lambda: next(times))
     for done in (0, 10, 20, 30, 100):
-        told.tell(Progress("enqueueing", done, 100))
-    told.tell(Progress("enqueueing", 100, 100))
+        told.show(Progress("enqueueing", done, 100))
+    told.show(Progress("enqueueing", 100, 100))
     assert lines == ["enqueueing 0 of 100", "enqueueing 30 of 100", "enqueueing 100 of 100"]

@@ -171,7 +171,7 @@ def filled(spark: SparkSession, endpoint: Endpoint, connection: Any) -> Iterator
     put(connection, "m", found)
     put(connection, "m_dead", [*dead, Message(99, 5, None, began, "acme", began - 99 * HOUR)])
     told: list[Progress] = []
-    made = report(spark, endpoint, ["m"], by=["tenant"], created="made", reading=SMALL, tell=told.append)
+    made = report(spark, endpoint, ["m"], by=["tenant"], created="made", reading=SMALL, on_progress=told.append)
     assert told[0] == Progress("reading", 0, 0)
     assert told[-1] == Progress("reading", told[-1].total, told[-1].total)
     assert began <= made.history.now_ns < began + 60 * S

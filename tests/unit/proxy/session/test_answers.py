@@ -1,4 +1,4 @@
-"""Answers to internal queries that were written together are told apart by their sequence numbers."""
+"""Answers to internal queries that were written together are separated by their sequence numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answers(*sizes: int) -> tuple[Answer, ...]:
 @pytest.mark.parametrize("sizes", list(product(SIZES, repeat=2)))
 def test_each_answer_has_its_own_packets(sizes: tuple[int, int]) -> None:
     if sizes[0] % 256 == 0:  # The next answer goes on with the number that this one would have.
-        with pytest.raises(WireError, match="told apart"):
+        with pytest.raises(WireError, match="cannot be separated"):
             answers(*sizes)
     else:
         found = answers(*sizes)

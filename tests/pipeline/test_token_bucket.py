@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import random
 
-from pipeline.source.consume import Pace
+from pipeline.source.consume import TokenBucket
 
 
 def test_without_a_rate_everything_is_allowed() -> None:
-    pace = Pace(None)
-    pace.spend(1_000_000)
-    assert pace.allowance(50) == 50
+    tokens = TokenBucket(None)
+    tokens.spend(1_000_000)
+    assert tokens.allowance(50) == 50
 
 
 def test_a_rate_holds_whatever_the_rhythm_of_the_batches() -> None:
     chance = random.Random(1)
     now_s = 100.0
-    pace = Pace(40.0, lambda: now_s)
+    tokens = TokenBucket(40.0, lambda: now_s)
     taken = 0
     for _ in range(2_000):
-        taken_now = pace.allowance(1_000)
-        pace.spend(taken_now)
+        taken_now = tokens.allowance(1_000)
+        tokens.spend(taken_now)
         taken += taken_now
         assert taken <= 40 + 40 * (now_s - 100)
         now_s += chance.choice([0.01, 0.3, 3.0])
@@ -29,16 +29,16 @@ def test_a_rate_holds_whatever_the_rhythm_of_the_batches() -> None:
 
 def test_silence_saves_up_one_second_and_no_more() -> None:
     now_s = 0.0
-    pace = Pace(10.0, lambda: now_s)
+    tokens = TokenBucket(10.0, lambda: now_s)
     for _ in range(100):
         now_s += 0.5
-        pace.allowance(1_000)
-    assert pace.allowance(1_000) == 10
+        tokens.allowance(1_000)
+    assert tokens.allowance(1_000) == 10
 
 
 def test_a_batch_that_took_long_may_be_followed_by_a_large_one() -> None:
     now_s = 0.0
-    pace = Pace(10.0, lambda: now_s)
-    pace.spend(pace.allowance(1_000))
+    tokens = TokenBucket(10.0, lambda: now_s)
+    tokens.spend(tokens.allowance(1_000))
     now_s += 30
-    assert pace.allowance(1_000) == 300
+    assert tokens.allowance(1_000) == 300
