@@ -11,7 +11,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 TEST_PROCESSES := 2
 
 .PHONY: help
-help: ## Show the targets, with how long they usually take on two cores once everything is installed
+help: ## Show the targets, with how long they take on two idle cores once all is installed ("about": estimated)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
@@ -30,7 +30,7 @@ test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the pr
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
 .PHONY: test-peers
-test-peers: .venv/.stamp ## Run the test suites of the drivers' authors, direct and through the proxy
+test-peers: .venv/.stamp ## Run the test suites of the drivers' authors, direct and through the proxy (15 min)
 	@scripts/prepare mariadb mysql peers
 	@.venv/bin/python -m tests.peers.run $(SUITES)
 
@@ -42,7 +42,7 @@ test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, k
 
 # `make test` and `make test-pipeline` run a slice of these, drawn by a seed that they print (TESTS_SEED repeats it).
 .PHONY: test-long
-test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kills, mutants, ten times the examples, fuzz
+test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kills, mutants, ten times the examples, fuzz (an hour or more)
 	@scripts/prepare mariadb mysql compiler pipeline
 	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) tests/property
 	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "either_server or sampled" tests
@@ -57,12 +57,12 @@ VERSIONS_TESTS := tests/unit tests/property tests/contract \
 	tests/integration/test_binlog_reader.py tests/integration/test_engine_tls.py \
 	tests/integration/test_serve.py tests/integration/test_streaming.py
 .PHONY: test-versions
-test-versions: .venv/.stamp ## Run tests with the oldest and newest versions allowed (VERSIONS=…, VERSIONS_TESTS=…)
+test-versions: .venv/.stamp ## Run tests with the oldest and newest versions allowed (about 10 min; VERSIONS=…, VERSIONS_TESTS=…)
 	@scripts/prepare mariadb mysql compiler
 	@scripts/test-versions "$(VERSIONS)" -n $(TEST_PROCESSES) --dist loadgroup $(VERSIONS_TESTS)
 
 .PHONY: setup
-setup: .venv/.stamp ## Make the environment in .venv
+setup: .venv/.stamp ## Make the environment in .venv (1 s; the first time it fetches 90 MB)
 	@echo "ready: .venv/bin/ackstream"
 
 .PHONY: check
@@ -82,39 +82,39 @@ TYPES_WITHOUT_SPARK := \
 		--allow-subclassing-any --allow-untyped-decorators --no-warn-return-any --no-warn-unused-ignores $(WITH_SPARK)
 
 .PHONY: format
-format: .venv/.stamp ## Format the code and fix what can be fixed by itself
+format: .venv/.stamp ## Format the code and fix what can be fixed by itself (1 s)
 	@.venv/bin/ruff check --quiet --fix-only .
 	@.venv/bin/ruff format .
 
 # COMPARE="--only hand --rounds 1 --seconds 1" makes it shorter; `python -m bench.compare --help` lists the arguments.
 .PHONY: bench
-bench: .venv/.stamp ## Measure queues beside what a user would take instead; writes bench/results/compare.md (COMPARE=…)
+bench: .venv/.stamp ## Measure queues beside what a user would take instead; writes bench/results/compare.md (about 30 min; COMPARE=…)
 	@scripts/prepare mariadb mysql client competitors
 	@.venv/bin/python -m bench.compare $(COMPARE)
 
 .PHONY: bench-parts
-bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another
+bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another (3 min)
 	@scripts/prepare server
 	@for program in $(filter-out bench/processes.py bench/relays.py bench/wire.py,$(wildcard bench/*.py)); do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
 .PHONY: bench-wire
-bench-wire: .venv/.stamp ## Measure direct, proxy, MySQL Router and HAProxy side by side
+bench-wire: .venv/.stamp ## Measure direct, proxy, MySQL Router and HAProxy side by side (8 min)
 	@scripts/prepare mysql client relays
 	@.venv/bin/python bench/wire.py
 
 .PHONY: bench-pipeline
-bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every program of bench/spark
+bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every program of bench/spark (about 20 min)
 	@scripts/prepare server pipeline
 	@for program in bench/spark/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
 PACKETS := 1000000
 .PHONY: fuzz
-fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to both servers (PACKETS=…)
+fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to both servers (11 min; PACKETS=…)
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m tests.support.fuzzing $(PACKETS)
 
 .PHONY: wheel
-wheel: .venv/.stamp ## Build dist/ackstream-*.whl
+wheel: .venv/.stamp ## Build dist/ackstream-*.whl (1 s)
 	@.venv/bin/python -m hatchling build --target wheel
 
 .PHONY: lock
@@ -122,7 +122,7 @@ lock: .venv/.stamp ## Lock the newest versions that pyproject.toml allows into l
 	@scripts/lock
 
 .PHONY: clean
-clean: ## Remove what was made here (the cache of servers stays)
+clean: ## Remove what was made here (1 s; the cache of servers stays)
 	@rm -rf .venv examples/node/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
