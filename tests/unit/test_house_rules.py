@@ -186,6 +186,24 @@ def test_a_loop_variable_says_what_it_holds(modules: list[Module]) -> None:
     assert called_each == []
 
 
+def is_a_set(node: ast.AST) -> bool:
+    """Whether an expression is visibly a set: its order differs from process to process."""
+    if isinstance(node, ast.BinOp):
+        return is_a_set(node.left) or is_a_set(node.right)
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return isinstance(node, ast.Set | ast.SetComp) or called in ("set", "frozenset")
+
+
+def test_the_cases_of_a_test_have_an_order(modules: list[Module]) -> None:
+    unordered = [
+        module.at(call)
+        for module in modules
+        for call in module.calls("pytest.mark.parametrize")
+        if is_a_set(call.args[1])
+    ]
+    assert unordered == []
+
+
 def test_tests_wait_for_conditions_and_never_for_time(modules: list[Module]) -> None:
     sleeping = [
         module.at(call)
