@@ -92,6 +92,13 @@ bench: .venv/.stamp ## Measure queues beside what a user would take instead; wri
 	@scripts/prepare mariadb mysql client competitors
 	@.venv/bin/python -m bench.compare $(COMPARE)
 
+ROWS := 10000000
+# SCALE="--proxies 1 2 --workers 2" chooses; `python -m bench.scale --help` lists the arguments.
+.PHONY: bench-scale
+bench-scale: .venv/.stamp ## Measure 1,000 queues, 2,000 streams, 1 to 4 proxies; writes bench/results/scale.md (about 20 min; ROWS=…, SCALE=…)
+	@scripts/prepare mariadb mysql client
+	@.venv/bin/python -m bench.scale --rows $(ROWS) $(SCALE)
+
 .PHONY: bench-parts
 bench-parts: .venv/.stamp ## Measure single parts: the programs of bench/, one after another (3 min)
 	@scripts/prepare server

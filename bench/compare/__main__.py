@@ -8,14 +8,12 @@ It writes a page with tables, the conditions and, where matplotlib is installed,
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import os
-import platform
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.compare.brokers import BROKERS
+from bench.compare.machine import machine
 from bench.compare.model import PAYLOAD_BYTES, Competitor
 from bench.compare.mysql import REDO_LOG, SERVER_OPTIONS, Ackstream, ByHand
 from bench.compare.plots import write_plots
@@ -48,24 +46,10 @@ def chosen(only: Sequence[str]) -> list[Competitor]:
     return [c for c in COMPETITORS if not only or any(text.lower() in c.name.lower() for text in only)]
 
 
-def revision() -> str:
-    """Return the commit, marked if files differ from it."""
-    command = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
-
-
-def processor() -> str:
-    """Return the model of the first core."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
 def conditions(plan: Plan, load_before: float) -> list[str]:
     """Return the circumstances of the run, a line each."""
     return [
-        f"commit {revision()}, {dt.datetime.now(dt.UTC):%d %B %Y}; Python {platform.python_version()}",
-        f"{os.cpu_count()} cores ({processor()}), Linux {platform.release()}; load before the run {load_before:.1f}",
+        *machine(load_before),
         f"messages of {PAYLOAD_BYTES} bytes; {plan.rounds} interleaved rounds; {plan.samples:,} latencies a round",
         f"each drain takes about {plan.seconds:g} s, or {plan.messages:,} messages where these take less",
         "one competitor runs at a time; it shares the cores with its clients",

@@ -1,0 +1,30 @@
+"""What a page of results names of the machine and of the revision that was measured."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+
+def machine(load_before: float) -> list[str]:
+    """Return the revision, the date and the machine, a line each."""
+    return [
+        f"commit {_revision()}, {dt.datetime.now(dt.UTC):%d %B %Y}; Python {platform.python_version()}",
+        f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}; load before the run {load_before:.1f}",
+    ]
+
+
+def _revision() -> str:
+    """Return the commit, marked if files differ from it."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    """Return the model of the first core."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
