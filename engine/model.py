@@ -115,6 +115,9 @@ class QueueTable:
     deleted."""
     folds_names: bool = False
     """Whether its server treats table names that differ only in case as the same."""
+    acks_alike: bool = False
+    """Whether an ACK by id does the same in any session, as far as the columns and constraints
+    decide it, and the engine's account may carry it out and see triggers."""
 
     @property
     def dead_letter(self) -> TableId | None:

@@ -21,9 +21,11 @@ from engine.keys import certain as certain_key
 from engine.keys import key_of
 from engine.model import ANYTHING, BrokenTable, Entry, IdKind, Key, QueueTable, RowFormat, Selection, TableId
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
+from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
 from engine.runtime.table_runner import Locker, Sink, TableRunner, no_queue_text
+from engine.store.acks import Ack
 from engine.store.port import Origin, Store
 
 NO_IDS = range(0)
@@ -96,6 +98,7 @@ class Engine:
             self._executor, self._indirect_writes, Listener(self._queue_found, self._queue_lost, self._wake_all.request)
         )
         self._ids = itertools.count(1)
+        self._gathered: dict[TableId, GatheredAcks] = {}
         self._draining = False
         self.on_queues: Callable[[], None] = lambda: None
         """Called when a queue was added or removed."""
@@ -231,6 +234,29 @@ class Engine:
                 runner.handle(runner.dispatcher.suspected, keys)
             self._note_indirect_write(name)
 
+    async def acknowledge_gathered(
+        self, table: TableId, value: object, epoch: int | None, origin: Origin
+    ) -> int | None:
+        """Carry out an ACK of one id on the engine's connection, together with those of other
+        clients. `epoch`: of a condition with one.
+
+        The client's session has shown that it may do this on the server `origin`. Returns the
+        affected rows once they are committed and the dispatcher is notified; None if nothing was
+        done, and the ACK has to run in the client's session. Raises AckUnknownError.
+        """
+        runner = self._runners.get(table)
+        if runner is None or self._draining or self._indirect_writes.may_have_trigger(table.name.casefold()):
+            return None
+        queue = runner.queue
+        key = key_of(queue.id_kind, value)
+        if not queue.acks_alike or queue.id_kind is not IdKind.INTEGER or not certain_key(queue.id_kind, value):
+            return None
+        if key is None:
+            return None
+        if (gathered := self._gathered.get(table)) is None:
+            gathered = self._gathered[table] = GatheredAcks(self._executor, Reports(runner.settled, runner.suspected))
+        return await gathered.acknowledge(queue, Ack(key, epoch), origin)
+
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """Messages with these ids (None: unknown ids) may have been given back by their
         consumer."""
@@ -325,6 +351,7 @@ class Engine:
 
     def _queue_lost(self, table: TableId, text: str) -> None:
         runner = self._runners.pop(table)
+        self._gathered.pop(table, None)
         name = table.name.casefold()
         self._by_name[name].remove(runner)
         if not self._by_name[name]:

@@ -136,6 +136,9 @@ class Settings(BaseSettings):
     """A running stream delivers no rows if its client's privileges were proven longer ago. The
     proof takes two short statements on the backing connection, at half of this interval while rows
     come, and never while none come."""
+    gather_acks: bool = True
+    """Whether acknowledgements of single messages that several clients send at about the same time
+    outside transactions are committed together, on a connection of the engine."""
     drain_timeout_s: float = Field(default=4.0, gt=0)
     """Time for commands under way when the proxy stops; a private server may take 5 s more to
     stop."""

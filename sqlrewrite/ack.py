@@ -110,6 +110,8 @@ class SettleStatement:
     delay_s: Decimal | Param | None = None
     """NACK and EXTEND: seconds from now until the message is due. A parameter is the statement's
     last."""
+    epoch: bytes | Param | None = None
+    """The digits of `AND epoch = …` behind the keys; None without it, or if there are no keys."""
 
     def update(self) -> bytes:
         """The UPDATE to run in its place: one affected row per message.
@@ -274,7 +276,7 @@ def _keys_pattern(*, ansi_quotes: bool) -> str:
     return (
         rf"(?P<condition>(?:`id`|id){gap}(?:=|IN{gap}(?=\()){gap}(?P<list>{listed}|{literal})"
         # `5AND` is a name.
-        rf"(?>(?P<fence>{gap}(?<![0-9])AND{BLANK}++(?:`epoch`|epoch){gap}={gap}(?:[0-9]++|\?))?))"
+        rf"(?>(?:{gap}(?<![0-9])AND{BLANK}++(?:`epoch`|epoch){gap}={gap}(?P<epoch>[0-9]++|\?))?))"
     )
 
 
@@ -313,11 +315,13 @@ class _SettleParser:
         shape = self._grammar.keys.match(self._text, start) if self._keys_can_be_read(start) else None
         if shape is None:
             end, param_count, seconds = yield from self._measure(start)
-            keys, key_literals = None, KeyLiterals.NUMBERS
+            keys, key_literals, epoch = None, KeyLiterals.NUMBERS, None
         else:
             end = shape.end("condition")
             keys, param_count, key_literals = _keys(self._sql[shape.start("list") : shape.end("list")])
-            param_count += (shape["fence"] or b"").endswith(b"?")
+            if (epoch := shape["epoch"]) == b"?":
+                epoch = Param(param_count)
+                param_count += 1
             seconds = shape.groupdict().get("seconds")
             self._position = end
         condition = self._sql[start:end].rstrip()
@@ -325,7 +329,7 @@ class _SettleParser:
             self._fail(f"a condition was expected; {self._for_all}")
         delay_s = self._delay(seconds, param_count)
         param_count += isinstance(delay_s, Param)
-        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, key_literals, delay_s)
+        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, key_literals, delay_s, epoch)
 
     @property
     def _for_all(self) -> str:

@@ -9,6 +9,7 @@ All others count as unsafe.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from sqlrewrite.lexicon import BACKQUOTED, BLANK, COMMENT, GAP, WORD_END, bytes_pattern, quoted_alike
@@ -46,9 +47,30 @@ _HARMLESS: Final = bytes_pattern(
     rf"{GAP}(?:SELECT|SET|SHOW|USE|BEGIN|START|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|KILL){WORD_END}"
     rf"(?>(?:{_TOKEN})*)(?>(?:;{GAP})?)\Z"
 )
+_SETTINGS: Final = (
+    "AUTOCOMMIT|CHARACTER_SET_CLIENT|CHARACTER_SET_CONNECTION|CHARACTER_SET_RESULTS|COLLATION_CONNECTION"
+    "|INTERACTIVE_TIMEOUT|NET_READ_TIMEOUT|NET_WRITE_TIMEOUT|SQL_AUTO_IS_NULL|SQL_MODE|SQL_SELECT_LIMIT|TIME_ZONE"
+    "|TRANSACTION_ISOLATION|TX_ISOLATION|WAIT_TIMEOUT"
+)
+"""Variables that do not change what an UPDATE by a number does and returns."""
+_VALUE: Final = rf"(?:{_SINGLE}|{_DOUBLE}|(?:{_FUNCTIONS})\([^()]*+\)|[-+@0-9A-Z_$.]++)"
+_WORD: Final = rf"(?:{_SINGLE}|{_DOUBLE}|[0-9A-Z_]++)"
+_ASSIGNED: Final = (
+    rf"(?:NAMES{WORD_END}{GAP}{_WORD}{GAP}(?>(?:COLLATE{WORD_END}{GAP}{_WORD}{GAP})?)"
+    rf"|(?:CHARSET|CHARACTER{GAP}SET){WORD_END}{GAP}{_WORD}{GAP}"
+    rf"|SESSION{GAP}TRANSACTION{GAP}ISOLATION{GAP}LEVEL{GAP}(?>(?:[A-Z]++{GAP})+)"
+    rf"|(?:@[0-9A-Z_$.]++|(?>(?:SESSION{WORD_END}{GAP})?)(?>(?:@@(?:SESSION\.)?)?)(?:{_SETTINGS})){GAP}"
+    rf":?={GAP}{_VALUE}{GAP})"
+)
+_USUAL: Final = bytes_pattern(
+    rf"{GAP}(?:(?!SET{WORD_END})[A-Z]|SET{WORD_END}{GAP}{_ASSIGNED}(?>(?:,{GAP}{_ASSIGNED})*)(?>(?:;{GAP})?)\Z)"
+)
 _STRANGE: Final = bytes_pattern(r"\\|ORACLE|UCS2|UTF16|UTF32|SWE7")
 """What a backslash means depends on sql_mode, and so does Oracle's dialect; these character sets
 redefine ASCII."""
+
+_SHOWING: Final = re.compile(rb"COUNT|FOUND_ROWS|WARNING|ERROR|DIAGNOSTICS|LAST_|GTID|STATUS|PROFILE", re.IGNORECASE)
+"""Words in whatever shows what the last statement has left."""
 
 
 def runs_nothing_stored(text: bytes) -> bool:
@@ -60,3 +82,15 @@ def runs_nothing_stored(text: bytes) -> bool:
         and _HARMLESS.match(text) is not None
         and _STRANGE.search(text) is None
     )
+
+
+def keeps_updates_alike(text: bytes) -> bool:
+    """Whether an UPDATE by a number does and returns the same after this statement, of which
+    `runs_nothing_stored` is true, as in another session of the same account."""
+    return _USUAL.match(text) is not None
+
+
+def shows_counts(text: bytes) -> bool:
+    """Whether the statement may show what the statement before it has left in the session:
+    ROW_COUNT(), FOUND_ROWS(), warnings."""
+    return not runs_nothing_stored(text) or _SHOWING.search(text) is not None

@@ -21,6 +21,9 @@ OF_A_QUEUE = ("SELECT", "UPDATE", "DELETE")
 OF_DEAD_LETTERS = ("SELECT", "INSERT", "DELETE")
 """To insert dead messages, and to delete acknowledged ones of the same id before."""
 
+OF_GATHERED_ACKS = ("SELECT", "UPDATE", "TRIGGER")
+"""To acknowledge for clients, and to see whether the table has triggers."""
+
 _GRANT = re.compile(r"GRANT (?P<what>.+?) ON (?P<where>\*\.\*|`(?:[^`]|``)+`\.(?:\*|`(?:[^`]|``)+`)) TO ")
 _ON_COLUMNS = re.compile(r"[A-Z ]+\([^()]*\)")
 _KILLS = frozenset({"CONNECTION_ADMIN", "CONNECTION ADMIN", "SUPER"})

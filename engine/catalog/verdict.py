@@ -82,6 +82,8 @@ class TableFacts:
     """Whether it is partitioned by ranges of time_acked."""
     folds_names: bool = False
     """Whether the server treats table names that differ only in case as the same."""
+    has_checks: bool = False
+    """Whether it has CHECK constraints that an UPDATE evaluates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,15 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
         kept_by_partition=facts.by_time,
         folds_names=facts.folds_names,
+        acks_alike=_acks_alike(facts),
     )
+
+
+def _acks_alike(facts: TableFacts) -> bool:
+    """Whether an ACK by id changes the same values in any session: nothing is computed from the
+    session's settings, and an id has one row."""
+    computed = any(column.generated or "ON UPDATE" in column.extra.upper() for column in facts.columns)
+    return not (computed or facts.has_checks or facts.by_time)
 
 
 def _engine_problems(engine: str) -> Iterable[str]:

@@ -59,6 +59,10 @@ class Counters:
     claimed: int = 0
     scans: int = 0
     scanned: int = 0
+    ack_batches: int = 0
+    """Transactions in which ACKs of several clients were committed."""
+    acks_gathered: int = 0
+    """ACKs that were carried out in them."""
     released: int = 0
     purged: int = 0
     dead_lettered: int = 0

@@ -177,6 +177,10 @@ class TableRunner:
         self._noted.settled += keys
         self._note()
 
+    def suspected(self, keys: Iterable[Key]) -> None:
+        """These messages may have been acknowledged."""
+        self.handle(self.dispatcher.suspected, keys)
+
     def transaction_ended(self, holder: int, *, failed: bool) -> None:
         """The transaction of a connection has ended, as in Dispatcher.transaction_ended. It comes
         behind the acknowledgements of the same turn, which usually have ended all its leases."""

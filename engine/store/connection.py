@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from engine.packets import EOF, EOF_MAX, ERR, OK, PAYLOAD_MAX, error_fields, frame, lenenc_at, ok_head_at, prepare_ok_at
 from engine.quoting import text_literal
-from engine.store.port import StoreError
+from engine.store.port import Origin, StoreError
 from engine.store.pymysql_adapter import (
     CLIENT,
     COMMAND,
@@ -143,6 +143,8 @@ class StoreConnection:
         self.broken = False
         self.context: SessionContext | None = OWN_CONTEXT
         """None: unknown."""
+        self.server: Origin | None = None
+        """The server that it leads to, if it was read."""
         self._address = address
         self._limits = limits
         self._mark = mark

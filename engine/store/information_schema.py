@@ -23,6 +23,9 @@ from engine.store.queries import statement
 
 Row = tuple[str, ...]
 
+CHECK: Row = ("CHECK", "")
+"""What the statement `catalog_extras` returns of a table with CHECK constraints."""
+
 
 def listing(connection: StoreConnection, rights: str) -> Timed[Listing]:
     """Every marked table with its stamp, and all views and tables with triggers.
@@ -73,13 +76,16 @@ def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts
 def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Mapping[TableId, TableFacts]]:
     """The facts of the existing ones of these tables, by the requested names, read in one
     packet."""
-    names = ("table", "columns", "indexes", "partitioning")
-    condition = _names_condition(tables)
+    names = ("table", "columns", "indexes", "extras")
+    condition, constraints = _names_condition(tables), _names_condition(tables, schema="constraint_schema")
     now, found, *parts = connection.run(
-        [statement("now"), *(statement(f"catalog_{name}", tables=condition) for name in names)]
+        [
+            statement("now"),
+            *(statement(f"catalog_{name}", tables=condition, constraints=constraints) for name in names),
+        ]
     )
     rows = list(_rows(found))
-    columns, indexes, partitioning = map(_by_table, parts)
+    columns, indexes, extras = map(_by_table, parts)
     facts: dict[TableId, TableFacts] = {}
     exact = {row[:2]: row for row in rows}
     for table in tables:
@@ -92,14 +98,15 @@ def facts_of(connection: StoreConnection, tables: Sequence[TableId]) -> Timed[Ma
                 engine,
                 [_column(rest) for rest in columns.get((db, name), ())],
                 list(_indexes(indexes.get((db, name), ()))),
-                any(is_by_time(*rest) for rest in partitioning.get((db, name), ())),
+                any(is_by_time(*rest) for rest in extras.get((db, name), ())),
                 lower_case_table_names != "0",
+                CHECK in extras.get((db, name), ()),
             )
     return Timed(facts, now_ns(now))
 
 
-def _names_condition(tables: Collection[TableId]) -> str:
-    """A condition on information_schema for these tables.
+def _names_condition(tables: Collection[TableId], schema: str = "table_schema") -> str:
+    """A condition on information_schema for these tables. `schema`: the column with the database.
 
     It may also select a table with the database of one and the name of another. With listed names,
     both servers open no other tables.
@@ -109,8 +116,8 @@ def _names_condition(tables: Collection[TableId]) -> str:
     if not tables:
         return "FALSE"
     if len(tables) == 1:
-        return f"table_schema = {dbs} AND table_name = {names}"
-    return f"table_schema IN ({dbs}) AND table_name IN ({names})"
+        return f"{schema} = {dbs} AND table_name = {names}"
+    return f"{schema} IN ({dbs}) AND table_name IN ({names})"
 
 
 def _by_table(result: Result) -> Mapping[Row, list[Row]]:

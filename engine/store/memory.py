@@ -31,7 +31,8 @@ from engine.model import (
     TableId,
     Wanted,
 )
-from engine.store.port import Listing, Origin, StoreError, Timed
+from engine.store.acks import Ack, shares
+from engine.store.port import AckUnknownError, Listing, Origin, StoreError, Timed
 from engine.store.scan_result import ScanAssembly, is_behind
 
 T = TypeVar("T")
@@ -202,6 +203,19 @@ class MemoryStore:
             else:
                 rows[claim.key] = replace(row, epoch=row.epoch - 1, time_next_ns=claim.due_ns)
         return self._timed(count)
+
+    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
+        """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
+        rows = self._rows(table)
+        live = (rows[ack.key] for ack in acks if ack.key in rows and ack.key not in self.locked)
+        locked = {row.key: row.epoch for row in live if row.time_acked_ns is None}
+        counts, keys = shares(acks, locked.items())
+        for key in keys:
+            self.acknowledge(table.id, key)
+        if self.failures and self.failures[0] is not None:
+            self.failures.popleft()
+            raise AckUnknownError("the connection to the server broke", code=2013)
+        return self._timed(counts)
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move dead messages into the message table `dead_letter`, in one transaction."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -42,14 +43,22 @@ from engine.model import (
     Wanted,
 )
 from engine.packets import text_values
-from engine.store.connection import OWN_CONTEXT, BackendAddress, ConnectionLimits, SessionContext, StoreConnection
+from engine.store.acks import Ack, shares
+from engine.store.connection import (
+    OWN_CONTEXT,
+    BackendAddress,
+    ConnectionLimits,
+    Result,
+    SessionContext,
+    StoreConnection,
+)
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
-from engine.store.port import Listing, Origin, StoreError, Timed
+from engine.store.port import AckUnknownError, Listing, Origin, StoreError, Timed
 from engine.store.privileges import read_grants, with_rights
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
@@ -149,16 +158,21 @@ class MySQLStore:
         Returns whether it was.
         """
         with self._pool.connection() as connection:
-            now, names = connection.run([statement("now"), statement("server_name")])
-            (name,) = text_values(names.rows[0])
-            here = Origin(connection.peer, (name or b"").decode())
-            if len(self._servers) < SERVERS_MAX:
-                self._servers.add(here)
+            now, name = connection.run([statement("now"), statement("server_name")])
+            here = self._server_of(connection, name)
             alone = len([server for server in self._servers if server.address == here.address]) == 1
             same = here == origin if origin.name is not None else here.address == origin.address and alone
             if same:
                 connection.run([statement("kill", connection_id=connection_id)])
         return Timed(same, now_ns(now))
+
+    def _server_of(self, connection: StoreConnection, name: Result) -> Origin:
+        """The server of a connection, from the result of `server_name`."""
+        (value,) = text_values(name.rows[0])
+        here = Origin(connection.peer, (value or b"").decode())
+        if len(self._servers) < SERVERS_MAX:
+            self._servers.add(here)
+        return here
 
     def discover(self) -> Timed[Listing]:
         """Read the catalog: every table marked as a queue."""
@@ -261,6 +275,38 @@ class MySQLStore:
             more, held, now = self._retried(partial(self._release, table, held))
             count += more
         return Timed(count, now)
+
+    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
+        """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
+        sql = TableStatements(table)
+        locks = sql.for_ids("ack_lock", {ack.key: None for ack in acks})
+        with self._pool.connection() as connection:
+            if connection.server is None:
+                (name,) = connection.run([statement("server_name")])
+                connection.server = self._server_of(connection, name)
+            if connection.server != origin:
+                raise StoreError("the client is connected to another server than the engine")
+            now, _, *locked = connection.run([statement("now"), statement("begin"), *locks])
+            counts, keys = shares(acks, (_id_and_epoch(sql, row) for result in locked for row in result.rows))
+            try:
+                connection.run([*sql.for_ids("ack_update", keys), statement("commit")])
+            except StoreError as error:
+                self._surely_undone(connection, sql, keys, error)
+                raise
+        return Timed(counts, now_ns(now))
+
+    @staticmethod
+    def _surely_undone(
+        connection: StoreConnection, sql: TableStatements, keys: Sequence[Key], error: StoreError
+    ) -> None:
+        """Raise AckUnknownError unless the rows show that the transaction that failed has not
+        acknowledged any of `keys`."""
+        with suppress(StoreError):
+            if not connection.broken:
+                _, *found = connection.run([statement("rollback"), *sql.for_ids("lookup", keys)])
+                if {entry.key for entry in entries_of(sql, *found)} == set(keys):
+                    return
+        raise AckUnknownError(str(error), code=error.code) from error
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move dead messages into the message table `dead_letter`, in one transaction."""
@@ -403,6 +449,12 @@ def _still_ours(entries: Sequence[Entry], returns: Sequence[Return]) -> list[Ret
         for claim in returns
         if (entry := found.get(claim.key)) and (entry.epoch, entry.due_ns) == (claim.epoch, claim.deadline_ns)
     ]
+
+
+def _id_and_epoch(sql: TableStatements, row: bytes) -> tuple[Key, int | None]:
+    raw, epoch = text_values(row)
+    assert raw is not None
+    return sql.key(raw), None if epoch is None else int(epoch)
 
 
 def _lost_to_another(error: BaseException) -> bool:

@@ -31,6 +31,7 @@ from engine.model import (
     TableId,
     Wanted,
 )
+from engine.store.acks import Ack
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -61,6 +62,10 @@ class StoreError(Exception):
         self.code = code
         self.lasting = lasting
         self.unreachable = code in UNREACHABLE
+
+
+class AckUnknownError(StoreError):
+    """It is not known whether a transaction of ACKs was committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,14 @@ class Store(Protocol):
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims, and count failed deliveries of messages that were locked. Returns the
         number of rows that still showed the claim, or the state before the delivery."""
+
+    def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
+        """Carry out ACKs of clients in one transaction. Returns the affected rows of each (`shares`).
+
+        Raises AckUnknownError if it is not known whether they were committed. After any other error
+        none was carried out; that includes a store that is not known to be connected to the server
+        `origin`, and with a server that is read-only all are left out.
+        """
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, Grants
+from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, Grants
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.packets import text_values
 from engine.quoting import qualified, quoted
@@ -35,13 +35,15 @@ def with_rights(
     """`found` unchanged if the engine's account has all privileges on the queue.
 
     Otherwise a broken table with the GRANT as its problem. Privileges missing on its dead-letter
-    table only add a warning.
+    table only add a warning. Without those to acknowledge for clients, ACKs are not alike.
     """
     if not grants.cover(found.id, OF_A_QUEUE):
         if lacking := _lacking(connection, found.id, OF_A_QUEUE):
             return BrokenTable(found.id, (grants.missing_problem(found.id, lacking),), denied=True)
         if _is_denied(connection, found.id, "claim"):
             return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
+    if isinstance(found, QueueTable) and found.acks_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
+        found = replace(found, acks_alike=False)
     if not isinstance(found, QueueTable) or (place := found.dead_letter) is None:
         return found
     if not grants.cover(place, OF_DEAD_LETTERS) and (lacking := _lacking(connection, place, OF_DEAD_LETTERS)):

@@ -165,6 +165,21 @@ UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
 SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
 
+-- name: ack_lock
+-- Locks messages that clients acknowledge together, except rows that others have locked. On a
+-- server that is read-only for clients it locks none. (The variable is a number or a word.)
+SELECT /* ackstream ack */ $id, epoch
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL AND @@GLOBAL.read_only IN ('0', 'OFF')
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+
+-- name: ack_update
+-- Acknowledges locked messages as a client's ACK does.
+UPDATE /* ackstream ack */ $table FORCE INDEX ($id_index)
+SET time_acked = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000, time_next = NULL
+WHERE id IN ($ids) AND time_acked IS NULL
+
 -- name: fetch
 -- The rows to deliver, after one column with the epoch, the end of the lease and the id. That
 -- column is a binary string, so its bytes are the same under every character set and in both
@@ -342,12 +357,21 @@ FROM information_schema.columns
 WHERE $tables
 ORDER BY ordinal_position
 
--- name: catalog_partitioning
--- Their partitioning.
+-- name: catalog_extras
+-- Their partitioning; and 'CHECK' for those with CHECK constraints, other than the ones with which
+-- MariaDB implements JSON.
 SELECT /* ackstream catalog */ DISTINCT
     table_schema, table_name, COALESCE(partition_method, ''), COALESCE(partition_expression, '')
 FROM information_schema.partitions
 WHERE $tables
+UNION ALL
+SELECT
+    /*!80000 table_schema, table_name, 'CHECK', ''
+    FROM information_schema.table_constraints
+    WHERE $tables AND constraint_type = 'CHECK' */
+    /*M! constraint_schema, table_name, 'CHECK', ''
+    FROM information_schema.check_constraints
+    WHERE $constraints AND check_clause NOT REGEXP '^json_valid[(]`[^`]*`[)]$$' */
 
 -- name: catalog_indexes
 -- Their indexes, one column a row. The attribute of an index that the optimizer ignores has another

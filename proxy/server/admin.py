@@ -59,6 +59,8 @@ class _Collector(Collector):
             ("claimed", "Messages claimed", counters.claimed),
             ("scans", "Scans of a table's index", counters.scans),
             ("scanned", "Keys read by them", counters.scanned),
+            ("ack_batches", "Transactions with the acknowledgements of several clients", counters.ack_batches),
+            ("acks_gathered", "Acknowledgements in them", counters.acks_gathered),
             ("released", "Messages given back", counters.released),
             ("purged", "Acknowledged rows deleted", counters.purged),
             ("dead_lettered", "Dead messages moved to their dead-letter tables", counters.dead_lettered),

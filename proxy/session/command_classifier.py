@@ -46,7 +46,7 @@ from sqlrewrite.classify import (
     parse_kill,
     transaction_end,
 )
-from sqlrewrite.harmless import runs_nothing_stored
+from sqlrewrite.harmless import keeps_updates_alike, runs_nothing_stored, shows_counts
 
 QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
@@ -66,6 +66,21 @@ LONG_DATA_INDEX_AT = 5
 
 NUMBER = slice(HEADER + 1, HEADER + 5)
 """The place of the statement's number in the packet of such a command."""
+
+NUMBER_BYTES = 5
+"""A payload with the number has at least so many."""
+
+WITHOUT_COUNTS = frozenset(
+    (
+        COM_STMT_CLOSE,
+        COM_STMT_SEND_LONG_DATA,
+        COM_CHANGE_USER,
+        int(Commands.COM_PING),
+        int(Commands.COM_QUIT),
+        int(Commands.COM_RESET_CONNECTION),
+    )
+)
+"""Commands that show nothing of the statement before them."""
 
 EXECUTIONS = frozenset((COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE))
 ABOUT_STATEMENTS = EXECUTIONS | {COM_STMT_CLOSE, COM_STMT_RESET, COM_STMT_SEND_LONG_DATA}
@@ -126,6 +141,13 @@ class CommandClassifier:
         """Whether nothing has run in this session that can have made a temporary table: all were
         queue statements or are known to run no stored program. (The server's init_connect is the
         administrator's responsibility.)"""
+        self.updates_alike = True
+        """Whether an UPDATE by a number certainly does in this session what it does in any other of
+        the same account: everything that has run kept its settings as far as they matter, and no
+        table is hidden or locked. (init_connect is the administrator's responsibility.)"""
+        self._alike_since_reset = True
+        """The same for all that was relayed since a command that resets the session and may not be
+        answered yet."""
         self._not_since_reset = True
         """The same for all that was relayed since a command that drops temporary tables and may not
         be answered yet."""
@@ -163,9 +185,34 @@ class CommandClassifier:
 
     def _runs(self, text: bytes | None) -> None:
         """A statement is relayed. None: its text is not known, or it may run a stored program."""
-        if self._something_is_known and (text is None or not runs_nothing_stored(text)):
+        if not self._something_is_known:
+            return
+        if text is None or not runs_nothing_stored(text):
             self._ran_nothing_stored = self._not_since_reset = self._something_is_known = False
+            self.updates_alike = self._alike_since_reset = False
             self._not_hidden.clear()
+        elif not keeps_updates_alike(text):
+            self.updates_alike = self._alike_since_reset = False
+
+    def shows_counts(self, command: Command) -> bool:
+        """Whether a command may show what the statement before it has left: ROW_COUNT(), warnings.
+
+        False also for queue statements: they leave something themselves.
+        """
+        if command.byte in WITHOUT_COUNTS:
+            return False
+        if command.byte in EXECUTIONS and len(command.payload) >= NUMBER_BYTES:
+            own = self.statement(execute_id(command.payload))
+            return own is None or not isinstance(own.statement, CarriedOutHere)
+        if command.byte != COM_QUERY or not command.whole:
+            return True
+        try:
+            text = query_text(command.payload, attributes=self.attributes)
+        except WireError:
+            return True
+        if b"gtid" in text.lower():
+            self.updates_alike = self._alike_since_reset = False  # No statement sets what this session's last one is.
+        return classify(text).verb not in QUEUE_STATEMENT_VERBS and shows_counts(text)
 
     def statement(self, number: int) -> TrackedStatement | None:
         """The tracked prepared statement with this number; None if it is not tracked."""
@@ -245,7 +292,7 @@ class CommandClassifier:
         self.known_db = None
         self.next_transaction_is_set &= command.byte not in FORGETTING
         if command.byte in FORGETTING:
-            self._not_since_reset = self._something_is_known = True
+            self._not_since_reset = self._alike_since_reset = self._something_is_known = True
         switch = command.payload[1:] if command.byte == Commands.COM_SET_OPTION else None
         if switch in (MULTI_STATEMENTS_ON, MULTI_STATEMENTS_OFF):
             self._multi_statements = switch == MULTI_STATEMENTS_ON
@@ -354,6 +401,7 @@ class CommandClassifier:
         if outcome.command in FORGETTING and outcome.ok:
             self.prepared.clear()
             self._ran_nothing_stored = self._not_since_reset
+            self.updates_alike = self._alike_since_reset
             self._not_hidden.clear()
         if outcome.prepared is not None:
             self._last_prepared = outcome.prepared.statement_id

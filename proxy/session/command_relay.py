@@ -24,6 +24,7 @@ from proxy.session.command_classifier import (
 )
 from proxy.session.commit_notices import PendingCommand
 from proxy.session.connections import Connections
+from proxy.session.own_acks import OwnAcks
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.withheld import Withheld
 from proxy.settings import Settings
@@ -41,6 +42,10 @@ class RelayingSession(Protocol):
     def begin_statement(self, verb: Verb, payload: bytes) -> None:
         """Carry out a queue statement; `CommandRelay.statement_over` follows."""
 
+    def begin_catch_up(self, statement: bytes) -> None:
+        """Run a statement whose answer the client does not see; `CommandRelay.statement_over`
+        follows."""
+
     def send_error(self, error: ServerError) -> None:
         """Answer the client's command with an error."""
 
@@ -57,6 +62,7 @@ class CommandRelay:
         connections: Connections,
         authentication: Authentication,
         classifier: CommandClassifier,
+        own_acks: OwnAcks,
         memory: StatementMemory,
         settings: Settings,
     ) -> None:
@@ -67,6 +73,7 @@ class CommandRelay:
         self._connections = connections
         self._authentication = authentication
         self._classifier = classifier
+        self._own_acks = own_acks
         self._memory = memory
         self._pipelined_max = settings.pipelined_max
         self._withheld_bytes_max = settings.withheld_bytes_max
@@ -83,6 +90,7 @@ class CommandRelay:
     def feed(self, data: bytes) -> None:
         """Bytes from the client. Raises WireError if the connection has to end."""
         at_rest = not self._statement_bytes and not self.withheld and self._authentication.change_user is None
+        at_rest &= self._own_acks.catch_up is None
         if (
             at_rest
             and self._framer.is_command(data)
@@ -107,6 +115,15 @@ class CommandRelay:
             self._session.hang_up(ServerError(error.code, error.sqlstate, str(error)))
         finally:
             self._report_memory()
+
+    def refuse_withheld(self) -> bool:
+        """Drop the first command that is withheld, if all of it is there. Returns whether it was
+        dropped: the caller answers it."""
+        first = self.withheld[0] if self.withheld else None
+        if not isinstance(first, Command) or not first.whole:
+            return False
+        self.withheld.popleft()
+        return True
 
     def statement_over(self) -> None:
         """The queue statement is carried out. What was withheld waits for `resume`."""
@@ -159,6 +176,10 @@ class CommandRelay:
             return False  # It may be about the statement whose number the server has not returned yet.
         if event.byte in SILENT and len(event.data) - HEADER < SILENT[event.byte]:
             raise WireError("a command that has no answer is cut off")  # MySQL answers it, MariaDB does not.
+        if self._own_acks.catch_up is not None and self._classifier.shows_counts(event):
+            self._statement_bytes = len(self._own_acks.catch_up)
+            self._session.begin_catch_up(self._own_acks.catch_up)
+            return False
         verb, pending = self._classifier.classify(event)
         if (verb is not Verb.OTHER and verb in QUEUE_STATEMENT_VERBS) or (
             pending is not None and isinstance(pending, CarriedOutHere)
@@ -171,6 +192,8 @@ class CommandRelay:
     def _forward(self, byte: int, pending: PendingCommand, data: bytes) -> None:
         """Send a command on to the server, and expect its answer."""
         outstanding = self.walker.expect(byte, pending)
+        if byte not in SILENT:
+            self._own_acks.catch_up = None
         self._connections.write_server(data)
         if outstanding > self._pipelined_max:
             self._connections.hold_client()

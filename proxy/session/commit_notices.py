@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.model import NS_PER_S, TableId
 from engine.service import NO_IDS, Engine
+from proxy.session.own_acks import AckForm
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
 from proxy.wire.walker import Outcome
@@ -64,6 +65,8 @@ class Settled:
     certain: bool = False
     """Whether the table is known to be the queue, and the values to be all that the statement
     names. If it is then committed with as many rows affected, it has acknowledged exactly these."""
+    form: AckForm | None = None
+    """Of an ACK of one id, if its answer may be a proof (OwnAcks)."""
 
 
 @dataclass(frozen=True, slots=True)

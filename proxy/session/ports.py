@@ -16,6 +16,7 @@ from proxy.session.answers import Answer, Answers
 from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
 from proxy.session.known_streams import KnownStreams
+from proxy.session.own_acks import OwnAcks
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import Stream
 from proxy.settings import Settings
@@ -44,6 +45,8 @@ class ClientSession(Protocol):
     charset: str
     codec: str
     known_streams: KnownStreams
+    own_acks: OwnAcks
+    origin: Origin
 
     @property
     def number(self) -> int:

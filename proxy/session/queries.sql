@@ -39,6 +39,15 @@ COMMIT AND NO CHAIN NO RELEASE
 -- The same for one that failed.
 ROLLBACK AND NO CHAIN NO RELEASE
 
+-- name: count_of_one
+-- After it, ROW_COUNT() is 1, and there is no warning: as after an ACK of one message. On both
+-- servers no other statement does this without a change of a table.
+SELECT 1 INTO @ackstream FROM DUAL LIMIT 1
+
+-- name: count_of_none
+-- The same after an ACK of no message.
+UPDATE $table SET time_acked = NULL WHERE FALSE
+
 -- name: set_charset
 -- One of the session's character sets, for a statement that the client's own cannot spell, and
 -- back.

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.packets import WireError, frame
 from engine.store.port import Origin
@@ -27,12 +27,13 @@ from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
 from proxy.session.answers import Answer, Answers, InternalQueries, RowQuery
 from proxy.session.authentication import Authentication
-from proxy.session.command_classifier import UNREMARKABLE, CommandClassifier
+from proxy.session.command_classifier import FORGETTING, UNREMARKABLE, CommandClassifier
 from proxy.session.command_relay import CommandRelay
-from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing
+from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing, Settled
 from proxy.session.connections import Connections
 from proxy.session.known_streams import KnownStreams
-from proxy.session.stream import SERVER_LOST, Stream, unforeseen
+from proxy.session.own_acks import OwnAcks
+from proxy.session.stream import INTERRUPTED, SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
 from proxy.wire.mimic_adapter import ServerStatus
 from proxy.wire.packets import UNREACHABLE, ServerError, make_err
@@ -63,6 +64,7 @@ class Session:
         self.classifier = CommandClassifier()
         self.commit_notices = CommitNotices(proxy.engine)
         self.known_streams = KnownStreams()
+        self.own_acks = OwnAcks()
         self.codec = "utf-8"
         self.charset = "utf8mb4"
         """The client's character set, as last read from the server; `codec` is Python's name of
@@ -75,7 +77,13 @@ class Session:
         )
         self._authentication = Authentication(self._connections, proxy.tls.policy, client_is_local=client_is_local)
         self._relay = CommandRelay(
-            self, self._connections, self._authentication, self.classifier, proxy.statement_memory, proxy.settings
+            self,
+            self._connections,
+            self._authentication,
+            self.classifier,
+            self.own_acks,
+            proxy.statement_memory,
+            proxy.settings,
         )
         self._walker: ResponseWalker[PendingCommand]
         self._task: asyncio.Task[None] | None = None
@@ -241,7 +249,7 @@ class Session:
                 if isinstance(event, FileRequest):
                     self._relay.file_requested()
                 else:
-                    self._finished(event)
+                    self._finished(event, data)
         except LoginRefused as refused:
             self.hang_up(refused.error)
             return
@@ -366,6 +374,7 @@ class Session:
         if not self._connections.server_ready:
             raise ConnectionResetError("the server closed the connection")
         self._internal_answers = queries
+        self.own_acks.catch_up = None
         try:
             for payload in payloads:
                 self._walker.expect(payload[0], None)
@@ -377,6 +386,7 @@ class Session:
     def forward(self, payload: bytes, pending: PendingCommand) -> None:
         """Send a command in the client's name; its answer goes to the client."""
         self.classifier.preparing = isinstance(pending, Preparing)
+        self.own_acks.catch_up = None
         self._walker.expect(payload[0], pending)
         self._connections.write_server(frame(payload, 0))
 
@@ -418,8 +428,9 @@ class Session:
 
     # Answers.
 
-    def _finished(self, outcome: Outcome[PendingCommand]) -> None:
-        """The server has answered a command."""
+    def _finished(self, outcome: Outcome[PendingCommand], data: bytes) -> None:
+        """The server has answered a command. `data`: the last bytes of the answer, and what has come
+        with them."""
         if self._internal_answers is not None:
             self._internal_answers.finish(outcome)
             return
@@ -430,6 +441,10 @@ class Session:
             return
         if outcome.pending is not None or outcome.command not in UNREMARKABLE:
             self.classifier.command_answered(outcome)
+            if outcome.command in FORGETTING:
+                self.own_acks.forget()
+            if isinstance(outcome.pending, Settled) and outcome.pending.form is not None:
+                self.own_acks.shown(outcome.pending.form, data)
             if isinstance(outcome.pending, Killed) and outcome.ok:
                 self.proxy.killed(outcome.pending.kill, self.origin)
         self.commit_notices.command_finished(outcome)
@@ -439,11 +454,22 @@ class Session:
 
     def begin_statement(self, verb: Verb, payload: bytes) -> None:
         """Carry out a queue statement of the client's. The server owes no answer."""
+        self._begin_task(self.proxy.carry_out(self, verb, payload), verb.name)
+
+    def begin_catch_up(self, statement: bytes) -> None:
+        """Run a statement on the backing connection before the client's next command."""
+        self._begin_task(self._catch_up(statement), "catching up")
+
+    def _begin_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self.interrupted = None
-        self._task = asyncio.get_running_loop().create_task(
-            self.proxy.carry_out(self, verb, payload), name=f"session {self.number}: {verb.name}"
-        )
+        self._task = asyncio.get_running_loop().create_task(work, name=f"session {self.number}: {name}")
         self._task.add_done_callback(self._queue_statement_done)
+
+    async def _catch_up(self, statement: bytes) -> None:
+        answer = await self.internal_command(make_query(statement, attributes=self.classifier.attributes))
+        # A KILL QUERY is meant for the client's command, which waits for this one.
+        if answer.outcome.error_code == INTERRUPTED.code and self._relay.refuse_withheld():
+            self.send_error(INTERRUPTED)
 
     def _queue_statement_done(self, task: asyncio.Task[None]) -> None:
         self._task = None

@@ -3,41 +3,65 @@
 The server's answer to the UPDATE is the answer to the statement. Before it is sent, the table is
 known to be a queue. A prepared one is prepared on the server as its UPDATE, so most executions are
 relayed and never come here.
+
+An ACK of one id outside a transaction may be committed together with those of other clients, on a
+connection of the engine, if the client can observe no difference: its session has just carried out
+one of the same form (OwnAcks), and has run nothing that could make another one do anything else
+(`CommandClassifier.updates_alike`). Its answer is made from the server's answer to that one.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engine.model import TableId
 from engine.service import Engine
-from proxy.session.commit_notices import PreparedSettle, Preparing, settled
+from engine.store.port import AckUnknownError
+from proxy.session.commit_notices import DIGITS_MAX, PreparedSettle, Preparing, Settled, settled
 from proxy.session.internal_queries import read_context
+from proxy.session.own_acks import AckForm
+from proxy.session.queries import sql
 from proxy.statements.long_statements import in_steps
 from proxy.statements.tables import known_table_id, refused_as_client
 from proxy.wire.commands import COM_STMT_PREPARE
+from proxy.wire.packets import ServerError
 from proxy.wire.params import make_query
 from sqlrewrite.ack import SettleStatement, settle_steps
+from sqlrewrite.classify import Verb
 from sqlrewrite.names import TableName
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
     from proxy.session.prepared import TrackedStatement
 
+OUTCOME_UNKNOWN: Final = (
+    "It is not known whether the message is acknowledged: the connection to the server broke at the commit ({})."
+    " Send the ACK again: it affects 0 rows if the message is acknowledged already"
+)
+
 
 class Acknowledgement:
     """Carries out the three statements."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, gather: bool) -> None:
+        """`gather`: whether ACKs of several clients may be committed together."""
         self._engine = engine
+        self._gather = gather
 
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
         statement, table = await self._read(session, text)
-        update = make_query(statement.update(), attributes=session.classifier.attributes)
         may_be_hidden = session.classifier.may_be_hidden(table)
-        session.forward(update, settled(statement, table, may_be_hidden=may_be_hidden))
+        pending = settled(statement, table, may_be_hidden=may_be_hidden)
+        alike = session.classifier.updates_alike and not session.in_transaction
+        if self._gather and alike and _is_of_one(statement, pending):
+            pending = replace(pending, form=AckForm(table, statement.epoch is not None))
+            if session.server_name is None:
+                await read_context(session)
+            if await self._gathered(session, statement, pending):
+                return
+        session.forward(make_query(statement.update(), attributes=session.classifier.attributes), pending)
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the UPDATE."""
@@ -57,6 +81,28 @@ class Acknowledgement:
         reordered = own.rearranged(payload, (others, *range(others)), attributes=attributes)
         session.forward(reordered, prepared.settled(execution.values, may_be_hidden=True))
 
+    async def _gathered(self, session: ClientSession, statement: SettleStatement, pending: Settled) -> bool:
+        """Carry out an ACK together with those of other clients, and answer it. Returns False, and
+        does nothing, if the session has to carry it out."""
+        assert pending.form is not None
+        assert pending.values is not None
+        answers = session.own_acks.answers(pending.form, session.status)
+        if answers is None:
+            return False
+        epoch = int(statement.epoch) if isinstance(statement.epoch, bytes) else None
+        try:
+            count = await self._engine.acknowledge_gathered(pending.table, pending.values[0], epoch, session.origin)
+        except AckUnknownError as error:
+            raise ServerError(1105, "HY000", OUTCOME_UNKNOWN.format(error)) from error
+        if count is None:
+            session.check_interrupted()
+            if not session.in_step:
+                raise ConnectionResetError("the server closed the connection")
+            return False
+        session.own_acks.catch_up = _leaving(count, pending.table)
+        session.send(answers.of(count))
+        return True
+
     async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId]:
         """The statement and its table, which is a queue. Raises SqlError, Refused,
         UnusableQueue."""
@@ -73,3 +119,24 @@ class Acknowledgement:
         queue = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
         session.check_interrupted()
         return statement, queue
+
+
+def _is_of_one(statement: SettleStatement, pending: Settled) -> bool:
+    """Whether it is an ACK of one id, with or without its epoch, and certainly of no other, whose
+    table has the same bytes in all character sets."""
+    values, epoch, table = pending.values, statement.epoch, pending.table
+    return (
+        statement.verb is Verb.ACK
+        and (table.db + table.name).isascii()
+        and pending.certain
+        and values is not None
+        and len(values) == 1
+        and (epoch is None or (isinstance(epoch, bytes) and len(epoch) <= DIGITS_MAX))
+    )
+
+
+def _leaving(count: int, table: TableId) -> bytes:
+    """A statement that leaves a session as an ACK of so many messages does."""
+    if count:
+        return sql("count_of_one").encode()
+    return sql("count_of_none", table=TableName(table.name, table.db).quoted()).encode("ascii")

@@ -52,7 +52,7 @@ class Statements:
     ) -> None:
         self._reader = LongStatementReader()
         self._streaming = Streaming(engine, settings, self._reader)
-        self._acknowledgement = Acknowledgement(engine)
+        self._acknowledgement = Acknowledgement(engine, gather=settings.gather_acks)
         self._queue_statements = QueueStatements(engine, Show(engine, sessions_with_streams), self._reader)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from engine.model import (
     TableId,
     Wanted,
 )
+from engine.store.acks import Ack
 from engine.store.memory import Row
 from engine.store.port import StoreError
 from tests.support.servers import ServerPool
@@ -80,7 +81,10 @@ BY_KEY = [store for store in STORES if not store.endswith(("descending", "uninde
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "subject" in metafunc.fixturenames:
         uses_index = metafunc.cls in {TestScan, TestScanForACondition, TestPurge, TestCatalog}
-        metafunc.parametrize("subject", STORES if uses_index else BY_KEY, indirect=True)
+        stores = STORES if uses_index else BY_KEY
+        if metafunc.cls is TestAcknowledgeAll:
+            stores = [store for store in stores if not store.endswith("partitioned")]
+        metafunc.parametrize("subject", stores, indirect=True)
 
 
 @pytest.fixture
@@ -420,6 +424,40 @@ class TestClaimAndFetch:
             assert 5 <= len(rows) <= 10
             assert set(claimed) == rows | unread == set(keys)
             assert not rows & unread
+
+
+class TestAcknowledgeAll:
+    """Not for tables partitioned by time: there an ACK moves a row, and may wait for another one."""
+
+    def acknowledged(self, subject: Subject, *acks: Ack) -> list[int | None]:
+        return list(subject.store.acknowledge_all(subject.table, acks, subject.origin).value)
+
+    def test_each_ack_has_its_own_count(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, 3, 4)
+        acks = Ack(3), Ack(1), Ack(3), Ack(2, 0), Ack(4, 1)
+        assert self.acknowledged(subject, *acks) == [1, 1, 0, 1, 0]
+        now_ns = subject.now_ns()
+        for key in (1, 2, 3):
+            row = subject.row(key)
+            assert row is not None
+            assert row.time_next_ns is None
+            assert now_ns - 60 * S < (row.time_acked_ns or 0) <= now_ns
+        assert scanned(subject) == [4]
+
+    def test_the_epoch_is_the_rows_own(self, subject: Subject) -> None:
+        put_due(subject, 1, 2, epoch=3)
+        assert self.acknowledged(subject, Ack(1, 2), Ack(1, 3), Ack(2, 4)) == [0, 1, 0]
+
+    def test_a_locked_row_is_left_out_without_waiting(self, subject: Subject) -> None:
+        put_due(subject, 1, 2)
+        with subject.locked(1):
+            assert self.acknowledged(subject, Ack(1), Ack(2), Ack(1)) == [None, 1, None]
+        assert self.acknowledged(subject, Ack(1)) == [1]
+
+    def test_a_row_that_is_acknowledged_or_missing_is_left_out(self, subject: Subject) -> None:
+        put_due(subject, 1)
+        subject.acknowledge(1)
+        assert self.acknowledged(subject, Ack(1), Ack(77)) == [None, None]
 
 
 class TestLookup:

@@ -19,9 +19,10 @@ from pymysql.constants import COMMAND
 from engine.catalog.verdict import TableFacts
 from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
 from engine.store import information_schema, mysql
+from engine.store.acks import Ack
 from engine.store.connection import BackendAddress, Result, StoreConnection
 from engine.store.mysql import MySQLStore, StoreLimits
-from engine.store.port import Origin, StoreError, Timed
+from engine.store.port import AckUnknownError, Origin, StoreError, Timed
 from proxy.embedded.server import EmbeddedServer
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
@@ -806,3 +807,72 @@ def test_variables_set_by_a_tables_triggers_affect_no_other_statement(server: Em
         looked_up = store.lookup(subject.table, [1, 2, 3])
         assert (sorted(looked_up.value, key=int), looked_up.now_ns - before_ns < 600 * S) == ([1, 3], True)
     subject.close()
+
+
+class TestAcknowledgeAll:
+    ACKS = (Ack(1), Ack(2))
+    COMMIT = 3
+    """The number of the packet with the UPDATE and the COMMIT, behind the server's name and the locks."""
+
+    def live(self, subject: ServerSubject) -> int:
+        return len(subject.execute("SELECT id FROM messages WHERE time_acked IS NULL"))
+
+    def test_clients_of_another_server_are_refused(self, subject: ServerSubject) -> None:
+        insert(subject, 1, 2)
+        for origin in (replace(subject.origin, name="another"), replace(subject.origin, name=None)):
+            with pytest.raises(StoreError) as raised:
+                subject.store.acknowledge_all(subject.table, self.ACKS, origin)
+            assert not isinstance(raised.value, AckUnknownError)
+        assert self.live(subject) == 2
+
+    def test_a_null_epoch_equals_none(self, server: EmbeddedServer) -> None:
+        with subject_on(server, COLUMNS.replace("epoch BIGINT NOT NULL", "epoch BIGINT")) as subject:
+            subject.execute("INSERT INTO messages (id, epoch) VALUES (1, NULL), (2, NULL)")
+            acks = (Ack(1, 0), Ack(2))
+            assert subject.store.acknowledge_all(subject.table, acks, subject.origin).value == (0, 1)
+
+    @pytest.mark.parametrize("committed", [False, True])
+    def test_a_connection_that_breaks_at_the_commit_leaves_the_outcome_unknown(
+        self, subject: ServerSubject, *, committed: bool
+    ) -> None:
+        insert(subject, 1, 2)
+
+        def break_before(at: int, connection: StoreConnection) -> None:
+            if at == self.COMMIT and not committed:
+                connection.abort()
+
+        def break_after(at: int, connection: StoreConnection) -> None:
+            if at == self.COMMIT:
+                connection.broken = True
+                raise StoreError("the answer is lost", code=2013)
+
+        with interrupted_store(subject, break_before, break_after) as store, pytest.raises(AckUnknownError):
+            store.acknowledge_all(subject.table, self.ACKS, subject.origin)
+        assert eventually(lambda: self.live(subject) == (0 if committed else 2))
+
+    def test_an_update_that_the_server_refuses_is_certainly_undone(self, subject: ServerSubject) -> None:
+        insert(subject, 1, 2)
+        subject.execute(
+            "CREATE TRIGGER t BEFORE UPDATE ON messages FOR EACH ROW SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 4711"
+        )
+        with pytest.raises(StoreError) as raised:
+            subject.store.acknowledge_all(subject.table, self.ACKS, subject.origin)
+        assert (raised.value.code, isinstance(raised.value, AckUnknownError)) == (4711, False)
+        assert self.live(subject) == 2
+
+    @pytest.mark.parametrize(
+        ("column", "alike"),
+        [
+            ("more JSON", True),
+            ("more INT CHECK (more > 0)", False),
+            ("more INT, CHECK (more > id)", False),
+            ("more DATETIME ON UPDATE CURRENT_TIMESTAMP", False),
+            ("more BIGINT AS (time_acked + 1) STORED", False),
+            ("more BIGINT AS (time_acked + 1) VIRTUAL", False),
+        ],
+    )
+    def test_the_catalog_shows_what_a_changed_row_computes(
+        self, server: EmbeddedServer, column: str, *, alike: bool
+    ) -> None:
+        with subject_on(server, f"{COLUMNS.rstrip()}, {column}") as subject:
+            assert subject.table.acks_alike == alike

@@ -22,6 +22,7 @@ import pytest
 from engine.model import NS_PER_S, Delivery, Position, QueueTable, Range, Return, RowFormat, Selection, Wanted
 from engine.packets import text_values
 from engine.quoting import qualified
+from engine.store.acks import Ack
 from engine.store.connection import (
     OWN_CONTEXT,
     BackendAddress,
@@ -62,6 +63,8 @@ MEASURED = {
     "scan_part_zero",
     "claim_lock",
     "claim_update",
+    "ack_lock",
+    "ack_update",
     "fetch",
     "lookup",
     "release_lock",
@@ -316,6 +319,17 @@ class TestByKey:
         assert len(bench.store.fetch(bench.table, row_format, keys, 1 << 20).value.rows) == len(due)
         if not binary:  # A prepared statement has the same text, and cannot be measured in pieces.
             frugal(bench.meter.take(), **by_id(bench))
+
+    def test_acknowledging_reads_each_row_once_to_lock_it_and_once_to_change_it(
+        self, bench: Bench, due: list[Wanted]
+    ) -> None:
+        acks = [Ack(want.key) for want in due]
+        counts = bench.store.acknowledge_all(bench.table, acks, bench.subject.origin).value
+        assert counts == (1,) * len(due)
+        lock, *updates = bench.meter.take()
+        frugal([lock], **by_id(bench))
+        if bench.table.acks_alike:  # Otherwise clients do it themselves: it moves rows between partitions.
+            frugal(updates, **by_id(bench))
 
     def test_looking_up_reads_each_row_once(self, bench: Bench, due: list[Wanted]) -> None:
         assert len(bench.store.lookup(bench.table, [want.key for want in due]).value) == len(due)

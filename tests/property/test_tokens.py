@@ -135,7 +135,7 @@ def test_a_list_of_keys_is_measured_like_any_other_condition(condition: str, for
     statement = settled(sql, mode)
     with mock.patch.object(ack, "KEYS_BYTES_MAX", 0):
         measured = settled(sql, mode)
-    assert measured == (statement and replace(statement, keys=None, key_literals=KeyLiterals.NUMBERS))
+    assert measured == (statement and replace(statement, keys=None, key_literals=KeyLiterals.NUMBERS, epoch=None))
 
 
 def settled(sql: str, mode: SqlMode) -> SettleStatement | None:

@@ -26,7 +26,8 @@ from engine.store.connection import (
 from engine.store.memory import MemoryStore, Row
 from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
-from engine.store.port import Store
+from engine.store.port import Origin, Store
+from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import connect
 from tests.support.waiting import eventually
@@ -90,6 +91,10 @@ class Subject(Protocol):
     def dead(self, key: Key) -> Row | None:
         """The row there, without its payload."""
 
+    @property
+    def origin(self) -> Origin:
+        """The store's server."""
+
     def acknowledge(self, *keys: Key) -> None:
         """What an ACK does."""
 
@@ -146,6 +151,10 @@ class MemorySubject:
 
     def dead(self, key: Key) -> Row | None:
         return self.store.rows[self.dead_letter()].get(key)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(("127.0.0.1", 3306))
 
     def acknowledge(self, *keys: Key) -> None:
         for key in keys:
@@ -245,6 +254,11 @@ class ServerSubject:
 
     def dead(self, key: Key) -> Row | None:
         return self._row(self.dead_letter().name, key)
+
+    @property
+    def origin(self) -> Origin:
+        ((name,),) = self.execute(statement("server_name"))
+        return Origin((self.server.host, self.server.port), name)
 
     def acknowledge(self, *keys: Key) -> None:
         self.execute("UPDATE messages SET time_acked = %s, time_next = NULL WHERE id IN %s", self.now_ns(), keys)

@@ -31,6 +31,7 @@ ENGINE_SHELL = {
     "engine.binlog.replication_adapter",
     "engine.binlog.supervisor",
     "engine.runtime.executor",
+    "engine.runtime.gathered_acks",
     "engine.runtime.indirect_writes",
     "engine.runtime.queues",
     "engine.runtime.shared_runs",

@@ -44,11 +44,12 @@ def facts(
     comment: str = COMMENT,
     engine: str = "InnoDB",
     by_time: bool = False,
+    has_checks: bool = False,
 ) -> TableFacts:
     """A good table, with these columns changed or added."""
     columns = {**COLUMNS, **{new.name: new for new in changed}}
     kept = [kept for name, kept in columns.items() if name not in without]
-    return TableFacts(TableId("shop", "mail"), comment, engine, kept, indexes, by_time)
+    return TableFacts(TableId("shop", "mail"), comment, engine, kept, indexes, by_time, has_checks=has_checks)
 
 
 def queue(found: TableFacts) -> QueueTable:
@@ -66,6 +67,16 @@ def problems(found: TableFacts) -> tuple[str, ...]:
 def test_a_table_without_the_word_is_no_queue_whatever_its_columns_are() -> None:
     assert evaluate(facts(comment="mail")) is None
     assert evaluate(facts(comment="mail", without=list(COLUMNS), engine="MyISAM")) is None
+
+
+def test_where_a_row_computes_something_when_it_changes_an_ack_is_not_the_same_in_any_session() -> None:
+    assert queue(facts()).acks_alike
+    assert queue(facts(replace(column("at", "datetime"), extra="DEFAULT_GENERATED"))).acks_alike
+    assert not queue(facts(replace(column("at", "datetime"), extra="on update CURRENT_TIMESTAMP"))).acks_alike
+    assert not queue(facts(replace(column("half"), extra="VIRTUAL GENERATED"))).acks_alike
+    assert not queue(facts(has_checks=True)).acks_alike
+    by_time = Index("z", unique=True, columns=(IndexColumn("id", False, True), IndexColumn("time_acked", False, True)))
+    assert not queue(facts(by_time=True, indexes=[by_time, NEXT_UP])).acks_alike
 
 
 def test_a_good_table_is_a_queue() -> None:
