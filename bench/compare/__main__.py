@@ -2,7 +2,8 @@
 
     .venv/bin/python -m bench.compare [--only NAME …] [--rounds N] [--seconds S] [--results FOLDER]
 
-It writes a page with tables, the conditions and, where matplotlib is installed, plots.
+It writes a page with tables, the conditions and, where matplotlib is installed, plots. Without
+`--results` it also writes the tables of README.md and docs/performance.md (bench.compare.summary).
 """
 
 from __future__ import annotations
@@ -12,27 +13,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.compare.brokers import BROKERS
+from bench.compare.competitors import COMPETITORS
 from bench.compare.machine import machine
 from bench.compare.model import PAYLOAD_BYTES, Competitor
-from bench.compare.mysql import REDO_LOG, SERVER_OPTIONS, Ackstream, ByHand
+from bench.compare.mysql import REDO_LOG, SERVER_OPTIONS
 from bench.compare.plots import write_plots
-from bench.compare.postgres import OPTIONS, POSTGRES_QUEUES
-from bench.compare.rabbitmq import RabbitMQ
+from bench.compare.postgres import OPTIONS
 from bench.compare.report import page
 from bench.compare.runner import Plan, Runner
+from bench.compare.summary import PAGE
+from bench.compare.summary import main as write_documents
 
-RESULTS = Path(__file__).parents[1] / "results"
-
-COMPETITORS: Sequence[Competitor] = (
-    Ackstream("mysql"),
-    Ackstream("mariadb"),
-    ByHand("mysql"),
-    ByHand("mariadb"),
-    *POSTGRES_QUEUES,
-    *BROKERS,
-    RabbitMQ(),
-)
+RESULTS = PAGE.parent
 
 
 def chosen(only: Sequence[str]) -> list[Competitor]:
@@ -76,7 +68,9 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     plots = write_plots(runner.figures, arguments.results)
     text = page(runner.figures, conditions(plan, load_before), plots)
-    (arguments.results / "compare.md").write_text(text)
+    (arguments.results / PAGE.name).write_text(text)
+    if arguments.results == RESULTS:
+        write_documents()
     print(f"\n{text}")
 
 

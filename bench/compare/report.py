@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bench.compare.figures import CompetitorFigures, Spread
 
+DRAIN = "Drain: messages taken and finished a second"
+LATENCY = "Latency: from before the message is enqueued to a waiting consumer, ms"
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
@@ -62,9 +65,9 @@ def page(figures: Mapping[str, CompetitorFigures], conditions: Sequence[str], pl
         "# Queues compared\n",
         "`make bench` wrote this page. Medians of all rounds; in brackets least and greatest.\n",
         "".join(f"- {condition}\n" for condition in conditions),
-        "## Drain: messages taken and finished a second\n",
+        f"## {DRAIN}\n",
         table(("queue", "consumers", "messages/s", "CPU a message, µs"), drain_rows(present)),
-        "## Latency: from before the message is enqueued to a waiting consumer, ms\n",
+        f"## {LATENCY}\n",
         table(("queue", "p50", "p99", "enqueueing alone, p50"), latency_rows(present)),
         polling(figures),
         "## Bystander: a SELECT of another client while a queue drains, ms\n",
