@@ -158,6 +158,10 @@ class Engine:
         """
         return await self._queues.inspect(table, fresh=fresh)
 
+    async def refresh_catalog(self) -> None:
+        """Read the whole catalog now. Raises StoreError."""
+        await self._queues.refresh()
+
     def subscribe(
         self,
         queue: QueueTable,

@@ -4,65 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import gc
 import json
 import logging
 import os
 import signal
-import ssl
+import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 import uvloop
 
 from engine.binlog.supervisor import BinlogFollower
-from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store import pymysql_adapter
 from engine.store.connection import BackendAddress, ConnectionLimits
-from engine.store.mysql import MySQLStore, StoreLimits
+from engine.store.mysql import MySQLStore
 from engine.store.own_writes import OwnWrites
-from engine.store.port import StoreError
-from engine.store.pymysql_adapter import ER
 from engine.store.reach import Reach
 from proxy import __version__
-from proxy.backend import ENCODED
 from proxy.commandline import conceal
-from proxy.embedded.server import EmbeddedServer, EmbeddedServerError
-from proxy.server.admin import Admin
+from proxy.server.accepting import Acceptor
+from proxy.server.admin import Admin, BinlogMetrics, Probe, ProcessMetrics
+from proxy.server.fork_server import ForkServer
 from proxy.server.listener import Proxy
-from proxy.settings import BadSetting, Endpoint, Settings, advice, load
-from proxy.transport.addresses import beyond_loopback, shown
+from proxy.server.parts import (
+    backend_address,
+    engine_settings,
+    exempt_from_garbage_collection,
+    listening,
+    reload_certificate,
+    running,
+    store_limits,
+)
+from proxy.server.worker import work
+from proxy.server.workers import Workers
+from proxy.settings import BadSetting, Settings, advice, load
+from proxy.transport.addresses import shown
 from proxy.transport.proxy_protocol import check_taken
 from proxy.transport.tls import Tls
+from proxy.transport.unixsocket import UnixSocket
 from proxy.wire import mimic_adapter
 from sqlrewrite import sqlglot_adapter
 
 log = logging.getLogger("ackstream")
 
+EXIT_NO_WORKERS = 1
+"""The workers have ended, and no others can be started."""
 EXIT_BAD_SETTING = 2
-
-GARBAGE_THRESHOLD = 10_000
-"""Objects created, less those deleted, before a garbage collection. A batch of messages creates
-some thousands, nearly all without cycles, so collections between batches find nothing."""
-
-START_AGAIN_S = 0.25
-"""The pause between attempts to connect to a server that is starting: an attempt costs little, and
-clients wait."""
-
-_Taken = TypeVar("_Taken")
 
 
 class _JsonFormatter(logging.Formatter):
+    def __init__(self, worker: int | None) -> None:
+        super().__init__()
+        self._worker = {} if worker is None else {"worker": worker}
+
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._worker,
             "message": record.getMessage(),
         }
         if record.exc_info:
@@ -100,6 +105,7 @@ def main() -> None:
     metavar="on|off",
     help="Whether the server gets clients' addresses by the PROXY protocol (off).",
 )
+@click.option("--workers", metavar="N", help="Processes that share the work, on one port (1).")
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file with any of the settings.")
 @click.option("--data-dir", metavar="DIR", help="The directory of the private server's data (ackstream-data).")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
@@ -120,9 +126,14 @@ def serve(config: Path | None, **flags: Any) -> None:
         )
     try:
         _check_libraries()
-        uvloop.run(_serve(settings))
+        if settings.workers == 1:
+            status = uvloop.run(_serve(settings, None))
+        else:
+            exempt_from_garbage_collection()
+            status = uvloop.run(_serve(settings, ForkServer(partial(_work, settings))))
     except BadSetting as error:
         _give_up(str(error))
+    sys.exit(status)
 
 
 def _check_libraries() -> None:
@@ -154,40 +165,51 @@ def _give_up(text: str) -> NoReturn:
     sys.exit(EXIT_BAD_SETTING)
 
 
-def _set_up_logging(settings: Settings) -> None:
+def _set_up_logging(settings: Settings, worker: int | None = None) -> None:
+    """Write the log to standard error. `worker`: the number that each line has."""
     handler = logging.StreamHandler()
     if settings.log_format == "json":
-        handler.setFormatter(_JsonFormatter())
+        handler.setFormatter(_JsonFormatter(worker))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+        of_worker = "" if worker is None else f"worker {worker}: "
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s: {of_worker}%(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=worker is not None)
 
 
-async def _serve(settings: Settings) -> None:
-    stop = asyncio.Event()
+Drain = Callable[[], Awaitable[None]]
+"""Stops listening, ends all connections, and returns when they have ended."""
+
+
+async def _serve(settings: Settings, fork_server: ForkServer | None) -> int:
+    """Serve until a signal ends it. Returns the exit status. Raises BadSetting."""
+    stop, lost = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopping = asyncio.ensure_future(stop.wait())
     async with contextlib.AsyncExitStack() as stack:
-        starting = asyncio.ensure_future(_start(settings, stack))
+        start = _start(settings, stack) if fork_server is None else _start_workers(settings, fork_server, stack, lost)
+        starting = asyncio.ensure_future(start)
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             log.info("stopped before it was ready")
             starting.cancel()
             await asyncio.wait({starting})
-            return
-        proxy, admin = starting.result()
-        await stopping
+            return 0
+        drain, admin = starting.result()
+        losing = asyncio.ensure_future(lost.wait())
+        await asyncio.wait({stopping, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if lost.is_set():
+            return EXIT_NO_WORKERS
         log.info("draining")
         admin.drain()
-        proxy.stop_listening()
-        await proxy.drain()
+        await drain()
+    return 0
 
 
-async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Proxy, Admin]:
+async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Drain, Admin]:
     """Create all parts, to be closed with the stack, and print that clients can connect. Raises
     BadSetting."""
-    address = await stack.enter_async_context(_backend(settings))
+    address = await stack.enter_async_context(backend_address(settings))
     tls = Tls.of(settings)
     reach = Reach()
     own_writes = OwnWrites()
@@ -196,127 +218,88 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
         await asyncio.to_thread(check_taken, address, ConnectionLimits())
     proxy = Proxy(engine, settings, (address.host, address.port), tls)
     watch = await stack.enter_async_context(_watch(settings, engine, address, own_writes))
-    admin = Admin(proxy, watch.following, reach)
-    listen = shown(*await _listening("listen", settings.listen, proxy.start()))
+    listen = shown(*await listening("listen", settings.listen, proxy.start()))
     stack.callback(proxy.stop_listening)
     if (path := settings.listen_socket) is not None:
-        await _listening("listen-socket", path, proxy.start_locally(path))
-    if settings.tls_certificate is not None:  # Without it, SIGHUP (a closed terminal) ends the program.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
+        await listening("listen-socket", path, proxy.start_locally(path))
+    _reload_on_hangup(settings, partial(reload_certificate, tls, settings))
+    metrics, probe = ProcessMetrics(proxy, reach), Probe(engine)
+    metrics.registry.register(BinlogMetrics(watch.following))
+    metrics.start()
+    stack.callback(metrics.stop)
+    stack.push_async_callback(probe.close)
+    admin = await _ready(settings, stack, Admin(metrics.text, probe.reason), listen, address)
+
+    async def drain() -> None:
+        proxy.stop_listening()
+        await proxy.drain()
+
+    return drain, admin
+
+
+async def _start_workers(
+    settings: Settings, fork_server: ForkServer, stack: contextlib.AsyncExitStack, lost: asyncio.Event
+) -> tuple[Drain, Admin]:
+    """As `_start`, with several workers. `lost` is set when all workers have ended by a fault."""
+    address = await stack.enter_async_context(backend_address(settings))
+    Tls.of(settings)  # A new certificate is made once, before there are workers.
+    if settings.proxy_protocol:
+        await asyncio.to_thread(check_taken, address, ConnectionLimits())
+    workers = Workers(settings, fork_server, address, lost)
+    stack.push_async_callback(workers.close)
+    acceptor, endpoint = workers.acceptor, settings.listen
+    listen = shown(*await listening("listen", endpoint, acceptor.listen(endpoint.host, endpoint.port)))
+    if settings.listen_socket is not None:
+        await listening("listen-socket", settings.listen_socket, _listen_locally(acceptor, settings))
+    await workers.start()
+    _reload_on_hangup(settings, workers.reload)
+    admin = await _ready(settings, stack, Admin(workers.metrics, workers.unreachable), listen, address)
+    workers.accept()
+    return workers.drain, admin
+
+
+async def _listen_locally(acceptor: Acceptor, settings: Settings) -> None:
+    assert settings.listen_socket is not None
+    acceptor.listen_locally(UnixSocket(settings.listen_socket, settings.listen_socket_mode))
+
+
+def _reload_on_hangup(settings: Settings, reload: Callable[[], None]) -> None:
+    """Read the certificate again on SIGHUP. Without one, SIGHUP (a closed terminal) ends the
+    program."""
+    if settings.tls_certificate is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+async def _ready(
+    settings: Settings, stack: contextlib.AsyncExitStack, admin: Admin, listen: str, address: BackendAddress
+) -> Admin:
+    """Serve the admin port, and print that clients can connect."""
     endpoint = settings.admin
-    admin_at = shown(*await _listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
+    admin_at = shown(*await listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
     stack.push_async_callback(admin.stop)
+    path = settings.listen_socket
     also = "" if path is None else f" socket={path}"
     backend = shown(address.host, address.port)
-    _exempt_from_garbage_collection()
+    exempt_from_garbage_collection()
     print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
-    return proxy, admin
+    return admin
 
 
-def _exempt_from_garbage_collection() -> None:
-    """Exempt all objects of the start (modules, patterns) from garbage collection, and collect
-    less often.
-
-    They live as long as the program. A full collection that visits them stops the event loop for
-    40 ms; one that does not, for less than 1 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GARBAGE_THRESHOLD)
-
-
-@contextlib.asynccontextmanager
-async def _backend(settings: Settings) -> AsyncIterator[BackendAddress]:
-    """The address of the server in the settings, or of a private one that runs as long as the
-    context."""
-    if settings.backend is not None:
-        given = settings.backend
-        tls = {"mirror": None, "always": True, "never": False}[settings.backend_tls]
-        ca = None if settings.backend_ca is None else str(settings.backend_ca)
-        yield BackendAddress(given.host, given.port, given.user, settings.backend_password, tls=tls, ca=ca)
-        return
-    await _keep_private(settings.listen)
-    try:
-        server = EmbeddedServer(settings.data_dir)
-        await _started(server)
-    except EmbeddedServerError as error:
-        raise BadSetting(str(error)) from None
-    try:
-        yield BackendAddress(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
-    finally:
-        await asyncio.to_thread(server.stop)
-
-
-async def _keep_private(listen: Endpoint) -> None:
-    """Raise BadSetting if other machines could reach the private server through this endpoint."""
-    address = await _listening("listen", listen, asyncio.to_thread(beyond_loopback, listen.host))
-    if address is not None:
-        raise BadSetting(
-            f"--listen {listen}: other machines can reach {address}, and root of the private server has no password."
-            " Listen on 127.0.0.1 (or ::1), with --listen-socket beside it if need be, or name a server whose accounts"
-            " have passwords with --backend"
-        )
-
-
-async def _started(server: EmbeddedServer) -> None:
-    """Start the server on a thread. If this is cancelled, no server is left running."""
-    starting = asyncio.ensure_future(asyncio.to_thread(server.start))
-    try:
-        await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        server.abandon()
-        await asyncio.wait({starting})
-        if not starting.cancelled() and starting.exception() is None:  # It started before it could be abandoned.
-            await asyncio.to_thread(server.stop)
-        raise
+def _work(settings: Settings, number: int, channel: socket.socket, clients: socket.socket) -> None:
+    """The main function of a worker, in a process of its own."""
+    _set_up_logging(settings, number)
+    exempt_from_garbage_collection()
+    uvloop.run(work(settings, number, channel, clients))
 
 
 @contextlib.asynccontextmanager
 async def _engine(
     settings: Settings, address: BackendAddress, reach: Reach, own_writes: OwnWrites
 ) -> AsyncIterator[Engine]:
-    limits = StoreLimits(connections=settings.engine_connections)
-    store = MySQLStore(address, limits, reach=reach, own_writes=own_writes)
-    engine = Engine(
-        store,
-        EngineSettings(threads=settings.engine_connections, catalog_interval_s=settings.catalog_interval_s),
-    )
-    try:
-        await _begin(engine, settings, shown(address.host, address.port))
+    store = MySQLStore(address, store_limits(settings), reach=reach, own_writes=own_writes)
+    engine = Engine(store, engine_settings(settings))
+    async with running(engine, settings, address):
         yield engine
-    finally:
-        await engine.close()
-
-
-async def _begin(engine: Engine, settings: Settings, at: str) -> None:
-    """Start the engine once the server accepts connections. Raises BadSetting if it does not in
-    time, or for an error."""
-    clock = asyncio.get_running_loop().time
-    deadline, waiting = clock() + settings.backend_wait_s, False
-    while True:
-        try:
-            await engine.start()
-        except StoreError as error:
-            if not _may_pass(error) or clock() >= deadline:
-                raise BadSetting(f"--backend {at}: {error}{_hint(error, settings)}") from None
-            if not waiting:
-                waiting = True
-                log.warning("waiting up to %g s for the server at %s: %s", settings.backend_wait_s, at, error)
-            await asyncio.sleep(START_AGAIN_S)
-        else:
-            return
-
-
-def _may_pass(error: StoreError) -> bool:
-    """Whether the server may be starting. A certificate that cannot be verified has the same error
-    code."""
-    original = getattr(error.__cause__, "original_exception", None)
-    return error.unreachable and not isinstance(original, ssl.SSLError)
-
-
-def _hint(error: StoreError, settings: Settings) -> str:
-    encoded = settings.backend is not None and "%" in settings.backend.encoded_password
-    return f" ({ENCODED})" if encoded and error.code == ER.ACCESS_DENIED_ERROR else ""
 
 
 @contextlib.asynccontextmanager
@@ -331,30 +314,6 @@ async def _watch(
         yield watch
     finally:
         await watch.close()
-
-
-def _reload(tls: Tls, settings: Settings) -> None:
-    """Read the certificate again, on SIGHUP."""
-    try:
-        tls.reload(settings)
-    except BadSetting as error:
-        log.error("the certificate stays as it was: %s", error)  # noqa: TRY400  # the text says it all
-    else:
-        log.info("the certificate was read again")
-
-
-async def _listening(name: str, endpoint: object, start: Awaitable[_Taken]) -> _Taken:
-    try:
-        return await start
-    except OSError as error:
-        raise BadSetting(f"--{name} {endpoint}: {_reason(error)}") from None
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        hint = "another program listens there; end it (`ss -ltnpx` shows it) or choose another"
-        return f"{os.strerror(error.errno)}: {hint}"
-    return error.strerror or str(error)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,10 @@ OF_OTHERS = frozenset({"ACKSTREAM_URL", "ACKSTREAM_PASSWORD", "ACKSTREAM_CACHE",
 """Variables that are read by the pipeline's programs or the tests."""
 
 
+STATEMENT_BYTES_MIN = 16 << 20
+"""The longest queue statement."""
+
+
 class BadSetting(Exception):
     """A setting is invalid. The text is one line with its name and the reason."""
 
@@ -97,6 +101,10 @@ class Settings(BaseSettings):
     """PEM: the authority of the server's certificate. The certificate and its host name are then
     verified, and TLS is required where `mirror` would use it. None: connections are encrypted, but
     the server is not authenticated."""
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes that share the work of one proxy, on one port. With one, there is no other process
+    but the reader of the binary log. Relaying takes about one core for 20,000 statements a second,
+    so more help only where the machine has cores to spare."""
     data_dir: Path = Path("ackstream-data")
     """The directory of the private server's data and of the self-signed certificate."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -112,7 +120,7 @@ class Settings(BaseSettings):
     withheld_bytes_max: int = Field(default=1 << 20, ge=1 << 12)
     """Bytes that a client may send ahead while a queue statement runs; beyond them the proxy stops
     reading from it."""
-    statement_bytes_max: int = Field(default=64 << 20, ge=16 << 20)
+    statement_bytes_max: int = Field(default=64 << 20, ge=STATEMENT_BYTES_MIN)
     """Bytes of queue statements that are not carried out yet, and of what is sent ahead of running
     ones, for all clients together; beyond them the longest incomplete statement is refused. A
     statement has at most 16 MB, and takes six times as much while it is carried out."""

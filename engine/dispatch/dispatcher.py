@@ -83,6 +83,11 @@ class Dispatcher:
         return self.parts.scans.ready
 
     @property
+    def taken(self) -> int:
+        """How many messages are in flight or being claimed."""
+        return len(self.parts.leases) + self.parts.claims.messages
+
+    @property
     def subscribers(self) -> Mapping[int, Subscriber]:
         """The running streams by id; for reading."""
         return self.parts.groups.subscribers

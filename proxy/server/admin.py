@@ -9,7 +9,7 @@ time (`LoopLag`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -31,14 +31,31 @@ PROBE_LASTS_S = 1.0
 """An answer is used for so long: any number of health checks costs one query a second."""
 
 
-class _Collector(Collector):
-    def __init__(self, proxy: Proxy, binlog: Following, reach: Reach) -> None:
-        self._proxy, self._binlog, self._reach = proxy, binlog, reach
+class ProcessMetrics(Collector):
+    """The metrics of one process with sessions and an engine."""
+
+    def __init__(self, proxy: Proxy, reach: Reach) -> None:
+        self.registry = CollectorRegistry()
+        self._proxy, self._reach = proxy, reach
+        self.registry.register(self)
+        self._lag = LoopLag(self.registry)
+
+    def start(self) -> None:
+        """Begin to measure the running event loop."""
+        self._lag.start(asyncio.get_running_loop())
+
+    async def text(self) -> bytes:
+        """The answer to /metrics."""
+        return generate_latest(self.registry)
+
+    def stop(self) -> None:
+        """Measure no more."""
+        self._lag.stop()
 
     def collect(self) -> Iterable[Metric]:
+        """The present values."""
         yield from self._connections()
         yield from self._counters()
-        yield from self._log()
         yield from self._queues()
 
     def _connections(self) -> Iterable[Metric]:
@@ -74,15 +91,6 @@ class _Collector(Collector):
         ):
             yield CounterMetricFamily(f"ackstream_{name}", text, value)
 
-    def _log(self) -> Iterable[Metric]:
-        binlog = self._binlog
-        yield GaugeMetricFamily("ackstream_binlog_following", "Whether the binlog is being followed", binlog.now)
-        yield GaugeMetricFamily("ackstream_binlog_lag_seconds", "How far behind the server", binlog.lag_s)
-        yield CounterMetricFamily("ackstream_binlog_rows", "Changed rows of queues read in the binlog", binlog.rows)
-        yield CounterMetricFamily("ackstream_binlog_batches", "Batches of changes from the binlog", binlog.batches)
-        yield CounterMetricFamily("ackstream_binlog_starts", "Starts of the binlog's reader", binlog.starts)
-        yield CounterMetricFamily("ackstream_binlog_faults", "Readers with unexpected output", binlog.faults)
-
     def _queues(self) -> Iterable[Metric]:
         labels = ["db", "queue"]
         in_flight = GaugeMetricFamily("ackstream_in_flight", "Messages delivered and not over", labels=labels)
@@ -94,6 +102,23 @@ class _Collector(Collector):
             ready.add_metric(name, dispatcher.ready)
             subscribers.add_metric(name, len(dispatcher.subscribers))
         return (in_flight, ready, subscribers)
+
+
+class BinlogMetrics(Collector):
+    """The metrics of the reader of the binary log."""
+
+    def __init__(self, binlog: Following) -> None:
+        self._binlog = binlog
+
+    def collect(self) -> Iterable[Metric]:
+        """The present values."""
+        binlog = self._binlog
+        yield GaugeMetricFamily("ackstream_binlog_following", "Whether the binlog is being followed", binlog.now)
+        yield GaugeMetricFamily("ackstream_binlog_lag_seconds", "How far behind the server", binlog.lag_s)
+        yield CounterMetricFamily("ackstream_binlog_rows", "Changed rows of queues read in the binlog", binlog.rows)
+        yield CounterMetricFamily("ackstream_binlog_batches", "Batches of changes from the binlog", binlog.batches)
+        yield CounterMetricFamily("ackstream_binlog_starts", "Starts of the binlog's reader", binlog.starts)
+        yield CounterMetricFamily("ackstream_binlog_faults", "Readers with unexpected output", binlog.faults)
 
 
 class Probe:
@@ -142,11 +167,11 @@ class Probe:
 class Admin:
     """The HTTP listener."""
 
-    def __init__(self, proxy: Proxy, binlog: Following, reach: Reach) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_Collector(proxy, binlog, reach))
-        self._lag = LoopLag(self._registry)
-        self._probe = Probe(proxy.engine)
+    def __init__(
+        self, metrics: Callable[[], Awaitable[bytes]], unreachable: Callable[[], Awaitable[str | None]]
+    ) -> None:
+        """`metrics`: the answer to /metrics. `unreachable`: why the server is out of reach."""
+        self._metrics_text, self._unreachable = metrics, unreachable
         self._draining = False
         app = web.Application()
         app.add_routes([web.get("/health", self._health), web.get("/metrics", self._metrics)])
@@ -156,7 +181,6 @@ class Admin:
         """Listen, and return the address that is listened on. Raises OSError."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
-        self._lag.start(asyncio.get_running_loop())
         taken_host, taken_port = self._runner.addresses[0][:2]
         return taken_host, taken_port
 
@@ -166,19 +190,17 @@ class Admin:
 
     async def stop(self) -> None:
         """Close the listener."""
-        self._lag.stop()
         await self._runner.cleanup()
-        await self._probe.close()
 
     async def _health(self, request: web.Request) -> web.Response:
         if self._draining:
             return _unavailable("draining", "the proxy is being stopped")
-        if (reason := await self._probe.reason()) is not None:
+        if (reason := await self._unreachable()) is not None:
             return _unavailable("unreachable", reason)
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body = generate_latest(self._registry)
+        body = await self._metrics_text()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -22,6 +22,7 @@ from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import INTERRUPTED, SERVER_LOST
 from proxy.settings import Settings
+from proxy.statements.show import OthersStreams, no_others
 from proxy.statements.statements import Statements
 from proxy.transport.tls import Tls
 from proxy.transport.unixsocket import UnixSocket
@@ -44,7 +45,15 @@ TOO_MANY = ServerError(1040, "08004", "Too many connections")
 class Proxy:
     """All sessions of the listening sockets."""
 
-    def __init__(self, engine: Engine, settings: Settings, backend: tuple[str, int], tls: Tls) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        backend: tuple[str, int],
+        tls: Tls,
+        others_streams: OthersStreams = no_others,
+    ) -> None:
+        """`others_streams`: the streams of the other workers."""
         self.engine = engine
         self.settings = settings
         self.backend = backend
@@ -61,7 +70,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
         self.statement_memory = StatementMemory(settings.statement_bytes_max)
-        self._statements = Statements(engine, settings, self.streams)
+        self._statements = Statements(engine, settings, self.streams, others_streams)
         self.carry_out = self._statements.carry_out
 
     # Life.
@@ -79,6 +88,11 @@ class Proxy:
         self._unix_socket = UnixSocket(path, self.settings.listen_socket_mode)
         listener = await asyncio.get_running_loop().create_unix_server(self._accept_local, sock=self._unix_socket.bound)
         self._listeners.append(listener)
+
+    async def adopt(self, connection: socket.socket) -> None:
+        """Serve a client that another process has accepted. Raises OSError if it is gone."""
+        accept = self._accept_local if connection.family == socket.AF_UNIX else self._accept
+        await asyncio.get_running_loop().connect_accepted_socket(accept, connection)
 
     def stop_listening(self) -> None:
         """Accept no more clients."""

@@ -47,6 +47,16 @@ NO_TRANSACTION = ServerError(
     "(or SET autocommit = 0), or leave FOR UPDATE out to claim messages",
 )
 
+SEVERAL_WORKERS = ServerError(
+    1105,
+    "HY000",
+    "STREAM … FOR UPDATE is not possible while the proxy has several workers: leave FOR UPDATE out to claim messages, "
+    "or have the proxy started without --workers",
+)
+"""A session that tries a message which a session of another worker has locked skips it. But under
+REPEATABLE READ it then locks the gap behind it, until the end of its transaction. While it waits for
+messages, that keeps others from inserting any."""
+
 
 def refuse_without_transaction(session: ClientSession, proven: ProvenStream) -> None:
     """Raise ServerError if the locks would end with the statement that takes them."""

@@ -8,8 +8,8 @@ the estimated ones.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,12 +86,34 @@ class _Sample:
     newest_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class RunningStream:
+    """A running stream, as another worker shows it."""
+
+    connection_id: int
+    table: TableId | None
+    row: tuple[object, ...]
+    """The columns of SHOW STREAMS behind `User`."""
+
+
+OthersStreams = Callable[[], Awaitable[Sequence[RunningStream]]]
+"""The streams of the other workers. A worker that does not answer is left out."""
+
+
+async def no_others() -> Sequence[RunningStream]:
+    """There are no other workers."""
+    return ()
+
+
 class Show:
     """Carries out SHOW QUEUES and SHOW STREAMS."""
 
-    def __init__(self, engine: Engine, streams: Callable[[], Iterable[ClientSession]]) -> None:
+    def __init__(
+        self, engine: Engine, streams: Callable[[], Iterable[ClientSession]], others_streams: OthersStreams
+    ) -> None:
         self._engine = engine
         self._streams = streams
+        self._others_streams = others_streams
         self._samples: dict[TableId, deque[_Sample]] = {}
 
     async def queues(self, session: ClientSession, db: str | None, like: bytes | None) -> Result:
@@ -99,32 +121,39 @@ class Show:
         tables = await _visible_tables(session, db, like)
         if len(tables) > QUEUES_MAX:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
-        return Result(QUEUE_COLUMNS, [await self._row(session, table) for table in tables])
+        subscribers = Counter(stream.table for stream in await self._others_streams())
+        subscribers.update({queue.id: len(dispatcher.subscribers) for queue, dispatcher in self._engine.runners()})
+        return Result(QUEUE_COLUMNS, [await self._row(session, table, subscribers) for table in tables])
 
     async def streams(self, session: ClientSession) -> Result:
         """The running streams that the client may see."""
         visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
         users = {int(number or 0): from_hex(user) for number, user in visible}
-        seen = [running for running in self._streams() if running.connection_id in users]
-        seen.sort(key=lambda running: running.connection_id)
-        return Result(STREAM_COLUMNS, [_stream_row(running, users[running.connection_id]) for running in seen])
+        running = [*map(running_stream, self._streams()), *await self._others_streams()]
+        seen = sorted(
+            (stream for stream in running if stream.connection_id in users), key=lambda stream: stream.connection_id
+        )
+        return Result(
+            STREAM_COLUMNS, [[stream.connection_id, users[stream.connection_id], *stream.row] for stream in seen]
+        )
 
-    async def _row(self, session: ClientSession, table: TableId) -> list[object]:
+    async def _row(
+        self, session: ClientSession, table: TableId, subscribers: Mapping[TableId | None, int]
+    ) -> list[object]:
         try:
             found = await self._engine.inspect(table)
         except StoreError as error:
             return _bare_row(table, "unknown", str(error))
         match found:
             case QueueTable() as queue:
-                return await self._queue_row(session, queue)
+                return await self._queue_row(session, queue, subscribers.get(queue.id, 0))
             case BrokenTable() as broken:
                 return _bare_row(table, "broken", "; ".join(broken.problems))
             case _:
                 return _bare_row(table, "unknown", "the account that was given to --backend may not see it")
 
-    async def _queue_row(self, session: ClientSession, queue: QueueTable) -> list[object]:
+    async def _queue_row(self, session: ClientSession, queue: QueueTable, subscribers: int) -> list[object]:
         state = "paused" if queue.policy.paused else "running"
-        subscribers = {table.id: len(dispatcher.subscribers) for table, dispatcher in self._engine.runners()}
         problems = [*queue.warnings, *await self._dead_letter_problems(queue)]
         if queue.scan_index is None:
             return _bare_row(queue.id, state, "; ".join([*problems, *queue.advice]))
@@ -145,7 +174,7 @@ class Show:
             depth.oldest_ready_s,
             self._enqueued_per_s(queue, depth),
             depth.acked_per_s,
-            subscribers.get(queue.id, 0),
+            subscribers,
             ", ".join(sorted(depth.estimated)),
             "; ".join(problems) or None,
         ]
@@ -213,16 +242,15 @@ async def _visible_tables(session: ClientSession, db: str | None, like: bytes | 
     return [TableId(from_hex(schema), from_hex(name)) for schema, name in await rows(session, text.encode(UNCHANGED))]
 
 
-def _stream_row(session: ClientSession, user: str) -> list[object]:
+def running_stream(session: ClientSession) -> RunningStream:
+    """The present state of the session's stream."""
     stream, info = session.stream, session.info
     assert stream is not None
     peer = session.client.get_extra_info("peername")
     host = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "localhost"
     standing = stream.standing
     now_s = time.monotonic()
-    return [
-        session.connection_id,
-        user,
+    row = (
         host,
         info.response.program_name if info else None,
         str(standing.table) if standing else None,
@@ -232,4 +260,5 @@ def _stream_row(session: ClientSession, user: str) -> list[object]:
         standing.credit if standing else None,
         round(now_s - stream.since_s, 3),
         round(now_s - stream.last_row_s, 3),
-    ]
+    )
+    return RunningStream(session.connection_id, standing.table if standing else None, row)

@@ -22,7 +22,7 @@ from proxy.settings import Settings
 from proxy.statements.acknowledgement import Acknowledgement
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.queue_statements import QueueStatements
-from proxy.statements.show import Show
+from proxy.statements.show import OthersStreams, Show, no_others
 from proxy.statements.stream import Streaming
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE
 from proxy.wire.mimic_adapter import Commands
@@ -48,12 +48,18 @@ class Statements:
     """Carries out queue statements for all sessions of a proxy."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, sessions_with_streams: Callable[[], Iterable[ClientSession]]
+        self,
+        engine: Engine,
+        settings: Settings,
+        sessions_with_streams: Callable[[], Iterable[ClientSession]],
+        others_streams: OthersStreams = no_others,
     ) -> None:
         self._reader = LongStatementReader()
         self._streaming = Streaming(engine, settings, self._reader)
         self._acknowledgement = Acknowledgement(engine, gather=settings.gather_acks)
-        self._queue_statements = QueueStatements(engine, Show(engine, sessions_with_streams), self._reader)
+        self._queue_statements = QueueStatements(
+            engine, Show(engine, sessions_with_streams, others_streams), self._reader
+        )
 
     def close(self) -> None:
         """Read no more long statements."""

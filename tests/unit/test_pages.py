@@ -77,9 +77,13 @@ def is_written(default: object, text: str) -> bool:
     return str(default) == text
 
 
+METRICS = ("admin.py", "loop_lag.py", "workers.py")
+"""The modules of proxy/server that name metrics."""
+
+
 def test_every_metric_stands_in_its_page() -> None:
     page = (REPOSITORY / "docs" / "operating.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
-    code = "".join((REPOSITORY / "proxy" / "server" / name).read_text() for name in ("admin.py", "loop_lag.py"))
+    code = "".join((REPOSITORY / "proxy" / "server" / name).read_text() for name in METRICS)
     counters = re.findall(r'^ +\("(\w+)", "', code, re.MULTILINE)
     counters += re.findall(r'CounterMetricFamily\("ackstream_(\w+)"', code)
     gauges = re.findall(r'(?:GaugeMetricFamily|Histogram)\("ackstream_(\w+)"', code)

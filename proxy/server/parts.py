@@ -1,0 +1,173 @@
+"""The parts of a proxy, each with its beginning and its end. One process has all of them. With
+several workers, they are divided between the parent and the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import os
+import ssl
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+from engine.runtime.executor import EngineSettings
+from engine.service import Engine
+from engine.store.connection import BackendAddress
+from engine.store.mysql import StoreLimits
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import ER
+from proxy.backend import ENCODED
+from proxy.embedded.server import EmbeddedServer, EmbeddedServerError
+from proxy.settings import BadSetting, Endpoint, Settings
+from proxy.transport.addresses import beyond_loopback, shown
+from proxy.transport.tls import Tls
+
+log = logging.getLogger(__name__)
+
+GARBAGE_THRESHOLD = 10_000
+"""Objects created, less those deleted, before a garbage collection. A batch of messages creates
+some thousands, nearly all without cycles, so collections between batches find nothing."""
+
+START_AGAIN_S = 0.25
+"""The pause between attempts to connect to a server that is starting: an attempt costs little, and
+clients wait."""
+
+_Taken = TypeVar("_Taken")
+
+
+def exempt_from_garbage_collection() -> None:
+    """Exempt all objects of the start (modules, patterns) from garbage collection, and collect
+    less often.
+
+    They live as long as the program. A full collection that visits them stops the event loop for
+    40 ms; one that does not, for less than 1 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
+
+
+@contextlib.asynccontextmanager
+async def backend_address(settings: Settings) -> AsyncIterator[BackendAddress]:
+    """The address of the server in the settings, or of a private one that runs as long as the
+    context."""
+    if settings.backend is not None:
+        given = settings.backend
+        tls = {"mirror": None, "always": True, "never": False}[settings.backend_tls]
+        ca = None if settings.backend_ca is None else str(settings.backend_ca)
+        yield BackendAddress(given.host, given.port, given.user, settings.backend_password, tls=tls, ca=ca)
+        return
+    await _keep_private(settings.listen)
+    try:
+        server = EmbeddedServer(settings.data_dir)
+        await _started(server)
+    except EmbeddedServerError as error:
+        raise BadSetting(str(error)) from None
+    try:
+        yield BackendAddress(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def _keep_private(listen: Endpoint) -> None:
+    """Raise BadSetting if other machines could reach the private server through this endpoint."""
+    address = await listening("listen", listen, asyncio.to_thread(beyond_loopback, listen.host))
+    if address is not None:
+        raise BadSetting(
+            f"--listen {listen}: other machines can reach {address}, and root of the private server has no password."
+            " Listen on 127.0.0.1 (or ::1), with --listen-socket beside it if need be, or name a server whose accounts"
+            " have passwords with --backend"
+        )
+
+
+async def _started(server: EmbeddedServer) -> None:
+    """Start the server on a thread. If this is cancelled, no server is left running."""
+    starting = asyncio.ensure_future(asyncio.to_thread(server.start))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        server.abandon()
+        await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None:  # It started before it could be abandoned.
+            await asyncio.to_thread(server.stop)
+        raise
+
+
+@contextlib.asynccontextmanager
+async def running(engine: Engine, settings: Settings, address: BackendAddress) -> AsyncIterator[None]:
+    """Run the engine as long as the context. Raises BadSetting if the server does not accept it in
+    time."""
+    try:
+        await _begin(engine, settings, shown(address.host, address.port))
+        yield
+    finally:
+        await engine.close()
+
+
+def store_limits(settings: Settings) -> StoreLimits:
+    """The limits of the engine's store."""
+    return StoreLimits(connections=settings.engine_connections)
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The settings of the engine."""
+    return EngineSettings(threads=settings.engine_connections, catalog_interval_s=settings.catalog_interval_s)
+
+
+async def _begin(engine: Engine, settings: Settings, at: str) -> None:
+    """Start the engine once the server accepts connections. Raises BadSetting if it does not in
+    time, or for an error."""
+    clock = asyncio.get_running_loop().time
+    deadline, waiting = clock() + settings.backend_wait_s, False
+    while True:
+        try:
+            await engine.start()
+        except StoreError as error:
+            if not _may_pass(error) or clock() >= deadline:
+                raise BadSetting(f"--backend {at}: {error}{_hint(error, settings)}") from None
+            if not waiting:
+                waiting = True
+                log.warning("waiting up to %g s for the server at %s: %s", settings.backend_wait_s, at, error)
+            await asyncio.sleep(START_AGAIN_S)
+        else:
+            return
+
+
+def _may_pass(error: StoreError) -> bool:
+    """Whether the server may be starting. A certificate that cannot be verified has the same error
+    code."""
+    original = getattr(error.__cause__, "original_exception", None)
+    return error.unreachable and not isinstance(original, ssl.SSLError)
+
+
+def _hint(error: StoreError, settings: Settings) -> str:
+    encoded = settings.backend is not None and "%" in settings.backend.encoded_password
+    return f" ({ENCODED})" if encoded and error.code == ER.ACCESS_DENIED_ERROR else ""
+
+
+def reload_certificate(tls: Tls, settings: Settings) -> None:
+    """Read the certificate again, on SIGHUP."""
+    try:
+        tls.reload(settings)
+    except BadSetting as error:
+        log.error("the certificate stays as it was: %s", error)  # noqa: TRY400  # the text says it all
+    else:
+        log.info("the certificate was read again")
+
+
+async def listening(name: str, endpoint: object, start: Awaitable[_Taken]) -> _Taken:
+    """The result of `start`, which listens on the endpoint of this setting. Raises BadSetting."""
+    try:
+        return await start
+    except OSError as error:
+        raise BadSetting(f"--{name} {endpoint}: {_reason(error)}") from None
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        hint = "another program listens there; end it (`ss -ltnpx` shows it) or choose another"
+        return f"{os.strerror(error.errno)}: {hint}"
+    return error.strerror or str(error)

@@ -1,0 +1,319 @@
+"""One of several workers: sessions and an engine, as a proxy of one process has them.
+
+The parent has the listening sockets, the admin port and the reader of the binary log. The worker
+gets clients, change sets and orders from it. To the database, workers are so many proxies: the
+rows decide who has which message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any, cast
+
+from engine.binlog.supervisor import EngineChanges
+from engine.model import TableId
+from engine.service import Engine
+from engine.store.connection import BackendAddress
+from engine.store.own_writes import OwnWrites
+from engine.store.port import Origin, StoreError
+from engine.store.reach import Reach
+from proxy.server import messages
+from proxy.server.admin import Probe, ProcessMetrics
+from proxy.server.allowances import divide
+from proxy.server.channel import Channel
+from proxy.server.listener import Proxy
+from proxy.server.messages import CommitNotice, Topic
+from proxy.server.parts import engine_settings, reload_certificate, running, store_limits
+from proxy.server.shared_engine import SharedEngine, SharedStore
+from proxy.server.shares import settings_of
+from proxy.session.session import Session
+from proxy.settings import BadSetting, Settings
+from proxy.statements.show import RunningStream, running_stream
+from proxy.transport.tls import Tls
+from sqlrewrite.classify import Kill
+
+log = logging.getLogger(__name__)
+
+OTHERS_WAIT_S = 3.0
+"""For the streams of the other workers. The parent answers within `workers.ASK_S`."""
+
+TAKEN_AT_ONCE = 64
+
+
+class WorkerProxy(Proxy):
+    """The sessions of one worker."""
+
+    def __init__(self, worker: Worker, engine: Engine, settings: Settings, address: BackendAddress, tls: Tls) -> None:
+        super().__init__(engine, settings, (address.host, address.port), tls, worker.others_streams)
+        self._worker = worker
+
+    def session_closed(self, session: Session) -> None:
+        """A client is gone."""
+        super().session_closed(session)
+        self._worker.client_gone()
+
+    def killed(self, kill: Kill, origin: Origin) -> None:
+        """A server has accepted a KILL. Its victim may be a session of another worker."""
+        super().killed(kill, origin)
+        self._worker.channel.send(messages.KillAccepted(kill, origin))
+
+    def killed_elsewhere(self, kill: Kill, origin: Origin) -> None:
+        """Another worker's session has sent it."""
+        super().killed(kill, origin)
+
+
+class Worker:
+    """The state of this process."""
+
+    def __init__(self, settings: Settings, number: int, clients: socket.socket) -> None:
+        """`settings`: those of the whole proxy. `number`: this worker's. `clients`: where clients
+        come from."""
+        self.settings = settings_of(settings, number)
+        self._part_of = lambda total: divide(total, settings.workers)[number - 1]
+        self.channel = Channel(self._receive, self._parent_lost)
+        self.begun: asyncio.Future[BackendAddress] = asyncio.get_running_loop().create_future()
+        self.draining = asyncio.Event()
+        self.ended = asyncio.Event()
+        """The channel is closed."""
+        self._closing = False
+        self._clients = clients
+        self._own_writes = OwnWrites()
+        self._reach = Reach()
+        self._tls = Tls.of(settings)
+        self._asked: dict[int, asyncio.Future[Sequence[RunningStream]]] = {}
+        self._numbers = itertools.count(1)
+        self._notices: list[CommitNotice] = []
+        self._gone = 0
+        self._sending_tables = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._engine: SharedEngine | None = None
+        self._parts: tuple[SharedEngine, WorkerProxy, EngineChanges, ProcessMetrics, Probe] | None = None
+
+    async def start(self, address: BackendAddress, stack: AsyncExitStack) -> Proxy:
+        """Start the engine, and take clients. Raises BadSetting."""
+        loop = asyncio.get_running_loop()
+        store = SharedStore(address, store_limits(self.settings), reach=self._reach, own_writes=self._own_writes)
+        engine = SharedEngine(store, engine_settings(self.settings), self._notify, self.channel.send, self._part_of)
+
+        def released(table: TableId) -> None:  # It is called on any thread.
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(engine.released, table)
+
+        store.on_released = released
+        engine.on_queues = self._send_tables_soon
+        await stack.enter_async_context(running(engine, self.settings, address))
+        proxy = WorkerProxy(self, engine, self.settings, address, self._tls)
+        metrics, probe = ProcessMetrics(proxy, self._reach), Probe(engine)
+        metrics.start()
+        stack.callback(metrics.stop)
+        stack.push_async_callback(probe.close)
+        self._parts = engine, proxy, EngineChanges(engine, self._own_writes), metrics, probe
+        self.channel.send(messages.EngineConnections(self._own_writes.mark))
+        self._send_tables()
+        loop.add_reader(self._clients, self._take_clients, proxy)
+        self.channel.send(messages.Ready())
+        return proxy
+
+    async def fail(self, text: str) -> None:
+        """Report that this worker cannot start."""
+        self.channel.send(messages.Failed(text))
+        self._closing = True
+        self.channel.close()
+        await self.ended.wait()
+
+    def leave(self) -> None:
+        """Drain, without an order of the parent."""
+        self.channel.send(messages.Leaving())
+        self.draining.set()
+
+    # The parent's messages.
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case messages.Begin(address):
+                self.begun.set_result(address)
+            case messages.Drain():
+                self.draining.set()
+            case messages.OthersStreams(number, streams):
+                if (asked := self._asked.get(number)) is not None and not asked.done():
+                    asked.set_result(cast(Sequence[RunningStream], streams))
+            case _ if self._parts is not None:
+                self._receive_running(message, *self._parts)
+            case _:
+                pass  # It knows nothing yet that could be out of date.
+
+    def _receive_running(
+        self,
+        message: object,
+        engine: SharedEngine,
+        proxy: WorkerProxy,
+        changes: EngineChanges,
+        metrics: ProcessMetrics,
+        probe: Probe,
+    ) -> None:
+        match message:
+            case messages.Changes(batch):
+                changes.handle(batch)
+            case messages.Notices(notices):
+                for notice in notices:
+                    engine.take(notice)
+            case messages.KillAccepted(kill, origin):
+                proxy.killed_elsewhere(kill, origin)
+            case messages.ReaderFollows(lock):
+                engine.log_followed = True
+                changes.started(lock, self._send_connections)
+            case messages.ReaderGone():
+                engine.log_followed = False
+                changes.ended()
+            case messages.Allow(limited, units):
+                engine.limits.follow(limited, units)
+            case messages.Missed():
+                engine.missed()
+            case messages.Ask(number, Topic.METRICS):
+                self.channel.send(messages.Answer(number, list(metrics.registry.collect())))
+            case messages.Ask(number, Topic.STREAMS):
+                self.channel.send(messages.Answer(number, list(map(running_stream, proxy.streams()))))
+            case messages.Ask(number, Topic.HEALTH):
+                self._spawn(self._answer_health(number, probe))
+            case messages.Ask(number, Topic.REACHABLE):
+                self._spawn(self._answer_reachable(number, engine))
+            case messages.Reload():
+                reload_certificate(self._tls, self.settings)
+            case _:
+                raise AssertionError(message)
+
+    async def _answer_health(self, number: int, probe: Probe) -> None:
+        self.channel.send(messages.Answer(number, await probe.reason()))
+
+    async def _answer_reachable(self, number: int, engine: SharedEngine) -> None:
+        reachable = True
+        try:
+            await engine.ping()
+        except StoreError as error:
+            reachable = not error.unreachable
+        self.channel.send(messages.Answer(number, reachable))
+
+    def _parent_lost(self) -> None:
+        self.ended.set()
+        if not self._closing:
+            log.error("the parent process has ended")
+            os._exit(1)
+
+    # Messages to the parent.
+
+    def _notify(self, notice: CommitNotice) -> None:
+        """Send it with all others of this turn of the event loop."""
+        if not self._notices:
+            asyncio.get_running_loop().call_soon(self._send_notices)
+        if notice not in self._notices[-1:]:
+            self._notices.append(notice)
+
+    def _send_notices(self) -> None:
+        notices, self._notices = self._notices, []
+        self.channel.offer(messages.Notices(notices))
+
+    def client_gone(self) -> None:
+        """A client has disconnected."""
+        if self._gone == 0:
+            asyncio.get_running_loop().call_soon(self._send_gone)
+        self._gone += 1
+
+    def _send_gone(self) -> None:
+        gone, self._gone = self._gone, 0
+        self.channel.send(messages.ClientsGone(gone))
+
+    def _send_tables_soon(self) -> None:
+        if self._parts is not None and not self._sending_tables:
+            self._sending_tables = True
+            asyncio.get_running_loop().call_soon(self._send_tables)
+
+    def _send_tables(self) -> None:
+        self._sending_tables = False
+        assert self._parts is not None
+        self.channel.send(messages.Tables(self._parts[2].tables))
+
+    def _send_connections(self, numbers: frozenset[int]) -> None:
+        self.channel.send(messages.EngineConnections(self._own_writes.mark, numbers))
+
+    async def others_streams(self) -> Sequence[RunningStream]:
+        """The streams of the other workers that answer in time."""
+        number = next(self._numbers)
+        asked: asyncio.Future[Sequence[RunningStream]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = asked
+        self.channel.send(messages.AskOthers(number))
+        try:
+            async with asyncio.timeout(OTHERS_WAIT_S):
+                return await asked
+        except TimeoutError:
+            return ()
+        finally:
+            del self._asked[number]
+
+    # Clients.
+
+    def _take_clients(self, proxy: Proxy) -> None:
+        for _ in range(TAKEN_AT_ONCE):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._clients, 1, 1)
+            except BlockingIOError:
+                return
+            except OSError as error:  # As without a free file descriptor.
+                log.error("a client could not be taken: %s", error)  # noqa: TRY400  # the text says it all
+                return
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._clients)
+                return
+            if not descriptors:
+                log.error("a client was lost: there is no free file descriptor")
+                self.client_gone()
+                continue
+            client = socket.socket(fileno=descriptors[0])
+            client.setblocking(False)
+            self._spawn(self._adopt(proxy, client))
+
+    async def _adopt(self, proxy: Proxy, client: socket.socket) -> None:
+        try:
+            await proxy.adopt(client)
+        except OSError:
+            client.close()
+            self.client_gone()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def work(settings: Settings, number: int, channel: socket.socket, clients: socket.socket) -> None:
+    """Do the work of the worker with this number. Returns when it has drained, or when it could not
+    start and the parent has the reason."""
+    clients.setblocking(False)
+    worker = Worker(settings, number, clients)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.leave)
+    await worker.channel.open(channel)
+    draining = asyncio.ensure_future(worker.draining.wait())
+    async with AsyncExitStack() as stack:
+        starting = asyncio.ensure_future(_start(worker, stack))
+        await asyncio.wait({starting, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return
+        try:
+            proxy = starting.result()
+        except BadSetting as error:
+            await worker.fail(str(error))
+            return
+        await draining
+        await proxy.drain()
+
+
+async def _start(worker: Worker, stack: AsyncExitStack) -> Proxy:
+    return await worker.start(await worker.begun, stack)

@@ -1,0 +1,432 @@
+"""The parent of several workers: it accepts clients, starts workers and starts them again, and has
+what they share.
+
+It passes each client on to the worker with the fewest, change sets from the one reader of the
+binary log to each worker, and notices of each worker to the others. A worker that reads slowly
+loses change sets and notices, and is then told so: it delays nobody else. The parent answers
+/health and /metrics for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.binlog.pipe import ChangeBatch, OwnConnections
+from engine.binlog.supervisor import ReaderSupervisor
+from engine.model import TableId
+from engine.store.connection import BackendAddress
+from proxy.server import messages
+from proxy.server.accepting import Acceptor
+from proxy.server.admin import BinlogMetrics
+from proxy.server.allowances import Allowances, Order
+from proxy.server.channel import Channel
+from proxy.server.fork_server import ForkServer
+from proxy.server.messages import Topic
+from proxy.server.shares import Restarts, settings_of
+from proxy.server.totals import Totals
+from proxy.settings import BadSetting, Settings
+
+log = logging.getLogger(__name__)
+
+ASK_S = 2.5
+"""How long workers may take to answer: longer than a health check of the server
+(`admin.PROBE_WAIT_S`)."""
+
+KILL_AFTER_S = 2.0
+"""A worker that has not ended so long after `drain_timeout_s`, or after it has closed its channel,
+is killed."""
+
+TURN_S = 1.0
+"""How often a limit with fewer units than workers with streams is divided in another way."""
+
+CLIENT = b"c"
+"""The byte that comes with a client's file descriptor."""
+
+
+class State(Enum):
+    """The state of a worker's process."""
+
+    STARTING = auto()
+    READY = auto()
+    """It accepts clients."""
+    LEAVING = auto()
+    """It drains."""
+    ENDED = auto()
+
+
+@dataclass(eq=False, slots=True)
+class WorkerProcess:
+    """One process. Another one with its number follows it."""
+
+    number: int
+    connections_max: int
+    channel: Channel
+    clients: socket.socket
+    state: State = State.STARTING
+    pid: int = 0
+    began_s: float = 0.0
+    connections: int = 0
+    failure: str = ""
+    """Why it cannot start."""
+    tables: frozenset[TableId] = frozenset()
+    own: OwnConnections | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is ready, or has ended."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it may have no more clients."""
+        return self.connections >= self.connections_max
+
+
+class SharedReader(ReaderSupervisor):
+    """The reader of the binary log for all workers."""
+
+    def __init__(self, workers: Workers, address: BackendAddress, count: int) -> None:
+        super().__init__(address)
+        self.consumers = tuple(range(1, count + 1))
+        self._workers = workers
+        self.lock: str | None = None
+        """The lock that the reader holds (empty: none), or None: no reader follows the binary log."""
+
+    @property
+    def tables(self) -> frozenset[TableId]:
+        """The queues that any worker knows."""
+        return frozenset[TableId]().union(*(worker.tables for worker in self._workers.running()))
+
+    def reader_started(self, lock: str) -> None:
+        """A reader follows the binary log from now on."""
+        self.lock = lock
+        for worker in self._workers.running():
+            if worker.own is not None:
+                self.send_connections(OwnConnections(frozenset(), worker.number, worker.own.mark))
+            worker.channel.send(messages.ReaderFollows(lock))
+
+    def handle_batch(self, batch: ChangeBatch) -> None:
+        """Pass a change set on to its worker."""
+        if (worker := self._workers.present(batch.consumer)) is not None:
+            worker.channel.offer(messages.Changes(batch))
+
+    def reader_ended(self) -> None:
+        """The reader has ended."""
+        self.lock = None
+        for worker in self._workers.running():
+            worker.channel.send(messages.ReaderGone())
+
+    async def server_is_reachable(self) -> bool:
+        """Whether the server answers a worker."""
+        return await self._workers.server_is_reachable()
+
+
+class Workers(Collector):
+    """All workers."""
+
+    def __init__(
+        self, settings: Settings, fork_server: ForkServer, address: BackendAddress, lost: asyncio.Event
+    ) -> None:
+        """`lost` is set when the fork server has ended, and all workers with it."""
+        self.reader = SharedReader(self, address, settings.workers)
+        self.acceptor = Acceptor(self._pass_on)
+        self._lost = lost
+        self._settings, self._fork_server, self._address = settings, fork_server, address
+        self._present: dict[int, WorkerProcess] = {}
+        self._restarts = {number: Restarts() for number in range(1, settings.workers + 1)}
+        self._started_again = 0
+        self._forking = asyncio.Lock()
+        self._accepting = self._stopping = False
+        self._asked: dict[tuple[int, int], asyncio.Future[Any]] = {}
+        """By worker and number of the Ask."""
+        self._numbers = itertools.count(1)
+        self._totals = Totals()
+        self._allowances = Allowances()
+        self._answering: frozenset[int] = frozenset()
+        """The workers that have answered the last request for metrics."""
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._registry.register(BinlogMetrics(self.reader.following))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Life.
+
+    async def start(self) -> None:
+        """Start all workers. Raises BadSetting if one of them cannot start.
+
+        The first one shows whether the settings are good.
+        """
+        self._fork_server.start(self._fork_server_lost)
+        await self._start_first(1)
+        await asyncio.gather(*map(self._start_first, range(2, self._settings.workers + 1)))
+        if self._settings.binlog == "auto":
+            self.reader.start()
+        self._turn()
+
+    async def _start_first(self, number: int) -> None:
+        worker = await self._start(number)
+        await worker.changed.wait()
+        if worker.state is State.ENDED:
+            raise BadSetting(worker.failure or f"worker {number} ended while it started: see the log")
+
+    def accept(self) -> None:
+        """Begin to accept clients."""
+        self._accepting = True
+        self._accept_if_possible()
+
+    async def drain(self) -> None:
+        """Accept no more clients, drain all workers, and return when all have ended."""
+        self._stopping = True
+        self.acceptor.close()
+        for worker in self.running():
+            worker.channel.send(messages.Drain())
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s + KILL_AFTER_S):
+                await self._all_ended()
+        except TimeoutError:
+            log.warning("%d workers that did not end are killed", len(self.running()))
+
+    async def close(self) -> None:
+        """End all workers at once, and the reader."""
+        self._stopping = True
+        self.acceptor.close()
+        self._fork_server.close()
+        for worker in self.running():
+            worker.channel.close()
+            worker.clients.close()
+        await self.reader.close()
+
+    async def _all_ended(self) -> None:
+        for worker in self.running():
+            while worker.state is not State.ENDED and not self._lost.is_set():
+                worker.changed.clear()
+                await worker.changed.wait()
+
+    def reload(self) -> None:
+        """Have all workers read the TLS certificate again."""
+        for worker in self.running():
+            worker.channel.send(messages.Reload())
+
+    def running(self) -> list[WorkerProcess]:
+        """The workers that have not ended."""
+        return list(self._present.values())
+
+    def present(self, number: int) -> WorkerProcess | None:
+        """The worker with this number, if it runs."""
+        return self._present.get(number)
+
+    # Processes.
+
+    async def _start(self, number: int) -> WorkerProcess:
+        ours, theirs = socket.socketpair()
+        clients, clients_end = socket.socketpair()
+        clients.setblocking(False)
+        worker = WorkerProcess(
+            number,
+            settings_of(self._settings, number).connections_max,
+            channel=Channel(lambda message: self._receive(worker, message), lambda: self._channel_lost(worker)),
+            clients=clients,
+        )
+        worker.began_s = asyncio.get_running_loop().time()
+        self._present[number] = worker
+        async with self._forking:
+            worker.pid = await self._fork_server.fork(number, theirs, clients_end, partial(self._ended, worker))
+        await worker.channel.open(ours)
+        worker.channel.send(messages.Begin(self._address))
+        return worker
+
+    def _channel_lost(self, worker: WorkerProcess) -> None:
+        """It has ended, is about to end, or does not read."""
+        asyncio.get_running_loop().call_later(KILL_AFTER_S, self._kill, worker)
+
+    def _kill(self, worker: WorkerProcess) -> None:
+        if worker.state is not State.ENDED:
+            self._fork_server.kill(worker.pid)
+
+    def _ended(self, worker: WorkerProcess, status: int) -> None:
+        loop = asyncio.get_running_loop()
+        starting, worker.state = worker.state is State.STARTING, State.ENDED
+        worker.clients.close()
+        worker.channel.close()
+        del self._present[worker.number]
+        self._totals.ended(worker.number)
+        self._send_orders(self._allowances.ended(worker.number))
+        for (number, _), asked in self._asked.items():
+            if number == worker.number and not asked.done():
+                asked.set_result(None)
+        worker.changed.set()
+        self._accept_if_possible()
+        self.reader.send_tables_soon()
+        if self._stopping or (starting and not self._accepting):
+            return
+        pause_s = self._restarts[worker.number].pause_after_s(loop.time() - worker.began_s)
+        log.warning(
+            "worker %d (pid %d) has ended (%s); another one starts in %.1f s",
+            *(worker.number, worker.pid, worker.failure or _how(status), pause_s),
+        )
+        self._started_again += 1
+        loop.call_later(pause_s, self._start_again, worker.number)
+
+    def _start_again(self, number: int) -> None:
+        if not self._stopping:
+            self._spawn(self._start_next(number))
+
+    async def _start_next(self, number: int) -> None:
+        await self._start(number)
+
+    def _fork_server_lost(self) -> None:
+        if not self._stopping:
+            log.error("the process from which workers are forked has ended, and they with it")
+        self._lost.set()
+        for worker in self.running():
+            worker.changed.set()
+
+    # Clients.
+
+    def _accept_if_possible(self) -> None:
+        ready = any(worker.state is State.READY for worker in self.running())
+        if ready and self._accepting and not self._stopping:
+            self.acceptor.resume()
+        else:
+            self.acceptor.pause()
+
+    def _pass_on(self, client: socket.socket) -> None:
+        """Pass a client on to the worker with the fewest. If all are full, that one refuses it."""
+        with client:
+            ready = [worker for worker in self.running() if worker.state is State.READY]
+            for worker in sorted(ready, key=lambda worker: (worker.is_full, worker.connections, worker.number)):
+                try:
+                    socket.send_fds(worker.clients, [CLIENT], [client.fileno()])
+                except OSError:  # It takes none, or has ended.
+                    continue
+                worker.connections += 1
+                return
+            log.error("a client was turned away: no worker takes it")
+
+    # Messages.
+
+    def _receive(self, worker: WorkerProcess, message: object) -> None:
+        match message:
+            case messages.Notices():
+                for other in self._others(worker):
+                    other.channel.offer(message)
+            case messages.KillAccepted():
+                for other in self._others(worker):
+                    other.channel.send(message)
+            case messages.ClientsGone(count):
+                worker.connections -= count
+            case messages.Answer(number, value):
+                if (asked := self._asked.get((worker.number, number))) is not None and not asked.done():
+                    asked.set_result(value)
+            case messages.Demand(limits):
+                self._send_orders(self._allowances.demand(worker.number, limits))
+            case messages.Uses(limited, ordered, used):
+                self._send_orders(self._allowances.uses(worker.number, limited, ordered, used))
+            case messages.AskOthers(number):
+                self._spawn(self._answer_others_streams(worker, number))
+            case messages.Tables(tables):
+                worker.tables = tables
+                self.reader.send_tables_soon()
+            case messages.EngineConnections(mark, numbers):
+                worker.own = OwnConnections(numbers, worker.number, mark)
+                if self.reader.lock is not None:
+                    self.reader.send_connections(worker.own)
+            case messages.Ready():
+                worker.state = State.READY
+                if self.reader.lock is not None:
+                    worker.channel.send(messages.ReaderFollows(self.reader.lock))
+                worker.changed.set()
+                self._accept_if_possible()
+            case messages.Leaving():
+                worker.state = State.LEAVING
+                self._accept_if_possible()
+            case messages.Failed(text):
+                worker.failure = text
+            case _:
+                raise AssertionError(message)
+
+    def _turn(self) -> None:
+        if not self._stopping:
+            self._send_orders(self._allowances.turn())
+            asyncio.get_running_loop().call_later(TURN_S, self._turn)
+
+    def _send_orders(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            if (worker := self.present(order.worker)) is not None:
+                worker.channel.send(messages.Allow(order.limited, order.units))
+
+    def _others(self, worker: WorkerProcess) -> list[WorkerProcess]:
+        return [other for other in self.running() if other is not worker]
+
+    async def _answer_others_streams(self, worker: WorkerProcess, number: int) -> None:
+        answers = await self._ask(Topic.STREAMS, self._others(worker))
+        streams = [stream for found in answers.values() for stream in found or ()]
+        worker.channel.send(messages.OthersStreams(number, streams))
+
+    async def _ask(self, topic: Topic, workers: Iterable[WorkerProcess]) -> Mapping[int, Any]:
+        """The answers of those that give one within ASK_S, by their numbers."""
+        number = next(self._numbers)
+        asked: dict[int, asyncio.Future[Any]] = {}
+        for worker in workers:
+            if worker.state in {State.READY, State.LEAVING}:
+                future = asyncio.get_running_loop().create_future()
+                asked[worker.number] = self._asked[worker.number, number] = future
+                worker.channel.send(messages.Ask(number, topic))
+        if asked:
+            await asyncio.wait(asked.values(), timeout=ASK_S)
+        for worker_number in asked:
+            del self._asked[worker_number, number]
+        return {name: future.result() for name, future in asked.items() if future.done()}
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # The admin port.
+
+    async def unreachable(self) -> str | None:
+        """Why the server is out of reach; None if any worker reaches it."""
+        answers = list((await self._ask(Topic.HEALTH, self.running())).values())
+        if not answers:
+            return "no worker answers"
+        return None if None in answers else str(answers[0])
+
+    async def server_is_reachable(self) -> bool:
+        """Whether the server answers any worker now."""
+        return True in (await self._ask(Topic.REACHABLE, self.running())).values()
+
+    async def metrics(self) -> bytes:
+        """The answer to /metrics."""
+        answers = await self._ask(Topic.METRICS, self.running())
+        self._answering = frozenset(number for number, families in answers.items() if families is not None)
+        for number in self._answering:
+            self._totals.report(number, answers[number])
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of all workers as one."""
+        yield from self._totals.families()
+        up = GaugeMetricFamily("ackstream_worker_up", "Whether the worker answers", labels=["worker"])
+        for number in self._restarts:
+            up.add_metric([str(number)], number in self._answering)
+        yield up
+        text = "Workers that were started because one had ended"
+        yield CounterMetricFamily("ackstream_worker_restarts", text, self._started_again)
+
+
+def _how(status: int) -> str:
+    """How a process has ended, by its wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
