@@ -172,6 +172,7 @@ class Worker:
             case messages.ReaderGone():
                 engine.log_followed = False
                 changes.ended()
+                engine.missed()  # What was committed since the reader's end was not notified either.
             case messages.Allow(limited, units):
                 engine.limits.follow(limited, units)
             case messages.Missed():
