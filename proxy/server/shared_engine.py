@@ -16,7 +16,7 @@ from engine.runtime.executor import EngineSettings
 from engine.runtime.table_runner import TableRunner
 from engine.service import NO_IDS, Engine
 from engine.store.mysql import MySQLStore
-from engine.store.port import Store, StoreError, Timed
+from engine.store.port import Origin, Store, StoreError, Timed
 from proxy.server import messages
 from proxy.server.allowances import RATE_UNITS, Kind, Limited
 from proxy.server.messages import CommitNotice
@@ -217,6 +217,15 @@ class SharedEngine(Engine):
         values = None if values is None else list(values)
         super().acknowledged(table, values, certain=certain)
         self._notify_unless_logged(messages.Acknowledged(table, values))
+
+    async def acknowledge_gathered(
+        self, table: TableId, value: object, epoch: int | None, origin: Origin
+    ) -> int | None:
+        """As Engine's."""
+        affected = await super().acknowledge_gathered(table, value, epoch, origin)
+        if affected:
+            self._notify_unless_logged(messages.Acknowledged(table, [value]))
+        return affected
 
     def given_back(self, table: TableId, values: Iterable[object] | None) -> None:
         """As Engine's."""
