@@ -9,7 +9,6 @@ answers have set. This module sends nothing.
 from __future__ import annotations
 
 import enum
-from decimal import Decimal
 from typing import Final
 
 from engine.model import TableId
@@ -24,12 +23,13 @@ from proxy.session.commit_notices import (
     Settled,
     Touched,
 )
+from proxy.session.own_acks import OwnAcks
 from proxy.session.prepared import TrackedStatement
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import Reader
 from proxy.wire.framing import Command
-from proxy.wire.mimic_adapter import Capabilities, ColumnType, Commands
-from proxy.wire.params import ParamType, execute_id, query_text
+from proxy.wire.mimic_adapter import Capabilities, Commands
+from proxy.wire.params import execute_id, query_text
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX
 from sqlrewrite.classify import (
@@ -67,6 +67,8 @@ LONG_DATA_INDEX_AT = 5
 NUMBER = slice(HEADER + 1, HEADER + 5)
 """The place of the statement's number in the packet of such a command."""
 
+CURSOR_FLAGS_AT = 5
+"""In COM_STMT_EXECUTE."""
 NUMBER_BYTES = 5
 """A payload with the number has at least so many."""
 
@@ -94,8 +96,6 @@ ABOUT_THE_SESSION = FORGETTING | {int(Commands.COM_INIT_DB), int(Commands.COM_SE
 TABLES_SHOWN_MAX = 64
 """Tables that are remembered to have no temporary table in front of them. A session streams from
 fewer."""
-
-DECIMALS = (int(ColumnType.DECIMAL), int(ColumnType.NEWDECIMAL))
 
 CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
 """Prepared statements whose execution is withheld and carried out by the proxy."""
@@ -141,6 +141,7 @@ class CommandClassifier:
         """Whether nothing has run in this session that can have made a temporary table: all were
         queue statements or are known to run no stored program. (The server's init_connect is the
         administrator's responsibility.)"""
+        self.own_acks = OwnAcks()
         self.updates_alike = True
         """Whether an UPDATE by a number certainly does in this session what it does in any other of
         the same account: everything that has run kept its settings as far as they matter, and no
@@ -356,6 +357,8 @@ class CommandClassifier:
             elif not isinstance(own.statement, PreparedStream | Killed):
                 self._runs(None)
             match own.statement:
+                case PreparedSettle() as prepared if self._may_be_gathered(own, prepared, command):
+                    return prepared
                 case PreparedSettle() as prepared if not prepared.delay_is_param:
                     return self._prepared_settle(own, prepared, command)
                 case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
@@ -368,19 +371,31 @@ class CommandClassifier:
             self._runs(None)
         return None
 
+    def _may_be_gathered(self, own: TrackedStatement, prepared: PreparedSettle, command: Command) -> bool:
+        """Whether an execution may be carried out with those of other clients: an ordinary one of
+        an ACK whose like has just been carried out."""
+        return (
+            prepared.form is not None
+            and self.updates_alike
+            and self.own_acks.proven(prepared.form)
+            and command.byte == COM_STMT_EXECUTE
+            and command.whole
+            and command.payload[CURSOR_FLAGS_AT : CURSOR_FLAGS_AT + 1] == b"\0"
+            and not own.long_data
+        )
+
     def _prepared_settle(self, own: TrackedStatement, prepared: PreparedSettle, command: Command) -> Settled:
         """The messages that an execution settles; unknown where its parameters cannot be read."""
         statement = prepared.statement
         try:
             if statement.keys is None or command.byte == COM_STMT_BULK_EXECUTE or not command.whole:
                 return prepared.settled(None, may_be_hidden=True)
-            execution = own.read_execution(command.payload, statement.param_count, attributes=self.attributes)
+            values = own.read_values(command.payload, statement.param_count, attributes=self.attributes)
         finally:
             own.long_data = frozenset()  # It was for one execution.
         if self._ids_under_way + len(statement.keys) > KEYS_MAX:
             return prepared.settled(None, may_be_hidden=True)
         self._ids_under_way += len(statement.keys)
-        values = [_as_read(value, kind) for value, kind in zip(execution.values, execution.types, strict=False)]
         return prepared.settled(values, may_be_hidden=self.may_be_hidden(prepared.table))
 
     def _prepared_kill(self, own: TrackedStatement, killed: Killed, command: Command) -> Killed | None:
@@ -412,10 +427,3 @@ class CommandClassifier:
             self.preparing = False
             if outcome.prepared is not None:
                 self.prepared[outcome.prepared.statement_id] = TrackedStatement(outcome.pending.statement)
-
-
-def _as_read(value: object, kind: ParamType) -> object:
-    """A parameter in the form of the engine's ids, where only strings are bytes."""
-    if isinstance(value, bytes) and kind.type in DECIMALS:
-        return Decimal(value.decode()) if value.isdigit() else None
-    return value

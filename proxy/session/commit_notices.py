@@ -75,6 +75,8 @@ class PreparedSettle:
 
     table: TableId
     statement: SettleStatement
+    form: AckForm | None = None
+    """Of an ACK of one id that may be carried out with those of other clients."""
 
     @property
     def delay_is_param(self) -> bool:
@@ -90,7 +92,7 @@ class PreparedSettle:
             return Settled(statement.verb, self.table, None)
         found = [values[key.index] if isinstance(key, Param) else key for key in keys]
         certain = statement.key_literals is not KeyLiterals.MIXED and not may_be_hidden
-        return Settled(statement.verb, self.table, found, certain)
+        return Settled(statement.verb, self.table, found, certain, self.form if certain else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,11 @@ class PreparedStream:
     """What `*` stood for at PREPARE: the server has prepared a SELECT of these columns."""
 
 
-def settled(statement: SettleStatement, table: TableId, *, may_be_hidden: bool) -> Settled:
+def settled(statement: SettleStatement, table: TableId, form: AckForm | None = None, *, may_be_hidden: bool) -> Settled:
     """The messages that a statement without parameters settles. `may_be_hidden`: the queue may be
     hidden by a temporary table."""
     values = None if statement.param_count else ()
-    return PreparedSettle(table, statement).settled(values, may_be_hidden=may_be_hidden)
+    return PreparedSettle(table, statement, form).settled(values, may_be_hidden=may_be_hidden)
 
 
 def _literals(statement: SettleStatement) -> Sequence[object] | None:

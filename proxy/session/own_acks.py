@@ -43,11 +43,13 @@ numbers have one byte."""
 
 
 class AckForm(NamedTuple):
-    """What decides which privileges an ACK of one id needs."""
+    """What decides which privileges an ACK of one id needs, and how it is answered."""
 
     table: TableId
     fenced: bool
     """Whether its condition names the epoch."""
+    binary: bool = False
+    """Whether it is an execution of a prepared statement."""
 
 
 class AckAnswers(NamedTuple):
@@ -90,6 +92,10 @@ class OwnAcks:
         if answers is None or self._clock() >= until_s:
             return None
         return answers if _status(answers.done) == status & LASTING else None
+
+    def proven(self, form: AckForm) -> bool:
+        """Whether there are answers to ACKs of this form."""
+        return form in self._proofs and self._clock() < self._proofs[form][0]
 
     def forget(self) -> None:
         """The session may have another account, or other privileges."""

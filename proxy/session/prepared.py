@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from proxy.session.commit_notices import Prepared
+from proxy.wire.mimic_adapter import ColumnType
 from proxy.wire.params import Execute, ParamType, parse_execute, python_value, rearranged
+
+DECIMALS = (int(ColumnType.DECIMAL), int(ColumnType.NEWDECIMAL))
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +32,12 @@ class TrackedStatement:
         self.types = execution.types
         return execution
 
+    def read_values(self, payload: bytes, param_count: int, *, attributes: bool) -> list[object]:
+        """The parameters of an execution in the form of the engine's ids, where only strings are
+        bytes; their types are remembered. Raises WireError."""
+        execution = self.read_execution(payload, param_count, attributes=attributes)
+        return [_as_read(value, kind) for value, kind in zip(execution.values, execution.types, strict=False)]
+
     def rearranged(self, payload: bytes, order: Sequence[int], *, attributes: bool) -> bytes:
         """An execution with its parameters in this order, and its query attributes behind them.
 
@@ -45,3 +55,10 @@ def python_values(execution: Execute, codec: str) -> list[object]:
     set."""
     values = zip(execution.values, execution.types, strict=False)  # Query attributes have types as well.
     return [python_value(value, kind, codec) for value, kind in values]
+
+
+def _as_read(value: object, kind: ParamType) -> object:
+    """A parameter in the form of the engine's ids, where only strings are bytes."""
+    if isinstance(value, bytes) and kind.type in DECIMALS:
+        return Decimal(value.decode()) if value.isdigit() else None
+    return value

@@ -32,7 +32,6 @@ from proxy.session.command_relay import CommandRelay
 from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing, Settled
 from proxy.session.connections import Connections
 from proxy.session.known_streams import KnownStreams
-from proxy.session.own_acks import OwnAcks
 from proxy.session.stream import INTERRUPTED, SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
 from proxy.wire.mimic_adapter import ServerStatus
@@ -64,7 +63,7 @@ class Session:
         self.classifier = CommandClassifier()
         self.commit_notices = CommitNotices(proxy.engine)
         self.known_streams = KnownStreams()
-        self.own_acks = OwnAcks()
+        self.own_acks = self.classifier.own_acks
         self.codec = "utf-8"
         self.charset = "utf8mb4"
         """The client's character set, as last read from the server; `codec` is Python's name of

@@ -12,10 +12,12 @@ one of the same form (OwnAcks), and has run nothing that could make another one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from engine.model import TableId
+from engine.packets import WireError
 from engine.service import Engine
 from engine.store.port import AckUnknownError
 from proxy.session.commit_notices import DIGITS_MAX, PreparedSettle, Preparing, Settled, settled
@@ -29,7 +31,7 @@ from proxy.wire.packets import ServerError
 from proxy.wire.params import make_query
 from sqlrewrite.ack import SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
-from sqlrewrite.names import TableName
+from sqlrewrite.names import Param, TableName
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -52,44 +54,64 @@ class Acknowledgement:
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
         statement, table = await self._read(session, text)
-        may_be_hidden = session.classifier.may_be_hidden(table)
-        pending = settled(statement, table, may_be_hidden=may_be_hidden)
-        alike = session.classifier.updates_alike and not session.in_transaction
-        if self._gather and alike and _is_of_one(statement, pending):
-            pending = replace(pending, form=AckForm(table, statement.epoch is not None))
-            if session.server_name is None:
-                await read_context(session)
-            if await self._gathered(session, statement, pending):
-                return
-        session.forward(make_query(statement.update(), attributes=session.classifier.attributes), pending)
+        form = await self._form(session, statement, table, binary=False)
+        pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
+        if not await self._gathered(session, statement, pending, ()):
+            session.forward(make_query(statement.update(), attributes=session.classifier.attributes), pending)
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the UPDATE."""
         statement, table = await self._read(session, text)
-        prepared = PreparedSettle(table, replace(statement, condition=b""))  # The server keeps the condition.
+        form = await self._form(session, statement, table, binary=True)
+        prepared = PreparedSettle(table, replace(statement, condition=b""), form)  # The server keeps the condition.
         session.forward(bytes([COM_STMT_PREPARE]) + statement.update(), Preparing(prepared))
 
-    @staticmethod
-    def execute(session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes) -> None:
-        """Run a prepared NACK or EXTEND whose delay is a parameter: the client's last, and the
-        first of the UPDATE."""
-        statement = prepared.statement
-        attributes = session.classifier.attributes
+    async def execute(
+        self, session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes
+    ) -> None:
+        """Run a prepared NACK or EXTEND whose delay is a parameter, or an ACK that may be gathered."""
+        statement, attributes = prepared.statement, session.classifier.attributes
+        if not prepared.delay_is_param:
+            try:
+                values = own.read_values(payload, statement.param_count, attributes=attributes)
+            except WireError:
+                session.forward(payload, prepared.settled(None, may_be_hidden=True))  # The server refuses it.
+                return
+            pending = prepared.settled(values, may_be_hidden=session.classifier.may_be_hidden(prepared.table))
+            if not await self._gathered(session, statement, pending, values):
+                session.forward(payload, pending)
+            return
+        # The delay is the client's last parameter, and the first of the UPDATE.
         execution = own.read_execution(payload, statement.param_count, attributes=attributes)
         statement.check_delay(execution.values)
         others = statement.param_count - 1
         reordered = own.rearranged(payload, (others, *range(others)), attributes=attributes)
         session.forward(reordered, prepared.settled(execution.values, may_be_hidden=True))
 
-    async def _gathered(self, session: ClientSession, statement: SettleStatement, pending: Settled) -> bool:
+    async def _form(
+        self, session: ClientSession, statement: SettleStatement, table: TableId, *, binary: bool
+    ) -> AckForm | None:
+        """The form of an ACK that may be gathered; None of any other statement."""
+        one = statement.verb is Verb.ACK and statement.keys is not None and len(statement.keys) == 1
+        if not (self._gather and one and session.classifier.updates_alike and (table.db + table.name).isascii()):
+            return None  # Names in ASCII have the same bytes in all character sets.
+        if session.server_name is None:
+            await read_context(session)
+        return AckForm(table, statement.epoch is not None, binary)
+
+    async def _gathered(
+        self, session: ClientSession, statement: SettleStatement, pending: Settled, values: Sequence[object]
+    ) -> bool:
         """Carry out an ACK together with those of other clients, and answer it. Returns False, and
-        does nothing, if the session has to carry it out."""
-        assert pending.form is not None
-        assert pending.values is not None
-        answers = session.own_acks.answers(pending.form, session.status)
-        if answers is None:
+        does nothing, if the session has to carry it out. `values`: of its parameters."""
+        if pending.form is None or not session.classifier.updates_alike or session.in_transaction:
             return False
-        epoch = int(statement.epoch) if isinstance(statement.epoch, bytes) else None
+        answers = session.own_acks.answers(pending.form, session.status)
+        if answers is None or pending.values is None:
+            return False
+        epoch = _epoch(statement, values)
+        if epoch is None and pending.form.fenced:
+            return False
         try:
             count = await self._engine.acknowledge_gathered(pending.table, pending.values[0], epoch, session.origin)
         except AckUnknownError as error:
@@ -121,18 +143,16 @@ class Acknowledgement:
         return statement, queue
 
 
-def _is_of_one(statement: SettleStatement, pending: Settled) -> bool:
-    """Whether it is an ACK of one id, with or without its epoch, and certainly of no other, whose
-    table has the same bytes in all character sets."""
-    values, epoch, table = pending.values, statement.epoch, pending.table
-    return (
-        statement.verb is Verb.ACK
-        and (table.db + table.name).isascii()
-        and pending.certain
-        and values is not None
-        and len(values) == 1
-        and (epoch is None or (isinstance(epoch, bytes) and len(epoch) <= DIGITS_MAX))
-    )
+def _epoch(statement: SettleStatement, values: Sequence[object]) -> int | None:
+    """The epoch in the condition; None without it, and if it is no usual number."""
+    match statement.epoch:
+        case Param(index):
+            value = values[index]
+            return value if isinstance(value, int) else None
+        case bytes(digits) if len(digits) <= DIGITS_MAX:
+            return int(digits)
+        case _:
+            return None
 
 
 def _leaving(count: int, table: TableId) -> bytes:

@@ -121,7 +121,7 @@ class Statements:
                 case PreparedStream() as prepared:
                     await self._streaming.execute(session, own, prepared, payload)
                 case PreparedSettle() as prepared:
-                    self._acknowledgement.execute(session, own, prepared, payload)
+                    await self._acknowledgement.execute(session, own, prepared, payload)
                 case PreparedQueueStatement() as prepared:
                     await self._queue_statements.execute(session, own, prepared, payload)
                 case other:

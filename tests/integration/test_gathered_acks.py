@@ -33,7 +33,7 @@ from tests.support.waiting import eventually
 CLIENTS = 8
 ROUNDS_MAX = 2_000
 """Nothing is gathered while the catalog is read again, for a second after a table was made."""
-COM_QUERY = int(Commands.COM_QUERY)
+COM_QUERY, COM_STMT_EXECUTE = int(Commands.COM_QUERY), int(Commands.COM_STMT_EXECUTE)
 FOUND_ROWS = int(Capabilities.CLIENT_FOUND_ROWS)
 MODERN = ALL & ~int(Capabilities.CLIENT_NO_SCHEMA)
 """MySQL warns of the other one in each answer, and an answer with warnings is no proof."""
@@ -155,6 +155,44 @@ def test_answers_are_byte_for_byte_those_of_the_server(proxy: RunningProxy, data
 
 def test_a_message_that_two_clients_acknowledge_is_counted_once(acks: Acks) -> None:
     acks.until_gathered([1, 0, 0, 0, 1, 0, 0, 0], lambda ids: simple([*ids[:2]] * 4), of_all=3)
+
+
+@pytest.mark.parametrize("capabilities", [BASE, MODERN], ids=["plain", "all"])
+@pytest.mark.parametrize("quoted", [False, True])
+def test_executions_of_prepared_acks_are_gathered(
+    proxy: RunningProxy, database: str, capabilities: int, *, quoted: bool
+) -> None:
+    """Their answers are those of the server, and the next statement sees them."""
+    with acks_on(proxy, database, capabilities) as acks, RawClient(proxy, capabilities, database) as own:
+        written = "ACK m WHERE id IN (?) AND epoch = ?"
+        number = own.prepare(written)
+        (message,) = acks.messages(1)
+        one, none = own.execute(number, message, 0), own.execute(number, message, 0)
+        assert (affected(one), affected(none)) == (1, 0)
+        numbers = [client.prepare(written) for client in acks.clients]
+        half = CLIENTS // 2
+        answers: list[list[Packet]] = []
+        for _ in range(ROUNDS_MAX):
+            before = acks.gathered
+            for ids in (acks.messages(CLIENTS), [*acks.messages(half)] * 2):
+                for client, statement, key in zip(acks.clients, numbers, ids, strict=True):
+                    client.send(client.execution(statement, str(key) if quoted else key, 0))
+                answers = [client.answer(COM_STMT_EXECUTE) for client in acks.clients]
+            assert sorted(map(affected, answers)) == [0] * half + [1] * half
+            assert {tuple(answer) for answer in answers} == {tuple(one), tuple(none)}
+            if acks.gathered - before >= CLIENTS + 2:
+                break
+        else:
+            raise AssertionError("never gathered")
+        shown = [value(client, "SELECT ROW_COUNT()") for client in acks.clients]
+        assert shown == [b"%d" % affected(answer) for answer in answers]
+        assert rows(acks.direct, "SELECT COUNT(*) FROM m WHERE time_acked IS NULL") == [(0,)]
+        (message,) = acks.messages(1)
+        client, statement = acks.clients[0], numbers[0]
+        assert affected(client.execute(statement, message, None)) == 0
+        assert affected(client.execute(statement, None, 0)) == 0
+        assert affected(client.execute(statement, message, 7)) == 0
+        assert affected(client.execute(statement, message, 0)) == 1
 
 
 def test_the_epoch_fences_in_a_batch_as_well(acks: Acks) -> None:

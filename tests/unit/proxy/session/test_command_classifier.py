@@ -20,7 +20,10 @@ from proxy.session.commit_notices import (
     Settled,
     Touched,
 )
+from proxy.session.own_acks import AckForm
+from proxy.session.prepared import TrackedStatement
 from proxy.wire.framing import Command
+from proxy.wire.packets import make_ok
 from proxy.wire.params import make_query
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, parse_settle
@@ -237,3 +240,107 @@ def test_of_more_ids_than_are_read_it_is_not_remembered_which_are_under_way() ->
     pending = classifier.classify(about(EXECUTE, 3))[1]
     assert isinstance(pending, Settled)
     assert pending.values is not None
+
+
+class TestGatheredAcks:
+    """Which executions are carried out here, and which statements end that."""
+
+    FORM = AckForm(TABLE, fenced=False, binary=True)
+    ANSWER = frame(make_ok(affected_rows=1, info=b"Rows matched: 1  Changed: 1  Warnings: 0"), 1)
+    PREPARED = PreparedSettle(TABLE, parse_settle(b"ACK FROM orders WHERE id = 1"), FORM)
+
+    def classifier(self, *, proven: bool = True) -> CommandClassifier:
+        classifier = CommandClassifier()
+        classifier.prepared[1] = TrackedStatement(self.PREPARED)
+        if proven:
+            classifier.own_acks.shown(self.FORM, self.ANSWER)
+        return classifier
+
+    def execution(self, flags: int = 0) -> Command:
+        return command(bytes([EXECUTE]) + (1).to_bytes(4, "little") + bytes([flags]) + (1).to_bytes(4, "little"))
+
+    def test_an_execution_is_carried_out_here_once_its_like_was_relayed(self) -> None:
+        _, relayed = self.classifier(proven=False).classify(self.execution())
+        assert isinstance(relayed, Settled)
+        assert relayed.form == self.FORM
+        assert self.classifier().classify(self.execution()) == (Verb.OTHER, self.PREPARED)
+
+    def test_one_with_a_cursor_or_long_data_is_relayed(self) -> None:
+        assert isinstance(self.classifier().classify(self.execution(flags=1))[1], Settled)
+        classifier = self.classifier()
+        classifier.prepared[1].long_data = frozenset((0,))
+        assert isinstance(classifier.classify(self.execution())[1], Settled)
+
+    @pytest.mark.parametrize(
+        ("text", "alike"),
+        [
+            ("SET NAMES utf8mb4", True),
+            ("SET SESSION time_zone = '+00:00', @x = 1", True),
+            ("BEGIN", True),
+            ("SELECT 1", True),
+            ("ACK FROM orders WHERE id = 1", True),
+            ("SET timestamp = 1", False),
+            ("SET @x = 1, timestamp = 1", False),
+            ("SET ROLE a", False),
+            ("SET TRANSACTION READ ONLY", False),
+            ("SELECT f()", False),
+            ("SELECT 1 FROM v", False),
+            ("INSERT INTO orders VALUES (1)", False),
+            ("CREATE TEMPORARY TABLE orders (id INT)", False),
+        ],
+    )
+    @pytest.mark.parametrize("fast", [False, True])
+    def test_after_what_may_change_the_session_nothing_is(self, text: str, *, alike: bool, fast: bool) -> None:
+        classifier = self.classifier()
+        packet = command(make_query(text.encode(), attributes=False))
+        if not fast or classifier.classify_fast(packet.data) is NOT_FAST:
+            classifier.classify(packet)
+        assert classifier.updates_alike == alike
+        assert (classifier.classify(self.execution())[1] is self.PREPARED) == alike
+
+    def test_a_reset_makes_the_session_like_others_again(self) -> None:
+        classifier = self.classifier()
+        reset, setting = command(bytes([RESET])), command(make_query(b"SET timestamp = 1", attributes=False))
+        alike = []
+        for commands in ((setting, reset), (reset, setting)):
+            for sent in commands:
+                classifier.classify(sent)
+                alike.append(classifier.updates_alike)
+            classifier.command_answered(Outcome(RESET, None, True, 2))
+            alike.append(classifier.updates_alike)
+        assert alike == [False, False, True, True, False, False]
+
+    @pytest.mark.parametrize(
+        ("text", "shows"),
+        [
+            ("SELECT 1", False),
+            ("BEGIN", False),
+            ("STREAM * FROM orders", False),
+            ("ACK FROM orders WHERE id = 1", False),
+            ("SELECT ROW_COUNT()", True),
+            ("select found_rows()", True),
+            ("SHOW WARNINGS", True),
+            ("GET DIAGNOSTICS @n = ROW_COUNT", True),
+            ("SELECT f()", True),
+            ("CALL p()", True),
+            ("SELECT * FROM v", True),
+            ("ACK FROM orders WHERE id = 1; SELECT 1", True),
+        ],
+    )
+    def test_what_may_show_the_last_statement_is_recognised(self, text: str, *, shows: bool) -> None:
+        packet = command(make_query(text.encode(), attributes=False))
+        assert self.classifier().shows_counts(packet) == shows
+        assert self.classifier().shows_counts(packet._replace(whole=False))
+
+    def test_executions_show_it_unless_they_are_queue_statements(self) -> None:
+        classifier = self.classifier()
+        assert not classifier.shows_counts(self.execution())
+        classifier.prepared.clear()
+        assert classifier.shows_counts(self.execution())
+        assert classifier.shows_counts(command(bytes([PREPARE]) + b"SELECT 1"))
+        assert not classifier.shows_counts(command(bytes([CLOSE]) + bytes(4)))
+
+    def test_a_session_that_reads_gtids_is_not_gathered_from_any_more(self) -> None:
+        classifier = self.classifier()
+        assert classifier.shows_counts(command(make_query(b"SELECT @@last_gtid", attributes=False)))
+        assert not classifier.updates_alike
