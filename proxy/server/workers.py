@@ -46,7 +46,7 @@ ASK_S = 2.5
 """How long workers may take to answer: longer than a health check of the server
 (`admin.PROBE_WAIT_S`)."""
 
-KILL_AFTER_S = 2.0
+KILL_AFTER_S = 1.0
 """A worker that has not ended so long after `drain_timeout_s`, or after it has closed its channel,
 is killed."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Mapping
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from engine.model import TableId
-from proxy.server.allowances import Allowances, Kind, Order
+from proxy.server.allowances import Allowances, Kind, Limited, Order
 
 LIMITED = (TableId("shop", "orders"), Kind.IN_FLIGHT)
 
@@ -74,44 +76,67 @@ class Played:
                 self.confirm(worker)
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["demand", "leave", "read", "confirm", "claim", "settle", "end", "turn"]), st.integers(1, 3)
-    ),
-    max_size=80,
-)
+KINDS = ("demand", "leave", "read", "read", "confirm", "confirm", "claim", "claim", "claim", "settle", "end", "turn")
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 3)), max_size=80)
+
+
+def play(steps: Iterable[tuple[str, int]], limit: int, allowances: Allowances | None = None) -> Played:
+    """Play the steps. Fails if there is ever more in flight than the limit."""
+    played = Played()
+    played.allowances = allowances or played.allowances
+    for step, worker in steps:
+        match step:
+            case "demand":
+                played.demand(worker, limit)
+            case "leave":
+                played.demand(worker, None)
+            case "turn":
+                played.send(played.allowances.turn())
+            case _:
+                getattr(played, step)(worker)
+        assert sum(max(played.allowed.get(name, 0), played.in_flight.get(name, 0)) for name in (1, 2, 3)) <= limit
+    return played
 
 
 @given(STEPS, st.integers(1, 7))
 def test_workers_together_never_have_more_in_flight_than_the_limit(steps: list[tuple[str, int]], limit: int) -> None:
-    played = Played()
-    for step, worker in steps:
-        match step:
-            case "demand":
-                played.demand(worker, limit)
-            case "leave":
-                played.demand(worker, None)
-            case "turn":
-                played.send(played.allowances.turn())
-            case _:
-                getattr(played, step)(worker)
-        assert sum(played.in_flight.values()) <= limit
-        assert sum(max(played.allowed.get(name, 0), played.in_flight.get(name, 0)) for name in (1, 2, 3)) <= limit
+    play(steps, limit)
+
+
+class Careless(Allowances):
+    """Believes that a worker has nothing in flight beyond its new allowance."""
+
+    def uses(self, worker: int, limited: Limited, ordered: int, used: int) -> list[Order]:
+        return super().uses(worker, limited, ordered, ordered)
+
+
+class Hasty(Allowances):
+    """Does not wait until a worker has confirmed that it has less."""
+
+    def demand(self, worker: int, limits: Mapping[Limited, int]) -> list[Order]:
+        orders = super().demand(worker, limits)
+        for order in orders:
+            orders += super().uses(order.worker, order.limited, order.units, order.units)
+        return orders
+
+
+@pytest.mark.parametrize("broken", [Careless, Hasty])
+def test_the_play_objects_to_allowances_that_are_broken_on_purpose(broken: type[Allowances]) -> None:
+    def objects(seed: int) -> bool:
+        drawn = random.Random(seed)
+        steps = [(drawn.choice(KINDS), drawn.randint(1, 3)) for _ in range(80)]
+        try:
+            play(steps, 2, broken())
+        except AssertionError:
+            return True
+        return False
+
+    assert any(map(objects, range(1_000)))
 
 
 @given(STEPS, st.integers(1, 7))
 def test_in_the_end_the_whole_limit_is_given_to_those_that_stream(steps: list[tuple[str, int]], limit: int) -> None:
-    played = Played()
-    for step, worker in steps:
-        match step:
-            case "demand":
-                played.demand(worker, limit)
-            case "leave":
-                played.demand(worker, None)
-            case "turn":
-                played.send(played.allowances.turn())
-            case _:
-                getattr(played, step)(worker)
+    played = play(steps, limit)
     for worker in (1, 2, 3):
         while played.in_flight.get(worker):
             played.settle(worker)
