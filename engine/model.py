@@ -7,6 +7,7 @@ nanoseconds since 1970 on the *server's* clock (`…_ns`), as in the table.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -120,6 +121,12 @@ class QueueTable:
     decide it, and the engine's account may carry it out and see triggers."""
 
     @property
+    def is_shareable(self) -> bool:
+        """Whether several proxies can divide its messages among themselves by a hash of the id. Equal
+        numbers with decimals may have different texts, and so may equal times."""
+        return self.id_kind not in {IdKind.DECIMAL, IdKind.FLOAT, IdKind.TIMESTAMP}
+
+    @property
     def dead_letter(self) -> TableId | None:
         """The table that dead messages are moved to; None: no message is ever dead."""
         if not self.policy.max_attempts or self.policy.dead_letter is None:
@@ -193,6 +200,37 @@ class Selection:
 
 ANYTHING = Selection()
 """The selection of a STREAM without WHERE and PARTITION."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of `count` parts of a queue's messages: those that this proxy takes first, while others
+    take the other parts. The hash of its id decides to which part a message belongs."""
+
+    number: int
+    count: int
+
+    def turn(self, key: Key) -> int:
+        """How many proxies take this message before this one: 0 for a message of this share."""
+        return (self.number - id_hash(key)) % self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """The messages that a scan reads: those of a share, or all `others`."""
+
+    share: Share
+    others: bool = False
+
+    def contains(self, key: Key) -> bool:
+        """Whether a message belongs to it."""
+        return (self.share.turn(key) == 0) is not self.others
+
+
+def id_hash(key: Key) -> int:
+    """A hash of an id. The server computes the same one (TableStatements.within_portion): CRC32 of
+    the bytes that it returns for the id."""
+    return zlib.crc32(key if isinstance(key, bytes) else str(key).encode())
 
 
 class Entry(NamedTuple):

@@ -24,9 +24,10 @@ from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
+from engine.runtime.roster import RosterWatch
 from engine.runtime.table_runner import Locker, Sink, TableRunner, no_queue_text
 from engine.store.acks import Ack
-from engine.store.port import Origin, Store
+from engine.store.port import Origin, Roster, Store
 
 NO_IDS = range(0)
 
@@ -97,6 +98,9 @@ class Engine:
         self._queues = Queues(
             self._executor, self._indirect_writes, Listener(self._queue_found, self._queue_lost, self._wake_all.request)
         )
+        self._roster = RosterWatch(self._executor, self._streamed_queues, self._on_roster)
+        self._streamed_until_s: dict[TableId, float] = {}
+        """Until when queues without streams still count as streamed."""
         self._ids = itertools.count(1)
         self._gathered: dict[TableId, GatheredAcks] = {}
         self._draining = False
@@ -113,6 +117,7 @@ class Engine:
     async def start(self) -> None:
         """Read the server's clock and its queues. Raises StoreError when they cannot be read."""
         await self._queues.start()
+        self._roster.start()
 
     async def drain(self) -> None:
         """End all streams, and release what is not acknowledged. Returns when that is done."""
@@ -189,6 +194,8 @@ class Engine:
         spec = Subscription(
             subscriber, holder, row_format, limit, prefetch, first_wait_ns, selection, locker is not None
         )
+        if queue.id not in self._streamed_until_s:
+            self._roster.queue_streamed()
         runner.subscribe(spec, sink, locker)
         return StreamHandle(runner, subscriber, holder)
 
@@ -338,6 +345,30 @@ class Engine:
     def runners(self) -> Iterable[tuple[QueueTable, Dispatcher]]:
         """All queues and their dispatchers, for reading."""
         return [(runner.queue, runner.dispatcher) for runner in self._runners.values()]
+
+    # Other proxies.
+
+    @property
+    def roster(self) -> Roster:
+        """What is known of the other proxies on the server."""
+        return self._roster.found
+
+    def _streamed_queues(self) -> list[TableId]:
+        """The queues that this proxy shares with others: those with streams, now or a moment ago."""
+        now_s, kept_s = asyncio.get_running_loop().time(), self._executor.settings.roster_streams_kept_s
+        for table, runner in self._runners.items():
+            if runner.dispatcher.subscribers and runner.queue.is_shareable:
+                self._streamed_until_s[table] = now_s + kept_s
+        self._streamed_until_s = {
+            table: until_s
+            for table, until_s in self._streamed_until_s.items()
+            if until_s > now_s and table in self._runners
+        }
+        return list(self._streamed_until_s)
+
+    def _on_roster(self, roster: Roster) -> None:
+        for table, runner in list(self._runners.items()):
+            runner.set_share(roster.share_of(table) if table in self._streamed_until_s else None)
 
     # Notifications of the catalog.
 

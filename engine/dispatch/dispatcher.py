@@ -47,7 +47,7 @@ from engine.dispatch.picking import Picking
 from engine.dispatch.subscribers import Subscriber, Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.dispatch.wake_times import next_wake_ns
-from engine.model import Claimed, Entry, FetchResult, Key, Policy, ScanResult
+from engine.model import Claimed, Entry, FetchResult, Key, Policy, ScanResult, Share
 
 Effects = list[Effect]
 
@@ -182,9 +182,10 @@ class Dispatcher:
         self._deliveries.end_expired(now)
         self.parts.scans.promote_due(now)
         picked = self._picking.pick_inserted(now, keys)
-        if not picked:
+        if picked is None:
             return self.woken(now)
-        return [self.parts.claims.start_claim(picked, now, unscanned=True), *self._advance(now)]
+        effects: Effects = [self.parts.claims.start_claim(picked, now, unscanned=True)] if picked else []
+        return effects + self._advance(now)
 
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
         """These messages were certainly acknowledged or deleted."""
@@ -243,6 +244,12 @@ class Dispatcher:
         self.parts.set_policy(policy, now)
         return self._advance(now)
 
+    def share_changed(self, now: Instant, share: Share | None) -> Effects:
+        """This proxy takes the messages of this share first, because others have streams on the table
+        too; None: it takes all messages."""
+        self.parts.scans.set_share(share, now)
+        return self._advance(now)
+
     def tick(self, now: Instant) -> Effects:
         """Time passed, or the server's clock was set."""
         return self._advance(now)
@@ -278,6 +285,7 @@ class Dispatcher:
         """A claim of these messages was committed. `rows`: their rows, if they were read behind it."""
         attempt = self.parts.claims.record_answer(claim_id, claims, rows)
         self.parts.capacity.claim_took(now.mono_ns - attempt.started_ns)
+        self.parts.scans.claim_took(now.mono_ns - attempt.started_ns)
         effects: Effects = []
         for attempt, answer in self.parts.claims.take_answers():
             self._deliveries.start_leases(now, attempt, answer)

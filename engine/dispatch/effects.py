@@ -21,18 +21,19 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.model import Delivery, Key, Range, Return, RowFormat, Selection, Wanted
+from engine.model import Delivery, Key, Portion, Range, Return, RowFormat, Selection, Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
     """Read the keys of up to `limit` due messages of a selection, and of those due next. `part`: in
-    this part of the table; None: in all of it."""
+    this part of the table; None: in all of it. `portion`: only these messages; None: all."""
 
     scan_id: int
     selection: Selection
     limit: int
     part: Range | None
+    portion: Portion | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.dispatch.other_shares import OtherShares
 from engine.dispatch.scan_position import ScanPosition
 from engine.dispatch.scan_state import ScanState
 from engine.dispatch.subscribers import Subscriber, Subscribers, Subscription
@@ -38,8 +40,8 @@ class FilterGroup:
 
     @property
     def awaits_scan(self) -> bool:
-        """Whether a bounded stream waits for a scan that starts after it did."""
-        return self.subscribers.awaits_scan(self.scans.completed, self.scans.started)
+        """Whether a bounded stream waits for a scan of all shares that starts after it did."""
+        return self.subscribers.awaits_scan(self.scans.whole_completed, self.scans.whole_started)
 
     def finished_streams(self, now: Instant, *, closed: bool) -> list[Subscriber]:
         """The streams that have reached their LIMIT, and the bounded ones for which nothing is left
@@ -49,9 +51,9 @@ class FilterGroup:
         if self.reserved:
             nothing_to_give, completed = False, 0
         elif closed:
-            nothing_to_give, completed = True, self.scans.started + 1
+            nothing_to_give, completed = True, self.scans.whole_started + 1
         else:
-            nothing_to_give, completed = self.scans.is_exhausted, self.scans.completed
+            nothing_to_give, completed = self.scans.is_exhausted, self.scans.whole_completed
         return self.subscribers.finished_streams(nothing_to_give=nothing_to_give, completed=completed)
 
 
@@ -61,12 +63,12 @@ class TooManyFilterGroups(Exception):
 
 
 class FilterGroups:
-    """All streams of a table and their groups: the group without a condition, and up to `most`
+    """All streams of a table and their groups: the group without a condition, and a limited number of
     others. Groups without streams are kept until their place is needed."""
 
-    def __init__(self, most: int, scan_min: int, batch_size: int) -> None:
-        self._most = most
-        self._scan_min = scan_min
+    def __init__(self, limits: Limits, batch_size: int) -> None:
+        self._most = limits.filter_groups_max
+        self._limits = limits
         self._batch_size = batch_size
         self._by_selection: dict[tuple[Selection, bool], FilterGroup] = {}
         """By what a group selects, and whether it locks."""
@@ -93,7 +95,7 @@ class FilterGroups:
         group = self._group(spec.selection, locks=spec.locks)
         subscriber = Subscriber(
             spec,
-            since_scan=group.scans.started + 1,
+            since_scan=group.scans.whole_started + 1,
             first_wait_until_ns=None if spec.first_wait_ns is None else now.mono_ns + spec.first_wait_ns,
             remaining=spec.limit,
         )
@@ -150,7 +152,7 @@ class FilterGroups:
             if len(self._by_selection) > self._most:
                 self._forget_one()
             position = None if selection.condition is None else ScanPosition()
-            state = ScanState(self._scan_min, position)
+            state = ScanState(self._limits.scan_min, position, OtherShares(self._limits))
             group = FilterGroup(selection, Subscribers(self._batch_size), state, locks)
         self._by_selection[selection, locks] = group
         return group

@@ -68,6 +68,17 @@ class Limits:
     """Keys that were read longer ago are read again before one is claimed, if a transaction was
     committed since and no stream had credit: otherwise they would be delivered before more
     urgent messages."""
+    share_grace_ns: int = 50 * MS
+    """How long a due message of another share is left to its own proxy: several times what a scan
+    and a claim take on a quiet server."""
+    share_grace_max_ns: int = NS_PER_S
+    """The same on a busy server: three times what they took here last, and this at most."""
+    share_check_ns: int = 100 * MS
+    """Pause between scans of the other shares while messages of the own share are ready: bounds how
+    long a more urgent message of another share stays unseen."""
+    others_scan_min: int = 16
+    """Messages read by a scan of the other shares at first. Usually their proxies have taken them
+    before the next one."""
     failure_pause_min_ns: int = 100 * MS
     failure_pause_max_ns: int = 5_000 * MS
     """Pause after a failure of the database, doubling: short enough for a restart, and no storm of

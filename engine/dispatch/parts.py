@@ -56,7 +56,7 @@ class Parts:
     def of_table(cls, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> Parts:
         """The parts of a table of which nothing is known yet. `jitter` returns a number from [0, 1)."""
         numbers = count(1)
-        groups = FilterGroups(limits.filter_groups_max, limits.scan_min, policy.batch_size)
+        groups = FilterGroups(limits, policy.batch_size)
         leases, claims = Leases(), ClaimsUnderWay(policy, jitter, numbers)
         return cls(
             policy=policy,

@@ -37,12 +37,14 @@ class Picking:
         parts.capacity.use(len(picked))
         return picked
 
-    def pick_inserted(self, now: Instant, keys: Sequence[Key]) -> Picked:
+    def pick_inserted(self, now: Instant, keys: Sequence[Key]) -> Picked | None:
         """Take messages that a transaction has inserted, if all of them can be claimed at once
-        without a scan; else none. A later scan shows whether the keys were right."""
-        if not self._may_claim_unscanned(now, keys):
-            return {}
+        without a scan; None: a scan has to find them. A later scan shows whether the keys were
+        right. Messages of other shares are left to their proxies."""
         parts = self._parts
+        keys = parts.scans.keep_own(keys, now)
+        if not self._may_claim_unscanned(now, keys):
+            return None
         parts.scans.inserted_unscanned(parts.groups.main, now)
         parts.capacity.use(len(keys))
         return {key: (parts.groups.main, Entry(key, 0, 0, 0)) for key in keys}

@@ -73,12 +73,24 @@ class ReadAhead:
             times.append(now.until(self.horizon_ns))
         return min(times, default=None)
 
-    def replace_with(self, result: ScanResult, now: Instant, unwanted: Callable[[Entry], bool]) -> None:
-        """Replace all entries by a scan's result, without the `unwanted` ones."""
+    def replace_with(
+        self,
+        result: ScanResult,
+        now: Instant,
+        unwanted: Callable[[Entry], bool],
+        unread: Callable[[Key], bool] | None = None,
+    ) -> None:
+        """Replace all entries by a scan's result, without the `unwanted` ones. `unread`: which
+        messages the scan does not read, so that their entries stay; None: it reads all."""
         entries = [entry for entry in result.entries if not unwanted(entry)]
         missed, self._missed = self._missed, {}
         if missed:
             self._missed = {entry.key: missed[entry.key] for entry in entries if entry.key in missed}
+        if unread is not None:
+            self._missed |= {key: attempt for key, attempt in missed.items() if unread(key)}
+            if kept := [entry for entry in (*self._ready.values(), *self._later.values()) if unread(entry.key)]:
+                shown = {entry.key for entry in entries}
+                entries += [entry for entry in kept if entry.key not in shown]
         at_once = [entry for entry in entries if entry.due_ns <= now.server_ns and entry.key not in self._missed]
         self._ready = {entry.key: entry for entry in at_once}
         self._ready_heap = [(entry.priority, entry.due_ns, entry.key, entry.epoch) for entry in at_once]
@@ -163,6 +175,10 @@ class ReadAhead:
             self._ready.pop(key, None)
             self._later.pop(key, None)
             self._missed.pop(key, None)
+
+    def forget_all(self, unwanted: Callable[[Key], bool]) -> None:
+        """`forget` for the `unwanted` messages."""
+        self.forget([key for key in (*self._ready, *self._later) if unwanted(key)])
 
     def forget_misses(self, keys: Iterable[Key]) -> None:
         """Forget the misses of these messages: they could be claimed."""

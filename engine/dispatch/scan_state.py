@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from engine.dispatch.instant import Instant
+from engine.dispatch.other_shares import OtherShares
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.scan_position import ScanPosition
 from engine.model import Entry, Key, ScanResult
@@ -19,13 +20,21 @@ class ScanState:
 
     limit: int
     """How many due entries the next scan reads."""
-    position: ScanPosition | None = None
+    position: ScanPosition | None
     """Where scans begin. None: at the front, because the group selects every row there."""
+    others: OtherShares
+    """The messages of other shares, which are scanned apart."""
     buffer: ReadAhead = field(default_factory=ReadAhead)
     started: int = 0
-    """The number of the last scan that was started."""
+    """The number of the last scan that was started, apart from those of other shares."""
     completed: int = 0
-    """The number of the last scan that came back."""
+    """The number of the last one that came back."""
+    whole_started: int = 0
+    """How many of them read the messages of all shares."""
+    whole_completed: int = 0
+    """How many such scans came back."""
+    whole_running: bool = False
+    """Whether the scan under way reads the messages of all shares."""
     begun_ns: int = 0
     """When the last scan was started."""
     full_begun_ns: int = 0
@@ -54,9 +63,17 @@ class ScanState:
         """Whether no message is known to be due apart from those that were taken."""
         return self.buffer.ready == 0 and not self.buffer.more
 
-    def scan_started(self, now: Instant) -> None:
-        """A scan starts. It shows everything that has been committed by now."""
+    @property
+    def has_more(self) -> bool:
+        """Whether messages are ready, or the next scan finds some."""
+        return self.buffer.ready > 0 or self.buffer.more
+
+    def scan_started(self, now: Instant, *, whole: bool) -> None:
+        """A scan starts. It shows everything that has been committed by now, of all shares
+        (`whole`) or of the own one."""
         self.started += 1
+        self.whole_started += whole
+        self.whole_running = whole
         self.begun_ns = now.mono_ns
         self.dirty = False
         self.due_again_ns = self.retry_ns = None
@@ -84,6 +101,7 @@ class ScanState:
         """The scan came back. Its entries are trusted for `stale_ns`, those of a slower scan for as
         long as it took: otherwise a slow table would be scanned all the time."""
         self.completed = self.started
+        self.whole_completed = self.whole_started
         self.stale = False
         self.trusted_until_ns = now.mono_ns + max(stale_ns, now.mono_ns - self.begun_ns)
 

@@ -8,6 +8,11 @@ report either puts the message into the buffers or requests a scan that cannot m
 that started earlier (`ScanState.dirty`), and not one that begins behind the message
 (`ScanPosition.lower`).
 
+Where several proxies share the messages of the queue (`set_share`), a scan reads the own share, and
+the messages of other shares have scans of their own (`OtherShares`). A scan of all messages is needed
+only before a bounded stream ends. Groups with a condition scan all messages: their scan positions
+are for one order of reading.
+
 The scheduler alone changes the `scans` of a filter group. The dispatcher takes out of the
 buffers what it claims, and says which groups can use more.
 """
@@ -22,16 +27,21 @@ from engine.dispatch.effects import Effect, Scan
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
+from engine.dispatch.scan_state import ScanState
 from engine.dispatch.visibility import AwaitingVisibility
-from engine.model import ANYTHING, Entry, Key, Policy, Range, Return, ScanResult
+from engine.model import ANYTHING, Entry, Key, Policy, Portion, Range, Return, ScanResult, Share
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A scan under way: its group, and the part of the table that it reads."""
+    """A scan under way: its group, and the part of the table and the portion of the messages that it
+    reads."""
 
     group: FilterGroup
     part: Range | None
+    portion: Portion | None
+    share: Share | None
+    """The own share when it was started."""
 
 
 class ScanScheduler:
@@ -44,6 +54,7 @@ class ScanScheduler:
         self._numbers = numbers
         self._running: dict[int, _Running] = {}
         self._awaiting = AwaitingVisibility(limits.window_max)
+        self._share: Share | None = None
 
     @property
     def under_way(self) -> bool:
@@ -64,7 +75,7 @@ class ScanScheduler:
         """When a group with demand may get messages from its buffer, or is due for a scan
         (monotonic)."""
         scans = group.scans
-        times = [scans.buffer.next_ns(now), scans.retry_ns, self.full_scan_ns(group)]
+        times = [scans.buffer.next_ns(now), scans.retry_ns, self.full_scan_ns(group), self._others_scan_ns(group, now)]
         if scans.due_again_ns is not None:
             times.append(now.until(scans.due_again_ns))
         if scans.dirty:
@@ -90,6 +101,7 @@ class ScanScheduler:
         positions."""
         for group in self._groups:
             group.scans.dirty = True
+            group.scans.others.request_scan()
             if anywhere and group.scans.position is not None:
                 group.scans.position.reset_to_front()
 
@@ -104,11 +116,12 @@ class ScanScheduler:
         if all(group.scans.buffer.knows(entry, before) for group in self._groups if group.selection == ANYTHING):
             return
         due = entry.due_ns <= now.server_ns
-        if due:
+        groups = [group for group in self._groups if not self._left_to_others(group, entry, now, logged=True)]
+        if due and groups:
             self._awaiting.await_key(now.mono_ns, entry.key)
         else:
             self._awaiting.stop_awaiting((entry.key,))
-        for group in self._groups:
+        for group in groups:
             scans = group.scans
             at_front = scans.position is None and not group.selection.partitions
             if due and at_front and scans.started and not scans.dirty and scans.covers(entry):
@@ -126,6 +139,8 @@ class ScanScheduler:
         due."""
         for group in self._groups:
             scans = group.scans
+            if self._left_to_others(group, entry, now):
+                continue
             if scans.position is not None:
                 scans.position.lower(entry)
             elif not group.selection.partitions and scans.covers(entry):
@@ -138,6 +153,8 @@ class ScanScheduler:
         its old place."""
         for group in self._groups:
             scans = group.scans
+            if self._left_to_others(group, entry, now):
+                continue
             if scans.position is not None:
                 scans.position.lower(entry)
             elif len(group.subscribers) and not group.selection.partitions and len(scans.buffer) < 2 * scans.limit:
@@ -149,7 +166,8 @@ class ScanScheduler:
         """A lookup shows a message that had no lease here. It may have changed since."""
         self.rescan_place(entry)
         for group in self._groups:
-            group.scans.scan_when_due(entry, now)
+            if not self._left_to_others(group, entry, now):
+                group.scans.scan_when_due(entry, now)
 
     def rescan_place(self, entry: Entry, but: FilterGroup | None = None) -> None:
         """The message may be at this place again: groups whose scan positions are beyond it scan
@@ -165,8 +183,14 @@ class ScanScheduler:
         if not entries:
             return
         for group in self._groups:
-            keep = group is of and group.scans.position is not None
-            group.scans.retry_at(group.scans.buffer.add_missed(entries, now, keep=keep))
+            scans = group.scans
+            keep = group is of and scans.position is not None
+            own = [entry for entry in entries if entry.key not in scans.others]
+            if own:
+                scans.retry_at(scans.buffer.add_missed(own, now, keep=keep))
+            if len(own) < len(entries):
+                others = [entry for entry in entries if entry.key in scans.others]
+                scans.others.scan_at(scans.buffer.add_missed(others, now))
         for entry in entries:
             self.rescan_place(entry, but=of)
 
@@ -207,6 +231,13 @@ class ScanScheduler:
         """These messages are acknowledged or deleted."""
         for group in self._groups:
             group.scans.buffer.forget(keys)
+            group.scans.others.forget(keys)
+
+    def keep_own(self, keys: Iterable[Key], now: Instant) -> list[Key]:
+        """These messages were inserted. Leaves those of other shares to their proxies, and returns
+        the others."""
+        main = self._groups.main
+        return [key for key in keys if not self._left_to_others(main, Entry(key, 0, 0, 0), now)]
 
     def stop_awaiting(self, keys: Iterable[Key]) -> None:
         """The binary log has shown the outcome of these messages: they do not await visibility."""
@@ -215,6 +246,42 @@ class ScanScheduler:
     def clock_stepped_back(self) -> None:
         """The server's clock was set back: new rows may be behind the scan positions."""
         self.request_scans(anywhere=True)
+
+    # Shares.
+
+    def set_share(self, share: Share | None, now: Instant) -> None:
+        """This proxy takes the messages of this share first (None: all messages)."""
+        if share == self._share:
+            return
+        self._share = share
+        self._pass_share_on(now)
+        self.request_scans()
+
+    def claim_took(self, duration_ns: int) -> None:
+        """A claim was answered so long after its start."""
+        for group in self._groups:
+            group.scans.others.note_duration(duration_ns)
+
+    def _pass_share_on(self, now: Instant) -> None:
+        for group in self._groups:
+            others = group.scans.others
+            if group.scans.position is None and others.share != self._share:
+                others.set_share(self._share, now)
+                group.scans.buffer.forget_all(others.__contains__)
+
+    def _left_to_others(self, group: FilterGroup, entry: Entry, now: Instant, *, logged: bool = False) -> bool:
+        """Whether a message that was reported belongs to another share: it is then left to the proxy
+        of that share, and scanned for after a grace."""
+        others = group.scans.others
+        if entry.key not in others:
+            return False
+        group.scans.buffer.forget((entry.key,))
+        others.expect(entry, now, logged=logged)
+        return True
+
+    def _others_scan_ns(self, group: FilterGroup, now: Instant) -> int | None:
+        """When the other shares are due for a scan (monotonic); None: there are none."""
+        return group.scans.others.scan_ns(now, self._policy.poller_interval_ns, busy=group.scans.has_more)
 
     # What is read ahead.
 
@@ -264,6 +331,7 @@ class ScanScheduler:
         visibility if it is time for one."""
         for group in self._groups:
             group.scans.buffer.promote_due(now)
+            group.scans.others.note_requests(now)
         if self._awaiting.start_rescan(now.mono_ns):
             self.request_scans(anywhere=self._awaiting.commit_is_slow)
 
@@ -276,10 +344,16 @@ class ScanScheduler:
         main = self._groups.main
         if find_dead and now.mono_ns >= self.dead_scan_ns(now) and main not in groups:
             groups = [*groups, main]
+        self._pass_share_on(now)
         due = [group for group in groups if self._is_due(group, now)]
         due.sort(key=lambda group: group.scans.begun_ns)
         room = max(0, self._limits.scans_max - len(self._running))
-        return [self._start_scan(group, now, unavailable) for group in due[:room]]
+        scans: list[Effect] = [self._start_scan(group, now, unavailable) for group in due[:room]]
+        for group in groups:
+            at_ns = self._others_scan_ns(group, now)
+            if at_ns is not None and at_ns <= now.mono_ns and len(self._running) < self._limits.scans_max:
+                scans.append(self._start_others_scan(group, now))
+        return scans
 
     def scan_answered(
         self,
@@ -293,12 +367,22 @@ class ScanScheduler:
         `is_outdated`: whether a row shows an older state than its lease."""
         running = self._running.pop(scan_id)
         scans = running.group.scans
+        proxies = 1 if self._share is None else self._share.count
+        most = min(self._limits.window_max // self._groups.in_use // proxies, self._policy.cache_size)
+        if running.portion is not None and running.portion.others:
+            self._others_answered(
+                scans, now, result, most, lambda entry: is_taken(entry.key) or is_outdated(entry, scan_id)
+            )
+            return
         scans.scan_completed(now, self._limits.stale_ns)
+        scans.others.note_duration(now.mono_ns - scans.begun_ns)
         hidden = scans.expected_hidden(result)
         scans.dirty = scans.dirty or bool(hidden)
         self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)
 
         def unwanted(entry: Entry) -> bool:
+            if running.share != scans.others.share and self._left_to_others(running.group, entry, now):
+                return True
             if not is_taken(entry.key):
                 return is_outdated(entry, scan_id)
             if scans.position is not None:
@@ -306,19 +390,23 @@ class ScanScheduler:
             return True
 
         if running.part is None or not running.part.after:
-            scans.buffer.replace_with(result, now, unwanted)
+            unread = None if running.portion is None else scans.others.__contains__
+            scans.buffer.replace_with(result, now, unwanted, unread)
         elif len(scans.buffer) <= 2 * scans.limit:
             scans.buffer.extend_with(result, now, unwanted)
         else:
             return  # No room: the next scan finds these messages again.
         if scans.position is not None:
             scans.position.advance(result.reached, result.greatest_id, now)
-        most = min(self._limits.window_max // self._groups.in_use, self._policy.cache_size)
         scans.adapt_limit(self._limits.scan_min, most)
 
     def scan_failed(self, now: Instant, scan_id: int) -> FilterGroup:
         """A scan failed. Returns its group."""
-        group = self._running.pop(scan_id).group
+        running = self._running.pop(scan_id)
+        group = running.group
+        if running.portion is not None and running.portion.others:
+            group.scans.others.scan_failed(now)
+            return group
         group.scans.scan_completed(now, self._limits.stale_ns)
         group.scans.expected.clear()
         group.scans.dirty = True
@@ -337,12 +425,37 @@ class ScanScheduler:
             part = Range(scans.position.scan_from(now), now.server_ns + self._limits.ahead_ns)
         if part is None or not part.after:
             scans.full_begun_ns = now.mono_ns
-        scans.scan_started(now)
+        share = scans.others.share
+        ends_streams = group.awaits_scan and not scans.has_more
+        portion = None if share is None or ends_streams else Portion(share)
+        scans.scan_started(now, whole=portion is None)
         scan_id = next(self._numbers)
-        self._running[scan_id] = _Running(group, part)
+        self._running[scan_id] = _Running(group, part, portion, share)
         # Rows that cannot be claimed yet must not displace those that can.
         limit = scans.limit + scans.buffer.missed_count + unavailable
-        return Scan(scan_id, group.selection, limit, part)
+        return Scan(scan_id, group.selection, limit, part, portion)
+
+    def _start_others_scan(self, group: FilterGroup, now: Instant) -> Scan:
+        scans = group.scans
+        portion = scans.others.start_scan(now)
+        scan_id = next(self._numbers)
+        self._running[scan_id] = _Running(group, None, portion, portion.share)
+        return Scan(scan_id, group.selection, scans.others.limit + scans.buffer.missed_count, None, portion)
+
+    def _others_answered(
+        self, scans: ScanState, now: Instant, result: ScanResult, most: int, unwanted: Callable[[Entry], bool]
+    ) -> None:
+        """A scan of the other shares came back."""
+        self._awaiting.stop_awaiting(entry.key for entry in result.entries)
+        room = max(0, 2 * most - len(scans.buffer))
+        answer = scans.others.scan_answered(result, now, scans.buffer.knows, most, room, busy=scans.has_more)
+        for entry in answer.free:
+            if not unwanted(entry):
+                scans.buffer.put(entry, now)
+            else:
+                scans.others.expect(entry, now)
+        for key in answer.hidden:
+            self._awaiting.await_key(now.mono_ns, key)
 
     def _is_due(self, group: FilterGroup, now: Instant) -> bool:
         scans = group.scans
@@ -350,7 +463,9 @@ class ScanScheduler:
         if scans.running:
             return False
         if buffer.ready <= scans.limit // 4:
-            if scans.dirty or buffer.more or group.awaits_scan:
+            if scans.dirty or buffer.more:
+                return True
+            if group.awaits_scan and (scans.others.share is None or not scans.has_more):
                 return True
             if buffer.horizon_ns is not None and buffer.horizon_ns <= now.server_ns:
                 return True

@@ -44,6 +44,16 @@ class EngineSettings:
     catalog_share: float = 0.05
     """The share of the time that refreshes of the catalog may take: one takes a second with 100,000
     tables."""
+    roster_interval_s: float = 2.0
+    """Between two checks of the other proxies on the server, one statement each. A proxy that comes
+    or goes is noticed within it."""
+    roster_again_s: float = 0.1
+    """The same after a change: usually others change too, for example when consumers start."""
+    roster_without_locks_s: float = 60.0
+    """The same if the server has no user-level locks."""
+    roster_streams_kept_s: float = 5.0
+    """A queue counts as streamed for so long after its last stream: consumers that poll open one
+    after the other."""
     catalog_tables_max: int = 10_000
     """Tables remembered as no queues until the catalog's next refresh, and other spellings of
     queues. With more, all are forgotten and described again when needed."""
@@ -57,6 +67,8 @@ class Counters:
     redelivered: int = 0
     claims: int = 0
     claimed: int = 0
+    claimed_in_vain: int = 0
+    """Keys of claims whose rows were locked or changed: another proxy was faster, for instance."""
     scans: int = 0
     scanned: int = 0
     ack_batches: int = 0

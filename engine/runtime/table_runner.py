@@ -37,7 +37,7 @@ from engine.dispatch.effects import (
 )
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
-from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, TableId, Wanted
+from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, Share, TableId, Wanted
 from engine.runtime.executor import StoreExecutor
 from engine.store.port import StoreError
 
@@ -140,6 +140,7 @@ class TableRunner:
         self._note_timer: asyncio.Handle | None = None
         self._effects: deque[Effect] = deque()
         self._performing = False
+        self._share: Share | None = None
         self._ending: tuple[Cause, str] | None = None
         """Set: all streams end with this, and none begins any more."""
         self._retired = False
@@ -258,6 +259,13 @@ class TableRunner:
             log.info("queue %s: its policy changed", queue.id)
             self.handle(self.dispatcher.policy_changed, queue.policy)
 
+    def set_share(self, share: Share | None) -> None:
+        """This proxy takes the messages of this share first; None: all messages."""
+        if share != self._share:
+            self._share = share
+            log.info("queue %s: %s", self.queue.id, share or "all messages are this proxy's")
+            self.handle(self.dispatcher.share_changed, share)
+
     def drain(self) -> None:
         """The proxy is stopping: end the streams and release what is in flight, then set
         `settled_down`."""
@@ -332,6 +340,7 @@ class TableRunner:
         self._suspended = False
         self.dispatcher = self._new_dispatcher()
         mono_ns = self._executor.clock.now().mono_ns
+        self.handle(self.dispatcher.share_changed, self._share)
         for stream in list(self._streams.values()):
             self.handle(self.dispatcher.subscribe, stream.rest(mono_ns))
         self.handle(self.dispatcher.tick)
@@ -406,8 +415,8 @@ class TableRunner:
         """Call the store. Returns the event that hands the result to the dispatcher."""
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
         match effect:
-            case Scan(scan_id, selection, limit, part):
-                result = await call(store.scan, self.queue, limit, selection, part)
+            case Scan(scan_id, selection, limit, part, portion):
+                result = await call(store.scan, self.queue, limit, selection, part, portion)
                 counters.scans += 1
                 counters.scanned += len(result.entries)
                 return partial(self.handle, dispatcher.scan_done, scan_id, result)
@@ -419,6 +428,7 @@ class TableRunner:
                     claims, rows = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget)
                 counters.claims += 1
                 counters.claimed += len(claims)
+                counters.claimed_in_vain += len(wanted) - len(claims)
                 counters.redelivered += sum(claim.epoch > 1 for claim in claims)
                 if dispatcher is not self.dispatcher and claims:
                     await self._release_claims(claims)
@@ -477,7 +487,7 @@ class TableRunner:
 
     def _failed(self, dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting: bool) -> None:
         match effect:
-            case Scan(scan_id, _, _, _):
+            case Scan(scan_id):
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)
             case Claim(claim_id):
                 self.handle(dispatcher.claim_failed, claim_id)

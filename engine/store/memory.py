@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from engine.model import (
     FetchResult,
     Key,
     MoveResult,
+    Portion,
     QueueTable,
     Range,
     Return,
@@ -32,7 +33,7 @@ from engine.model import (
     Wanted,
 )
 from engine.store.acks import Ack, shares
-from engine.store.port import AckUnknownError, Listing, Origin, StoreError, Timed
+from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
 from engine.store.scan_result import ScanAssembly, is_behind
 
 T = TypeVar("T")
@@ -81,6 +82,8 @@ class MemoryStore:
     """The meaning of each selection's condition. Partitions are not simulated."""
     views_and_triggers: frozenset[str] = frozenset()
     """The bare names, casefolded, of views and of tables with triggers."""
+    roster_found: Roster = field(default_factory=lambda: Roster(0))
+    """The result of `roster`."""
     closed: bool = False
 
     def add_table(self, table: QueueTable | BrokenTable) -> None:
@@ -117,12 +120,21 @@ class MemoryStore:
         return self._timed({table: self.tables[table] for table in tables if table in self.tables})
 
     def scan(
-        self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
+        self,
+        table: QueueTable,
+        limit: int,
+        selection: Selection = ANYTHING,
+        part: Range | None = None,
+        portion: Portion | None = None,
     ) -> Timed[ScanResult]:
         """Up to `limit` due entries, and up to `limit` entries that come due next."""
         rows = self._rows(table)
         live = [row for row in rows.values() if row.time_acked_ns is None]
-        wanted = [row.entry for row in live if self._is_wanted(row, selection)]
+        wanted = [
+            row.entry
+            for row in live
+            if self._is_wanted(row, selection) and (portion is None or portion.contains(row.key))
+        ]
         entries = sorted(wanted, key=lambda entry: (entry.priority, entry.due_ns, entry.key))
         if part is not None:
             greatest_id = max((key for key in rows if isinstance(key, int)), default=0) if table.id_grows else None
@@ -252,6 +264,10 @@ class MemoryStore:
         for _, key in acked[:limit]:
             del rows[key]
         return self._timed(len(acked[:limit]))
+
+    def roster(self, queues: Collection[TableId]) -> Timed[Roster]:
+        """Return `roster_found`."""
+        return Timed(self.roster_found, self.now_ns)
 
     def ping(self) -> Timed[None]:
         """Do nothing."""

@@ -13,7 +13,7 @@ never a client's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from engine.model import (
     FetchResult,
     Key,
     MoveResult,
+    Portion,
     QueueTable,
     Range,
     Return,
@@ -58,12 +59,13 @@ from engine.store.information_schema import facts_of, listing, now_ns, table_fac
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
-from engine.store.port import AckUnknownError, Listing, Origin, StoreError, Timed
+from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
 from engine.store.privileges import read_grants, with_rights
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.store.reach import Reach
 from engine.store.recent import Recent
+from engine.store.roster import RosterConnection
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
 
 T = TypeVar("T")
@@ -107,6 +109,11 @@ class StoreLimits:
     tables_remembered: int = 1_000
     """Tables with values remembered between calls, the last used ones. Programs that make and drop
     tables all day must not fill the memory."""
+    proxies_max: int = 32
+    """Slots of the roster: proxies on one server that share their queues. A further one takes
+    messages of all shares."""
+    roster_idle_s: int = 15
+    """The server forgets a proxy that has not checked the roster for this time."""
     rows_unknown: int = 32
     """Rows in the first fetch of a table, while the size of its rows is unknown."""
 
@@ -125,6 +132,9 @@ class MySQLStore:
         self._limits = limits or StoreLimits()
         timing, own = link_limits or ConnectionLimits(), own_writes or OwnWrites()
         self._pool = Pool(lambda: StoreConnection(address, timing, own.mark), self._limits.connections, reach, own)
+        self._roster = RosterConnection(
+            lambda: StoreConnection(address, timing), self._limits.proxies_max, self._limits.roster_idle_s
+        )
         remembered = self._limits.tables_remembered
         self._retention = Retention(
             self._limits.locked_pauses_s,
@@ -145,6 +155,11 @@ class MySQLStore:
     def close(self) -> None:
         """Close all connections. Later calls raise StoreError."""
         self._pool.close()
+        self._roster.close()
+
+    def roster(self, queues: Collection[TableId]) -> Timed[Roster]:
+        """Announce this proxy's queues, and read what other proxies announce."""
+        return self._roster.check(queues)
 
     def ping(self) -> Timed[None]:
         """Run a trivial statement on the server."""
@@ -215,10 +230,15 @@ class MySQLStore:
         return Timed(rightful, facts.now_ns)
 
     def scan(
-        self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
+        self,
+        table: QueueTable,
+        limit: int,
+        selection: Selection = ANYTHING,
+        part: Range | None = None,
+        portion: Portion | None = None,
     ) -> Timed[ScanResult]:
         """Up to `limit` due entries, and up to `limit` entries that come due next."""
-        request = ScanRequest(table, limit, selection, context_of(selection))
+        request = ScanRequest(table, limit, selection, context_of(selection), portion)
         known, ahead = self._priorities.get(table.id, ()), self._limits.priorities_ahead
         with self._pool.connection(request.context) as connection:
             if table.scan_index is None:

@@ -8,8 +8,8 @@ One suite, tests/contract, tests both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from engine.model import (
@@ -22,12 +22,14 @@ from engine.model import (
     FetchResult,
     Key,
     MoveResult,
+    Portion,
     QueueTable,
     Range,
     Return,
     RowFormat,
     ScanResult,
     Selection,
+    Share,
     TableId,
     Wanted,
 )
@@ -42,6 +44,24 @@ class Timed(Generic[T_co]):
 
     value: T_co
     now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """What a proxy knows of the others on its server. A hint, up to a few seconds old."""
+
+    slot: int | None
+    """This proxy's number among them; None: it has none, and the others do not know of it."""
+    others: int = 0
+    """How many other proxies there are."""
+    partners: Mapping[TableId, tuple[int, ...]] = field(default_factory=dict)
+    """The slots of the others that have streams on a queue, in ascending order."""
+
+    def share_of(self, queue: TableId) -> Share | None:
+        """The share of a queue on which this proxy has streams; None: all of it."""
+        if self.slot is None or not (partners := self.partners.get(queue)):
+            return None
+        return Share(sorted([self.slot, *partners]).index(self.slot), len(partners) + 1)
 
 
 UNREACHABLE = frozenset({1040, 1053, 2002, 2003, 2006, 2013})
@@ -124,13 +144,19 @@ class Store(Protocol):
         """
 
     def scan(
-        self, table: QueueTable, limit: int, selection: Selection = ANYTHING, part: Range | None = None
+        self,
+        table: QueueTable,
+        limit: int,
+        selection: Selection = ANYTHING,
+        part: Range | None = None,
+        portion: Portion | None = None,
     ) -> Timed[ScanResult]:
         """Up to `limit` due entries, and up to `limit` entries that come due next.
 
         Due entries are ordered by priority (the lowest value first), time and id. A NULL time_next
         counts as due since 1970. `part` is used only with a condition. Rows before the positions
-        where it begins may be left out.
+        where it begins may be left out. `portion` is used only without a condition: the result has
+        no other messages.
         """
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
@@ -189,6 +215,10 @@ class Store(Protocol):
         In a table partitioned by time, whole partitions of such rows are dropped, which are not
         counted, and new partitions are made.
         """
+
+    def roster(self, queues: Collection[TableId]) -> Timed[Roster]:
+        """Announce that this proxy has streams on these queues, and read what other proxies on the
+        server announce. Raises StoreError also if the server has no user-level locks."""
 
     def ping(self) -> Timed[None]:
         """Run a trivial statement on the server."""

@@ -23,7 +23,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import ANYTHING, IdKind, Key, QueueTable, Selection, TableId
+from engine.model import ANYTHING, IdKind, Key, Portion, QueueTable, Selection, TableId
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
 
@@ -145,6 +145,7 @@ class TableStatements:
             "scan_hint": f"FORCE INDEX ({quoted(table.scan_index)})" if table.scan_index else "",
             "scan_order": _scan_order(table),
             "lowest_priority": LOWEST_PRIORITY,
+            "portion": "",
         }
 
     @property
@@ -158,7 +159,7 @@ class TableStatements:
 
     def __call__(self, name: str, /, **values: object) -> str:
         """The named statement. `values`: the words that are not the table's, as literals."""
-        return statement(name, **self._words, **values)
+        return statement(name, **{**self._words, **values})
 
     def for_ids(self, name: str, keys: Collection[Key], **values: object) -> list[str]:
         """The named statement on these keys, as a list of one.
@@ -177,6 +178,16 @@ class TableStatements:
         others = iter({key: value for key, value in values.items() if value != usual}.items())
         while batch := dict(islice(others, cases)):
             yield self(name, ids=self.ids(batch), time_next=self.by_id(batch))
+
+    def within_portion(self, portion: Portion | None) -> str:
+        """The end of a condition that limits a scan to a portion of the messages. Empty without one.
+
+        The server computes the hash from the index entry, and reads no row of the others.
+        """
+        if portion is None:
+            return ""
+        share, sign = portion.share, "<>" if portion.others else "="
+        return f"AND CRC32({self._words['id']}) % {share.count} {sign} {share.number}"
 
     def key(self, raw: bytes) -> Key:
         """The key of an id that was read."""

@@ -8,6 +8,8 @@
 --     server may otherwise read all of it, and wait for rows that it does not need.
 --   * time_acked is in every condition: it selects the partition of a table that is partitioned by it.
 --   * Rows are locked with SKIP LOCKED, so an application's open transaction never delays its table.
+--   * $portion is empty, or limits a scan to the messages of one share by the hash of their ids. It is no
+--     condition on an index, so a scan reads past the entries of the other shares.
 --   * The clock is the server's, without time zones: microseconds since 1970 in UTC, times 1000.
 --
 -- engine/store/queries.py replaces $words: identifiers are quoted, values are literals without escapes.
@@ -53,7 +55,7 @@ WHERE time_acked IS NULL AND priority > $priority
 -- The earliest rows of one priority, in the order of the index.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($scan_index)
-WHERE time_acked IS NULL AND priority = $priority
+WHERE time_acked IS NULL AND priority = $priority $portion
 ORDER BY $scan_order
 LIMIT $limit
 
@@ -63,7 +65,7 @@ LIMIT $limit
 -- the same time.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
 FROM $table FORCE INDEX ($scan_index)
-WHERE time_acked IS NULL AND priority = $priority AND time_next = $time_next
+WHERE time_acked IS NULL AND priority = $priority AND time_next = $time_next $portion
 ORDER BY id
 LIMIT $limit
 
@@ -72,7 +74,7 @@ LIMIT $limit
 -- column is NOT NULL.
 SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)
 FROM $table FORCE INDEX ($scan_index)
-WHERE time_acked IS NULL AND priority IS NULL
+WHERE time_acked IS NULL AND priority IS NULL $portion
 ORDER BY $scan_order
 LIMIT $limit
 
@@ -81,7 +83,7 @@ LIMIT $limit
 SELECT /* ackstream scan without index */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), time_next
 FROM $table
 WHERE time_acked IS NULL AND time_next > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
-    AND ($condition)
+    AND ($condition) $portion
 ORDER BY time_next, id
 LIMIT $limit
 
@@ -93,7 +95,7 @@ SELECT /* ackstream scan without index */
 FROM $table
 WHERE time_acked IS NULL
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
-    AND ($condition)
+    AND ($condition) $portion
 ORDER BY priority, time_next, id
 LIMIT $limit
 
@@ -428,6 +430,26 @@ WHERE FALSE
 -- A value that differs between servers behind the same name or address, in the same bytes for every
 -- character set. The proxy runs the same expression on clients' connections.
 SELECT SHA2(CONVERT(CONCAT_WS(_utf8mb4 '/', @@hostname, @@port, @@datadir, @@server_id) USING utf8mb4), 256)
+
+-- name: roster_session
+-- The session that holds this proxy's locks. If the proxy or its machine is gone, the server ends the
+-- session after this time and releases the locks.
+SET SESSION wait_timeout = $idle_s
+
+-- name: roster_read
+-- The server's clock; which slots of the roster are held, a digit each; and which of the other proxies
+-- have streams on which queues.
+SELECT /* ackstream roster */
+    CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 AS BINARY),
+    CAST(CONCAT($slots) AS BINARY), CAST(CONCAT($streams) AS BINARY)
+
+-- name: roster_slot
+-- Takes a slot, if it is still free.
+SELECT /* ackstream roster */ CAST(GET_LOCK($lock, 0) AS BINARY)
+
+-- name: roster_announce
+-- Takes and releases the locks of queues.
+DO /* ackstream roster */ $calls
 
 -- name: kill
 -- Ends a vanished client's connection, and its statement.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.model import Entry, Key, QueueTable, Range, ScanResult, Selection
+from engine.model import Entry, Key, Portion, QueueTable, Range, ScanResult, Selection
 from engine.packets import NULL_MARK, text_values
 from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
@@ -30,12 +30,13 @@ def context_of(selection: Selection) -> SessionContext:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """The task of a scan: up to `limit` due rows of a selection."""
+    """The task of a scan: up to `limit` due rows of a selection, in this portion of the messages."""
 
     table: QueueTable
     limit: int
     selection: Selection
     context: SessionContext
+    portion: Portion | None = None
 
 
 class IndexScan:
@@ -53,6 +54,7 @@ class IndexScan:
         """The priorities that were read, in their order."""
         self.sql = TableStatements(request.table, request.selection)
         self.row_limit = request.limit + 1
+        self._portion = self.sql.within_portion(request.portion)
         self._connection, self._request = connection, request
         self._known, self._ahead = known, ahead
         self._read: dict[int, list[Result]] = {}
@@ -89,7 +91,7 @@ class IndexScan:
 
     def bounds(self) -> dict[str, object]:
         """Further words of the statement `unranked`."""
-        return {}
+        return {"portion": self._portion}
 
     def opening(self) -> list[str]:
         """Statements to run before the first row is read."""
@@ -102,7 +104,8 @@ class IndexScan:
 
     def reading(self, priority: int) -> list[str]:
         """The statements that read one priority."""
-        return [self.sql("scan_priority", priority=priority, limit=self.row_limit)]
+        words = {"priority": priority, "limit": self.row_limit, "portion": self._portion}
+        return [self.sql("scan_priority", **words)]
 
     def add_rows(self, assembly: ScanAssembly, priority: int, rows: Sequence[Result]) -> None:
         """Add one priority's results to the collector."""
@@ -130,7 +133,8 @@ class IndexScan:
         If the limit cut off due entries of the last time, those with the smallest ids are read.
         """
         if len(entries) >= self.row_limit and (last_ns := entries[-1].due_ns) <= now:
-            ties = self.query([self.sql("scan_ties", priority=priority, time_next=last_ns, limit=self.row_limit)])
+            words = {"priority": priority, "limit": self.row_limit, "portion": self._portion}
+            ties = self.query([self.sql("scan_ties", time_next=last_ns, **words)])
             entries = list({entry.key: entry for entry in (*entries, *entries_of(self.sql, *ties))}.values())
         return sorted(entries, key=lambda entry: (entry.due_ns, entry.key))[: self.row_limit]
 
@@ -197,11 +201,12 @@ class RangeScan(IndexScan):
 def scan_slowly(connection: StoreConnection, request: ScanRequest) -> Timed[ScanResult]:
     """Scan a table without the scan index."""
     sql, row_limit = TableStatements(request.table, request.selection), request.limit + 1
+    portion = sql.within_portion(request.portion)
     now, later, due = connection.run(
         [
             statement("now"),
-            sql("scan_later_slowly", limit=row_limit),
-            sql("scan_due_slowly", limit=row_limit),
+            sql("scan_later_slowly", limit=row_limit, portion=portion),
+            sql("scan_due_slowly", limit=row_limit, portion=portion),
         ],
         request.context,
     )

@@ -74,6 +74,7 @@ class ProcessMetrics(Collector):
             ("redelivered", "Messages claimed for the second time or later", counters.redelivered),
             ("claims", "Claim transactions", counters.claims),
             ("claimed", "Messages claimed", counters.claimed),
+            ("claimed_in_vain", "Messages that a claim did not get", counters.claimed_in_vain),
             ("scans", "Scans of a table's index", counters.scans),
             ("scanned", "Keys read by them", counters.scanned),
             ("ack_batches", "Transactions with the acknowledgements of several clients", counters.ack_batches),

@@ -17,17 +17,37 @@ import pytest
 from pymysql.constants import COMMAND
 
 from engine.catalog.verdict import TableFacts
-from engine.model import NS_PER_S, BrokenTable, Delivery, Key, QueueTable, Return, RowFormat, TableId, Wanted
+from engine.model import (
+    NS_PER_S,
+    BrokenTable,
+    Delivery,
+    Key,
+    Portion,
+    QueueTable,
+    Return,
+    RowFormat,
+    Share,
+    TableId,
+    Wanted,
+)
 from engine.store import information_schema, mysql
 from engine.store.acks import Ack
 from engine.store.connection import BackendAddress, Result, StoreConnection
 from engine.store.mysql import MySQLStore, StoreLimits
-from engine.store.port import AckUnknownError, Origin, StoreError, Timed
-from proxy.embedded.server import EmbeddedServer
+from engine.store.port import AckUnknownError, Origin, Roster, StoreError, Timed
+from proxy.embedded.server import EmbeddedServer, Flavour
 from proxy.wire.packets import is_end_of_rows
 from tests.support import insides
-from tests.support.servers import connect
-from tests.support.stores import COLUMNS, COMMENT, SCAN_INDEXES, ServerSubject, counted_store, interrupted_store
+from tests.support.servers import ServerPool, connect, server_or_skip
+from tests.support.stores import (
+    COLUMNS,
+    COMMENT,
+    SCAN_INDEXES,
+    ServerSubject,
+    counted_store,
+    interrupted_store,
+    mysql_store,
+)
 from tests.support.waiting import eventually
 
 S = NS_PER_S
@@ -723,6 +743,79 @@ class TestCatalog:
         assert {"seen", "süss"} <= views_and_triggers
         assert "plain" not in views_and_triggers
         assert "processlist" not in views_and_triggers
+
+
+@pytest.mark.parametrize("id_type", ID_TYPES, ids=lambda id_type: id_type.sql)
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_the_server_and_the_proxy_agree_to_which_share_an_id_belongs(server: EmbeddedServer, id_type: IdType) -> None:
+    if id_type.mariadb_only and server.flavour != "mariadb":
+        pytest.skip("a type of MariaDB's")
+    with subject_on(server, f"id {id_type.sql} NOT NULL PRIMARY KEY, {OWN}, body VARCHAR(20)") as subject:
+        if not subject.table.is_shareable:
+            return
+        subject.execute(f"INSERT INTO messages (id) VALUES {', '.join(f'({value})' for value in id_type.values)}")
+        for count in (2, 3):
+            shares = [Share(number, count) for number in range(count)]
+            found = {share: subject.store.scan(subject.table, 100, portion=Portion(share)).value for share in shares}
+            assert sum(len(result.entries) for result in found.values()) == len(id_type.values)
+            assert all(share.turn(entry.key) == 0 for share in shares for entry in found[share].entries)
+
+
+class TestRoster:
+    QUEUES = (TableId("d", "one"), TableId("d", "two" * 20))
+
+    @pytest.fixture
+    def alone(self, server_pool: ServerPool, flavour: Flavour) -> Iterator[Callable[[], MySQLStore]]:
+        """Makes stores on a server that no other proxy uses."""
+        with server_or_skip(flavour) as server, contextlib.ExitStack() as stack:
+
+            def store() -> MySQLStore:
+                made = mysql_store(server)
+                stack.callback(made.close)
+                return made
+
+            yield store
+
+    def test_one_proxy_is_alone(self, alone: Callable[[], MySQLStore]) -> None:
+        assert alone().roster(self.QUEUES).value == Roster(0)
+
+    def test_proxies_see_each_other_and_the_queues_on_which_they_have_streams(
+        self, alone: Callable[[], MySQLStore]
+    ) -> None:
+        one, two, three = self.QUEUES[0], *(alone() for _ in range(2))
+        assert two.roster([one]).value == Roster(0)
+        assert three.roster(self.QUEUES).value == Roster(1, 1)  # The other one announces nothing while it is alone.
+        seen = two.roster([one]).value
+        assert seen == Roster(0, 1, {one: (1,)})
+        assert seen.share_of(one) == Share(0, 2)
+        assert seen.share_of(self.QUEUES[1]) is None
+        assert three.roster(self.QUEUES).value.share_of(one) == Share(1, 2)
+        two.roster([])
+        assert three.roster(self.QUEUES).value == Roster(1, 1)
+
+    def test_the_place_of_a_proxy_that_is_gone_is_free(self, alone: Callable[[], MySQLStore]) -> None:
+        one, two = alone(), alone()
+        one.roster([])
+        two.roster([])
+        one.close()
+        eventually(lambda: two.roster([]).value == Roster(1))
+        assert alone().roster([]).value == Roster(0, 1)
+
+    def test_a_proxy_whose_connection_was_lost_comes_back(self, alone: Callable[[], MySQLStore]) -> None:
+        one, two = alone(), alone()
+        one.roster(self.QUEUES)
+        two.roster(self.QUEUES)
+        one._roster._connection.abort()  # type: ignore[union-attr]
+        with contextlib.suppress(StoreError):
+            one.roster(self.QUEUES)
+        eventually(lambda: one.roster(self.QUEUES).value == Roster(0, 1, dict.fromkeys(self.QUEUES, (1,))))
+
+    def test_a_proxy_beyond_the_number_of_slots_has_none(self, server: EmbeddedServer, flavour: Flavour) -> None:
+        address = BackendAddress(server.host, server.port, "root")
+        stores = [MySQLStore(address, StoreLimits(proxies_max=0)) for _ in range(2)]
+        for store in stores:
+            assert store.roster(self.QUEUES).value == Roster(None)
+            store.close()
 
 
 def test_a_dropped_memory_of_a_table_changes_no_result(server: EmbeddedServer, subject: ServerSubject) -> None:

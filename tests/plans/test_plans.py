@@ -19,7 +19,19 @@ from typing import Any
 
 import pytest
 
-from engine.model import NS_PER_S, Delivery, Position, QueueTable, Range, Return, RowFormat, Selection, Wanted
+from engine.model import (
+    NS_PER_S,
+    Delivery,
+    Portion,
+    Position,
+    QueueTable,
+    Range,
+    Return,
+    RowFormat,
+    Selection,
+    Share,
+    Wanted,
+)
 from engine.packets import text_values
 from engine.quoting import qualified
 from engine.store.acks import Ack
@@ -262,6 +274,18 @@ class TestScan:
             statements = bench.meter.take()
             frugal(statements, key="next_up", least=3)
             assert sum(measured.read for measured in statements) <= 3 * limit + SLACK * len(statements)
+
+    @pytest.mark.parametrize("others", [False, True])
+    def test_one_of_two_shares_is_read_in_the_order_of_the_index(self, bench: Bench, *, others: bool) -> None:
+        """The entries of the other share are read past, about as many as are returned."""
+        result = bench.store.scan(bench.table, LIMIT, portion=Portion(Share(0, 2), others)).value
+        assert len(result.entries) >= LIMIT
+        assert result.more
+        for measured in bench.meter.take():
+            plan = f"{measured.name}: {measured.plan}"
+            assert measured.plan["key"] in {"next_up", ""}, plan
+            assert "filesort" not in measured.plan["Extra"], plan
+            assert measured.read <= 3 * measured.count + SLACK, f"read {measured.read} for {measured.count}: {plan}"
 
     def test_it_passes_over_priorities_whose_rows_are_all_scheduled(self, bench: Bench) -> None:
         bench.subject.execute("UPDATE messages SET priority = 9 WHERE priority = 4 AND time_next > 0 AND epoch = 0")

@@ -41,7 +41,19 @@ from engine.dispatch.picking import Picking
 from engine.dispatch.scan_position import SETTLING_NS
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.subscribers import Subscriber
-from engine.model import ANYTHING, NS_PER_S, Claimed, Entry, FetchResult, Key, OnDisconnect, Policy, Selection
+from engine.model import (
+    ANYTHING,
+    NS_PER_S,
+    Claimed,
+    Entry,
+    FetchResult,
+    Key,
+    OnDisconnect,
+    Policy,
+    Portion,
+    Selection,
+    Share,
+)
 from engine.store.memory import Row
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 from tests.support.sampling import examples
@@ -62,6 +74,8 @@ class Play(RuleBasedStateMachine):
     """Clients, clock and database against one dispatcher."""
 
     dispatcher_type: type[Dispatcher] = Dispatcher
+    shares = True
+    """Whether the proxy has shares of the messages."""
     plain = False
     """Whether conditions, rates and dead letters are left out: faults that need none of them are found sooner."""
 
@@ -70,6 +84,8 @@ class Play(RuleBasedStateMachine):
         self.subscribers = 0
         self.uncommitted: dict[int, int] = {}
         self.greatest = 0
+        self.last_ones: dict[int, int] = {}
+        """The consumers that acknowledge at once in the end, and how many messages they have acknowledged."""
         self.set_forward_s = 0
         self.extended: set[Key] = set()
         self.ended_by_the_clock: set[Key] = set()
@@ -254,6 +270,12 @@ class Play(RuleBasedStateMachine):
     def transactions_end(self) -> None:
         self.stage.unlock_others()
 
+    @precondition(lambda self: self.shares)
+    @rule(number=st.integers(0, 2), count=st.sampled_from([0, 2, 2, 3]))
+    def the_share_changes(self, number: int, count: int) -> None:
+        """Whatever the other proxies have: the shares need not fit together."""
+        self.stage.set_share(Share(number % count, count) if count else None)
+
     # Clock and database.
 
     @rule(duration_s=st.sampled_from([0.001, 0.5, 11, 61]))
@@ -389,15 +411,15 @@ class Play(RuleBasedStateMachine):
         stage = self.stage
         self.subscribers = last = self.subscribers + 1
         stage.subscribe(last, holder=9, selection=selection)
+        self.last_ones[last] = 0
         condition = selection.condition
-        seen = 0
 
         def drained() -> bool:
-            nonlocal seen
-            got = stage.delivered.get(last, [])
-            for key in got[seen:]:
-                stage.acknowledge(key, seen=True)
-            seen = len(got)
+            for consumer, seen in self.last_ones.items():
+                got = stage.delivered.get(consumer, [])
+                for key in got[seen:]:
+                    stage.acknowledge(key, seen=True)
+                self.last_ones[consumer] = len(got)
             assert not stage.rows.keys() & stage.store.rows[DEAD_LETTERS].keys(), "a message is in two tables"
             live = [row for row in stage.rows.values() if row.time_acked_ns is None]
             return not any(condition is None or stage.store.conditions[condition](row) for row in live)
@@ -709,6 +731,35 @@ class MissedLocksCountAsLocked(Dispatcher):
         return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked)
 
 
+class GraceNeverEnds(Dispatcher):
+    """Messages of other shares are left to their proxies for ever."""
+
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, replace(limits, share_grace_ns=10**6 * NS_PER_S), jitter, now)
+
+
+class OddShare(Share):
+    """The share of the proxy before."""
+
+    def turn(self, key: Key) -> int:
+        return (super().turn(key) + 1) % self.count
+
+
+class ScansAndReportsHaveDifferentShares(Dispatcher):
+    """The server and the proxy hash ids in different ways."""
+
+    def share_changed(self, now: Instant, share: Share | None) -> Effects:
+        return super().share_changed(now, share and OddShare(share.number, share.count))
+
+    def _advance(self, now: Instant) -> Effects:
+        return [
+            replace(effect, portion=Portion(Share(portion.share.number, portion.share.count), portion.others))
+            if isinstance(effect, Scan) and (portion := effect.portion)
+            else effect
+            for effect in super()._advance(now)
+        ]
+
+
 BREAKS = [
     AcknowledgedIsNotHeard,
     VanishedClientsKeepTheirMessages,
@@ -727,6 +778,8 @@ BREAKS = [
     LocksOutliveTheirTransactions,
     RollbacksAreNotCounted,
     MissedLocksCountAsLocked,
+    GraceNeverEnds,
+    ScansAndReportsHaveDifferentShares,
 ]
 BREAKS_OF_MORE = [
     ConditionsAreNotMinded,

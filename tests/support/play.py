@@ -7,7 +7,7 @@ guarantees after every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -39,7 +39,9 @@ from engine.model import (
     QueueTable,
     RowFormat,
     Selection,
+    Share,
     TableId,
+    Wanted,
 )
 from engine.store.memory import MemoryStore, Row
 
@@ -121,6 +123,10 @@ class Stage:
     """Messages acknowledged in those transactions."""
     to_count: dict[Key, int] = field(default_factory=dict)
     """Messages whose transactions were rolled back before the proxy's eyes, and their epochs then."""
+    share: Share | None = None
+    shared_since_ns: int = 0
+    since_ns: dict[tuple[Key, int], int] = field(default_factory=dict)
+    """Since when each message has had each of its epochs (monotonic)."""
     on_own_write: Callable[[], None] = lambda: None
     """Called before and after the database does a claim, a release, a purge, or a move of dead messages."""
 
@@ -252,6 +258,11 @@ class Stage:
         else:
             self.handle(self.dispatcher.changes_logged, [row.entry], [])
 
+    def set_share(self, share: Share | None) -> None:
+        """Other proxies have come or gone."""
+        self.share, self.shared_since_ns = share, self.mono_ns
+        self.handle(self.dispatcher.share_changed, share)
+
     def acknowledge(self, key: Key, *, seen: bool) -> None:
         if key in self.row_locks:  # Only its own transaction can.
             self.acks_to_commit.add(key)
@@ -263,6 +274,7 @@ class Stage:
             self.handle(self.dispatcher.settled, [key])
 
     def pass_time(self, duration_ns: int) -> None:
+        self._note_new_rows()
         self.mono_ns += duration_ns
         self.store.now_ns += duration_ns
         self.handle(self.dispatcher.tick)
@@ -283,8 +295,8 @@ class Stage:
     def _do(self, asked: Asked) -> None:
         store, queue, dispatcher = self.store, self.queue, self.dispatcher
         match asked.effect:
-            case Scan(scan_id, selection, limit, part):
-                scan = store.scan(queue, limit, selection, part).value
+            case Scan(scan_id, selection, limit, part, portion):
+                scan = store.scan(queue, limit, selection, part, portion).value
                 asked.answer = lambda: dispatcher.scan_done(self.now, scan_id, scan)
             case Claim(claim_id, wanted, None):
                 claims = store.claim(queue, wanted).value
@@ -332,7 +344,7 @@ class Stage:
         self.lost_answers += asked.answer is not None
         dispatcher = self.dispatcher
         match asked.effect:
-            case Scan(scan_id, _, _, _):
+            case Scan(scan_id):
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, "the server has gone away")
             case Claim(claim_id):
                 self.handle(dispatcher.claim_failed, claim_id)
@@ -384,8 +396,12 @@ class Stage:
     # The books.
 
     def _take(self, effects: Effects) -> None:
+        self._note_new_rows()
         for effect in effects:
             match effect:
+                case Claim(wanted=wanted):
+                    self._check_shares(wanted)
+                    self.asked.append(Asked(effect))
                 case Deliver(subscriber, rows):
                     for row in rows:
                         self._delivered(subscriber, int(row))
@@ -422,6 +438,20 @@ class Stage:
         assert stream.limit is None or len(got) <= stream.limit, f"stream {subscriber} got more than its LIMIT"
         self._check_wanted(stream, key)
         self.sent_at_ns.append(self.now_ns)
+
+    def _note_new_rows(self) -> None:
+        for key, row in self.rows.items():
+            self.since_ns.setdefault((key, row.epoch), self.mono_ns)
+
+    def _check_shares(self, wanted: Sequence[Wanted]) -> None:
+        """Messages of other shares are left to their proxies for a grace, unless a bounded stream waits for its end."""
+        if self.share is None or any(stream.first_wait_ns is not None for stream in self.streams.values()):
+            return
+        for want in wanted:
+            since_ns = max(self.since_ns.get((want.key, want.epoch), self.mono_ns), self.shared_since_ns)
+            early = self.mono_ns < since_ns + self.limits.share_grace_ns
+            foreign = want.selection.condition is None and self.share.turn(want.key) > 0
+            assert not (early and foreign), f"{want.key!r} was not left to its proxy: {self.share}"
 
     def _check_wanted(self, stream: Subscription, key: int) -> None:
         condition, row = stream.selection.condition, self.rows.get(key) or Row(key)

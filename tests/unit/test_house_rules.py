@@ -34,6 +34,7 @@ ENGINE_SHELL = {
     "engine.runtime.gathered_acks",
     "engine.runtime.indirect_writes",
     "engine.runtime.queues",
+    "engine.runtime.roster",
     "engine.runtime.shared_runs",
     "engine.runtime.table_runner",
     "engine.service",
@@ -50,6 +51,7 @@ ENGINE_SHELL = {
     "engine.store.reach",
     "engine.store.own_writes",
     "engine.store.recent",
+    "engine.store.roster",
     "engine.store.scan",
 }
 

@@ -1,0 +1,175 @@
+"""Several proxies in front of one server: what a drain costs with 1, 2 and 4 of them.
+
+    .venv/bin/python bench/proxies.py [--messages N] [--consumers N] [--rounds N] [--server mysql|mariadb]
+
+The consumers, as many in each case, have endless streams. They begin when the backlog is there, and
+acknowledge a hundred messages at a time. Printed for each number of proxies: messages a second, keys
+that scans returned and keys that claims did not get (both for each message), the CPU time of the
+proxies and of the server for each message, and the statements a second when all is drained. The
+counts say more than the rate: proxies, consumers and server share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pymysql
+from pymysql.cursors import SSCursor
+
+from bench.processes import cpu_s, family
+from proxy.embedded.server import EmbeddedServer, Flavour
+from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import create_queue
+from tests.support.servers import new_server
+
+COUNTS = (1, 2, 4)
+ACK_BATCH = 100
+IDLE_S = 5.0
+SETTLE_S = 3.0
+"""Proxies see each other within two seconds."""
+PAYLOAD = "x" * 120
+COUNTED = ("scanned_total", "claimed_total", "claimed_in_vain_total", "scans_total", "claims_total")
+
+
+def connect(port: int, database: str | None = "bench") -> Any:
+    return pymysql.connect(
+        host="127.0.0.1", port=port, user="root", autocommit=True, database=database, ssl_disabled=True
+    )
+
+
+def consume(port: int) -> None:
+    """A consumer, in a process of its own, until it is killed."""
+    stream, acks = connect(port), connect(port)
+    cursor = SSCursor(stream)
+    cursor.execute("STREAM id, payload FROM m")
+    ids: list[str] = []
+    with acks.cursor() as acknowledge:
+        while (row := cursor.fetchone()) is not None:
+            ids.append(str(row[0]))
+            if len(ids) == ACK_BATCH:
+                acknowledge.execute(f"ACK FROM m WHERE id IN ({','.join(ids)})")
+                ids.clear()
+
+
+@contextlib.contextmanager
+def consumers(ports: Sequence[int], count: int) -> Iterator[None]:
+    """So many consumers, evenly over these ports, gone afterwards."""
+    pids = []
+    for number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                consume(ports[number % len(ports)])
+            os._exit(0)
+        pids.append(pid)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def metric(proxy: RunningProxy, name: str) -> float:
+    with contextlib.suppress(StopIteration):
+        return proxy.metric(name)
+    return 0.0  # A revision without it.
+
+
+def counts(proxies: Sequence[RunningProxy]) -> dict[str, float]:
+    return {name: sum(metric(proxy, name) for proxy in proxies) for name in COUNTED}
+
+
+def cpu(proxies: Sequence[RunningProxy]) -> float:
+    return sum(cpu_s(pid) for proxy in proxies for pid in family(proxy.pid))
+
+
+def statements(root: Any) -> int:
+    with root.cursor() as cursor:
+        cursor.execute("SHOW GLOBAL STATUS LIKE 'Queries'")
+        return int(cursor.fetchone()[1])
+
+
+def drain(server: EmbeddedServer, folder: Path, number: int, messages: int, workers: int) -> dict[str, float]:
+    """Drain a backlog through so many proxies. Returns what is printed."""
+    root = connect(server.port, None)
+    with contextlib.ExitStack() as stack:
+        with root.cursor() as cursor:
+            cursor.execute("DROP DATABASE IF EXISTS bench")
+            cursor.execute("CREATE DATABASE bench")
+        root.select_db("bench")
+        create_queue(root, "m", "payload VARCHAR(200)", vt_ack_wait="600", vt_batch_size="200")
+        options = ("--log-level", "info")
+        proxies = [
+            stack.enter_context(running_proxy(server, folder / f"{number}-{at}.log", options, forked=False))
+            for at in range(number)
+        ]
+        time.sleep(SETTLE_S)
+        root.begin()
+        with root.cursor() as cursor:
+            for _ in range(0, messages, 1_000):
+                cursor.executemany("INSERT INTO m (payload) VALUES (%s)", [(PAYLOAD,)] * 1_000)
+        root.commit()
+        time.sleep(1)  # The binary log has been read.
+        before, cpu_before, server_before = counts(proxies), cpu(proxies), cpu_s(server.pid)
+        began = time.monotonic()
+        stack.enter_context(consumers([proxy.port for proxy in proxies], workers))
+        while counts(proxies)["claimed_total"] - before["claimed_total"] < messages:
+            time.sleep(0.02)
+        took = time.monotonic() - began
+        after = counts(proxies)
+        used, served = cpu(proxies) - cpu_before, cpu_s(server.pid) - server_before
+        time.sleep(SETTLE_S)
+        asked = statements(root)
+        time.sleep(IDLE_S)
+        idle = (statements(root) - asked - 1) / IDLE_S
+    done = {name: (after[name] - before[name]) / messages for name in COUNTED}
+    return {
+        "messages/s": messages / took,
+        "scanned": done["scanned_total"],
+        "in vain": done["claimed_in_vain_total"],
+        "scans": done["scans_total"],
+        "claims": done["claims_total"],
+        "proxies, µs": 1e6 * used / messages,
+        "server, µs": 1e6 * served / messages,
+        "idle statements/s": idle,
+    }
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description="A drain through several proxies")
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--consumers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
+    parser.add_argument("--proxies", type=int, action="append")
+    chosen = parser.parse_args()
+    flavours: list[Flavour] = chosen.server or ["mysql", "mariadb"]
+    for flavour in flavours:
+        with tempfile.TemporaryDirectory() as folder:
+            server = new_server(flavour, Path(folder) / "server", durable=True)
+            server.start()
+            try:
+                for number in chosen.proxies or COUNTS:
+                    rounds = [
+                        drain(server, Path(folder), number, chosen.messages, chosen.consumers)
+                        for _ in range(chosen.rounds)
+                    ]
+                    table = {name: median(line[name] for line in rounds) for name in rounds[0]}
+                    cells = "  ".join(f"{name} {value:,.{0 if value >= 100 else 3}f}" for name, value in table.items())
+                    print(f"{flavour} {number} proxies: {cells}", flush=True)
+            finally:
+                server.stop(timeout_s=30)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Which share of each queue is this proxy's: the roster of the server's proxies, checked again and
+again.
+
+If the roster cannot be read (no server, or one without user-level locks), this proxy takes the
+messages of all shares, as if it were alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from engine.model import TableId
+from engine.runtime.executor import StoreExecutor
+from engine.store.port import Roster, StoreError
+
+log = logging.getLogger(__name__)
+
+NO_LOCKS = frozenset({1105, 1193, 1235, 1305, 1370, 1295, 4144})
+"""The servers' errors where user-level locks are missing or not supported (Galera in strict mode)."""
+
+
+class RosterWatch:
+    """Checks the roster as long as the engine runs."""
+
+    def __init__(
+        self,
+        executor: StoreExecutor,
+        queues: Callable[[], Collection[TableId]],
+        on_roster: Callable[[Roster], None],
+    ) -> None:
+        """`queues` returns the queues on which this proxy has streams. `on_roster` is called after
+        each check."""
+        self._executor = executor
+        self._queues = queues
+        self._on_roster = on_roster
+        self.found = Roster(None)
+        """The result of the last check."""
+        self._changed = asyncio.Event()
+        """A queue was streamed for the first time."""
+        self._announced: frozenset[TableId] = frozenset()
+
+    def start(self) -> None:
+        """Check it in the background, at once and at intervals."""
+        self._executor.spawn(self._watch(), "roster")
+
+    def queue_streamed(self) -> None:
+        """A queue got its first stream: check soon if other proxies are there."""
+        if self.found.others:
+            self._changed.set()
+
+    async def check(self) -> float:
+        """Check it once. Returns the pause until the next check, in seconds."""
+        settings = self._executor.settings
+        before, announced = (self.found, self._announced), self._queues()
+        try:
+            self.found = await self._executor.call(self._executor.store.roster, announced)
+        except StoreError as error:
+            self._executor.report("the roster of proxies", error)
+            self.found = Roster(None)
+            self._on_roster(self.found)
+            return settings.roster_without_locks_s if error.code in NO_LOCKS else settings.roster_interval_s
+        self._announced = frozenset(announced)
+        self._log(before[0])
+        self._on_roster(self.found)
+        unchanged = not self.found.others or before == (self.found, self._announced)
+        return settings.roster_interval_s if unchanged else settings.roster_again_s
+
+    def _log(self, before: Roster) -> None:
+        if self.found.slot is None:
+            if before.others != self.found.others:
+                log.warning("there are more proxies than slots for them: this one takes messages of all shares")
+        elif self.found.others != before.others:
+            log.info("proxy %d of %d on this server", self.found.slot, self.found.others + 1)
+
+    async def _watch(self) -> None:
+        while True:
+            pause_s = await self.check()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), pause_s)
+            self._changed.clear()

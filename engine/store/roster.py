@@ -1,0 +1,143 @@
+"""The roster of a server's proxies: who else is there, and on which queues they have streams.
+
+Each proxy holds a user-level lock, `ackstream/<slot>`, on a connection of its own. The server
+releases the locks of a connection that ends, and ends one that is idle for `idle_s`. So the slots
+that are locked are those of the living proxies. Nothing is stored. While other proxies are there, a
+proxy also holds a lock for each queue on which it has streams.
+
+The roster is a hint for efficiency, up to a few seconds old. No right to a message depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Collection, Sequence
+
+from engine.model import TableId
+from engine.packets import text_values
+from engine.quoting import text_literal
+from engine.store.connection import StoreConnection
+from engine.store.pool import CLOSED
+from engine.store.port import Roster, StoreError, Timed
+from engine.store.queries import statement
+
+
+class RosterConnection:
+    """This proxy's entry in the roster, and its view of the others. Used by one thread at a time,
+    except for `close`."""
+
+    def __init__(self, open_connection: Callable[[], StoreConnection], proxies_max: int, idle_s: int) -> None:
+        self._open_connection = open_connection
+        self._proxies_max = proxies_max
+        self._idle_s = idle_s
+        self._checking = threading.Lock()
+        self._closed = False
+        self._connection: StoreConnection | None = None
+        self._slot: int | None = None
+        self._others: Sequence[int] = ()
+        """The slots of the other proxies, as they were at the last check."""
+        self._announced: set[TableId] = set()
+        """The queues for which this proxy holds a lock."""
+
+    def check(self, queues: Collection[TableId]) -> Timed[Roster]:
+        """Keep this proxy's place, announce that it has streams on `queues`, and read what the others
+        announce. One round trip and one query if nothing has changed. Raises StoreError."""
+        with self._checking:
+            if self._connection is not None and self._connection.stale():
+                self._disconnect()
+            try:
+                return self._check(self._connection or self._connect(), queues)
+            except StoreError:
+                self._disconnect()
+                raise
+
+    def close(self) -> None:
+        """Leave the roster. Later calls of `check` raise StoreError."""
+        self._closed = True
+        if (connection := self._connection) is not None:
+            connection.abort()
+
+    def _connect(self) -> StoreConnection:
+        if self._closed:
+            raise StoreError(CLOSED)
+        self._connection = connection = self._open_connection()
+        connection.run([statement("roster_session", idle_s=self._idle_s)])
+        return connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._slot, self._others = None, ()
+        self._announced.clear()
+        if connection is not None:
+            connection.close()
+
+    def _check(self, connection: StoreConnection, queues: Collection[TableId]) -> Timed[Roster]:
+        expected = self._others
+        now, slots, partners = self._read(connection, queues, expected)
+        if self._slot is None:
+            self._slot = self._take_slot(connection, slots)
+        self._others = [slot for slot in slots if slot != self._slot]
+        self._announce(connection, queues if self._others else ())
+        if self._others != expected and queues:
+            now, _, partners = self._read(connection, queues, self._others)
+        return Timed(Roster(self._slot, len(self._others), partners), now)
+
+    def _read(
+        self, connection: StoreConnection, queues: Collection[TableId], others: Sequence[int]
+    ) -> tuple[int, list[int], dict[TableId, tuple[int, ...]]]:
+        """The server's clock, the slots that are held, and which of `others` have streams on which of
+        `queues`."""
+        pairs = [(queue, slot) for queue in queues for slot in others]
+        slots = [_slot_lock(slot) for slot in range(self._proxies_max)]
+        streams = [_queue_lock(slot, queue) for queue, slot in pairs]
+        (row,) = connection.run([statement("roster_read", slots=_are_used(slots), streams=_are_used(streams))])
+        now, slot_bits, stream_bits = text_values(row.rows[0])
+        held = [slot for slot, bit in enumerate(slot_bits or b"") if bit == _USED]
+        partners: dict[TableId, tuple[int, ...]] = {}
+        for (queue, slot), bit in zip(pairs, stream_bits or b"", strict=True):
+            if bit == _USED:
+                partners[queue] = (*partners.get(queue, ()), slot)
+        return int(now or 0), held, partners
+
+    def _take_slot(self, connection: StoreConnection, held: Collection[int]) -> int | None:
+        """Take a free slot; None: there is none. Another proxy may be faster, so each is tried."""
+        for slot in range(self._proxies_max):
+            if slot not in held:
+                (answer,) = connection.run([statement("roster_slot", lock=text_literal(_slot_lock(slot)))])
+                if text_values(answer.rows[0])[0] == b"1":
+                    return slot
+        return None
+
+    def _announce(self, connection: StoreConnection, queues: Collection[TableId]) -> None:
+        """Hold the locks of these queues and of no others."""
+        if self._slot is None:
+            return
+        wanted = set(queues)
+        calls = [f"GET_LOCK({_literal(self._slot, queue)}, 0)" for queue in wanted - self._announced]
+        calls += [f"RELEASE_LOCK({_literal(self._slot, queue)})" for queue in self._announced - wanted]
+        if calls:
+            connection.run([statement("roster_announce", calls=", ".join(calls))])
+        self._announced = wanted
+
+
+_USED = ord("1")
+
+
+def _slot_lock(slot: int) -> str:
+    return f"ackstream/{slot}"
+
+
+def _queue_lock(slot: int, queue: TableId) -> str:
+    """The name of a lock has 64 characters at most, and its case does not count."""
+    digest = hashlib.sha256(f"{queue.db}\0{queue.name}".encode()).hexdigest()
+    return f"ackstream/{slot}/{digest[:40]}"
+
+
+def _literal(slot: int, queue: TableId) -> str:
+    return text_literal(_queue_lock(slot, queue))
+
+
+def _are_used(locks: Sequence[str]) -> str:
+    """Arguments of CONCAT: a digit for each lock, and an empty text so that there is one argument."""
+    return ", ".join(["''", *(f"IS_USED_LOCK({text_literal(lock)}) IS NOT NULL" for lock in locks)])

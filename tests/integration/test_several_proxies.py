@@ -1,0 +1,171 @@
+"""Several proxies in front of one server divide the messages of a queue among themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymysql.cursors import SSCursor
+
+from proxy.embedded.server import EmbeddedServer
+from tests.support import insides
+from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import PATIENT, Consumer, create_queue, enqueue, rows, run
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+MESSAGES = 12_000
+CONSUMERS = 4
+
+Proxies = Callable[[int], Sequence[RunningProxy]]
+
+
+@pytest.fixture
+def proxies(private_server: EmbeddedServer, tmp_path: Path) -> Iterator[Proxies]:
+    """Starts so many proxies on a server that no other proxy uses, with the queue p.m."""
+    with contextlib.ExitStack() as stack:
+        root = stack.enter_context(connect(private_server))
+        run(root, "CREATE DATABASE p")
+        root.select_db("p")
+        create_queue(root, "m", **PATIENT | {"vt_ack_wait": "600"})
+
+        def start(count: int) -> Sequence[RunningProxy]:
+            folders = [tmp_path / str(number) for number in range(count)]
+            for folder in folders:
+                folder.mkdir()
+            return [
+                stack.enter_context(running_proxy(private_server, folder / "log", check=False)) for folder in folders
+            ]
+
+        yield start
+
+
+@pytest.fixture
+def consumers() -> Iterator[Callable[[Sequence[RunningProxy]], Sequence[AckingConsumer]]]:
+    begun: list[AckingConsumer] = []
+
+    def begin(proxies: Sequence[RunningProxy]) -> Sequence[AckingConsumer]:
+        begun.extend(AckingConsumer(proxies[number % len(proxies)]) for number in range(CONSUMERS))
+        return begun
+
+    yield begin
+    for consumer in begun:
+        consumer.stop()
+
+
+class AckingConsumer:
+    """Reads a stream and acknowledges a hundred messages at a time, and the last ones when it is told to."""
+
+    def __init__(self, proxy: RunningProxy) -> None:
+        self.received: list[int] = []
+        self._stream, self._acks = proxy.connect(database="p"), proxy.connect(database="p")
+        self._acknowledged = 0
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def acknowledge(self) -> None:
+        """Acknowledge what it has received."""
+        ids = self.received[self._acknowledged :]
+        if ids:
+            run(self._acks, f"ACK FROM m WHERE id IN ({', '.join(map(str, ids))})")
+            self._acknowledged += len(ids)
+
+    def stop(self) -> None:
+        insides.cut(self._stream)
+        self._thread.join(10)
+        for connection in (self._stream, self._acks):
+            insides.vanish(connection)
+
+    def _read(self) -> None:
+        cursor: Any = SSCursor(self._stream)
+        try:
+            cursor.execute("STREAM id FROM m")
+            while (row := cursor.fetchone()) is not None:
+                self.received.append(row[0])
+                if len(self.received) >= self._acknowledged + 100:
+                    self.acknowledge()
+        except Exception:  # noqa: BLE001 - Its proxy was killed, or the test is over.
+            insides.forget_result(self._stream)
+
+
+def total(proxies: Sequence[RunningProxy], name: str) -> float:
+    return sum(proxy.metric(name) for proxy in proxies)
+
+
+def share_it(proxies: Sequence[RunningProxy]) -> None:
+    """Wait until each has a share of the queue, and the reader of each has read the binary log."""
+    count = len(proxies)
+    for proxy in proxies:
+        eventually(lambda: f"count={count})" in proxy.output or count == 1, timeout_s=30)  # noqa: B023
+        eventually(lambda: proxy.metric("binlog_following") == 1, timeout_s=30)  # noqa: B023
+
+
+def backlog(proxy: RunningProxy, count: int = MESSAGES) -> None:
+    """Insert messages in one transaction."""
+    with proxy.connect(database="p") as producer:
+        producer.begin()
+        for _ in range(0, count, 1_000):
+            enqueue(producer, "m", ["x"] * 1_000)
+        producer.commit()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_drain_through_several_proxies_scans_hardly_more_keys_and_claims_few_in_vain(
+    proxies: Proxies, consumers: Callable[[Sequence[RunningProxy]], Sequence[AckingConsumer]], count: int
+) -> None:
+    """Each reads its own share: the keys that all of them read are not more than those that one alone may read, which
+    are its read-ahead buffer (4,000) again and again."""
+    running = proxies(count)
+    readers = consumers(running)
+    share_it(running)
+    before = {name: total(running, name) for name in ("scanned_total", "claimed_total", "claimed_in_vain_total")}
+    backlog(running[0])
+    eventually(lambda: total(running, "claimed_total") - before["claimed_total"] >= MESSAGES, timeout_s=60)
+    in_vain = total(running, "claimed_in_vain_total") - before["claimed_in_vain_total"]
+    assert in_vain <= 0.05 * MESSAGES
+    eventually(lambda: sum(len(reader.received) for reader in readers) == MESSAGES, timeout_s=60)
+    assert sorted(key for reader in readers for key in reader.received) == list(range(1, MESSAGES + 1))
+
+
+def test_the_share_of_a_killed_proxy_is_delivered_by_the_others(
+    proxies: Proxies, consumers: Callable[[Sequence[RunningProxy]], Sequence[AckingConsumer]]
+) -> None:
+    """Apart from what its consumers held: that is due again when its wait is over."""
+    first, second = running = proxies(2)
+    consumers(running)
+    share_it(running)
+    backlog(first)
+    eventually(lambda: second.metric("claimed_total") > 0, timeout_s=30)
+    second.kill()
+    left = "SELECT COUNT(*) FROM m WHERE epoch = 0"
+    with first.connect(database="p") as reader:
+        eventually(lambda: rows(reader, left) == [(0,)], timeout_s=60)
+
+
+def test_a_proxy_whose_consumers_are_busy_leaves_its_share_to_the_others(
+    proxies: Proxies, consume: Callable[[Any, str], Consumer]
+) -> None:
+    first, second = running = proxies(2)
+    busy = consume(second.connect(database="p"), "STREAM * FROM m PREFETCH 1")
+    free = consume(first.connect(database="p"), "STREAM * FROM m")
+    share_it(running)
+    backlog(first, 1_000)
+    eventually(lambda: len(free.received) + len(busy.received) == 1_000, timeout_s=60)
+    assert len(busy.received) == 1
+
+
+def test_polls_through_either_proxy_get_every_message(proxies: Proxies) -> None:
+    running = proxies(2)
+    received: list[int] = []
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(proxy.connect(database="p")) for proxy in running]
+        for reader in readers:
+            rows(reader, "STREAM id FROM m NOWAIT")
+        backlog(running[0], 1_000)
+        while found := rows(readers[len(received) // 50 % 2], "STREAM id FROM m LIMIT 50 NOWAIT"):
+            received += [row[0] for row in found]
+    assert sorted(received) == list(range(1, 1_001))

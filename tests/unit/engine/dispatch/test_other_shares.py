@@ -1,0 +1,177 @@
+"""Shares: a dispatcher takes its own messages at once, and those of other proxies after a grace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.dispatch.effects import Cause, Claim, Scan
+from engine.dispatch.limits import Limits
+from engine.model import Entry, Portion, Share, id_hash
+from engine.store.memory import MemoryStore, Row
+from tests.support.play import POLICY, TABLE, Stage
+
+GRACE_NS = Limits().share_grace_ns
+HALF = Share(0, 2)
+OWN = [key for key in range(1, 41) if HALF.turn(key) == 0]
+OTHERS = [key for key in range(1, 41) if HALF.turn(key) == 1]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """One of two proxies, with an endless stream and nothing left to scan for."""
+    stage = Stage()
+    stage.subscribe(1, holder=1)
+    stage.set_share(HALF)
+    stage.settle()
+    stage.pass_time(GRACE_NS)
+    stage.settle()
+    return stage
+
+
+def portions(stage: Stage) -> list[Portion | None]:
+    return [asked.effect.portion for asked in stage.asked if isinstance(asked.effect, Scan)]
+
+
+def log(stage: Stage, *keys: int) -> None:
+    """The messages are committed elsewhere, and the binary log shows them."""
+    entries = [Entry(key, 0, 0, 0) for key in keys]
+    for key in keys:
+        stage.enqueue(key, wake=False)
+    stage.handle(stage.dispatcher.changes_logged, entries)
+
+
+def taken_elsewhere(stage: Stage, key: int, *, logged: bool) -> None:
+    """Another proxy claims a message."""
+    stage.store.put(TABLE, Row(key, epoch=1, time_next_ns=stage.now_ns + POLICY.ack_wait_ns))
+    if logged:
+        stage.notice(key)
+
+
+def test_three_shares_are_one_after_the_other_in_turn() -> None:
+    shares = [Share(number, 3) for number in range(3)]
+    for key in range(1, 100):
+        assert sorted(share.turn(key) for share in shares) == [0, 1, 2]
+        assert shares[id_hash(key) % 3].turn(key) == 0
+
+
+def test_the_own_share_is_scanned_alone(stage: Stage) -> None:
+    stage.enqueue(OWN[0])
+    assert portions(stage) == [Portion(HALF)]
+
+
+def test_own_messages_in_the_log_are_claimed_at_once_and_without_a_scan(stage: Stage) -> None:
+    log(stage, OWN[0])
+    stage.settle()
+    assert stage.delivered == {1: [OWN[0]]}
+
+
+def test_other_messages_in_the_log_are_scanned_for_after_a_grace_and_taken_if_they_are_still_due(stage: Stage) -> None:
+    log(stage, OTHERS[0])
+    stage.settle()
+    stage.pass_time(GRACE_NS - 1)
+    assert not stage.asked
+    stage.pass_time(1)
+    assert portions(stage) == [Portion(HALF, others=True)]
+    stage.settle()
+    assert stage.delivered == {1: [OTHERS[0]]}
+
+
+def test_other_messages_that_the_log_shows_as_taken_cause_no_scan(stage: Stage) -> None:
+    log(stage, OTHERS[0])
+    taken_elsewhere(stage, OTHERS[0], logged=True)
+    stage.pass_time(2 * GRACE_NS)
+    assert not stage.asked
+
+
+def test_other_messages_that_were_taken_in_silence_are_not_claimed(stage: Stage) -> None:
+    log(stage, OTHERS[0])
+    taken_elsewhere(stage, OTHERS[0], logged=False)
+    stage.pass_time(GRACE_NS)
+    stage.settle()
+    assert not stage.delivered
+    assert not any(isinstance(asked.effect, Claim) for asked in stage.asked)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_insert_here_claims_what_is_own_and_leaves_the_others(stage: Stage, count: int) -> None:
+    keys = [*OWN[:count], *OTHERS[:count]]
+    for key in keys:
+        stage.enqueue(key, wake=False)
+    stage.handle(stage.dispatcher.inserted, keys)
+    (claim,) = [asked.effect for asked in stage.asked if isinstance(asked.effect, Claim)]
+    assert {want.key for want in claim.wanted} == set(OWN[:count])
+
+
+def test_the_proxy_whose_turn_is_third_waits_twice_as_long() -> None:
+    stage, third = Stage(), Share(0, 3)
+    key = next(key for key in range(1, 41) if third.turn(key) == 2)
+    stage.subscribe(1, holder=1)
+    stage.set_share(third)
+    stage.settle()
+    stage.pass_time(GRACE_NS)
+    stage.settle()
+    log(stage, key)
+    began_ns = stage.mono_ns
+    stage.run_until(lambda: stage.delivered == {1: [key]})
+    assert stage.mono_ns == began_ns + 2 * GRACE_NS
+
+
+def test_a_poll_gets_messages_of_any_share_at_once() -> None:
+    stage = Stage()
+    stage.set_share(HALF)
+    for key in (OWN[0], OTHERS[0]):
+        stage.enqueue(key)
+    stage.subscribe(1, holder=1, first_wait_ns=0)
+    stage.settle()
+    assert sorted(stage.delivered[1]) == sorted([OWN[0], OTHERS[0]])
+    assert stage.ended == {1: Cause.COMPLETE}
+
+
+def test_a_backlog_that_its_proxy_leaves_is_taken_in_larger_and_larger_parts() -> None:
+    """The proxy is there and takes nothing: its consumers are busy, or it has stopped a moment ago."""
+    policy = replace(POLICY, cache_size=10_000, batch_size=200)
+    stage = Stage(policy=policy, limits=Limits(), fetch_budget=10**6)
+    stage.subscribe(1, holder=1)
+    stage.set_share(HALF)
+    stage.settle()
+    for key in range(1, 1_001):
+        stage.enqueue(key, wake=False)
+    began_ns = stage.mono_ns
+    stage.handle(stage.dispatcher.woken)
+    seen: set[int] = set()
+
+    def drained() -> bool:
+        for key in stage.delivered.get(1, [])[len(seen) :]:
+            seen.add(int(str(key)))
+            stage.acknowledge(key, seen=True)
+        return len(seen) == 1_000
+
+    stage.run_until(drained)
+    assert stage.mono_ns - began_ns < 15 * GRACE_NS
+
+
+def test_two_dispatchers_that_drain_one_table_share_it_and_claim_little_in_vain() -> None:
+    """Their statements are carried out in turn. No binary log shows what the other one has done."""
+    messages, store = 1_000, MemoryStore(now_ns=Stage().now_ns)
+    stages = [Stage(store=store, limits=Limits(), fetch_budget=10**6) for _ in range(2)]
+    for number in range(1, messages + 1):
+        store.put(TABLE, Row(number, payload=str(number).encode()))
+    for number, stage in enumerate(stages):
+        stage.set_share(Share(number, 2))
+        stage.subscribe(1, holder=number)
+    wanted, acknowledged = 0, [0, 0]
+    while sum(acknowledged) < messages:
+        for number, stage in enumerate(stages):
+            for asked in list(stage.asked):
+                wanted += len(asked.effect.wanted) if isinstance(asked.effect, Claim) else 0
+                stage.do(asked)
+                stage.answer(asked)
+            for key in stage.delivered.get(1, [])[acknowledged[number] :]:
+                acknowledged[number] += 1
+                stage.acknowledge(key, seen=True)
+            stage.mono_ns += 1_000_000
+            stage.handle(stage.dispatcher.tick)
+    assert wanted <= 1.05 * messages
+    assert min(acknowledged) > messages // 3
