@@ -72,6 +72,9 @@ CURSOR_FLAGS_AT = 5
 NUMBER_BYTES = 5
 """A payload with the number has at least so many."""
 
+ACK = (b"ACK ", b"ack ")
+"""How most ACKs begin, and no statement of a server's."""
+
 WITHOUT_COUNTS = frozenset(
     (
         COM_STMT_CLOSE,
@@ -211,6 +214,8 @@ class CommandClassifier:
             text = query_text(command.payload, attributes=self.attributes)
         except WireError:
             return True
+        if text[:4] in ACK and b";" not in text:
+            return False
         if b"gtid" in text.lower():
             self.updates_alike = self._alike_since_reset = False  # No statement sets what this session's last one is.
         return classify(text).verb not in QUEUE_STATEMENT_VERBS and shows_counts(text)

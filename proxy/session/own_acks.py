@@ -35,6 +35,13 @@ LASTING: Final = AUTOCOMMIT | int(ServerStatus.SERVER_STATUS_NO_BACKSLASH_ESCAPE
 """The status flags that depend on the session and not on the statement. The last is MariaDB's
 SERVER_STATUS_ANSI_QUOTES."""
 
+TEXT_MAX: Final = 256
+"""Bytes of a text that is remembered."""
+DIGITS_MAX: Final = 18
+"""Digits of an id in such a text: as many as any BIGINT can have."""
+
+_PLAIN_HEAD: Final = re.compile(rb"[A-Za-z0-9_$.` ]+(?:= ?|\()")
+"""No quotes, no comments, and no other condition before the id."""
 _NUMBERS: Final = re.compile(rb"[0-9]+")
 _AFFECTED_AT: Final = HEADER + 1
 _TEXT_AT: Final = HEADER + 7
@@ -50,6 +57,13 @@ class AckForm(NamedTuple):
     """Whether its condition names the epoch."""
     binary: bool = False
     """Whether it is an execution of a prepared statement."""
+
+
+class KnownAck(NamedTuple):
+    """An ACK whose text differs from an earlier one by its id alone."""
+
+    form: AckForm
+    key: int
 
 
 class AckAnswers(NamedTuple):
@@ -71,6 +85,8 @@ class OwnAcks:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._proofs: dict[AckForm, tuple[float, AckAnswers]] = {}
+        self._texts: dict[tuple[bytes, bytes], tuple[AckForm, str | None]] = {}
+        """What precedes and follows the id in texts that were read, and what they mean."""
         self.catch_up: bytes | None = None
         """The statement after which the backing connection is as after the last ACK. None: it has
         carried out the client's last statement itself."""
@@ -97,9 +113,29 @@ class OwnAcks:
         """Whether there are answers to ACKs of this form."""
         return form in self._proofs and self._clock() < self._proofs[form][0]
 
+    def learn(self, text: bytes, key: bytes, form: AckForm, db: str | None) -> None:
+        """This text was read as an ACK of the id `key` without an epoch, under this default
+        database (None: it names its own). It is remembered if it ends with the id, and has nothing
+        before it whose meaning could depend on the id or on the session."""
+        split = _split(text)
+        if split is not None and split[1] == key and _PLAIN_HEAD.fullmatch(split[0]):
+            if len(self._texts) >= PROOFS_MAX:
+                self._texts.clear()
+            self._texts[split[0], split[2]] = form, db
+
+    def known(self, text: bytes, db: str | None) -> KnownAck | None:
+        """What the text means under this default database (None: it is not known), if it differs
+        from one that was read by its id alone."""
+        split = _split(text) if self._texts else None
+        if split is None or (meaning := self._texts.get((split[0], split[2]))) is None:
+            return None
+        form, needed_db = meaning
+        return KnownAck(form, int(split[1])) if needed_db in (None, db) else None
+
     def forget(self) -> None:
         """The session may have another account, or other privileges."""
         self._proofs.clear()
+        self._texts.clear()
         self.catch_up = None
 
 
@@ -122,6 +158,17 @@ def ack_answers(packet: bytes) -> AckAnswers | None:
     for number in numbers:
         void[number.start()] = ord("0")
     return AckAnswers(packet, bytes(void))
+
+
+def _split(text: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """The text before the last number, the number, and what closes the statement behind it; None if
+    it does not end so."""
+    if len(text) > TEXT_MAX:
+        return None
+    end = len(text.rstrip(b");"))
+    head = text[:end].rstrip(b"0123456789")
+    digits = text[len(head) : end]
+    return (head, digits, text[end:]) if 0 < len(digits) <= DIGITS_MAX else None
 
 
 def _status(packet: bytes) -> int:

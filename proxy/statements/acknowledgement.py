@@ -53,11 +53,18 @@ class Acknowledgement:
 
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
+        known = session.own_acks.known(text, session.classifier.known_db)
+        if known is not None:
+            alike = Settled(Verb.ACK, known.form.table, (known.key,), certain=True, form=known.form)
+            if await self._gathered(session, alike):
+                return
         statement, table = await self._read(session, text)
         form = await self._form(session, statement, table, binary=False)
         pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
-        if not await self._gathered(session, statement, pending, ()):
+        if known is not None or not await self._gathered(session, pending, _epoch(statement, ())):
             session.forward(make_query(statement.update(), attributes=session.classifier.attributes), pending)
+        if form is not None:
+            _learn(session, text, statement, form)
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the UPDATE."""
@@ -78,7 +85,7 @@ class Acknowledgement:
                 session.forward(payload, prepared.settled(None, may_be_hidden=True))  # The server refuses it.
                 return
             pending = prepared.settled(values, may_be_hidden=session.classifier.may_be_hidden(prepared.table))
-            if not await self._gathered(session, statement, pending, values):
+            if not await self._gathered(session, pending, _epoch(statement, values)):
                 session.forward(payload, pending)
             return
         # The delay is the client's last parameter, and the first of the UPDATE.
@@ -99,19 +106,16 @@ class Acknowledgement:
             await read_context(session)
         return AckForm(table, statement.epoch is not None, binary)
 
-    async def _gathered(
-        self, session: ClientSession, statement: SettleStatement, pending: Settled, values: Sequence[object]
-    ) -> bool:
+    async def _gathered(self, session: ClientSession, pending: Settled, epoch: int | None = None) -> bool:
         """Carry out an ACK together with those of other clients, and answer it. Returns False, and
-        does nothing, if the session has to carry it out. `values`: of its parameters."""
+        does nothing, if the session has to carry it out. `epoch`: that in its condition."""
         if pending.form is None or not session.classifier.updates_alike or session.in_transaction:
             return False
         answers = session.own_acks.answers(pending.form, session.status)
         if answers is None or pending.values is None:
             return False
-        epoch = _epoch(statement, values)
         if epoch is None and pending.form.fenced:
-            return False
+            return False  # It is no usual number.
         try:
             count = await self._engine.acknowledge_gathered(pending.table, pending.values[0], epoch, session.origin)
         except AckUnknownError as error:
@@ -160,3 +164,11 @@ def _leaving(count: int, table: TableId) -> bytes:
     if count:
         return sql("count_of_one").encode()
     return sql("count_of_none", table=TableName(table.name, table.db).quoted()).encode("ascii")
+
+
+def _learn(session: ClientSession, text: bytes, statement: SettleStatement, form: AckForm) -> None:
+    """Remember the meaning of a text, except for its id."""
+    db = None if statement.table.db is not None else session.classifier.known_db
+    keys = statement.keys
+    if keys is not None and isinstance(keys[0], bytes) and statement.epoch is None and (db or statement.table.db):
+        session.own_acks.learn(text, keys[0], form, db)

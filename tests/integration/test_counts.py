@@ -6,13 +6,18 @@ calls before and after.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from proxy.wire.commands import COM_QUERY
+from proxy.wire.params import make_query
 from tests.support.proxies import RunningProxy
 from tests.support.queues import PATIENT, Consumer, create_queue, enqueue, rows, run
+from tests.support.raw import BASE, RawClient
+from tests.support.servers import connect
 from tests.support.waiting import eventually
 
 MESSAGES = 30
@@ -104,3 +109,32 @@ def test_a_commit_of_unknown_rows_causes_a_scan_and_its_log_another_one_at_most(
         eventually(lambda: len(consumer.received) == number)  # noqa: B023
     assert MESSAGES <= calls["claims"] < 1.5 * MESSAGES
     assert calls["scans"] <= 2 * MESSAGES
+
+
+def test_acks_of_sixty_four_clients_take_a_few_updates_and_commits(
+    private_proxy: RunningProxy, connection: Any
+) -> None:
+    """Without gathering, each takes an UPDATE with its own commit. All are sent at about the same time."""
+    clients_count, rounds = 64, 10
+    enqueue(connection, "m", map(str, range(clients_count * (rounds + 1))))
+    with contextlib.ExitStack() as stack, connect(private_proxy.server) as observer:
+        clients = [stack.enter_context(RawClient(private_proxy, BASE, "counts")) for _ in range(clients_count)]
+
+        def statements() -> int:
+            names = "'Com_update', 'Com_commit'"
+            return sum(
+                int(count) for _, count in rows(observer, f"SHOW GLOBAL STATUS WHERE variable_name IN ({names})")
+            )
+
+        def acknowledge(first: int) -> int:
+            before = statements()
+            for number, client in enumerate(clients, first):
+                client.send(make_query(f"ACK m WHERE id = {number}".encode(), attributes=client.attributes))
+            for client in clients:
+                client.answer(COM_QUERY)
+            return statements() - before
+
+        costs = [acknowledge(1 + turn * clients_count) for turn in range(rounds + 1)]
+        assert rows(observer, "SELECT COUNT(*) FROM counts.m WHERE time_acked IS NULL") == [(0,)]
+    assert costs[0] == clients_count  # Each session shows its right first.
+    assert min(costs) <= clients_count / 4

@@ -423,6 +423,30 @@ def test_credits_come_back_with_the_commit(acks: Acks, consume: Any) -> None:
     assert acks.gathered > 0
 
 
+def test_the_same_text_in_another_database_is_another_ack(acks: Acks) -> None:
+    """Both tables have the name m, and messages of the same ids."""
+    other = f"{acks.database}_other"
+    with acks.proxy.connect() as admin:
+        run(admin, f"CREATE DATABASE {other}")
+        try:
+            run(admin, f"CREATE TABLE {other}.m LIKE {acks.database}.m")
+            acks.prove()
+            ids = acks.messages(CLIENTS)
+            run(acks.direct, f"INSERT INTO {other}.m (id, payload) SELECT id, payload FROM m")
+            for place, client in enumerate(acks.clients):
+                if place % 2:
+                    client.ask(bytes([Commands.COM_INIT_DB]) + other.encode())
+                else:
+                    client.query(f"USE {other}")
+            assert list(map(affected, acks.together(simple(ids)))) == [1] * CLIENTS
+            listed = ", ".join(map(str, ids))
+            there = f"SELECT COUNT(*) FROM {other}.m WHERE time_acked IS NOT NULL AND id IN ({listed})"
+            assert rows(acks.direct, there) == [(CLIENTS,)]
+            assert rows(acks.direct, "SELECT COUNT(*) FROM m WHERE time_acked IS NULL") == [(CLIENTS,)]
+        finally:
+            run(admin, f"DROP DATABASE {other}")
+
+
 def test_it_can_be_switched_off(server: EmbeddedServer, database: str, tmp_path: Path) -> None:
     config = tmp_path / "off.toml"
     config.write_text("gather_acks = false\n")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.model import TableId
 from engine.packets import frame
-from proxy.session.own_acks import PROOF_MAX_AGE_S, PROOFS_MAX, AckForm, OwnAcks, ack_answers
+from proxy.session.own_acks import PROOF_MAX_AGE_S, PROOFS_MAX, TEXT_MAX, AckForm, OwnAcks, ack_answers
 from proxy.wire.packets import AUTOCOMMIT, IN_TRANS, STATE_CHANGED, make_ok, parse_ok
+from sqlrewrite.ack import parse_settle
+from sqlrewrite.classify import Verb
+from sqlrewrite.errors import SqlError
 
 FORM = AckForm(TableId("shop", "orders"), fenced=False)
 ONE, NONE = b"Rows matched: 1  Changed: 1  Warnings: 0", b"Rows matched: 0  Changed: 0  Warnings: 0"
@@ -100,3 +106,74 @@ def test_few_proofs_are_kept_and_all_are_forgotten_with_the_account() -> None:
     acks.forget()
     assert [acks.answers(form, AUTOCOMMIT) for form in forms] == [None] * len(forms)
     assert acks.catch_up is None
+
+
+PLACES = [
+    "ACK orders WHERE id = {}",
+    "ACK orders WHERE id={};",
+    "ACK FROM shop.orders WHERE `id` IN ({})",
+    "ack from orders where id in ({});",
+    "ACK orders WHERE id = {} AND epoch = {}",
+    "ACK orders WHERE id = 5 AND epoch = {}",
+    "ACK orders WHERE id = {} -- {}",
+    "ACK orders WHERE id = {} -- ={}",
+    "ACK orders WHERE id = {} /* ({}",
+    "ACK orders WHERE id = {} # ={}",
+    "ACK orders WHERE id = '={}'",
+    "ACK orders WHERE id = -{}",
+    "ACK orders WHERE id IN (1, {})",
+    "ACK orders WHERE id = {} OR id = {}",
+    "ACK orders WHERE (id = {})",
+    "ACK orders WHERE id = x{}",
+    "ACK orders{} WHERE id = {}",
+    "NACK orders WHERE id = {}",
+    "NACK orders WHERE id = 5 DELAY {}",
+]
+
+
+@given(st.sampled_from(PLACES), st.integers(0, 10**20), st.integers(0, 10**20))
+def test_a_text_is_known_only_if_it_means_the_same_but_for_its_id(place: str, one: int, other: int) -> None:
+    """Read as `Acknowledgement` reads it, for an ACK of one id without an epoch."""
+    acks = OwnAcks()
+    text = place.replace("{}", str(one)).encode()
+    table = None
+    with contextlib.suppress(SqlError):
+        read = parse_settle(text)
+        keys = read.keys
+        if read.verb is Verb.ACK and keys and len(keys) == 1 and isinstance(keys[0], bytes) and read.epoch is None:
+            acks.learn(text, keys[0], FORM, "shop")
+            table = read.table
+    again = place.replace("{}", str(other)).encode()
+    if (known := acks.known(again, "shop")) is not None:
+        meant = parse_settle(again)
+        assert (meant.verb, meant.table, meant.epoch) == (Verb.ACK, table, None)
+        assert meant.keys is not None
+        assert list(meant.keys) == [str(known.key).encode()]
+
+
+def test_the_usual_texts_are_known() -> None:
+    acks = OwnAcks()
+    for place in PLACES[:4]:
+        acks.learn(place.format(1).encode(), b"1", FORM, "shop")
+        known = acks.known(place.format(23).encode(), "shop")
+        assert known is not None
+        assert (known.form, known.key) == (FORM, 23)
+
+
+def test_what_a_text_means_depends_on_the_default_database() -> None:
+    acks = OwnAcks()
+    acks.learn(b"ACK orders WHERE id = 1", b"1", FORM, "shop")
+    acks.learn(b"ACK shop.orders WHERE id = 1", b"1", FORM, None)
+    for db in ("other", None):
+        assert acks.known(b"ACK orders WHERE id = 2", db) is None
+        assert acks.known(b"ACK shop.orders WHERE id = 2", db) is not None
+    acks.forget()
+    assert acks.known(b"ACK shop.orders WHERE id = 2", None) is None
+
+
+def test_few_and_short_texts_are_remembered() -> None:
+    acks = OwnAcks()
+    texts = [f"ACK t{number} WHERE id = 1".encode() for number in range(3 * PROOFS_MAX)]
+    for text in (*texts, b"ACK t WHERE" + b" " * TEXT_MAX + b"id = 1"):
+        acks.learn(text, b"1", FORM, "shop")
+    assert 0 < sum(acks.known(text, "shop") is not None for text in texts) <= PROOFS_MAX
