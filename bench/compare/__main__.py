@@ -48,7 +48,7 @@ def conditions(plan: Plan, load_before: float) -> list[str]:
         f"MySQL: {' '.join((*SERVER_OPTIONS, REDO_LOG['mysql']))}",
         f"MariaDB: {' '.join((*SERVER_OPTIONS, REDO_LOG['mariadb']))}",
         f"PostgreSQL: {' '.join(OPTIONS)}",
-        "clients: in C for MySQL, MariaDB and pgmq; in Python for beanstalkd, Redis, NATS and RabbitMQ",
+        "consumers in C, except graphile-worker and pg-boss (Node.js); latencies of brokers by clients in Python",
     ]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 
+from bench.compare.batches import batches
 from bench.compare.connection import AT_ONCE, Connection, Taken, ignored
 from bench.compare.model import PAYLOAD_BYTES
-from bench.compare.shares import batches
 
 METHOD, HEADER, BODY, FRAME_END = 1, 2, 3, b"\xce"
 CHANNEL = 1

@@ -1,17 +1,17 @@
-"""beanstalkd, Redis Streams and NATS JetStream, drained by the processes of consume.py."""
+"""beanstalkd, Redis Streams and NATS JetStream, drained by the client in C (brokers.c)."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.compare.compiling import compiled
 from bench.compare.connection import TIMEOUT_S
 from bench.compare.model import Case, Drained, Latencies
 from bench.compare.protocols import PROTOCOLS
@@ -21,6 +21,7 @@ from bench.processes import HOST, ProgramFailedError, free_port
 WARM_UP = 5
 """So many samples of the latency are not counted."""
 PAUSE_S = 0.002
+SOURCE = "compare/brokers.c"
 
 ONE_BY_ONE = (Case("8 × one message", 8, 1),)
 MANY = (Case("4 × 100 messages", 4, 100), *ONE_BY_ONE)
@@ -29,7 +30,9 @@ MANY = (Case("4 × 100 messages", 4, 100), *ONE_BY_ONE)
 class BrokerQueue:
     """A queue of a running server."""
 
-    def __init__(self, protocol: str, version: str, port: int, pid: int) -> None:
+    def __init__(self, protocol: str, version: str, port: int, pid: int, client: Path) -> None:
+        """`client`: the compiled brokers.c."""
+        self._client = client
         self._protocol = protocol
         self._port = port
         self.version = version
@@ -41,7 +44,7 @@ class BrokerQueue:
 
     def drain(self, case: Case, messages: int) -> Drained:
         words = (self._protocol, self._port, case.consumers, case.batch, messages)
-        command = [sys.executable, "-m", "bench.compare.consume", *map(str, words)]
+        command = [str(self._client), *map(str, words)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             process.stdout.readline()
@@ -100,13 +103,14 @@ class Broker:
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[BrokerQueue]:
+        client = compiled(SOURCE, folder)
         version = shortened(output(*in_root(self.program, self.version_option)))
         port = free_port()
         with (
             folder_in_root() as place,
             server_in_root(place, port, [self.program, *self.command(place, port)]) as pid,
         ):
-            yield BrokerQueue(self.protocol, version, port, pid)
+            yield BrokerQueue(self.protocol, version, port, pid, client)
 
 
 def beanstalkd(folder: Path, port: int) -> Sequence[str]:

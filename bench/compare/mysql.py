@@ -14,6 +14,7 @@ from typing import Any
 
 import pymysql
 
+from bench.compare.compiling import LIBMARIADB, compiled
 from bench.compare.model import PAYLOAD_BYTES, Case, Drained, Latencies, MissingError
 from bench.processes import HOST, ProgramFailedError, family
 from demo.ackstream import DIRECTIVES
@@ -22,7 +23,7 @@ from tests.support.proxies import running_proxy
 from tests.support.servers import ServerMissingError, connect, new_server
 from tests.support.waiting import eventually
 
-SOURCE = Path(__file__).with_name("consumers.c")
+SOURCE = "compare/consumers.c"
 ROWS_AN_INSERT = 1_000
 DISCARDED = 5
 """The first samples of the latency: the stream may open after the INSERT."""
@@ -70,16 +71,6 @@ HAND_FORMS = (
 WATCHED = next(form.case for form in PROXY_FORMS if form.name == "streams" and form.case.batch > 1)
 """The drain during which other clients are measured."""
 BYSTANDER = "SELECT 1 FROM bystander WHERE id = 1"
-
-
-def built_client(folder: Path) -> Path:
-    """Compile consumers.c. Raises MissingError where the compiler or the client library is missing."""
-    program = folder / "consumers"
-    command = f"cc -O2 -pthread {SOURCE} -o {program} $(pkg-config --cflags --libs libmariadb)"
-    done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise MissingError(f"the client cannot be compiled: {done.stderr.strip().splitlines()[-1]}")
-    return program
 
 
 class MySQLQueue:
@@ -187,7 +178,7 @@ class ByHand:
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[MySQLQueue]:
-        client = built_client(folder)
+        client = compiled(SOURCE, folder, LIBMARIADB)
         with running_queue_server(self.flavour, folder) as server:
             yield MySQLQueue(server, client, server.port, {"server": server.pid})
 
@@ -209,7 +200,7 @@ class Ackstream:
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[MySQLQueue]:
-        client = built_client(folder)
+        client = compiled(SOURCE, folder, LIBMARIADB)
         options = ["--log-level", "warning"]
         with (
             running_queue_server(self.flavour, folder) as server,

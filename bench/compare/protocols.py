@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from bench.compare.amqp import QuorumQueue
+from bench.compare.batches import batches
 from bench.compare.connection import AT_ONCE, Connection, Taken, ignored
 from bench.compare.model import PAYLOAD_BYTES
-from bench.compare.shares import batches
 
 PAYLOAD = b"x" * PAYLOAD_BYTES
 PAUSE_S = 0.001

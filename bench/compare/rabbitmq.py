@@ -1,4 +1,4 @@
-"""RabbitMQ with a quorum queue, on one node, drained by the processes of consume.py."""
+"""RabbitMQ with a quorum queue, on one node, drained by the client in C (brokers.c)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.compare.brokers import BrokerQueue
+from bench.compare.brokers import SOURCE, BrokerQueue
+from bench.compare.compiling import compiled
 from bench.compare.model import Case, MissingError
 from bench.compare.root import ROOT, folder_in_root, server_in_root
 from bench.processes import HOST, free_port
@@ -33,6 +34,7 @@ class RabbitMQ:
         found = sorted(ROOT.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*"))
         if not found:
             raise MissingError("not installed: `scripts/prepare competitors` does it")
+        client = compiled(SOURCE, folder)
         program = str(Path("/") / found[-1].relative_to(ROOT) / "sbin/rabbitmq-server")
         names, port = free_port(), free_port()
         with folder_in_root(USER) as place, folder_in_root() as names_place:
@@ -50,4 +52,4 @@ class RabbitMQ:
                 server_in_root(names_place, names, ["/usr/bin/epmd", "-port", str(names), "-address", HOST]),
                 server_in_root(place, port, ["/usr/bin/env", *settings, program], USER) as pid,
             ):
-                yield BrokerQueue("amqp", f"RabbitMQ {found[-1].name.rpartition('-')[2]}", port, pid)
+                yield BrokerQueue("amqp", f"RabbitMQ {found[-1].name.rpartition('-')[2]}", port, pid, client)

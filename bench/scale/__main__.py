@@ -20,9 +20,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.compare.compiling import LIBMARIADB, compiled
 from bench.compare.machine import machine
 from bench.compare.model import PAYLOAD_BYTES, MissingError
-from bench.compare.mysql import REDO_LOG, SERVER_OPTIONS, TITLES, built_client, running_queue_server
+from bench.compare.mysql import REDO_LOG, SERVER_OPTIONS, SOURCE, TITLES, running_queue_server
 from bench.compare.report import table
 from bench.scale.rows import SMALL_SHARE, load, refill, small_rows
 from bench.scale.stages import CONNECTIONS_MAX, Plan, Setting, proxies
@@ -42,7 +43,8 @@ def measure(flavour: Flavour, plan: Plan, rows: int, counts: Sequence[int], colu
     """Measure one server with these numbers of proxies; add a column for each. Raises MissingError."""
     with tempfile.TemporaryDirectory(prefix="ackstream-scale-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        built_client(folder)
+        compiled(SOURCE, folder, LIBMARIADB)
+        compiled("scale/streams.c", folder, LIBMARIADB)
         with running_queue_server(flavour, folder, SERVER) as server:
             took_s = load(server.port, rows, plan.queues)
             print(f"{flavour}: {rows:,} rows in {plan.queues + 1:,} queues, loaded in {took_s:.0f} s", flush=True)

@@ -19,7 +19,6 @@ from bench.processes import ProgramFailedError, cpu_s, family, resident_bytes
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy, environment
 
-SOURCE = Path(__file__).with_name("streams.c")
 CONNECTIONS_MAX = 10_000
 SETTLE_S = 15.0
 """Before the proxies count as idle: tables made just before cause a few scans and refreshes of the catalog."""
@@ -50,16 +49,6 @@ class Figures:
         """Add a line."""
         self.values[name] = value
         print(f"  {name}: {value:,.2f}", flush=True)
-
-
-def built(folder: Path) -> Path:
-    """Compile streams.c. Raises ProgramFailedError."""
-    program = folder / "streams"
-    command = f"cc -O2 -pthread {SOURCE} -o {program} $(pkg-config --cflags --libs libmariadb)"
-    done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise ProgramFailedError(done.stderr)
-    return program
 
 
 class Streams:
@@ -122,7 +111,7 @@ class Setting:
         """Run all stages. `due`: messages that are due in the small queues; `rate`: the expected
         messages a second of the large queue. Returns its rate."""
         self._memory("memory of the proxies at start, MB")
-        streams = Streams(built(self._folder), self._plan, [proxy.port for proxy in self._proxies])
+        streams = Streams(self._folder / "streams", self._plan, [proxy.port for proxy in self._proxies])
         try:
             self._many_queues(streams, due)
             self._idle()

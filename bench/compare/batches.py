@@ -1,14 +1,8 @@
-"""How consumers divide the messages of a drain."""
+"""How messages are divided into batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-
-def shares(messages: int, consumers: int) -> list[int]:
-    """Return how many messages each consumer takes: as equal as possible, in total `messages`."""
-    whole, rest = divmod(messages, consumers)
-    return [whole + (number < rest) for number in range(consumers)]
 
 
 def batches(messages: int, batch: int) -> Iterator[int]:
