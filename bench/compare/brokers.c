@@ -20,7 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUFFER = 1 << 18, BATCH_MAX = 1000, ID_CHARS = 128, FRAME_MAX = 131072, PREFETCH_MIN = 100, PAUSE_US = 1000 };
+enum { BUFFER = 1 << 18, BATCH_MAX = 1000, ID_CHARS = 128, FRAME_MAX = 131072, PREFETCH_MIN = 100 };
+enum { PAUSE_US = 1000, SETTLE_US = 200000 };
 
 typedef struct {
     int number, fd;
@@ -307,6 +308,14 @@ static char *expect(Consumer *mine, int class, int name) {
     return payload + 4;
 }
 
+/* Reads frames up to this method. */
+static void skip_to(Consumer *mine, int class, int name) {
+    int is_it;
+    do
+        frame(mine, class, name, &is_it);
+    while (!is_it);
+}
+
 #define ARGUMENTS(text) (text), sizeof(text) - 1
 
 static void open_amqp(Consumer *mine) {
@@ -350,13 +359,15 @@ static void consume_amqp(Consumer *mine) {
         flush(mine);
         mine->share -= count;
     }
-    /* An acknowledgement has no answer, so another method follows that has one. Messages that arrive
-     * before it are passed over; the server delivers them again to others. */
+    /* What was delivered beyond the share goes back to the others. The connection stays open: when it
+     * closes, the server may deliver messages again whose acknowledgement it has not applied yet. */
+    method(mine, 1, 60, 30, ARGUMENTS("\x06worker\0"));
+    flush(mine);
+    skip_to(mine, 60, 31);
+    method(mine, 1, 60, 120, ARGUMENTS("\0\0\0\0\0\0\0\0\x03"));
     method(mine, 1, 50, 10, ARGUMENTS("\0\0\x05queue\x01\0\0\0\0"));
     flush(mine);
-    do
-        frame(mine, 50, 11, &is_it);
-    while (!is_it);
+    skip_to(mine, 50, 11); /* An acknowledgement has no answer; this method has one. */
 }
 
 /* The consumers. */
@@ -421,5 +432,7 @@ int main(int count, char **arguments) {
     for (int i = 0; i < number; i++)
         pthread_join(consumers[i].thread, NULL);
     printf("%f %f\n", seconds(CLOCK_MONOTONIC) - begin_s, seconds(CLOCK_PROCESS_CPUTIME_ID) - begin_cpu_s);
+    fflush(stdout);
+    usleep(SETTLE_US); /* RabbitMQ applies the last acknowledgements. */
     return 0;
 }

@@ -75,6 +75,8 @@ class BrokerQueue:
             ended_s.append(time.monotonic())
             if not finished.acquire(timeout=TIMEOUT_S):
                 raise ProgramFailedError(f"{self._protocol}: a message was not delivered")
+        if any(arrived < began for began, arrived in zip(began_s, arrived_s, strict=True)):
+            raise ProgramFailedError(f"{self._protocol}: a drain has left messages in the queue")
         return Latencies(took_ms(began_s, arrived_s), took_ms(began_s, ended_s))
 
 

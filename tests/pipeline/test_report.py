@@ -22,12 +22,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from pipeline.archive import archive
-from pipeline.common.connection import LazyConnection as Link
+from pipeline.common.connection import LazyConnection
 from pipeline.common.directives import Directives
 from pipeline.common.progress import Progress
 from pipeline.common.ranges import condition, cut
-from pipeline.common.statements import NOW, Statements
-from pipeline.common.statements import fetching as asking
+from pipeline.common.statements import NOW, Statements, fetching
 from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.errors import JobError, PipelineError, ProblemsError
@@ -426,21 +425,21 @@ def test_ranges_of_any_kind_of_id_have_each_row_once(endpoint: Endpoint, connect
         cursor.executemany("INSERT INTO m (id) VALUES (%s)", [(key,) for key in IDS[kind]])
         cursor.execute("ANALYZE TABLE m")
     statements = Statements(describe(connection, str(endpoint.database), "m"))
-    link, asked = Link(endpoint), []
+    lazy, queries = LazyConnection(endpoint), []
 
-    def ask(statement: str) -> Any:
-        asked.append(statement)
-        return link.run(asking(statement))
+    def fetched(statement: str) -> Any:
+        queries.append(statement)
+        return lazy.run(fetching(statement))
 
-    found = cut(statements, ask, 100)
+    found = cut(statements, fetched, 100)
     counts = [
         rows(connection, f"SELECT COUNT(*) FROM m WHERE {condition(statements, bounds)}")[0][0] for bounds in found
     ]
     assert sum(counts) == len(IDS[kind])
     assert max(counts) <= 250  # The server's estimates are no counts.
     assert len(found) <= len(IDS[kind]) / 100 + 20
-    assert len(asked) < 300
-    link.close()
+    assert len(queries) < 300
+    lazy.close()
 
 
 def test_a_queue_that_keeps_its_acknowledged_messages_in_partitions(
