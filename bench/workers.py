@@ -15,8 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.compare.compiling import LIBMARIADB, compiled
 from bench.compare.model import MissingError
-from bench.compare.mysql import WATCHED, MySQLQueue, built_client, running_queue_server
+from bench.compare.mysql import SOURCE, WATCHED, MySQLQueue, running_queue_server
 from bench.processes import cpu_s, family
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import running_proxy
@@ -54,7 +55,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             folder = Path(directory)
             try:
-                client = built_client(folder)
+                client = compiled(SOURCE, folder, LIBMARIADB)
                 with running_queue_server(flavour, folder) as server:
                     found = {workers: [measured(server, client, folder, workers)] for workers in WORKERS}
                     for _ in range(rounds - 1):
