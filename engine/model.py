@@ -15,6 +15,13 @@ from typing import NamedTuple
 
 NS_PER_S = 1_000_000_000
 
+SLOTS = 1_000
+"""The slots of proxies in lease columns are below this, and 0 for none: the nanoseconds of a lease's
+end behind its last whole microsecond."""
+
+SLOT_LOCK = "ackstream/"
+"""The name of the lock that a proxy holds while it lives, without the slot."""
+
 Key = int | Decimal | str | bytes
 """A message's id in the engine: a number for numeric columns, bytes for binary ones, else text."""
 
@@ -53,6 +60,8 @@ class Policy:
     message_columns: tuple[str, ...] | None = None
     max_in_flight: int | None = None
     on_disconnect: OnDisconnect = OnDisconnect.RELEASE
+    lease: str | None = None
+    """The lease column, as the comment spells it; None: the table has none."""
     max_attempts: int = 0
     """Deliveries until a message is dead; 0: it never is."""
     dead_letter: str | None = None
@@ -100,6 +109,9 @@ class QueueTable:
     """All columns in the table's order, invisible ones included."""
     default_columns: tuple[str, ...]
     """What `*` means."""
+    lease_column: str | None = None
+    """The column into which a claim writes the new time_next again (`lease_end_ns`), so that a lease
+    differs from a message that was scheduled; None: there is none."""
     advice: tuple[str, ...] = ()
     """Recommendations for a table that works, for the process's log."""
     warnings: tuple[str, ...] = ()
@@ -200,6 +212,11 @@ class Selection:
 
 ANYTHING = Selection()
 """The selection of a STREAM without WHERE and PARTITION."""
+
+
+def end_with_slot(end_ns: int, slot: int) -> int:
+    """The end of a lease in a table with a lease column, which carries the slot of the proxy."""
+    return end_ns - end_ns % SLOTS + slot
 
 
 @dataclass(frozen=True, slots=True)

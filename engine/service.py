@@ -99,6 +99,8 @@ class Engine:
             self._executor, self._indirect_writes, Listener(self._queue_found, self._queue_lost, self._wake_all.request)
         )
         self._roster = RosterWatch(self._executor, self._streamed_queues, self._on_roster)
+        self._other_slots: frozenset[int] = frozenset()
+        """The slots of the other proxies, when they could be read last."""
         self._streamed_until_s: dict[TableId, float] = {}
         """Until when queues without streams still count as streamed."""
         self._ids = itertools.count(1)
@@ -149,8 +151,8 @@ class Engine:
         """The table as a queue if the digest `text` is known (Queues.known_by); else None."""
         return self._queues.known_by(table, text)
 
-    async def to_settle(self, table: TableId) -> TableId:
-        """The table in the server's spelling, if its messages can be settled.
+    async def to_settle(self, table: TableId) -> tuple[TableId, str | None]:
+        """The table in the server's spelling, if its messages can be settled, and its lease column.
 
         Raises UnusableQueue, StoreError.
         """
@@ -367,8 +369,14 @@ class Engine:
         return list(self._streamed_until_s)
 
     def _on_roster(self, roster: Roster) -> None:
+        lost = roster.slot is not None and bool(self._other_slots - roster.others)
+        if roster.slot is not None:
+            self._other_slots = roster.others
         for table, runner in list(self._runners.items()):
+            runner.set_slot(roster.slot or 0)
             runner.set_share(roster.share_of(table) if table in self._streamed_until_s else None)
+            if lost:
+                runner.handle(runner.dispatcher.proxy_lost)
 
     # Notifications of the catalog.
 
@@ -378,6 +386,7 @@ class Engine:
             return
         on_distrust = partial(self._queues.distrust, queue.id)
         runner = TableRunner(self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved)
+        runner.set_slot(self._roster.found.slot or 0)
         self._runners[queue.id] = runner
         self._by_name.setdefault(queue.id.name.casefold(), []).append(runner)
         self.on_queues()

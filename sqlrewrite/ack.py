@@ -113,8 +113,9 @@ class SettleStatement:
     epoch: bytes | Param | None = None
     """The digits of `AND epoch = …` behind the keys; None without it, or if there are no keys."""
 
-    def update(self) -> bytes:
-        """The UPDATE to run in its place: one affected row per message.
+    def update(self, lease: bytes | None = None) -> bytes:
+        """The UPDATE to run in its place: one affected row per message. `lease`: the table's lease
+        column, quoted.
 
         Its parameters are the statement's, except that `delay_s` comes first: SET stands before
         WHERE.
@@ -123,6 +124,13 @@ class SettleStatement:
             changes, guard = ACKNOWLEDGED, b"time_acked IS NULL"
         else:
             changes = b"time_next = %b + %b" % (NOW, self._delay_ns())
+            if self.verb is Verb.EXTEND and lease is not None:  # The lease keeps the mark of its proxy.
+                changes = b"time_next = (%b + %b) DIV 1000 * 1000 + COALESCE(%b, 0) %% 1000, %b = time_next" % (
+                    NOW,
+                    self._delay_ns(),
+                    lease,
+                    lease,
+                )
             guard = b"time_acked IS NULL AND epoch > 0"
         return b"UPDATE %b SET %b WHERE %b AND (%b\n)" % (self.table_sql, changes, guard, self.condition)
 

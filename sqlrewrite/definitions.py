@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sqlrewrite.names import quote
 from sqlrewrite.tokens import Token, TokenStream
 
 NOW_NS: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
@@ -83,11 +84,24 @@ def read_definitions(tokens: TokenStream, inner: Sequence[Token], start: int, en
     return tuple(definitions)
 
 
-def missing(definitions: Sequence[Definition], *, by_time: bool) -> tuple[list[str], list[str]]:
+def lease_definition(name: str) -> str:
+    """The definition of a lease column."""
+    return f"{quote(name)} BIGINT DEFAULT NULL INVISIBLE"
+
+
+def declares(definitions: Sequence[Definition], name: str) -> bool:
+    """Whether a column of this name is defined."""
+    return any(definition.kind is Kind.COLUMN and definition.name == name.casefold() for definition in definitions)
+
+
+def missing(
+    definitions: Sequence[Definition], *, by_time: bool, lease: str | None = None
+) -> tuple[list[str], list[str]]:
     """The columns and keys to be added for a queue. `by_time`: the table is partitioned by
-    time_acked."""
-    columns = {definition.name: definition for definition in definitions if definition.kind is Kind.COLUMN}
-    added = [text for name, text in OWN_COLUMNS.items() if name not in columns]
+    time_acked. `lease`: the name of its lease column, if it has one."""
+    added = [text for name, text in OWN_COLUMNS.items() if not declares(definitions, name)]
+    if lease is not None and not declares(definitions, lease):
+        added.append(lease_definition(lease))
     keys: list[str] = []
     has_primary = any(definition.kind is Kind.PRIMARY or definition.primary for definition in definitions)
     if by_time:

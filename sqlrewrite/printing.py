@@ -24,9 +24,12 @@ _PRINTED: Final = {
     "time_next": re.compile(rf"`time_next` bigint(?:\(20\))? DEFAULT \(+{_NOW}\)+"),
     "time_acked": re.compile(r"`time_acked` bigint(?:\(20\))? DEFAULT NULL"),
 }
+_PRINTED_LEASE: Final = re.compile(
+    r"`([^`]+)` bigint(?:\(20\))? (?:DEFAULT NULL /\*!80023 INVISIBLE \*/|INVISIBLE DEFAULT NULL)"
+)
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
-_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|NONE")
+_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|NONE")
 _RETENTION: Final = re.compile(
     r"(?:/\*!\d+ )?PARTITION BY RANGE \([`\"]?time_acked[`\"]?\)\s*"
     r"\(PARTITION [`\"]?live[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*"
@@ -60,7 +63,9 @@ def print_queue(
     texts = [(definition, _text(statement, definition)) for definition in statement.definitions]
     by_time = statement.by_partition or statement.by_time
     added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
-    kept = [text for _, text in _without_columns(texts) if text.replace('"', "`") not in added]
+    kept = [
+        text for _, text in _without_columns(texts, dict(options).get("LEASE")) if text.replace('"', "`") not in added
+    ]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
     own = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
     if comment:
@@ -71,7 +76,7 @@ def print_queue(
     return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*own, others]).strip()
 
 
-def _without_columns(texts: Sequence[tuple[Definition, str]]) -> Sequence[tuple[Definition, str]]:
+def _without_columns(texts: Sequence[tuple[Definition, str]], lease: str | None) -> Sequence[tuple[Definition, str]]:
     """The definitions that follow those that CREATE QUEUE adds at the head."""
     declared = {definition.name for definition, _ in texts if definition.kind is Kind.COLUMN}
     at = 0
@@ -83,7 +88,8 @@ def _without_columns(texts: Sequence[tuple[Definition, str]]) -> Sequence[tuple[
             at += 1
         elif name not in declared or definition.name == name:
             break
-    return texts[at:]
+    added = _PRINTED_LEASE.fullmatch(texts[at][1].replace('"', "`")) if lease and at < len(texts) else None
+    return texts[at + (added is not None and added[1] == lease) :]
 
 
 def _text(statement: CreateQueue, definition: Definition) -> str:

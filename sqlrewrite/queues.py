@@ -47,21 +47,22 @@ class CreateQueue:
     """The text behind them, without the queue's options."""
     tokens: TokenStream
 
-    def definitions_sql(self) -> bytes:
-        """The definitions, with the queue's own columns and keys."""
+    def definitions_sql(self, lease: str | None) -> bytes:
+        """The definitions, with the queue's own columns and keys. `lease`: the name of its lease
+        column, if it has one."""
         body = self.body if self.definitions else b""
         if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
             at = column.tokens[-1].end - self.definitions[0].start
             body = body[:at] + b" NOT NULL" + body[at:]
-        return self._with_own(body, by_time=self.by_partition or self.by_time)
+        return self._with_own(body, lease, by_time=self.by_partition or self.by_time)
 
-    def dead_letter_sql(self) -> bytes:
+    def dead_letter_sql(self, lease: str | None) -> bytes:
         """The definitions of its dead-letter table."""
-        return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)), by_time=self.by_time)
+        return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)), lease, by_time=self.by_time)
 
-    def _with_own(self, body: bytes, *, by_time: bool) -> bytes:
-        columns, keys = missing(self.definitions, by_time=by_time)
-        before = "".join(f"{column},\n" for column in columns).encode()
+    def _with_own(self, body: bytes, lease: str | None, *, by_time: bool) -> bytes:
+        columns, keys = missing(self.definitions, by_time=by_time, lease=lease)
+        before = "".join(f"{column},\n" for column in columns).encode(self.tokens.codec)
         after = ",\n".join(keys).encode()
         if not body.strip():
             return before + after if after else before.rstrip(b",\n")

@@ -34,6 +34,7 @@ _WHOLE = re.compile(r"[0-9]{1,12}")
 _WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
 _BARE_NAME = r"[0-9A-Za-z_$\u0080-\uffff-]+"
 _SOURCE = re.compile(rf"(?:({_BARE_NAME}|`(?:[^`]|``)+`)\.)?({_BARE_NAME}|`(?:[^`]|``)+`)\s*(\||\Z)\s*")
+_COLUMN = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
 _TABLE_NAME = re.compile(r"(?:[0-9A-Za-z_$\u0080-\uffff-]+\.)?[0-9A-Za-z_$\u0080-\uffff-]+")
 
 
@@ -193,6 +194,7 @@ class _Reader:
             message_columns=values["vt_message_cols"],
             max_in_flight=values["max_in_flight"],
             on_disconnect=values["on_disconnect"] or OnDisconnect.RELEASE,
+            lease=values["lease"],
             max_attempts=values["max_attempts"] or 0,
             dead_letter=values["dead_letter"],
             dead_letter_of=values["dead_letter_of"] or (),
@@ -270,6 +272,12 @@ def _columns(text: str) -> tuple[str, ...]:
     return names
 
 
+def _column(text: str) -> str:
+    if not _COLUMN.fullmatch(text):
+        raise _BadValue("the name of a column of ASCII letters, digits and _")
+    return text
+
+
 def _on_disconnect(text: str) -> OnDisconnect:
     try:
         return OnDisconnect(text)
@@ -323,6 +331,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "max_rate": (_rate, "deliveries of this table a second at most", "100"),
     "max_in_flight": (_whole(1, ROWS_MOST), "delivered and unacknowledged messages at most", "1000"),
     "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),
+    "lease": (_column, "the column that shows which messages are in flight, and at which proxy", "lease"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
 }
 REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
@@ -338,6 +347,7 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "vt_cache_size": "10000",
         "vt_poller_interval": "30",
         "vt_max_backoff": "3600",
+        "lease": "lease",
     }
 )
 """The directives of CREATE QUEUE that have a default."""

@@ -16,6 +16,9 @@ from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
 """The columns of the queue itself, which `*` leaves out."""
 
+LEASE_COLUMN_TYPE = "BIGINT DEFAULT NULL INVISIBLE"
+"""The definition of a lease column. It may be visible, too."""
+
 INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 
 _KINDS: Mapping[str, IdKind] = MappingProxyType(
@@ -106,6 +109,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         *_engine_problems(facts.engine),
         *_column_problems(columns),
         *(_message_column_problems(policy, columns) if isinstance(policy, Policy) else ()),
+        *(_lease_problems(policy, columns) if isinstance(policy, Policy) else ()),
     ]
     if id_index is None and "id" in columns:
         problems.append(
@@ -126,6 +130,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         scan_ties_by_id=scan.ties_by_id if scan else False,
         columns=tuple(column.name for column in facts.columns),
         default_columns=_default_columns(policy, facts.columns),
+        lease_column=columns[policy.lease.lower()].name if policy.lease else None,
         advice=tuple(_advice(facts, scan, columns)),
         warnings=comment_warnings(facts.comment),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
@@ -185,14 +190,25 @@ def _message_column_problems(policy: Policy, columns: Mapping[str, Column]) -> I
             yield f"vt_message_cols names the column {name!r}, which the table does not have"
 
 
+def _lease_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
+    if policy.lease is None:
+        return
+    column = columns.get(policy.lease.lower())
+    if column is None:
+        yield f"lease={policy.lease} names a column that the table does not have: {LEASE_COLUMN_TYPE}"
+    elif column.name.lower() in {"id", *OWN_COLUMNS}:
+        yield f"lease={policy.lease} names a column with another purpose: add one, {LEASE_COLUMN_TYPE}"
+    elif column.data_type != "bigint" or not column.nullable or column.generated:
+        yield f"lease={policy.lease} names a column of another type: it has to be {LEASE_COLUMN_TYPE}"
+
+
 def _default_columns(policy: Policy, columns: Sequence[Column]) -> tuple[str, ...]:
     if policy.message_columns is not None:
         spelling = {column.name.lower(): column.name for column in columns}
         return tuple(spelling[name.lower()] for name in policy.message_columns)
+    own = {*OWN_COLUMNS, (policy.lease or "").lower()}
     return tuple(
-        column.name
-        for column in columns
-        if column.name.lower() not in OWN_COLUMNS and "INVISIBLE" not in column.extra.upper()
+        column.name for column in columns if column.name.lower() not in own and "INVISIBLE" not in column.extra.upper()
     )
 
 

@@ -74,10 +74,11 @@ class ClaimsUnderWay:
         return sum(len(attempt.picked) for attempt in self._by_id.values())
 
     def start_claim(
-        self, picked: Mapping[Key, tuple[FilterGroup, Entry]], now: Instant, *, unscanned: bool = False
+        self, picked: Mapping[Key, tuple[FilterGroup, Entry]], now: Instant, *, slot: int = 0, unscanned: bool = False
     ) -> Claim:
         """Claim these entries for their groups. Credit of the groups is reserved for them. Their
-        rows are read behind the claim if all subscribers of these groups have one format."""
+        rows are read behind the claim if all subscribers of these groups have one format. `slot`: that
+        of this proxy."""
         claim_id = next(self._numbers)
         formats = {group.subscribers.row_format for group, _ in picked.values()}
         row_format = formats.pop() if len(formats) == 1 else None
@@ -88,7 +89,7 @@ class ClaimsUnderWay:
             group.reserved += 1
             duration_ns = wait_ns(self._policy, entry.epoch, self._jitter())
             wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection))
-        return Claim(claim_id, tuple(wanted), row_format)
+        return Claim(claim_id, tuple(wanted), row_format, slot)
 
     def report_changes(self, keys: Collection[Key] | None) -> None:
         """Others may have changed these messages (None: any). Rows that are read behind claims under

@@ -47,7 +47,7 @@ from engine.dispatch.picking import Picking
 from engine.dispatch.subscribers import Subscriber, Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.dispatch.wake_times import next_wake_ns
-from engine.model import Claimed, Entry, FetchResult, Key, Policy, ScanResult, Share
+from engine.model import Claimed, Entry, FetchResult, Key, Policy, Return, ScanResult, Share
 
 Effects = list[Effect]
 
@@ -184,7 +184,10 @@ class Dispatcher:
         picked = self._picking.pick_inserted(now, keys)
         if picked is None:
             return self.woken(now)
-        effects: Effects = [self.parts.claims.start_claim(picked, now, unscanned=True)] if picked else []
+        effects: Effects = []
+        if picked:
+            slot = self.parts.abandoned.slot
+            effects.append(self.parts.claims.start_claim(picked, now, slot=slot, unscanned=True))
         return effects + self._advance(now)
 
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
@@ -242,6 +245,16 @@ class Dispatcher:
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""
         self.parts.set_policy(policy, now)
+        return self._advance(now)
+
+    def slot_given(self, now: Instant, slot: int) -> Effects:
+        """This proxy has this slot on the server from now on (0: none), and holds its lock."""
+        self.parts.abandoned.slot_given(slot)
+        return self._advance(now)
+
+    def proxy_lost(self, now: Instant) -> Effects:
+        """Another proxy on the server may be gone. Messages that it has left are released."""
+        self.parts.abandoned.request_search(now)
         return self._advance(now)
 
     def share_changed(self, now: Instant, share: Share | None) -> Effects:
@@ -360,6 +373,20 @@ class Dispatcher:
         self.parts.scans.rescan_returned(self.parts.releases.release_failed(now))
         return self._advance(now)
 
+    def search_done(self, now: Instant, found: Sequence[Return]) -> Effects:
+        """A search for messages in flight at proxies that are gone came back."""
+        for claim in self.parts.abandoned.search_answered(now, found):
+            lease = self.parts.leases.get(claim.key)
+            own = lease is not None and lease.epoch == claim.epoch
+            if not own and not self.parts.is_taken(claim.key):
+                self.parts.releases.add_release(claim)
+        return self._advance(now)
+
+    def search_failed(self, now: Instant) -> Effects:
+        """A search failed. It is repeated later."""
+        self.parts.abandoned.search_failed(now)
+        return self._advance(now)
+
     def purge_done(self, now: Instant, deleted: int) -> Effects:
         """So many old acknowledged rows were deleted."""
         self.parts.purges.purge_answered(now, deleted)
@@ -406,6 +433,7 @@ class Dispatcher:
             )
             effects += parts.verification.start_lookup(now, parts.acknowledgements_needed)
             effects += parts.purges.start_purge(now)
+            effects += parts.abandoned.start_search(now)
         return effects
 
     def _start_claim(self, now: Instant) -> Effects:
@@ -415,7 +443,9 @@ class Dispatcher:
         if self._locks_first:
             self._locked.start_leases(self._picking.pick_ready(now, locks=True))
         picked = self._picking.pick_ready(now, locks=False)
-        effects: Effects = [self.parts.claims.start_claim(picked, now)] if picked else []
+        effects: Effects = []
+        if picked:
+            effects.append(self.parts.claims.start_claim(picked, now, slot=self.parts.abandoned.slot))
         if not self._locks_first:
             self._locked.start_leases(self._picking.pick_ready(now, locks=True))
         return effects

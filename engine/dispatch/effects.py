@@ -9,6 +9,7 @@ subscriber's session), answered by an event.
 | `Lock`            | `Dispatcher.lock_done`                           |
 | `Lookup`          | `Dispatcher.lookup_done` or `.lookup_failed`     |
 | `Release`         | `Dispatcher.release_done` or `.release_failed`   |
+| `FindAbandoned`   | `Dispatcher.search_done` or `.search_failed`     |
 | `Purge`           | `Dispatcher.purge_done` or `.purge_failed`       |
 | `MoveDeadLetters` | `Dispatcher.move_done` or `.move_failed`         |
 | `Deliver`         | nothing: the rows are the subscriber's now       |
@@ -44,6 +45,8 @@ class Claim:
     claim_id: int
     wanted: tuple[Wanted, ...]
     row_format: RowFormat | None = None
+    slot: int = 0
+    """The slot of this proxy, for a table with a lease column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,15 @@ class Release:
     """Give these claims back."""
 
     returns: tuple[Return, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindAbandoned:
+    """Find up to `limit` messages in flight at proxies that are gone; with `slot`, those whose leases
+    carry it."""
+
+    slot: int | None
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +138,4 @@ class End:
     text: str = ""
 
 
-Effect = Scan | Claim | Fetch | Lock | Lookup | Release | Purge | MoveDeadLetters | Deliver | End
+Effect = Scan | Claim | Fetch | Lock | Lookup | Release | FindAbandoned | Purge | MoveDeadLetters | Deliver | End

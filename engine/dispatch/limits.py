@@ -68,6 +68,9 @@ class Limits:
     """Keys that were read longer ago are read again before one is claimed, if a transaction was
     committed since and no stream had credit: otherwise they would be delivered before more
     urgent messages."""
+    abandoned_pause_ns: int = 1_200 * MS
+    """Pause between the two searches that show that a proxy is gone: longer than a proxy takes to
+    notice that its connection with the lock is broken (`roster_interval_s`), and to replace it."""
     share_grace_ns: int = 50 * MS
     """How long a due message of another share is left to its own proxy: several times what a scan
     and a claim take on a quiet server."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
+from engine.dispatch.abandoned import Abandoned
 from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.capacity import Capacity
 from engine.dispatch.claims import ClaimsUnderWay
@@ -48,6 +49,7 @@ class Parts:
     releases: Releases
     dead_letters: DeadLetters
     purges: Purges
+    abandoned: Abandoned
     failure_pause: ExponentialBackoff
     draining: bool = False
     """Whether nothing new is started any more."""
@@ -75,6 +77,7 @@ class Parts:
             releases=Releases(limits),
             dead_letters=DeadLetters(policy, limits),
             purges=Purges(policy, limits, now),
+            abandoned=Abandoned(policy, limits, now),
             failure_pause=ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns),
         )
 
@@ -88,12 +91,14 @@ class Parts:
         self.scans.set_policy(policy)
         self.dead_letters.set_policy(policy)
         self.purges.set_policy(policy, now)
+        self.abandoned.set_policy(policy, now)
 
     @property
     def settled_down(self) -> bool:
         """Whether no statement is under way, and nothing waits for its release."""
         delivery = len(self.claims) or len(self.fetches) or self.scans.under_way or self.verification.under_way
         maintenance = len(self.releases) or self.dead_letters.under_way or self.purges.under_way
+        maintenance = maintenance or self.abandoned.under_way
         return not (delivery or maintenance)
 
     def is_failing(self, now: Instant) -> bool:

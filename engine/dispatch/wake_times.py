@@ -13,7 +13,12 @@ def next_wake_ns(parts: Parts) -> int | None:
     if (deadline_ns := parts.leases.next_deadline_ns) is not None:
         times.append(now.until(deadline_ns))
     if not parts.draining:
-        times += [parts.purges.purge_ns, *parts.dead_letters.wake_times(now), *_scan_times(parts)]
+        times += [
+            parts.purges.purge_ns,
+            parts.abandoned.search_ns,
+            *parts.dead_letters.wake_times(now),
+            *_scan_times(parts),
+        ]
         times += [group.subscribers.next_first_wait_end_ns() for group in parts.groups]
         if parts.verification.has_suspects or parts.acknowledgements_needed():
             times.append(parts.verification.pause_until_ns)

@@ -44,9 +44,11 @@ class EngineSettings:
     catalog_share: float = 0.05
     """The share of the time that refreshes of the catalog may take: one takes a second with 100,000
     tables."""
-    roster_interval_s: float = 2.0
-    """Between two checks of the other proxies on the server, one statement each. A proxy that comes
-    or goes is noticed within it."""
+    roster_interval_s: float = 1.0
+    """Between two checks of the proxies on the server, one statement each, while this one is alone. A
+    proxy that comes is noticed within it, and so is a broken connection of this one."""
+    roster_with_others_s: float = 0.5
+    """The same while there are others: a proxy that goes is noticed within it."""
     roster_again_s: float = 0.1
     """The same after a change: usually others change too, for example when consumers start."""
     roster_without_locks_s: float = 60.0

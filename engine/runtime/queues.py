@@ -176,15 +176,16 @@ class Queues:
                     " (or the account that was given to --backend may not see it)"
                 )
 
-    async def to_settle(self, table: TableId) -> TableId:
-        """The table in the server's spelling, if its messages can be settled.
+    async def to_settle(self, table: TableId) -> tuple[TableId, str | None]:
+        """The table in the server's spelling, if its messages can be settled, and its lease column.
 
         Settling requires no privilege of the engine's account. Raises UnusableQueue, StoreError.
         """
         found = await self.inspect(table)
         if isinstance(found, BrokenTable) and found.denied:
-            return found.id
-        return (await self.queue(table)).id
+            return found.id, None
+        queue = await self.queue(table)
+        return queue.id, queue.lease_column
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False

@@ -66,14 +66,16 @@ class RosterWatch:
         self._log(before[0])
         self._on_roster(self.found)
         unchanged = not self.found.others or before == (self.found, self._announced)
-        return settings.roster_interval_s if unchanged else settings.roster_again_s
+        if not unchanged:
+            return settings.roster_again_s
+        return settings.roster_with_others_s if self.found.others else settings.roster_interval_s
 
     def _log(self, before: Roster) -> None:
         if self.found.slot is None:
             if before.others != self.found.others:
                 log.warning("there are more proxies than slots for them: this one takes messages of all shares")
         elif self.found.others != before.others:
-            log.info("proxy %d of %d on this server", self.found.slot, self.found.others + 1)
+            log.info("proxy in slot %d, one of %d on this server", self.found.slot, len(self.found.others) + 1)
 
     async def _watch(self) -> None:
         while True:

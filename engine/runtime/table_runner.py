@@ -28,6 +28,7 @@ from engine.dispatch.effects import (
     Effect,
     End,
     Fetch,
+    FindAbandoned,
     Lock,
     Lookup,
     MoveDeadLetters,
@@ -53,7 +54,7 @@ SAME_REASON_NS = 60 * NS_PER_S
 """Least time between two log lines with the same reason why a queue's dead messages cannot be
 moved."""
 
-StoreEffect = Scan | Claim | Fetch | Lookup | Release | Purge | MoveDeadLetters
+StoreEffect = Scan | Claim | Fetch | Lookup | Release | FindAbandoned | Purge | MoveDeadLetters
 """The effects that the store carries out."""
 
 
@@ -148,6 +149,7 @@ class TableRunner:
         self._fault_ns = 0
         self._unmoved_text = ""
         self._log_again_ns = 0
+        self._slot = 0
         self._suspended = False
         """A fault has stopped the dispatcher, and the next one has not begun."""
         self.dispatcher = self._new_dispatcher()
@@ -259,6 +261,12 @@ class TableRunner:
             log.info("queue %s: its policy changed", queue.id)
             self.handle(self.dispatcher.policy_changed, queue.policy)
 
+    def set_slot(self, slot: int) -> None:
+        """This proxy has this slot on the server, as in Dispatcher.slot_given."""
+        if slot != self._slot:
+            self._slot = slot
+            self.handle(self.dispatcher.slot_given, slot)
+
     def set_share(self, share: Share | None) -> None:
         """This proxy takes the messages of this share first; None: all messages."""
         if share != self._share:
@@ -339,6 +347,7 @@ class TableRunner:
         self._timer = None
         self._suspended = False
         self.dispatcher = self._new_dispatcher()
+        self.handle(self.dispatcher.slot_given, self._slot)
         mono_ns = self._executor.clock.now().mono_ns
         self.handle(self.dispatcher.share_changed, self._share)
         for stream in list(self._streams.values()):
@@ -420,12 +429,12 @@ class TableRunner:
                 counters.scans += 1
                 counters.scanned += len(result.entries)
                 return partial(self.handle, dispatcher.scan_done, scan_id, result)
-            case Claim(claim_id, wanted, row_format):
+            case Claim(claim_id, wanted, row_format, slot):
                 if row_format is None:
-                    claims, rows = await call(store.claim, self.queue, wanted), None
+                    claims, rows = await call(store.claim, self.queue, wanted, slot), None
                 else:
                     budget = self._executor.settings.fetch_budget_bytes
-                    claims, rows = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget)
+                    claims, rows = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
                 counters.claims += 1
                 counters.claimed += len(claims)
                 counters.claimed_in_vain += len(wanted) - len(claims)
@@ -442,6 +451,9 @@ class TableRunner:
             case Release(returns):
                 counters.released += await call(store.release, self.queue, returns)
                 return partial(self.handle, dispatcher.release_done)
+            case FindAbandoned(slot, limit):
+                found = await call(store.find_abandoned, self.queue, slot, limit)
+                return partial(self.handle, dispatcher.search_done, found)
             case Purge(age_ns, limit):
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
@@ -497,6 +509,8 @@ class TableRunner:
                 self.handle(dispatcher.lookup_failed)
             case Release():
                 self.handle(dispatcher.release_failed)
+            case FindAbandoned():
+                self.handle(dispatcher.search_failed)
             case Purge():
                 self.handle(dispatcher.purge_failed)
             case MoveDeadLetters():

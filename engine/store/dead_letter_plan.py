@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from engine.catalog.directives import parse_comment
 from engine.catalog.verdict import INTEGERS, OWN_COLUMNS, Column, TableFacts, evaluate
-from engine.model import BrokenTable, QueueTable, TableId
+from engine.model import BrokenTable, Policy, QueueTable, TableId
 from engine.quoting import qualified
 
 _TEXTS = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
@@ -38,8 +39,8 @@ NAMES_MAX = 10
 
 def columns_to_move(facts: TableFacts) -> tuple[str, ...]:
     """The columns to copy: all that are not generated, except the two times, which get new
-    values."""
-    own = OWN_COLUMNS[2:]
+    values, and the lease column: no moved message has a lease."""
+    own = {*OWN_COLUMNS[2:], _lease_column(facts)}
     return tuple(column.name for column in facts.columns if not column.generated and column.name.lower() not in own)
 
 
@@ -123,7 +124,11 @@ class Chain:
 
 def _column_obstacles(source: TableFacts, target: TableFacts) -> Iterable[str]:
     there = {column.name.lower(): column for column in target.columns}
-    pairs = [(column, there.get(column.name.lower())) for column in source.columns if not column.generated]
+    pairs = [
+        (column, there.get(column.name.lower()))
+        for column in source.columns
+        if not column.generated and column.name.lower() != _lease_column(source)
+    ]
     if missing := [column.name for column, other in pairs if other is None]:
         yield f"{target.id} lacks {_columns(missing)}: add what {source.id} has"
     if computed := [other.name for _, other in pairs if other and other.generated]:
@@ -134,6 +139,11 @@ def _column_obstacles(source: TableFacts, target: TableFacts) -> Iterable[str]:
         if other and not _fits(column, other)
     ]:
         yield f"{target.id} has another type for {_columns(unlike)}: give it that of {source.id}"
+
+
+def _lease_column(facts: TableFacts) -> str | None:
+    policy = parse_comment(facts.comment)
+    return policy.lease.lower() if isinstance(policy, Policy) and policy.lease else None
 
 
 def _fits(column: Column, other: Column) -> bool:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from engine.model import (
     ANYTHING,
+    SLOTS,
     BrokenTable,
     Claimed,
     ClaimResult,
@@ -31,6 +32,7 @@ from engine.model import (
     Selection,
     TableId,
     Wanted,
+    end_with_slot,
 )
 from engine.store.acks import Ack, shares
 from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
@@ -51,6 +53,7 @@ class Row:
     epoch: int = 0
     time_next_ns: int | None = 0
     time_acked_ns: int | None = None
+    lease_ns: int | None = None
     payload: bytes = b""
 
     @property
@@ -82,6 +85,8 @@ class MemoryStore:
     """The meaning of each selection's condition. Partitions are not simulated."""
     views_and_triggers: frozenset[str] = frozenset()
     """The bare names, casefolded, of views and of tables with triggers."""
+    slots_held: set[int] = field(default_factory=set)
+    """The slots of the proxies that live."""
     roster_found: Roster = field(default_factory=lambda: Roster(0))
     """The result of `roster`."""
     closed: bool = False
@@ -152,21 +157,23 @@ class MemoryStore:
         horizon_ns = later[limit].due_ns if len(later) > limit else None
         return self._timed(ScanResult((*due[:limit], *later[:limit]), len(due) > limit, horizon_ns))
 
-    def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
+    def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""
         rows = self._rows(table)
         claims = []
         for claim, row in self._claimable(rows, wanted):
-            deadline_ns = self.now_ns + claim.wait_ns
+            deadline_ns, lease_ns = self.now_ns + claim.wait_ns, None
+            if table.lease_column is not None:
+                deadline_ns = lease_ns = end_with_slot(deadline_ns, slot)
             claims.append(Claimed(claim.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
-            rows[claim.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns)
+            rows[claim.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns, lease_ns=lease_ns)
         return self._timed(tuple(claims))
 
     def claim_and_fetch(
-        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int
+        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int, slot: int = 0
     ) -> Timed[ClaimResult]:
         """Claim those of `wanted` that can be claimed, and read their rows."""
-        made = {claim.key: claim for claim in self.claim(table, wanted).value}
+        made = {claim.key: claim for claim in self.claim(table, wanted, slot).value}
         claims = tuple(made[want.key] for want in wanted if want.key in made)
         deliveries = {claim.key: claim.delivery for claim in claims}
         return self._timed(ClaimResult(claims, self.fetch(table, row_format, deliveries, budget_bytes).value))
@@ -228,6 +235,24 @@ class MemoryStore:
             self.failures.popleft()
             raise AckUnknownError("the connection to the server broke", code=2013)
         return self._timed(counts)
+
+    def find_abandoned(self, table: QueueTable, slot: int | None, limit: int) -> Timed[tuple[Return, ...]]:
+        """Up to `limit` messages in flight at proxies that are gone, as claims to release."""
+
+        def is_wanted(found: int) -> bool:
+            return found == slot if slot is not None else found > 0 and found not in self.slots_held
+
+        found = [
+            Return(row.key, row.epoch, row.lease_ns, 0, True, row.priority)
+            for row in self._rows(table).values()
+            if table.lease_column is not None
+            and row.time_acked_ns is None
+            and row.lease_ns is not None
+            and row.lease_ns == row.time_next_ns
+            and row.lease_ns > self.now_ns
+            and is_wanted(row.lease_ns % SLOTS)
+        ]
+        return self._timed(tuple(found[:limit]))
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move dead messages into the message table `dead_letter`, in one transaction."""

@@ -25,6 +25,8 @@ from engine.catalog.privileges import Grants
 from engine.catalog.verdict import evaluate
 from engine.model import (
     ANYTHING,
+    SLOT_LOCK,
+    SLOTS,
     BrokenTable,
     Claimed,
     ClaimResult,
@@ -42,8 +44,10 @@ from engine.model import (
     Selection,
     TableId,
     Wanted,
+    end_with_slot,
 )
 from engine.packets import text_values
+from engine.quoting import quoted, text_literal
 from engine.store.acks import Ack, shares
 from engine.store.connection import (
     OWN_CONTEXT,
@@ -250,17 +254,17 @@ class MySQLStore:
         self._priorities.put(table.id, scan.priorities_read[: self._limits.priorities_known])
         return result
 
-    def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
+    def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""
-        answer = self._retried(partial(self._claim, table, {want.key: want for want in wanted}))
+        answer = self._retried(partial(self._claim, table, {want.key: want for want in wanted}, slot))
         return Timed(answer.value.claims, answer.now_ns)
 
     def claim_and_fetch(
-        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int
+        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int, slot: int = 0
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows behind the commit."""
         fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
-        return self._retried(partial(self._claim, table, {want.key: want for want in wanted}, fetch_of))
+        return self._retried(partial(self._claim, table, {want.key: want for want in wanted}, slot, fetch_of))
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
@@ -328,6 +332,21 @@ class MySQLStore:
                     return
         raise AckUnknownError(str(error), code=error.code) from error
 
+    def find_abandoned(self, table: QueueTable, slot: int | None, limit: int) -> Timed[tuple[Return, ...]]:
+        """Up to `limit` messages in flight at proxies that are gone, as claims to release."""
+        sql = TableStatements(table)
+        if table.lease_column is None:
+            return Timed((), self.ping().now_ns)
+        of_row = f"{quoted(table.lease_column)} % {SLOTS}"
+        gone = f"{of_row} > 0 AND IS_USED_LOCK(CONCAT({text_literal(SLOT_LOCK)}, {of_row})) IS NULL"
+        words = {"lease": quoted(table.lease_column), "gone": gone if slot is None else f"{of_row} = {slot}"}
+        with self._pool.connection() as connection:
+            now, found = connection.run([statement("now"), sql("find_abandoned", limit=limit, **words)])
+        claims = (
+            Return(key, epoch, end_ns, 0, True, priority) for key, epoch, priority, end_ns in entries_of(sql, found)
+        )
+        return Timed(tuple(claims), now_ns(now))
+
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move dead messages into the message table `dead_letter`, in one transaction."""
         return self._retried(partial(self._move_dead_letters, table, {want.key: want for want in wanted}, dead_letter))
@@ -346,6 +365,7 @@ class MySQLStore:
         self,
         table: QueueTable,
         wanted: Mapping[Key, Wanted],
+        slot: int,
         fetch_of: Callable[[Mapping[Key, Delivery]], Fetch] | None = None,
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows by the Fetch that `fetch_of` makes."""
@@ -356,9 +376,10 @@ class MySQLStore:
             for other_context, locks in others:
                 locked += connection.run(locks, other_context)
             now_at = now_ns(now)
+            end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
             found = {entry.key: entry for entry in entries_of(sql, *locked)}
             claims = tuple(
-                Claimed(key, entry.epoch + 1, now_at + want.wait_ns, entry.priority, entry.due_ns)
+                Claimed(key, entry.epoch + 1, end_ns(now_at + want.wait_ns), entry.priority, entry.due_ns)
                 for key, want in wanted.items()  # In the order of delivery.
                 if (entry := found.get(key)) and want.epoch == entry.epoch
             )
@@ -393,7 +414,7 @@ class MySQLStore:
             missed = [claim for claim in returns if claim.key not in done]
             answers = connection.run(
                 [
-                    *sql.updates("claim_update", failed_ns, self._limits.cases),
+                    *sql.updates("count_failure", failed_ns, self._limits.cases),
                     *sql.updates("release_unsent", unsent_ns, self._limits.cases),
                     *sql.updates("release_sent", sent_ns, self._limits.cases),
                     statement("commit"),

@@ -52,8 +52,8 @@ class Roster:
 
     slot: int | None
     """This proxy's number among them; None: it has none, and the others do not know of it."""
-    others: int = 0
-    """How many other proxies there are."""
+    others: frozenset[int] = frozenset()
+    """The slots of the other proxies."""
     partners: Mapping[TableId, tuple[int, ...]] = field(default_factory=dict)
     """The slots of the others that have streams on a queue, in ascending order."""
 
@@ -159,15 +159,16 @@ class Store(Protocol):
         no other messages.
         """
 
-    def claim(self, table: QueueTable, wanted: Sequence[Wanted]) -> Timed[tuple[Claimed, ...]]:
+    def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are unacknowledged, due by the server's clock, of the given
         epoch and selection, and not locked.
 
-        The claims are committed on return. Messages missing in the result were not claimed.
+        The claims are committed on return. Messages missing in the result were not claimed. `slot` is
+        that of the proxy, for a table with a lease column.
         """
 
     def claim_and_fetch(
-        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int
+        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int, slot: int = 0
     ) -> Timed[ClaimResult]:
         """What `claim` does, and then what `fetch` does for its claims, in fewer steps.
 
@@ -198,6 +199,10 @@ class Store(Protocol):
         none was carried out; that includes a store that is not known to be connected to the server
         `origin`, and with a server that is read-only all are left out.
         """
+
+    def find_abandoned(self, table: QueueTable, slot: int | None, limit: int) -> Timed[tuple[Return, ...]]:
+        """Up to `limit` messages in flight whose leases carry `slot`, as claims to release; without
+        one, a slot whose lock nobody holds. None in a table without a lease column."""
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move those of `wanted` that `claim` would claim into the message table `dead_letter`, in

@@ -12,7 +12,7 @@ from engine.quoting import qualified, quoted
 from engine.store.connection import DENIED, StoreConnection
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
-from engine.store.queries import statement
+from engine.store.queries import and_lease, statement
 
 
 def read_grants(connection: StoreConnection) -> Grants:
@@ -38,9 +38,9 @@ def with_rights(
     table only add a warning. Without those to acknowledge for clients, ACKs are not alike.
     """
     if not grants.cover(found.id, OF_A_QUEUE):
-        if lacking := _lacking(connection, found.id, OF_A_QUEUE):
+        if lacking := _lacking(connection, found.id, OF_A_QUEUE, and_lease(found)):
             return BrokenTable(found.id, (grants.missing_problem(found.id, lacking),), denied=True)
-        if _is_denied(connection, found.id, "claim"):
+        if _is_denied(connection, found.id, "claim", and_lease(found)):
             return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
     if isinstance(found, QueueTable) and found.acks_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
         found = replace(found, acks_alike=False)
@@ -52,13 +52,14 @@ def with_rights(
     return found
 
 
-def _lacking(connection: StoreConnection, table: TableId, wanted: Sequence[str]) -> list[str]:
-    return [privilege for privilege in wanted if _is_denied(connection, table, privilege)]
+def _lacking(connection: StoreConnection, table: TableId, wanted: Sequence[str], and_lease: str = "") -> list[str]:
+    return [privilege for privilege in wanted if _is_denied(connection, table, privilege, and_lease)]
 
 
-def _is_denied(connection: StoreConnection, table: TableId, privilege: str) -> bool:
+def _is_denied(connection: StoreConnection, table: TableId, privilege: str, and_lease: str = "") -> bool:
+    """`and_lease`: the assignment to the table's lease column that an UPDATE of the engine has."""
     try:
-        connection.run([statement(f"rights_{privilege.lower()}", table=qualified(table))])
+        connection.run([statement(f"rights_{privilege.lower()}", table=qualified(table), and_lease=and_lease)])
     except StoreError as error:
         if connection.broken:
             raise

@@ -23,7 +23,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import ANYTHING, IdKind, Key, Portion, QueueTable, Selection, TableId
+from engine.model import ANYTHING, BrokenTable, IdKind, Key, Portion, QueueTable, Selection, TableId
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
 
@@ -145,6 +145,7 @@ class TableStatements:
             "scan_hint": f"FORCE INDEX ({quoted(table.scan_index)})" if table.scan_index else "",
             "scan_order": _scan_order(table),
             "lowest_priority": LOWEST_PRIORITY,
+            "and_lease": and_lease(table),
             "portion": "",
         }
 
@@ -203,6 +204,12 @@ class TableStatements:
             return str(next(iter(values.values())))
         cases = (f"WHEN {self._form.literal(key)} THEN {value}" for key, value in values.items())
         return f"CASE id {' '.join(cases)} END"
+
+
+def and_lease(table: QueueTable | BrokenTable) -> str:
+    """The assignment to the lease column, behind that to time_next. Empty without such a column."""
+    column = table.lease_column if isinstance(table, QueueTable) else None
+    return f", {quoted(column)} = time_next" if column else ""
 
 
 def _selected(table: TableId, selection: Selection) -> str:

@@ -162,9 +162,10 @@ ORDER BY id
 FOR UPDATE SKIP LOCKED
 
 -- name: claim_update
--- Claims locked rows: one more delivery, and the end of its lease.
+-- Claims locked rows: one more delivery, and the end of its lease. A lease column gets the new
+-- time_next: both servers assign from left to right.
 UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
-SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
+SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next $and_lease
 WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: ack_lock
@@ -205,6 +206,12 @@ WHERE id IN ($ids) AND time_acked IS NULL
 ORDER BY id
 FOR UPDATE SKIP LOCKED
 
+-- name: count_failure
+-- Counts a failed delivery of a message that was locked and not claimed. It has no lease.
+UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
+SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next
+WHERE id IN ($ids) AND time_acked IS NULL
+
 -- name: release_unsent
 -- Undoes a claim whose message was not sent.
 UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
@@ -216,6 +223,16 @@ WHERE id IN ($ids) AND time_acked IS NULL
 UPDATE /* ackstream release */ $table FORCE INDEX ($id_index)
 SET time_next = $time_next
 WHERE id IN ($ids) AND time_acked IS NULL
+
+-- name: find_abandoned
+-- Messages in flight at proxies that are gone. A message that was acknowledged, released, scheduled
+-- or dead-lettered since its claim has another time_next than lease. Reads every index entry without
+-- acknowledgement, and all rows that are due later: only for proxies that are gone.
+SELECT /* ackstream release */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), time_next
+FROM $table $scan_hint
+WHERE time_acked IS NULL AND time_next > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+    AND $lease = time_next AND $gone
+LIMIT $limit
 
 -- name: dead_letter_hold
 -- Locks the dead-letter table's metadata until the commit, so its comment and columns stay the
@@ -404,14 +421,14 @@ WHERE FALSE
 -- name: rights_update
 -- Whether it may claim and release messages.
 UPDATE /* ackstream rights */ $table
-SET epoch = 0, time_next = 0
+SET epoch = 0, time_next = 0 $and_lease
 WHERE FALSE
 
 -- name: rights_claim
 -- Whether it may do both in one statement. MySQL denies this with UPDATE on the database and SELECT
 -- on the table only.
 UPDATE /* ackstream rights */ $table
-SET epoch = epoch + 1, time_next = 0
+SET epoch = epoch + 1, time_next = 0 $and_lease
 WHERE id IS NULL AND time_acked IS NULL AND FALSE
 
 -- name: rights_delete

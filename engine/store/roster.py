@@ -5,16 +5,18 @@ releases the locks of a connection that ends, and ends one that is idle for `idl
 that are locked are those of the living proxies. Nothing is stored. While other proxies are there, a
 proxy also holds a lock for each queue on which it has streams.
 
-The roster is a hint for efficiency, up to a few seconds old. No right to a message depends on it.
+The roster is up to a second old, and a hint. No right to a message depends on it. But the lock of a
+slot shows that the proxy lives whose claims carry the slot (engine.dispatch.abandoned).
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 from collections.abc import Callable, Collection, Sequence
 
-from engine.model import TableId
+from engine.model import SLOT_LOCK, TableId
 from engine.packets import text_values
 from engine.quoting import text_literal
 from engine.store.connection import StoreConnection
@@ -29,12 +31,14 @@ class RosterConnection:
 
     def __init__(self, open_connection: Callable[[], StoreConnection], proxies_max: int, idle_s: int) -> None:
         self._open_connection = open_connection
-        self._proxies_max = proxies_max
+        self._slots = range(1, proxies_max + 1)
         self._idle_s = idle_s
         self._checking = threading.Lock()
         self._closed = False
         self._connection: StoreConnection | None = None
         self._slot: int | None = None
+        self._slot_before: int | None = None
+        """The slot that this proxy had last: it takes the same one again if it can."""
         self._others: Sequence[int] = ()
         """The slots of the other proxies, as they were at the last check."""
         self._announced: set[TableId] = set()
@@ -46,8 +50,13 @@ class RosterConnection:
         with self._checking:
             if self._connection is not None and self._connection.stale():
                 self._disconnect()
+            if self._connection is not None:
+                try:
+                    return self._check(self._connection, queues)
+                except StoreError:  # Somebody has ended the connection, perhaps. The lock is taken again at once.
+                    self._disconnect()
             try:
-                return self._check(self._connection or self._connect(), queues)
+                return self._check(self._connect(), queues)
             except StoreError:
                 self._disconnect()
                 raise
@@ -81,7 +90,7 @@ class RosterConnection:
         self._announce(connection, queues if self._others else ())
         if self._others != expected and queues:
             now, _, partners = self._read(connection, queues, self._others)
-        return Timed(Roster(self._slot, len(self._others), partners), now)
+        return Timed(Roster(self._slot, frozenset(self._others), partners), now)
 
     def _read(
         self, connection: StoreConnection, queues: Collection[TableId], others: Sequence[int]
@@ -89,11 +98,11 @@ class RosterConnection:
         """The server's clock, the slots that are held, and which of `others` have streams on which of
         `queues`."""
         pairs = [(queue, slot) for queue in queues for slot in others]
-        slots = [_slot_lock(slot) for slot in range(self._proxies_max)]
+        slots = [_slot_lock(slot) for slot in self._slots]
         streams = [_queue_lock(slot, queue) for queue, slot in pairs]
         (row,) = connection.run([statement("roster_read", slots=_are_used(slots), streams=_are_used(streams))])
         now, slot_bits, stream_bits = text_values(row.rows[0])
-        held = [slot for slot, bit in enumerate(slot_bits or b"") if bit == _USED]
+        held = [slot for slot, bit in zip(self._slots, slot_bits or b"", strict=True) if bit == _USED]
         partners: dict[TableId, tuple[int, ...]] = {}
         for (queue, slot), bit in zip(pairs, stream_bits or b"", strict=True):
             if bit == _USED:
@@ -101,12 +110,19 @@ class RosterConnection:
         return int(now or 0), held, partners
 
     def _take_slot(self, connection: StoreConnection, held: Collection[int]) -> int | None:
-        """Take a free slot; None: there is none. Another proxy may be faster, so each is tried."""
-        for slot in range(self._proxies_max):
-            if slot not in held:
-                (answer,) = connection.run([statement("roster_slot", lock=text_literal(_slot_lock(slot)))])
-                if text_values(answer.rows[0])[0] == b"1":
-                    return slot
+        """Take a free slot; None: there is none. Another proxy may be faster, so each is tried.
+
+        The slot that this proxy had is the first. The others come in any order: a proxy that begins
+        while another one replaces its connection rarely takes the slot of that one.
+        """
+        free = [slot for slot in self._slots if slot not in held]
+        random.shuffle(free)
+        free.sort(key=lambda slot: slot != self._slot_before)
+        for slot in free:
+            (answer,) = connection.run([statement("roster_slot", lock=text_literal(_slot_lock(slot)))])
+            if text_values(answer.rows[0])[0] == b"1":
+                self._slot_before = slot
+                return slot
         return None
 
     def _announce(self, connection: StoreConnection, queues: Collection[TableId]) -> None:
@@ -125,13 +141,13 @@ _USED = ord("1")
 
 
 def _slot_lock(slot: int) -> str:
-    return f"ackstream/{slot}"
+    return f"{SLOT_LOCK}{slot}"
 
 
 def _queue_lock(slot: int, queue: TableId) -> str:
     """The name of a lock has 64 characters at most, and its case does not count."""
     digest = hashlib.sha256(f"{queue.db}\0{queue.name}".encode()).hexdigest()
-    return f"ackstream/{slot}/{digest[:40]}"
+    return f"{SLOT_LOCK}{slot}/{digest[:40]}"
 
 
 def _literal(slot: int, queue: TableId) -> str:

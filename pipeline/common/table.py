@@ -18,6 +18,9 @@ from pyspark.sql import types as t
 from pipeline.endpoint import Endpoint, quoted
 from pipeline.errors import PipelineError
 
+_LEASE: Final = re.compile(r"(?:\A|,)\s*lease\s*=\s*(\w+)\s*(?:,|\Z)")
+"""The directive that names a lease column."""
+
 OWN_COLUMNS: Final = ("priority", "epoch", "time_next", "time_acked")
 """The queue's own columns, which every message table has besides `id`."""
 
@@ -170,7 +173,9 @@ class Table:
     @property
     def message_columns(self) -> tuple[str, ...]:
         """All columns but the queue's own: the meaning of `*` unless the comment sets another."""
-        return tuple(column.name for column in self.columns if column.name.casefold() not in OWN_COLUMNS)
+        lease = _LEASE.search(self.comment)
+        own = {*OWN_COLUMNS, lease[1].casefold() if lease else ""}
+        return tuple(column.name for column in self.columns if column.name.casefold() not in own)
 
 
 def split_name(text: str, default_database: str | None = None) -> tuple[str, str]:

@@ -150,6 +150,10 @@ $definitions) COMMENT = $comment $options $partitions
 -- Writes the directives of a queue.
 ALTER TABLE $table COMMENT = $comment
 
+-- name: add_column
+-- ALTER QUEUE … LEASE, for a table without that column.
+ALTER TABLE $table ADD COLUMN $column
+
 -- name: drop_table
 -- DROP QUEUE.
 DROP TABLE $if_exists$table
@@ -177,10 +181,10 @@ SELECT * FROM ($counts) AS every_one LIMIT $limit
 SELECT $place AS place, COUNT(*), 0 FROM (SELECT 1 FROM $index WHERE $range LIMIT $limit) AS q
 
 -- name: count_delivered
--- The same with the number of messages that were delivered before, which only the rows hold. MySQL
+-- The same with the number of messages in flight, which only the rows hold. MySQL
 -- reads thousands of rows ahead of an inner SELECT in spite of its LIMIT, so the inner one reads
 -- the index alone.
-SELECT $place AS place, COUNT(*), COALESCE(SUM(r.epoch > 0), 0)
+SELECT $place AS place, COUNT(*), COALESCE(SUM($in_flight), 0)
 FROM (SELECT id FROM $index WHERE $range LIMIT $limit) AS q
 STRAIGHT_JOIN $table AS r FORCE INDEX ($id_index) ON r.id = q.id AND r.time_acked IS NULL
 

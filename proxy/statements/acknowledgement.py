@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.model import TableId
 from engine.packets import WireError
+from engine.quoting import quoted
 from engine.service import Engine
 from engine.store.port import AckUnknownError
 from proxy.session.commit_notices import DIGITS_MAX, PreparedSettle, Preparing, Settled, settled
@@ -58,20 +59,20 @@ class Acknowledgement:
             alike = Settled(Verb.ACK, known.form.table, (known.key,), certain=True, form=known.form)
             if await self._gathered(session, alike):
                 return
-        statement, table = await self._read(session, text)
+        statement, table, lease = await self._read(session, text)
         form = await self._form(session, statement, table, binary=False)
         pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
         if known is not None or not await self._gathered(session, pending, _epoch(statement, ())):
-            session.forward(make_query(statement.update(), attributes=session.classifier.attributes), pending)
+            session.forward(make_query(statement.update(lease), attributes=session.classifier.attributes), pending)
         if form is not None:
             _learn(session, text, statement, form)
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the UPDATE."""
-        statement, table = await self._read(session, text)
+        statement, table, lease = await self._read(session, text)
         form = await self._form(session, statement, table, binary=True)
         prepared = PreparedSettle(table, replace(statement, condition=b""), form)  # The server keeps the condition.
-        session.forward(bytes([COM_STMT_PREPARE]) + statement.update(), Preparing(prepared))
+        session.forward(bytes([COM_STMT_PREPARE]) + statement.update(lease), Preparing(prepared))
 
     async def execute(
         self, session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes
@@ -129,8 +130,8 @@ class Acknowledgement:
         session.send(answers.of(count))
         return True
 
-    async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId]:
-        """The statement and its table, which is a queue. Raises SqlError, Refused,
+    async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId, bytes | None]:
+        """The statement, its table, which is a queue, and the quoted lease column. Raises SqlError, Refused,
         UnusableQueue."""
         codec, ansi_quotes = "utf-8", False
         if b'"' in text or not text.isascii():
@@ -142,9 +143,9 @@ class Acknowledgement:
         )
         db = statement.table.db or session.classifier.known_db or (await read_context(session)).db
         table = TableName(statement.table.name, db)
-        queue = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
+        queue, lease = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
         session.check_interrupted()
-        return statement, queue
+        return statement, queue, None if lease is None else quoted(lease).encode()
 
 
 def _epoch(statement: SettleStatement, values: Sequence[object]) -> int | None:

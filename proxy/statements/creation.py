@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.catalog.directives import is_marked, make_comment, parse_comment, queue_values, with_source
+from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.model import NS_PER_S, BrokenTable, Policy, TableId
+from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
-from proxy.session.internal_queries import Refused, rows, server_time_ns
+from proxy.session.internal_queries import Refused, from_hex, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.statements.declared import problems_of
 from proxy.statements.tables import (
@@ -31,7 +32,7 @@ from proxy.statements.tables import (
     table_id,
 )
 from proxy.wire.packets import ServerError
-from sqlrewrite.definitions import TIME_KEY, not_by_time
+from sqlrewrite.definitions import TIME_KEY, declares, lease_definition, not_by_time
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 TABLE_EXISTS = 1050
+
+COLUMNS_MAX = 4_096
+"""The most columns that a table can have."""
 
 
 class Creation:
@@ -52,10 +56,12 @@ class Creation:
     ) -> bytes:
         """CREATE QUEUE with the directives `given`, and without those in `without`; returns the OK
         packet."""
+        if "lease" not in given and declares(statement.definitions, DEFAULTS["lease"]):
+            without = without | {"lease"}  # The application has a column of that name.
         values = queue_values(given, without)
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
-        definitions = statement.definitions_sql()
+        definitions = statement.definitions_sql(values.get("lease"))
         create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
         text, if_none = create(), create(if_not_exists=True)
         if await comment_of(session, statement.table) is not None:
@@ -96,7 +102,7 @@ class Creation:
             statement = await definition()
             own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
             made_for = make_comment(_consenting(own, dead, table))
-            text = _create_table(session, statement, dead, statement.dead_letter_sql(), made_for)
+            text = _create_table(session, statement, dead, statement.dead_letter_sql(values.get("lease")), made_for)
             answer = await change_schema(self._engine, session, text, may_fail=True)
             if answer.error is None:
                 return
@@ -107,6 +113,18 @@ class Creation:
         elif not is_marked(comment):
             raise no_queue(dead, "so it cannot be a DEAD_LETTER")
         await self._let_in(session, dead, table)
+
+    async def lease_column(self, session: ClientSession, table: TableName, name: str) -> None:
+        """Add the lease column to an existing queue, unless it has a column of this name. Both servers
+        do that without a copy of the table."""
+        await marked_comment(session, table)
+        assert table.db is not None
+        found = await rows(
+            session,
+            sql("table_columns", db=text_literal(table.db), name=text_literal(table.name), limit=COLUMNS_MAX),
+        )
+        if name.casefold() not in {from_hex(column).casefold() for column, _ in found}:
+            await self._change_schema(session, sql("add_column", table=table.quoted(), column=lease_definition(name)))
 
     async def _let_in(self, session: ClientSession, dead: TableName, source: TableName) -> None:
         """Add `source` to the comment of `dead`, which then accepts its dead messages, with the

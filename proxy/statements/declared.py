@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
+from engine.catalog.directives import parse_comment
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
-from engine.model import BrokenTable
+from engine.model import BrokenTable, Policy
 from proxy.statements.tables import table_id
-from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind, missing, nullable_id
+from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind, declares, missing, nullable_id
 from sqlrewrite.queues import CreateQueue
 
 _INTEGERS: Final[Mapping[str, str]] = {
@@ -40,12 +41,13 @@ time_acked, which makes no difference here."""
 def problems_of(statement: CreateQueue, comment: str, storage_engine: str) -> tuple[str, ...]:
     """Why the table could not be a queue; empty if it could."""
     by_time = statement.by_partition or statement.by_time
-    _, added = missing(statement.definitions, by_time=by_time)
+    lease = _lease_column(comment)
+    _, added = missing(statement.definitions, by_time=by_time, lease=lease)
     facts = TableFacts(
         table_id(statement.table),
         comment,
         storage_engine,
-        list(_columns(statement, id_is_added_as_key=any("PRIMARY" in key for key in added))),
+        list(_columns(statement, lease, id_is_added_as_key=any("PRIMARY" in key for key in added))),
         [*_indexes(statement), *([_ID_KEY] if any("KEY (id" in key for key in added) else ())],
         by_time,
     )
@@ -53,7 +55,12 @@ def problems_of(statement: CreateQueue, comment: str, storage_engine: str) -> tu
     return verdict.problems if isinstance(verdict, BrokenTable) else ()
 
 
-def _columns(statement: CreateQueue, *, id_is_added_as_key: bool) -> Iterator[Column]:
+def _lease_column(comment: str) -> str | None:
+    policy = parse_comment(comment)
+    return policy.lease if isinstance(policy, Policy) else None
+
+
+def _columns(statement: CreateQueue, lease: str | None, *, id_is_added_as_key: bool) -> Iterator[Column]:
     declared = [definition for definition in statement.definitions if definition.kind is Kind.COLUMN]
     primary = {
         name for definition in statement.definitions if definition.kind is Kind.PRIMARY for name in definition.columns
@@ -63,6 +70,8 @@ def _columns(statement: CreateQueue, *, id_is_added_as_key: bool) -> Iterator[Co
     for name, text in OWN_COLUMNS.items():
         if name not in {column.name for column in declared}:
             yield Column(name, text.split()[1].lower(), "NOT NULL" not in text and name not in primary, 0, "")
+    if lease is not None and not declares(statement.definitions, lease):
+        yield Column(lease, "bigint", nullable=True, length_chars=0, extra="INVISIBLE")
     for column in declared:
         words = _words(statement, column)
         written = words[0] if words else ""

@@ -75,6 +75,8 @@ class Definition:
             _check({**values, **changed}, None)
             definition = partial(self._definition, session, context, statement.table)
             await self._creation.dead_letter(session, statement.table, {**values, **changed}, definition)
+        if "lease" in changed.keys() | reset:
+            await self._creation.lease_column(session, statement.table, changed.get("lease", DEFAULTS["lease"]))
         return await change_comment(self._engine, session, statement.table, change)
 
     async def pause(self, session: ClientSession, table: TableName, *, paused: bool) -> bytes:

@@ -8,9 +8,9 @@ skipping from one to the next, as the engine does.
 
 A message is *ready* when it is due. A message that is not due is *in flight* if it was delivered
 before and its time is within the greatest wait after a delivery (it may also have been given back
-with a delay); else it is *scheduled*. The index does not hold whether it was delivered before. So
-the rows of the next messages are read, and where there are more of them, the same share is assumed
-for all.
+with a delay); else it is *scheduled*. With a lease column, it is in flight exactly if its lease ends
+at that time. The index does not hold this. So the rows of the next messages are read, and where there
+are more of them, the same share is assumed for all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COUNT_MAX = 5_000
 """Index entries counted for one state of one queue, shared by its priorities: some milliseconds."""
 
 LOOKUPS_MAX = 1_000
-"""Rows read to distinguish in flight from scheduled, because the index does not hold `epoch`."""
+"""Rows read to distinguish in flight from scheduled, because the index does not hold it."""
 
 PRIORITIES_MAX = 16
 """Priorities that are counted. The rest of a queue with more is estimated."""
@@ -115,16 +115,16 @@ async def count_unacknowledged(session: ClientSession, queue: QueueTable) -> tup
 @dataclass(slots=True)
 class _Range:
     """A range of the index. At most `bound` of its entries are counted, and of their rows those
-    that were delivered."""
+    in flight."""
 
     where: str
     bound: int
     reads_rows: bool = False
-    """Whether `epoch` is read, which only the rows hold."""
+    """Whether it is read which messages are in flight, which only the rows hold."""
     count: int = 0
     """Exact, or the server's estimate."""
-    delivered: int = 0
-    """Messages that were delivered before, of those whose `epoch` was read."""
+    in_flight: int = 0
+    """Messages in flight, of those whose rows were read."""
     exact: bool = True
 
     def count_in(self, queue: QueueTable) -> Numbered:
@@ -132,7 +132,10 @@ class _Range:
         count = partial(sql, index=_indexed(queue), range=self.where, limit=self.bound + 1)
         if not self.reads_rows:
             return partial(count, "count_entries")
-        return partial(count, "count_delivered", table=qualified(queue.id), id_index=quoted(queue.id_index))
+        lease = queue.lease_column
+        in_flight = "r.epoch > 0" if lease is None else f"r.{quoted(lease)} = r.time_next"
+        id_index = quoted(queue.id_index)
+        return partial(count, "count_delivered", table=qualified(queue.id), id_index=id_index, in_flight=in_flight)
 
 
 class _Priority:
@@ -152,7 +155,7 @@ class _Priority:
 
     def add_to(self, depth: Depth, oldest: str | None) -> None:
         """Add its counts to `depth`; `oldest` is the earliest time_next."""
-        in_flight = self._near.count * self._sample.delivered // max(1, self._sample.count)
+        in_flight = self._near.count * self._sample.in_flight // max(1, self._sample.count)
         depth.ready += self._due.count
         depth.in_flight += in_flight
         depth.scheduled += self._near.count - in_flight + self._far.count
@@ -197,7 +200,7 @@ async def _count(
     text = sql("counts", counts=counts, limit=len(selects))
     found = {int(at or 0): answer for at, *answer in await rows(session, text)}
     for at, entries in enumerate(ranges):
-        entries.count, entries.delivered = (int(float(value or 0)) for value in found[at])
+        entries.count, entries.in_flight = (int(float(value or 0)) for value in found[at])
         entries.exact = entries.count <= entries.bound
     await _estimate(session, _indexed(queue), [entries for entries in ranges if not entries.reads_rows], whole=whole)
     return [found[at][0] for at in range(len(ranges), len(selects))]

@@ -29,6 +29,7 @@ from proxy.session.internal_queries import (
     server_time_ns,
 )
 from proxy.session.queries import sql
+from proxy.statements.creation import COLUMNS_MAX
 from proxy.statements.tables import comment_of, marked_comment, table_id
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1_000
 """Rows of one transaction: so many that commits do not dominate, so few that locks are held for
 milliseconds."""
-
-COLUMNS_MAX = 4_096
-"""The most columns that a table can have."""
 
 ATTEMPTS_MAX = 5
 """Attempts at a batch that the server chose as the victim of a deadlock."""
@@ -209,7 +207,8 @@ async def _keys(session: ClientSession, queue: QueueTable, find: str) -> list[Ke
 async def _common_columns(session: ClientSession, dead: QueueTable, target: QueueTable) -> list[str]:
     """The columns to copy: all of the dead messages. Raises ServerError if the target lacks one."""
     there = {name.casefold(): extra for name, extra in await _written_columns(session, target)}
-    here = [name for name, _ in await _written_columns(session, dead)]
+    leases = {dead.lease_column, target.lease_column}
+    here = [name for name, _ in await _written_columns(session, dead) if name not in leases]
     if lost := [name for name in here if name.casefold() not in there]:
         raise ServerError(
             1105,

@@ -777,38 +777,44 @@ class TestRoster:
             yield store
 
     def test_one_proxy_is_alone(self, alone: Callable[[], MySQLStore]) -> None:
-        assert alone().roster(self.QUEUES).value == Roster(0)
+        found = alone().roster(self.QUEUES).value
+        assert found.slot in range(1, 33)
+        assert found == Roster(found.slot)
 
     def test_proxies_see_each_other_and_the_queues_on_which_they_have_streams(
         self, alone: Callable[[], MySQLStore]
     ) -> None:
         one, two, three = self.QUEUES[0], *(alone() for _ in range(2))
-        assert two.roster([one]).value == Roster(0)
-        assert three.roster(self.QUEUES).value == Roster(1, 1)  # The other one announces nothing while it is alone.
+        slot = two.roster([one]).value.slot or 0
+        found = three.roster(self.QUEUES).value
+        assert found == Roster(found.slot, frozenset({slot}))  # The other one announces nothing while it is alone.
+        other = found.slot or 0
         seen = two.roster([one]).value
-        assert seen == Roster(0, 1, {one: (1,)})
-        assert seen.share_of(one) == Share(0, 2)
+        assert seen == Roster(slot, frozenset({other}), {one: (other,)})
+        assert seen.share_of(one) == Share(int(slot > other), 2)
         assert seen.share_of(self.QUEUES[1]) is None
-        assert three.roster(self.QUEUES).value.share_of(one) == Share(1, 2)
+        assert three.roster(self.QUEUES).value.share_of(one) == Share(int(other > slot), 2)
         two.roster([])
-        assert three.roster(self.QUEUES).value == Roster(1, 1)
+        assert three.roster(self.QUEUES).value == Roster(other, frozenset({slot}))
 
     def test_the_place_of_a_proxy_that_is_gone_is_free(self, alone: Callable[[], MySQLStore]) -> None:
         one, two = alone(), alone()
         one.roster([])
-        two.roster([])
+        slot = two.roster([]).value.slot
         one.close()
-        eventually(lambda: two.roster([]).value == Roster(1))
-        assert alone().roster([]).value == Roster(0, 1)
+        eventually(lambda: two.roster([]).value == Roster(slot))
 
-    def test_a_proxy_whose_connection_was_lost_comes_back(self, alone: Callable[[], MySQLStore]) -> None:
+    def test_a_proxy_whose_connection_was_lost_takes_its_slot_again_at_the_next_check(
+        self, alone: Callable[[], MySQLStore]
+    ) -> None:
         one, two = alone(), alone()
-        one.roster(self.QUEUES)
-        two.roster(self.QUEUES)
+        slot = one.roster(self.QUEUES).value.slot
+        other = two.roster(self.QUEUES).value.slot or 0
         one._roster._connection.abort()  # type: ignore[union-attr]
         with contextlib.suppress(StoreError):
             one.roster(self.QUEUES)
-        eventually(lambda: one.roster(self.QUEUES).value == Roster(0, 1, dict.fromkeys(self.QUEUES, (1,))))
+        both = Roster(slot, frozenset({other}), dict.fromkeys(self.QUEUES, (other,)))
+        eventually(lambda: one.roster(self.QUEUES).value == both)
 
     def test_a_proxy_beyond_the_number_of_slots_has_none(self, server: EmbeddedServer, flavour: Flavour) -> None:
         address = BackendAddress(server.host, server.port, "root")

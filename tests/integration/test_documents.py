@@ -30,6 +30,7 @@ DIALECT = (
     (re.compile(r"_utf8mb4'"), "'"),
     (re.compile(r"DEFAULT '(\d+)'"), r"DEFAULT \1"),
     (re.compile(r" COLLATE=\w+"), ""),
+    (re.compile(r"INVISIBLE DEFAULT NULL"), "DEFAULT NULL /*!80023 INVISIBLE */"),
     (re.compile(r"\(\("), "("),
     (re.compile(r"\)\)"), ")"),
 )

@@ -60,7 +60,7 @@ def test_it_is_a_plain_table_in_the_vitess_format(connection) -> None:
     run(connection, "CREATE QUEUE orders (user_id BIGINT)")
     assert comment(connection, "orders") == (
         "vitess_message,vt_ack_wait=30,vt_purge_after=86400,vt_batch_size=100,vt_cache_size=10000,"
-        "vt_poller_interval=30,vt_max_backoff=3600"
+        "vt_poller_interval=30,vt_max_backoff=3600,lease=lease"
     )
     columns = rows(connection, "SHOW COLUMNS FROM orders")
     assert [(name, null, key) for name, _, null, key, *_ in columns] == [
@@ -69,12 +69,13 @@ def test_it_is_a_plain_table_in_the_vitess_format(connection) -> None:
         ("epoch", "NO", ""),
         ("time_next", "YES", ""),
         ("time_acked", "YES", "MUL"),
+        ("lease", "YES", ""),
         ("user_id", "YES", ""),
     ]
     assert [str(kind).split("(")[0].removesuffix(" unsigned") for _, kind, *_ in columns] == [
         "bigint",
         "int",
-        *["bigint"] * 4,
+        *["bigint"] * 5,
     ]
     keys = rows(connection, "SHOW INDEX FROM orders")
     assert [(key[2], key[4]) for key in keys] == [
@@ -97,7 +98,7 @@ def test_options_in_any_order_and_the_tables_own_beside_them(connection) -> None
         " ROW_FORMAT = DYNAMIC PARTITION BY KEY (id) PARTITIONS 2",
     )
     assert comment(connection, "orders").startswith("vitess_message,vt_ack_wait=.5,")
-    assert comment(connection, "orders").endswith(",max_rate=100,it's \\ mine")
+    assert comment(connection, "orders").endswith(",max_rate=100,lease=lease,it's \\ mine")
     assert rows(connection, "STREAM * FROM orders NOWAIT") == []
 
 
@@ -304,9 +305,9 @@ def test_two_changes_at_once_are_both_kept(proxy, connection, database) -> None:
     for other in others:
         insides.answer(other)
         other.close()
-    assert comment(connection, "m").endswith("vt_max_backoff=3600,max_rate=5,max_in_flight=6") or comment(
+    assert comment(connection, "m").endswith("vt_max_backoff=3600,lease=lease,max_rate=5,max_in_flight=6") or comment(
         connection, "m"
-    ).endswith("vt_max_backoff=3600,max_in_flight=6,max_rate=5")
+    ).endswith("vt_max_backoff=3600,lease=lease,max_in_flight=6,max_rate=5")
 
 
 def test_pause_and_resume_change_a_directive_and_nothing_else(connection) -> None:

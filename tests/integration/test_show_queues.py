@@ -106,6 +106,19 @@ def test_a_directive_that_does_not_exist_is_shown_as_a_problem_and_once_in_the_l
     assert proxy.output.count(f"queue {database}.m: {said}") == 1
 
 
+LEASES = pytest.mark.parametrize("lease", ["lease", "NONE"])
+"""With a lease column, and without."""
+
+
+def test_a_message_that_was_scheduled_after_a_delivery_is_not_in_flight(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    enqueue(connection, "m", "ab")
+    assert len(rows(connection, "STREAM id FROM m LIMIT 2 WAIT 10")) == 2
+    run(connection, "UPDATE m SET time_next = time_next + 1000000 WHERE id = 1")
+    row = listed(connection, database)["m"]
+    assert (row["In_flight"], row["Scheduled"]) == (1, 1)
+
+
 def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) -> None:
     run(connection, "CREATE QUEUE m (payload TEXT)")
     run(connection, "INSERT INTO m (priority) " + MANY.format(columns="a.d % 3", tens=2))
@@ -123,13 +136,16 @@ def test_beyond_the_bound_counts_are_estimates_and_marked(connection, database) 
     assert (again["Estimated"], again["Ready"], again["Scheduled"]) == ("ready", row["Ready"], due)
 
 
+@LEASES
 @pytest.mark.parametrize(("one_more", "estimated"), [(0, ""), (1, "in_flight, scheduled")])
 def test_as_many_as_are_looked_up_are_in_flight_or_scheduled_for_certain(
-    connection, database, one_more, estimated
+    connection, database, lease, one_more, estimated
 ) -> None:
-    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, f"CREATE QUEUE m (payload TEXT) LEASE = {lease}")
     run(connection, f"INSERT INTO m (priority) {MANY.format(columns='0', tens=1)} LIMIT {LOOKUPS_MAX + one_more}")
     run(connection, f"UPDATE m SET epoch = id > {one_more} + 600, time_next = {NOW_NS} + 70000000000 + id")
+    if lease != "NONE":
+        run(connection, "UPDATE m SET lease = IF(epoch > 0, time_next, NULL)")
     run(connection, f"INSERT INTO m (epoch, time_next) VALUES (0, {NOW_NS} + 360000000000000)")
     row = listed(connection, database)["m"]
     assert row["Estimated"] == estimated
@@ -137,10 +153,13 @@ def test_as_many_as_are_looked_up_are_in_flight_or_scheduled_for_certain(
         assert (row["In_flight"], row["Scheduled"]) == (LOOKUPS_MAX - 600, 601)
 
 
-def test_a_few_thousand_of_one_kind_are_counted_to_the_last(connection, database) -> None:
-    run(connection, "CREATE QUEUE m (payload TEXT)")
+@LEASES
+def test_a_few_thousand_of_one_kind_are_counted_to_the_last(connection, database, lease) -> None:
+    run(connection, f"CREATE QUEUE m (payload TEXT) LEASE = {lease}")
     run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2) + " LIMIT 3000")
     run(connection, f"UPDATE m SET epoch = 1, time_next = {NOW_NS} + 70000000000 + id")
+    if lease != "NONE":
+        run(connection, "UPDATE m SET lease = IF(epoch > 0, time_next, NULL)")
     row = listed(connection, database)["m"]
     assert (row["Estimated"], row["In_flight"], row["Scheduled"]) == ("in_flight, scheduled", 3_000, 0)
 
@@ -154,10 +173,13 @@ def test_an_id_of_another_numeric_type(connection, database) -> None:
     assert listed(connection, database)["f"]["Ready"] == 1
 
 
-def test_what_is_in_flight_is_estimated_from_a_part_of_it(connection, database) -> None:
-    run(connection, "CREATE QUEUE m (payload TEXT)")
+@LEASES
+def test_what_is_in_flight_is_estimated_from_a_part_of_it(connection, database, lease) -> None:
+    run(connection, f"CREATE QUEUE m (payload TEXT) LEASE = {lease}")
     run(connection, "INSERT INTO m (priority) " + MANY.format(columns="0", tens=2))
     run(connection, f"UPDATE m SET epoch = id % 2, time_next = {NOW_NS} + 7000000000 + id * 1000")
+    if lease != "NONE":
+        run(connection, "UPDATE m SET lease = IF(epoch > 0, time_next, NULL)")
     run(connection, "ANALYZE TABLE m")
     row = listed(connection, database)["m"]
     assert row["Estimated"] == "in_flight, scheduled"

@@ -82,6 +82,7 @@ MEASURED = {
     "release_lock",
     "release_unsent",
     "release_sent",
+    "count_failure",
     "dead_letter_there",
     "dead_letter_insert",
     "dead_letter_delete",
@@ -102,6 +103,7 @@ EXEMPT = {
     "retention_add",
     "retention_split",
     "retention_rest",  # Any one row.
+    "find_abandoned",  # Reads all that is unacknowledged, when a proxy is gone.
 }
 
 FILL = """
@@ -369,6 +371,16 @@ class TestByKey:
         assert bench.store.release(bench.table, returns).value == len(due)
         frugal(bench.meter.take(), **by_id(bench), least=2)
 
+    def test_counting_failures_reads_each_row_once_to_lock_it_and_once_to_change_it(
+        self, bench: Bench, due: list[Wanted]
+    ) -> None:
+        before = bench.store.lookup(bench.table, [want.key for want in due]).value
+        bench.meter.take()
+        states = [(entry.key, entry.epoch, entry.due_ns) for entry in before.values()]
+        returns = [Return(key, epoch, due_ns, due_ns, False, failed_wait_ns=S) for key, epoch, due_ns in states]
+        assert bench.store.release(bench.table, returns).value == len(due)
+        frugal(bench.meter.take(), **by_id(bench), least=2)
+
     def test_missing_rows_cost_one_index_lookup_each(self, bench: Bench) -> None:
         gone = [Wanted(key, 0, S) for key in range(ROWS + 1, ROWS + 1 + LIMIT)]
         assert bench.store.claim(bench.table, gone).value == ()
@@ -437,7 +449,7 @@ class TestPrivileges:
     @pytest.mark.parametrize("privilege", ["select", "update", "claim", "delete", "insert"])
     def test_checking_a_privilege_reads_nothing(self, bench: Bench, privilege: str) -> None:
         with bench.store._pool.connection() as connection:
-            connection.run([statement(f"rights_{privilege}", table=qualified(bench.table.id))])
+            connection.run([statement(f"rights_{privilege}", table=qualified(bench.table.id), and_lease="")])
         (asked,) = bench.meter.take()
         assert asked.read == 0
 

@@ -20,6 +20,7 @@ from engine.dispatch.effects import (
     Effect,
     End,
     Fetch,
+    FindAbandoned,
     Lock,
     Lookup,
     MoveDeadLetters,
@@ -71,7 +72,17 @@ LOW = Selection("id <= 20")
 def queue_table(policy: Policy = POLICY, *, id_grows: bool = False) -> QueueTable:
     """A message table as the catalog would describe it."""
     return QueueTable(
-        TABLE, policy, IdKind.INTEGER, "PRIMARY", "next", False, True, ("id",), ("id",), id_grows=id_grows
+        TABLE,
+        policy,
+        IdKind.INTEGER,
+        "PRIMARY",
+        "next",
+        False,
+        True,
+        ("id",),
+        ("id",),
+        id_grows=id_grows,
+        lease_column=policy.lease,
     )
 
 
@@ -132,9 +143,10 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.queue = queue_table(self.policy, id_grows=self.id_grows)
-        self.store.add_table(self.queue)
-        taking = replace(self.policy, dead_letter_of=((None, TABLE.name),))
-        self.store.add_table(replace(self.queue, id=DEAD_LETTERS, policy=taking))
+        if TABLE not in self.store.tables:  # Otherwise it is shared with other proxies.
+            self.store.add_table(self.queue)
+            taking = replace(self.policy, dead_letter_of=((None, TABLE.name),))
+            self.store.add_table(replace(self.queue, id=DEAD_LETTERS, policy=taking))
         self.store.conditions = {
             str(EVEN.condition): lambda row: int(row.key) % 2 == 0,
             str(LOW.condition): lambda row: int(row.key) <= 20,
@@ -298,11 +310,11 @@ class Stage:
             case Scan(scan_id, selection, limit, part, portion):
                 scan = store.scan(queue, limit, selection, part, portion).value
                 asked.answer = lambda: dispatcher.scan_done(self.now, scan_id, scan)
-            case Claim(claim_id, wanted, None):
-                claims = store.claim(queue, wanted).value
+            case Claim(claim_id, wanted, None, slot):
+                claims = store.claim(queue, wanted, slot).value
                 asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims)
-            case Claim(claim_id, wanted, RowFormat() as row_format):
-                claims, rows = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget).value
+            case Claim(claim_id, wanted, RowFormat() as row_format, slot):
+                claims, rows = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget, slot).value
                 if claim_id % self.unread_every == 0:
                     rows = None  # They could not be read.
                 asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows)
@@ -326,6 +338,9 @@ class Stage:
                 assert queue.dead_letter is not None
                 result = store.move_dead_letters(queue, dead, queue.dead_letter).value
                 asked.answer = lambda: dispatcher.move_done(self.now, result.moved)
+            case FindAbandoned(slot, limit):
+                found = store.find_abandoned(queue, slot, limit).value
+                asked.answer = lambda: dispatcher.search_done(self.now, found)
             case Purge(age_ns, limit):
                 count = store.purge(queue, age_ns, limit).value
                 asked.answer = lambda: dispatcher.purge_done(self.now, count)
@@ -356,6 +371,8 @@ class Stage:
                 self.handle(dispatcher.lookup_failed)
             case Release():
                 self.handle(dispatcher.release_failed)
+            case FindAbandoned():
+                self.handle(dispatcher.search_failed)
             case Purge():
                 self.handle(dispatcher.purge_failed)
             case MoveDeadLetters():

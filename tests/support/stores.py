@@ -111,7 +111,7 @@ class Subject(Protocol):
 class MemorySubject:
     """The in-memory store."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lease: bool = False) -> None:
         self.table = QueueTable(
             TableId("test", "messages"),
             POLICY,
@@ -123,6 +123,7 @@ class MemorySubject:
             columns=("id", "priority", "epoch", "time_next", "time_acked", "body"),
             default_columns=("id", "body"),
             id_grows=True,
+            lease_column="lease" if lease else None,
         )
         self.store = MemoryStore(now_ns=1_800_000_000 * NS_PER_S)
         self.store.conditions = {str(EVEN.condition): lambda row: int(str(row.key)) % 2 == 0}
@@ -183,14 +184,18 @@ class ServerSubject:
         columns: str = COLUMNS,
         index: str = SCAN_INDEXES["ascending"],
         partitions: str = "",
+        lease: bool = False,
     ) -> None:
         self.server = server
+        self._lease = ", lease" if lease else ""
+        columns += ", lease BIGINT DEFAULT NULL INVISIBLE" if lease else ""
+        comment = COMMENT + (",lease=lease" if lease else "")
         self.database = database = f"store_{uuid.uuid4().hex[:12]}"
         self.connection = connect(server, ssl_disabled=True)
         self.execute(f"CREATE DATABASE {database}")
         self.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')")
         self.connection.select_db(database)
-        self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{COMMENT}' {partitions}")
+        self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}")
         self.store = mysql_store(server)
         described = self.store.describe(TableId(database, "messages")).value
         assert isinstance(described, QueueTable), described
@@ -237,7 +242,9 @@ class ServerSubject:
         return self._row("messages", key)
 
     def _row(self, table: str, key: Key) -> Row | None:
-        found = self.execute(f"SELECT id, priority, epoch, time_next, time_acked FROM {table} WHERE id = %s", key)
+        found = self.execute(
+            f"SELECT id, priority, epoch, time_next, time_acked{self._lease} FROM {table} WHERE id = %s", key
+        )
         return Row(*found[0]) if found else None
 
     def dead_letter(self) -> TableId:

@@ -60,12 +60,12 @@ def test_every_statement_that_is_classified_as_ours_can_be_read(statement: str) 
 
 def test_the_queues_own_columns_and_keys_are_added_around_the_applications() -> None:
     statement = create("(user_id BIGINT, payload JSON)")
-    assert definitions(statement.definitions_sql()) == [*OWN, "user_id BIGINT, payload JSON", *KEYS]
+    assert definitions(statement.definitions_sql(None)) == [*OWN, "user_id BIGINT, payload JSON", *KEYS]
 
 
 @pytest.mark.parametrize("sql", ["", "()", "( )", "ACK_WAIT = 1"])
 def test_a_queue_needs_no_columns_of_the_applications(sql: str) -> None:
-    assert definitions(create(sql).definitions_sql()) == [*OWN, *KEYS]
+    assert definitions(create(sql).definitions_sql(None)) == [*OWN, *KEYS]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_queue_needs_no_columns_of_the_applications(sql: str) -> None:
     ],
 )
 def test_what_is_declared_is_not_added(declared: str, added: list[str]) -> None:
-    found = definitions(create(f"({declared})").definitions_sql())
+    found = definitions(create(f"({declared})").definitions_sql(None))
     assert declared in found
     assert [definition for definition in found if definition != declared] == added
 
@@ -136,7 +136,9 @@ def test_a_comment_and_a_retention_are_ours_too() -> None:
 def test_what_passes_through_keeps_the_clients_bytes() -> None:
     sql = "CREATE QUEUE t (`größe` INT DEFAULT 1 /* ) ' */, n VARCHAR(9) DEFAULT ')') COMMENT 'größe'".encode("latin-1")
     statement = parse(sql, codec="latin-1")
-    assert "`größe` INT DEFAULT 1 /* ) ' */, n VARCHAR(9) DEFAULT ')'".encode("latin-1") in statement.definitions_sql()
+    assert "`größe` INT DEFAULT 1 /* ) ' */, n VARCHAR(9) DEFAULT ')'".encode("latin-1") in statement.definitions_sql(
+        None
+    )
     assert statement.comment == "größe"
 
 
@@ -145,7 +147,7 @@ def test_dead_letters_have_the_same_columns_and_nothing_that_could_refuse_them()
         "(id CHAR(9) UNIQUE, a INT UNIQUE KEY, b INT CONSTRAINT c1 CHECK (b > 0), CONSTRAINT c2 CHECK (a > 0),"
         " CONSTRAINT c3 FOREIGN KEY (a) REFERENCES u (id), UNIQUE KEY k (a, b), KEY (b), UNIQUE (id))"
     )
-    text = statement.dead_letter_sql().decode()
+    text = statement.dead_letter_sql(None).decode()
     assert "id CHAR(9) UNIQUE," in text
     assert "UNIQUE (id)" in text
     assert "KEY (b)" in text
@@ -191,14 +193,14 @@ def test_a_redrive_has_the_condition_of_a_stream() -> None:
 
 def test_partitions_by_time_have_other_keys() -> None:
     statement = create("(id BINARY(16) -- mine\n, a INT) RETENTION BY PARTITION")
-    assert statement.definitions_sql().decode().split(",\n")[-2:] == [
+    assert statement.definitions_sql(None).decode().split(",\n")[-2:] == [
         "UNIQUE KEY (id, time_acked)",
         "KEY (time_acked, priority, time_next, id)",
     ]
-    assert b"id BINARY(16) NOT NULL -- mine\n" in statement.definitions_sql()
-    assert b"PRIMARY KEY (id)" in statement.dead_letter_sql()
-    assert b"id BINARY(16) -- mine" in statement.dead_letter_sql()
-    assert b"UNIQUE" not in create("(KEY (id)) RETENTION BY PARTITION").definitions_sql()
+    assert b"id BINARY(16) NOT NULL -- mine\n" in statement.definitions_sql(None)
+    assert b"PRIMARY KEY (id)" in statement.dead_letter_sql(None)
+    assert b"id BINARY(16) -- mine" in statement.dead_letter_sql(None)
+    assert b"UNIQUE" not in create("(KEY (id)) RETENTION BY PARTITION").definitions_sql(None)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +215,8 @@ def test_partitions_by_time_have_other_keys() -> None:
 )
 def test_an_applications_own_partitions_by_time_are_recognised(clause: str, *, by_time: bool) -> None:
     statement = create(f"(a INT) ACK_WAIT 5 PARTITION BY {clause} (PARTITION p VALUES LESS THAN (5)) MAX_RATE 3")
-    assert (b"UNIQUE KEY (id, time_acked)" in statement.definitions_sql()) is by_time
-    assert (b"PRIMARY KEY" in statement.dead_letter_sql()) is not by_time
+    assert (b"UNIQUE KEY (id, time_acked)" in statement.definitions_sql(None)) is by_time
+    assert (b"PRIMARY KEY" in statement.dead_letter_sql(None)) is not by_time
 
 
 def test_a_very_long_statement_is_refused_before_it_is_cut() -> None:
