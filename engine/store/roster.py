@@ -64,13 +64,20 @@ class RosterConnection:
     def close(self) -> None:
         """Leave the roster. Later calls of `check` raise StoreError."""
         self._closed = True
-        if (connection := self._connection) is not None:
+        if self._checking.acquire(blocking=False):
+            try:
+                self._disconnect()
+            finally:
+                self._checking.release()
+        elif (connection := self._connection) is not None:
             connection.abort()
 
     def _connect(self) -> StoreConnection:
         if self._closed:
             raise StoreError(CLOSED)
         self._connection = connection = self._open_connection()
+        if self._closed:  # While it was opened.
+            raise StoreError(CLOSED)
         connection.run([statement("roster_session", idle_s=self._idle_s)])
         return connection
 
