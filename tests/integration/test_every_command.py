@@ -133,7 +133,7 @@ def test_a_statement_is_found_by_the_number_that_means_the_last_one(proxy, datab
         assert parse_err(client.execute(LAST_PREPARED, 5)[-1].payload).code == 1243
 
 
-def test_ours_prepared_are_gone_after_a_reset_of_the_connection(proxy, database) -> None:
+def test_prepared_queue_statements_are_gone_after_a_reset_of_the_connection(proxy, database) -> None:
     with proxy.connect(database=database) as plain:
         create_queue(plain, "m")
         enqueue(plain, "m", ["a"])
@@ -145,7 +145,7 @@ def test_ours_prepared_are_gone_after_a_reset_of_the_connection(proxy, database)
         assert client.query("STREAM payload FROM m NOWAIT")[-2].payload == b"\x01a"
 
 
-def test_ours_prepared_behind_a_reset_that_is_still_under_way_is_ours(proxy, database) -> None:
+def test_a_queue_statement_prepared_behind_a_reset_under_way_is_tracked(proxy, database) -> None:
     with proxy.connect(database=database) as plain:
         create_queue(plain, "m")
         enqueue(plain, "m", ["a"])

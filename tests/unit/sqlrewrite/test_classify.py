@@ -137,7 +137,7 @@ def test_without_multi_statements_a_semicolon_means_nothing_to_other_statements(
     assert classify(pair, multi_statements=False) == Head(Verb.WRITE, "t", inserts=True)
 
 
-def test_ours_stands_alone_with_multi_statements_or_without() -> None:
+def test_a_queue_statement_stands_alone_with_multi_statements_or_without() -> None:
     pair = b"ACK FROM t WHERE id = 1; SELECT 1"
     assert classify(pair, multi_statements=False) == OTHER
 
