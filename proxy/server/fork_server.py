@@ -43,8 +43,13 @@ class ForkServer:
         parent = os.getpid()
         self._requests, end = socket.socketpair()
         if os.fork() == 0:
-            self._requests.close()
-            _run(end, work, parent)
+            try:
+                self._requests.close()
+                _run(end, work, parent)
+            except BaseException:  # noqa: BLE001  # The last frame of this process, as without room for another.
+                traceback.print_exc()
+            finally:
+                os._exit(1)
         end.close()
         self._requests.setblocking(False)
         self._forked: asyncio.Future[int] | None = None
