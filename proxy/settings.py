@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     """PEM: the authority of the server's certificate. The certificate and its host name are then
     verified, and TLS is required where `mirror` would use it. None: connections are encrypted, but
     the server is not authenticated."""
-    workers: int = Field(default=1, ge=1, le=64)
+    workers: int = Field(default=1, ge=1, le=32)
     """Processes that share the work of one proxy, on one port. With one, there is no other process
     but the reader of the binary log. Relaying takes about one core for 20,000 statements a second,
     so more help only where the machine has cores to spare."""
