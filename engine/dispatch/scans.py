@@ -267,7 +267,8 @@ class ScanScheduler:
             others = group.scans.others
             if group.scans.position is None and others.share != self._share:
                 others.set_share(self._share, now)
-                group.scans.buffer.forget_all(others.__contains__)
+                if not group.subscribers.any_bounded:  # Such a stream would end, though messages are due.
+                    group.scans.buffer.forget_all(others.__contains__)
 
     def _left_to_others(self, group: FilterGroup, entry: Entry, now: Instant, *, logged: bool = False) -> bool:
         """Whether a message that was reported belongs to another share: it is then left to the proxy
@@ -380,8 +381,10 @@ class ScanScheduler:
         scans.dirty = scans.dirty or bool(hidden)
         self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)
 
+        leaves = running.share != scans.others.share and not running.group.subscribers.any_bounded
+
         def unwanted(entry: Entry) -> bool:
-            if running.share != scans.others.share and self._left_to_others(running.group, entry, now):
+            if leaves and self._left_to_others(running.group, entry, now):
                 return True
             if not is_taken(entry.key):
                 return is_outdated(entry, scan_id)

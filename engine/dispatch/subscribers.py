@@ -150,6 +150,11 @@ class Subscribers:
         return self._reading > 0
 
     @property
+    def any_bounded(self) -> bool:
+        """Whether any stream ends when no message is due."""
+        return bool(self._awaited_scans)
+
+    @property
     def row_format(self) -> RowFormat | None:
         """The format of all subscribers' rows; None: there are several, or no subscribers."""
         return next(iter(self._formats)) if len(self._formats) == 1 else None

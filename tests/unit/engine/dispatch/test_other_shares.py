@@ -129,6 +129,28 @@ def test_a_poll_gets_messages_of_any_share_at_once() -> None:
     assert stage.ended == {1: Cause.COMPLETE}
 
 
+@pytest.mark.parametrize("before", [None, Share(1, 2)])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_poll_gets_the_messages_of_another_share_though_the_shares_change_meanwhile(
+    before: Share | None, *, read: bool
+) -> None:
+    """While its scan is under way, or when it has come back and a claim is under way."""
+    policy = replace(POLICY, batch_size=1)
+    stage = Stage(policy=policy, limits=Limits(claims_max=1))
+    stage.set_share(before)
+    for key in OTHERS[:3]:
+        stage.enqueue(key)
+    stage.subscribe(1, holder=1, first_wait_ns=0)
+    scan = next(asked for asked in stage.asked if isinstance(asked.effect, Scan) and asked.effect.portion is None)
+    stage.do(scan)
+    if read:
+        stage.answer(scan)
+    stage.set_share(HALF)
+    stage.settle()
+    assert sorted(stage.delivered[1]) == OTHERS[:3]
+    assert stage.ended == {1: Cause.COMPLETE}
+
+
 def test_a_backlog_that_its_proxy_leaves_is_taken_in_larger_and_larger_parts() -> None:
     """The proxy is there and takes nothing: its consumers are busy, or it has stopped a moment ago."""
     policy = replace(POLICY, cache_size=10_000, batch_size=200)
