@@ -253,8 +253,10 @@ class Dispatcher:
         return self._advance(now)
 
     def proxy_lost(self, now: Instant) -> Effects:
-        """Another proxy on the server may be gone. Messages that it has left are released."""
+        """Another proxy on the server may be gone. Messages that it has left are released. Of others it
+        alone may have known: messages that were inserted through it."""
         self.parts.abandoned.request_search(now)
+        self.parts.scans.request_scans(anywhere=True)
         return self._advance(now)
 
     def share_changed(self, now: Instant, share: Share | None) -> Effects:
