@@ -8,7 +8,7 @@ counts as lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,12 +17,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from engine.dispatch.abandoned import Abandoned
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import FindAbandoned
+from engine.dispatch.effects import Claim, FindAbandoned
 from engine.dispatch.instant import Instant
-from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, SLOTS, Key, Policy, Return
+from engine.model import NS_PER_S, SLOTS, Key, Return
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
 from tests.support.sampling import examples
@@ -42,7 +40,7 @@ SOON_NS = 30 * NS_PER_S
 """Longer than the pauses after failures, shorter than any wait."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Proxy:
     """A proxy that lives: its dispatcher, and its slot."""
 
@@ -90,7 +88,31 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: len(self.proxies) > 1)
     @rule(pick=PICK)
     def a_proxy_dies(self, pick: int) -> None:
-        proxy = self._one_of(self.proxies, pick)
+        self._die(self._one_of(self.proxies, pick))
+
+    @precondition(lambda self: len(self.proxies) > 1 and self._claiming())
+    @rule(pick=PICK)
+    def a_claim_is_carried_out_after_the_death_of_its_proxy_and_a_first_search(self, pick: int) -> None:
+        proxy = self._one_of(self._claiming(), pick)
+        self._die(proxy)
+        for other in self.proxies:
+            other.stage.handle(other.stage.dispatcher.proxy_lost)
+            other.stage.settle()
+        self.unnoticed.clear()
+        self._pass_time(NS_PER_S)
+        for late in [late for late in self.late if late[1] is proxy.stage]:
+            self.late.remove(late)
+            late[1].do(late[2])
+
+    def _claiming(self) -> list[Proxy]:
+        """The proxies that have sent a claim which the server has not carried out."""
+        return [
+            proxy
+            for proxy in self.proxies
+            if any(isinstance(asked.effect, Claim) and asked.answer is None for asked in proxy.stage.asked)
+        ]
+
+    def _die(self, proxy: Proxy) -> None:
         self.proxies.remove(proxy)
         self.unnoticed = [other for other in self.unnoticed if other is not proxy] + self.proxies
         self.store.slots_held.discard(proxy.slot)
@@ -240,7 +262,7 @@ class OneSearchIsEnough(Dispatcher):
         return super().search_done(now, found)
 
 
-class AMarkIsUsedAtOnce(Dispatcher):
+class ASlotIsUsedAtOnce(Dispatcher):
     """What an earlier proxy with the same slot has left counts as this proxy's own."""
 
     def slot_given(self, now: Instant, slot: int) -> Effects:
@@ -248,23 +270,7 @@ class AMarkIsUsedAtOnce(Dispatcher):
         return super().slot_given(now, slot)
 
 
-class OneSearch(Abandoned):
-    """After a search that finds nothing, there is none."""
-
-    def search_answered(self, now: Instant, found: Sequence[Return]) -> list[Return]:
-        self._more = 0
-        return super().search_answered(now, found)
-
-
-class LateClaimsAreNotSearchedFor(Dispatcher):
-    """A claim that is carried out after the death of its proxy is not found."""
-
-    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
-        super().__init__(policy, limits, jitter, now)
-        self.parts.abandoned = OneSearch(policy, limits, now)
-
-
-BREAKS = [ProxiesAreGoneForEver, OneSearchIsEnough, AMarkIsUsedAtOnce, LateClaimsAreNotSearchedFor]
+BREAKS = [ProxiesAreGoneForEver, OneSearchIsEnough, ASlotIsUsedAtOnce]
 
 
 @pytest.mark.sampled(2)
