@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import sys
+from abc import ABC, abstractmethod
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
@@ -115,7 +116,7 @@ class EngineChanges:
         self._own_writes.report_by("", lambda _: None)
 
 
-class ReaderSupervisor:
+class ReaderSupervisor(ABC):
     """Keeps a reader running, and passes its change sets on. A subclass has the consumers of the
     change sets."""
 
@@ -137,25 +138,25 @@ class ReaderSupervisor:
         self._last_logged = ""
 
     @property
+    @abstractmethod
     def tables(self) -> frozenset[TableId]:
         """The tables to follow."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reader_started(self, lock: str) -> None:
         """A reader follows the binary log from now on, and holds this lock (empty: none)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def handle_batch(self, batch: ChangeBatch) -> None:
         """Pass a change set on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reader_ended(self) -> None:
         """The reader has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def server_is_reachable(self) -> bool:
         """Whether the server answers, so the reader ended for another reason."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Start following in the background. Returns at once."""

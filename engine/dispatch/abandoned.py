@@ -42,8 +42,9 @@ class Abandoned:
         """When to search for slots without a lock; None: not before another proxy is gone."""
         self._again = ExponentialBackoff(limits.abandoned_pause_ns, limits.failure_pause_max_ns)
         """The pause between searches while they find messages."""
-        self._more = SEARCHES
-        """How many searches follow even if they find nothing."""
+        self._more = 1
+        """How many searches follow even if they find nothing. One at first: a proxy that starts searches
+        every queue."""
         self._gone_since_ns: dict[int, int] = {}
         """The slots that the last search showed without their locks, and the first of the searches in a
         row that did."""
