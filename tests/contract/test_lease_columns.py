@@ -180,6 +180,11 @@ def test_a_message_that_was_never_delivered_is_not_in_flight_whatever_its_time_i
     assert found(subject, 37) == []
 
 
+def test_a_message_without_a_time_is_due_and_not_in_flight(subject: AnySubject) -> None:
+    subject.put(Row(1, time_next_ns=None))
+    assert found(subject) == found(subject, 37) == []
+
+
 def test_abandoned_messages_are_released_as_sent_ones_and_due_at_once(subject: AnySubject) -> None:
     claim(subject, 37, 1)
     claims = subject.store.find_abandoned(subject.table, 37, 100).value
