@@ -25,6 +25,10 @@ SLOT_LOCK = "ackstream/"
 Key = int | Decimal | str | bytes
 """A message's id in the engine: a number for numeric columns, bytes for binary ones, else text."""
 
+Group = tuple[Key | None, ...]
+"""A message group: the values of the queue's group columns, in the form of ids. NULL is a value of its
+own. Values that a collation treats as equal are different groups here, and one group to the server."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableId:
@@ -72,6 +76,9 @@ class Policy:
     """Deliveries a second."""
     paused: bool = False
     """Whether nothing is delivered, by any proxy."""
+    group_by: tuple[str, ...] = ()
+    """The columns whose values divide the messages into groups, as the comment spells them; empty: the
+    queue has no groups."""
 
 
 class IdKind(enum.Enum):
@@ -88,6 +95,14 @@ class IdKind(enum.Enum):
     """The one type whose text depends on the session's time zone: seconds since 1970, as text."""
     OTHER = enum.auto()
     """DATETIME, UUID, ENUM …: read as text, written as a quoted literal."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupColumn:
+    """A column of the message group, in the table's spelling, and how its values are read."""
+
+    name: str
+    kind: IdKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +127,11 @@ class QueueTable:
     lease_column: str | None = None
     """The column into which a claim writes the new time_next again (`lease_end_ns`), so that a lease
     differs from a message that was scheduled; None: there is none."""
+    group_columns: tuple[GroupColumn, ...] = ()
+    """The columns of the message group; empty: the queue has no groups."""
+    group_index: str | None = None
+    """The index on (time_acked, priority, group columns, time_next, id); None: there is none, or no
+    groups."""
     advice: tuple[str, ...] = ()
     """Recommendations for a table that works, for the process's log."""
     warnings: tuple[str, ...] = ()
@@ -258,6 +278,8 @@ class Entry(NamedTuple):
     epoch: int
     priority: int
     due_ns: int
+    group: Group | None = None
+    """Its message group; None: it was not read, or the queue has no groups."""
 
     def is_at_least(self, other: Entry, before: tuple[int, int] | None = None) -> bool:
         """Whether this is the same state of a message as `other`, or a later one. `before`: the
@@ -329,6 +351,8 @@ class Claimed(NamedTuple):
     deadline_ns: int
     priority: int
     due_ns: int
+    group: Group | None = None
+    """As in `Entry`."""
 
     @property
     def delivery(self) -> Delivery:

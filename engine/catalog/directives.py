@@ -200,6 +200,7 @@ class _Reader:
             dead_letter_of=values["dead_letter_of"] or (),
             max_rate=values["max_rate"],
             paused=bool(values["paused"]),
+            group_by=values["group_by"] or (),
         )
 
     def _read(self, key: str) -> Any:
@@ -333,6 +334,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),
     "lease": (_column, "the column that shows which messages are in flight, and at which proxy", "lease"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
+    "group_by": (_columns, "the columns whose values divide the messages into groups", "tenant|region"),
 }
 REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
 

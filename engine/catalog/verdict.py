@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from engine.catalog.directives import comment_warnings, parse_comment
-from engine.model import BrokenTable, IdKind, Policy, QueueTable, TableId
+from engine.model import BrokenTable, GroupColumn, IdKind, Policy, QueueTable, TableId
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
 """The columns of the queue itself, which `*` leaves out."""
@@ -31,6 +31,14 @@ _KINDS: Mapping[str, IdKind] = MappingProxyType(
         "timestamp": IdKind.TIMESTAMP,
     }
 )
+
+_NO_GROUP_TYPES = frozenset(
+    {"float", "double", "enum", "set", "json", "geometry", "point", "linestring", "polygon", "multipoint"}
+    | {"multilinestring", "multipolygon", "geomcollection", "geometrycollection", "vector"}
+    | {f"{size}{kind}" for size in ("tiny", "", "medium", "long") for kind in ("blob", "text")}
+)
+"""Types whose values have no order in an index that equals the order of comparisons with literals, or
+cannot be in an index as a whole."""
 
 _SCAN_COLUMNS = ["time_acked", "priority", "time_next"]
 _SCAN_INDEX = "(time_acked, priority, time_next)"
@@ -110,6 +118,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         *_column_problems(columns),
         *(_message_column_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(_lease_problems(policy, columns) if isinstance(policy, Policy) else ()),
+        *(_group_problems(policy, columns) if isinstance(policy, Policy) else ()),
     ]
     if id_index is None and "id" in columns:
         problems.append(
@@ -120,6 +129,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
     if problems or id_index is None or not isinstance(policy, Policy):
         return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)))
     scan = _scan_index(facts.indexes)
+    group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.group_by)
     return QueueTable(
         id=facts.id,
         policy=policy,
@@ -131,6 +141,8 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         columns=tuple(column.name for column in facts.columns),
         default_columns=_default_columns(policy, facts.columns),
         lease_column=columns[policy.lease.lower()].name if policy.lease else None,
+        group_columns=group_columns,
+        group_index=_group_index(group_columns, facts.indexes),
         advice=tuple(_advice(facts, scan, columns)),
         warnings=comment_warnings(facts.comment),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
@@ -202,6 +214,40 @@ def _lease_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[s
         yield f"lease={policy.lease} names a column of another type: it has to be {LEASE_COLUMN_TYPE}"
 
 
+def _group_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
+    for name in policy.group_by:
+        column = columns.get(name.lower())
+        if column is None:
+            yield f"group_by names the column {name!r}, which the table does not have"
+        elif column.name.lower() in {"id", *OWN_COLUMNS, (policy.lease or "").lower()}:
+            yield f"group_by names the column {name!r}, which has another purpose"
+        elif column.data_type in _NO_GROUP_TYPES:
+            yield (
+                f"group_by names the column {name!r}, which is {column.data_type.upper()}: a group needs an integer, "
+                "DECIMAL, CHAR, VARCHAR, BINARY, VARBINARY or a type of time"
+            )
+
+
+def _group_column(column: Column) -> GroupColumn:
+    return GroupColumn(column.name, _KINDS.get(column.data_type, IdKind.OTHER))
+
+
+def _group_index(group: Sequence[GroupColumn], indexes: Sequence[Index]) -> str | None:
+    """The index that contains the messages of each priority by group, in the order of delivery; None:
+    there is none."""
+    if not group:
+        return None
+    wanted = ["time_acked", "priority", *(column.name.lower() for column in group), "time_next"]
+    fitting = (
+        index.name
+        for index in indexes
+        if _names(index)[: len(wanted)] == wanted
+        and all(column.whole and not column.descending for column in index.columns[: len(wanted)])
+        and _by_id_behind(index, indexes, len(wanted))
+    )
+    return min(fitting, default=None)
+
+
 def _default_columns(policy: Policy, columns: Sequence[Column]) -> tuple[str, ...]:
     if policy.message_columns is not None:
         spelling = {column.name.lower(): column.name for column in columns}
@@ -234,8 +280,13 @@ def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
 def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:
     """Whether equal entries are in the order of `id`. InnoDB appends the primary key to each
     index, so its columns follow those of the index."""
+    return _by_id_behind(index, indexes, 3)
+
+
+def _by_id_behind(index: Index, indexes: Sequence[Index], count: int) -> bool:
+    """Whether entries that are equal in the first `count` columns are in the order of `id`."""
     primary = next((index.columns for index in indexes if index.name == "PRIMARY"), ())
-    rest = [*index.columns[3:], *primary]
+    rest = [*index.columns[count:], *primary]
     return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.dispatch.effects import Claim
 from engine.dispatch.filter_groups import FilterGroup
+from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.redelivery import wait_ns
 from engine.model import Claimed, Entry, FetchResult, Key, Policy, RowFormat, Wanted
@@ -53,7 +54,10 @@ class ClaimAttempt:
 class ClaimsUnderWay:
     """The claims that were started and whose answers have not been taken yet."""
 
-    def __init__(self, policy: Policy, jitter: Callable[[], float], numbers: Iterator[int]) -> None:
+    def __init__(
+        self, policy: Policy, jitter: Callable[[], float], numbers: Iterator[int], in_flight: GroupsInFlight
+    ) -> None:
+        self._in_flight = in_flight
         self._policy = policy
         self._jitter = jitter
         self._numbers = numbers
@@ -87,6 +91,8 @@ class ClaimsUnderWay:
         wanted: list[Wanted] = []
         for group, entry in picked.values():
             group.reserved += 1
+            if entry.group is not None:
+                self._in_flight.begin(entry.group)
             duration_ns = wait_ns(self._policy, entry.epoch, self._jitter())
             wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection))
         return Claim(claim_id, tuple(wanted), row_format, slot)
@@ -128,6 +134,8 @@ class ClaimsUnderWay:
             del self._by_id[claim_id]
             for group, entry in attempt.picked.values():
                 group.reserved -= 1
+                if entry.group is not None:
+                    self._in_flight.end(entry.group)
                 if self._last[entry.key] is attempt:
                     del self._last[entry.key]
             yield attempt, attempt.answer

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engine.model import Claimed, Delivery, Entry, Key, Return
+from engine.dispatch.groups_in_flight import GroupsInFlight
+from engine.model import Claimed, Delivery, Entry, Group, Key, Return
 
 
 class LeaseState(enum.Enum):
@@ -112,6 +113,8 @@ class Lease:
     priority: int
     due_ns: int
     known_since: int = 0
+    group: Group | None = None
+    """The message group, as in `Entry`."""
     locked: bool = False
     """Whether the client's transaction locks the message, and nothing was claimed: the row shows
     `epoch` and `deadline_ns`, which is its time_next and past. The lease has no end by the clock."""
@@ -122,12 +125,14 @@ class Lease:
     @classmethod
     def of(cls, claim: Claimed, known_since: int = 0) -> Lease:
         """The lease that a claim begins."""
-        return cls(claim.key, claim.epoch, claim.deadline_ns, claim.priority, claim.due_ns, known_since)
+        return cls(claim.key, claim.epoch, claim.deadline_ns, claim.priority, claim.due_ns, known_since, claim.group)
 
     @classmethod
     def locking(cls, entry: Entry, known_since: int) -> Lease:
         """The lease of a message that a stream FOR UPDATE is to lock."""
-        return cls(entry.key, entry.epoch, entry.due_ns, entry.priority, entry.due_ns, known_since, locked=True)
+        return cls(
+            entry.key, entry.epoch, entry.due_ns, entry.priority, entry.due_ns, known_since, entry.group, locked=True
+        )
 
     def apply(self, event: LeaseEvent) -> None:
         """Change the state as in `TRANSITIONS`. Raises InvalidTransition for an event not listed
@@ -160,7 +165,7 @@ class Lease:
     @property
     def expired_entry(self) -> Entry:
         """The row as it is once the wait of this delivery is over."""
-        return Entry(self.key, self.epoch, self.priority, self.deadline_ns)
+        return Entry(self.key, self.epoch, self.priority, self.deadline_ns, self.group)
 
     def failed(self, wait_ns: int) -> Return:
         """A locked message whose delivery has failed, to be counted and due after this wait."""
@@ -174,7 +179,8 @@ class Lease:
 class Leases:
     """All leases of one table, by key, by holder, and by deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: GroupsInFlight) -> None:
+        self._in_flight = in_flight
         self._by_key: dict[Key, Lease] = {}
         self._by_holder: dict[int, dict[Key, Lease]] = {}
         self._deadlines: list[tuple[int, Key, int]] = []
@@ -204,6 +210,8 @@ class Leases:
         assert lease.key not in self._by_key, lease
         self._by_key[lease.key] = lease
         self.locked += lease.locked
+        if lease.group is not None:
+            self._in_flight.begin(lease.group)
         if not lease.locked:
             heapq.heappush(self._deadlines, (lease.deadline_ns, lease.key, lease.epoch))
 
@@ -217,6 +225,8 @@ class Leases:
         lease.apply(LeaseEvent.END)
         del self._by_key[lease.key]
         self.locked -= lease.locked
+        if lease.group is not None:
+            self._in_flight.end(lease.group)
         if lease.holder is not None:
             held = self._by_holder[lease.holder]
             del held[lease.key]

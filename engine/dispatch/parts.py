@@ -17,6 +17,7 @@ from engine.dispatch.capacity import Capacity
 from engine.dispatch.claims import ClaimsUnderWay
 from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
+from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
 from engine.dispatch.limits import Limits
@@ -39,6 +40,7 @@ class Parts:
     numbers: Iterator[int]
     """Of statements and leases: the later one has the greater number."""
     groups: FilterGroups
+    in_flight: GroupsInFlight
     leases: Leases
     claims: ClaimsUnderWay
     capacity: Capacity
@@ -59,7 +61,8 @@ class Parts:
         """The parts of a table of which nothing is known yet. `jitter` returns a number from [0, 1)."""
         numbers = count(1)
         groups = FilterGroups(limits, policy.batch_size)
-        leases, claims = Leases(), ClaimsUnderWay(policy, jitter, numbers)
+        in_flight = GroupsInFlight()
+        leases, claims = Leases(in_flight), ClaimsUnderWay(policy, jitter, numbers, in_flight)
         return cls(
             policy=policy,
             limits=limits,
@@ -67,6 +70,7 @@ class Parts:
             now=now,
             numbers=numbers,
             groups=groups,
+            in_flight=in_flight,
             leases=leases,
             claims=claims,
             capacity=Capacity(policy, limits, leases, claims, now),

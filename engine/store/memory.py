@@ -21,6 +21,7 @@ from engine.model import (
     Delivery,
     Entry,
     FetchResult,
+    Group,
     Key,
     MoveResult,
     Portion,
@@ -55,11 +56,13 @@ class Row:
     time_acked_ns: int | None = None
     lease_ns: int | None = None
     payload: bytes = b""
+    group: Group = ()
+    """The values of the group columns, in a table with groups."""
 
     @property
     def entry(self) -> Entry:
         """The row as the scan index shows it."""
-        return Entry(self.key, self.epoch, self.priority, self.time_next_ns or 0)
+        return Entry(self.key, self.epoch, self.priority, self.time_next_ns or 0, self.group or None)
 
 
 class Failure(enum.Enum):
@@ -165,7 +168,9 @@ class MemoryStore:
             deadline_ns, lease_ns = self.now_ns + claim.wait_ns, None
             if table.lease_column is not None:
                 deadline_ns = lease_ns = end_with_slot(deadline_ns, slot)
-            claims.append(Claimed(claim.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns))
+            claims.append(
+                Claimed(claim.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns, row.entry.group)
+            )
             rows[claim.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns, lease_ns=lease_ns)
         return self._timed(tuple(claims))
 

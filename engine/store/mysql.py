@@ -343,7 +343,7 @@ class MySQLStore:
         with self._pool.connection() as connection:
             now, found = connection.run([statement("now"), sql("find_abandoned", limit=limit, **words)])
         claims = (
-            Return(key, epoch, end_ns, 0, True, priority) for key, epoch, priority, end_ns in entries_of(sql, found)
+            Return(entry.key, entry.epoch, entry.due_ns, 0, True, entry.priority) for entry in entries_of(sql, found)
         )
         return Timed(tuple(claims), now_ns(now))
 
@@ -379,7 +379,7 @@ class MySQLStore:
             end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
             found = {entry.key: entry for entry in entries_of(sql, *locked)}
             claims = tuple(
-                Claimed(key, entry.epoch + 1, end_ns(now_at + want.wait_ns), entry.priority, entry.due_ns)
+                Claimed(key, entry.epoch + 1, end_ns(now_at + want.wait_ns), entry.priority, entry.due_ns, entry.group)
                 for key, want in wanted.items()  # In the order of delivery.
                 if (entry := found.get(key)) and want.epoch == entry.epoch
             )

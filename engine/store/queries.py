@@ -13,7 +13,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -23,7 +23,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import ANYTHING, BrokenTable, IdKind, Key, Portion, QueueTable, Selection, TableId
+from engine.model import ANYTHING, BrokenTable, Group, IdKind, Key, Portion, QueueTable, Selection, TableId
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
 
@@ -136,6 +136,7 @@ class TableStatements:
     def __init__(self, table: QueueTable, selection: Selection = ANYTHING) -> None:
         self._form = FORMS[table.id_kind]
         self.ids_are_integers = table.id_kind is IdKind.INTEGER
+        self.group_kinds = tuple(column.kind for column in table.group_columns)
         self._words: dict[str, object] = {
             "table": _selected(table.id, selection),
             "condition": selection.condition or "TRUE",
@@ -147,6 +148,7 @@ class TableStatements:
             "lowest_priority": LOWEST_PRIORITY,
             "and_lease": and_lease(table),
             "portion": "",
+            "group": group_expressions(table),
         }
 
     @property
@@ -194,6 +196,11 @@ class TableStatements:
         """The key of an id that was read."""
         return self._form.parse(raw)
 
+    def group(self, raw: Sequence[bytes | None]) -> Group:
+        """The message group of values that were read."""
+        pairs = zip(self.group_kinds, raw, strict=True)
+        return tuple(None if value is None else FORMS[kind].parse(value) for kind, value in pairs)
+
     def ids(self, keys: Iterable[Key]) -> str:
         """Keys as literals for IN (…), in any order: the server sorts them, and its locks too."""
         return ", ".join(map(self._form.literal, keys))
@@ -210,6 +217,13 @@ def and_lease(table: QueueTable | BrokenTable) -> str:
     """The assignment to the lease column, behind that to time_next. Empty without such a column."""
     column = table.lease_column if isinstance(table, QueueTable) else None
     return f", {quoted(column)} = time_next" if column else ""
+
+
+def group_expressions(table: QueueTable | BrokenTable) -> str:
+    """The values of the group columns, behind other columns of a SELECT. Empty without groups."""
+    columns = table.group_columns if isinstance(table, QueueTable) else ()
+    expressions = (Template(FORMS[column.kind].expression).substitute(column=quoted(column.name)) for column in columns)
+    return "".join(f", {expression}" for expression in expressions)
 
 
 def _selected(table: TableId, selection: Selection) -> str:

@@ -10,6 +10,7 @@
 --   * Rows are locked with SKIP LOCKED, so an application's open transaction never delays its table.
 --   * $portion is empty, or limits a scan to the messages of one share by the hash of their ids. It is no
 --     condition on an index, so a scan reads past the entries of the other shares.
+--   * $group is empty, or the columns of the message group behind the others.
 --   * The clock is the server's, without time zones: microseconds since 1970 in UTC, times 1000.
 --
 -- engine/store/queries.py replaces $words: identifiers are quoted, values are literals without escapes.
@@ -53,7 +54,7 @@ WHERE time_acked IS NULL AND priority > $priority
 
 -- name: scan_priority
 -- The earliest rows of one priority, in the order of the index.
-SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0)
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority $portion
 ORDER BY $scan_order
@@ -63,7 +64,7 @@ LIMIT $limit
 -- The rows of one time, by id. An index that descends in time_next returns them backwards, so a
 -- limit would leave out the smallest ids. Where time_next is 0 by default, all new messages have
 -- the same time.
-SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next $group
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND time_next = $time_next $portion
 ORDER BY id
@@ -72,7 +73,7 @@ LIMIT $limit
 -- name: scan_without_priority
 -- Rows whose priority is NULL. They come before all others, as NULL sorts. Costs nothing where the
 -- column is NOT NULL.
-SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority IS NULL $portion
 ORDER BY $scan_order
@@ -80,7 +81,7 @@ LIMIT $limit
 
 -- name: scan_later_slowly
 -- Without a scan index: the rows that come due next, by sorting the table.
-SELECT /* ackstream scan without index */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), time_next
+SELECT /* ackstream scan without index */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), time_next $group
 FROM $table
 WHERE time_acked IS NULL AND time_next > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
     AND ($condition) $portion
@@ -91,7 +92,7 @@ LIMIT $limit
 -- Without a scan index: the due rows, by sorting the table. Runs after scan_later_slowly, so no row
 -- is missing in both.
 SELECT /* ackstream scan without index */
-    $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
+    $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0) $group
 FROM $table
 WHERE time_acked IS NULL
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
@@ -107,7 +108,7 @@ FROM $table
 -- name: scan_part_zero
 -- With a condition: the rows of time 0 after an id, by id. Both servers know that the primary key
 -- ends the index.
-SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next $group
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND time_next = 0 AND $behind AND ($condition)
 ORDER BY id
@@ -116,7 +117,7 @@ LIMIT $limit
 -- name: scan_part_timed
 -- With a condition: the rows of later times, after a time. With both bounds, either kind of index
 -- is read as a range.
-SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, time_next $group
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND time_next > $after_ns AND time_next <= $until_ns AND ($condition)
 ORDER BY $scan_order
@@ -124,7 +125,7 @@ LIMIT $limit
 
 -- name: scan_part_odd
 -- With a condition: rows without a time, or with one before 1970. There are hardly any.
-SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0)
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority = $priority AND (time_next < 0 OR time_next IS NULL) AND ($condition)
 ORDER BY time_next, id
@@ -132,7 +133,7 @@ LIMIT $limit
 
 -- name: scan_part_without_priority
 -- With a condition: rows whose priority is NULL.
-SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0)
+SELECT /* ackstream scan */ $id, COALESCE(epoch, 0), $lowest_priority, COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($scan_index)
 WHERE time_acked IS NULL AND priority IS NULL AND (time_next <= $until_ns OR time_next IS NULL) AND ($condition)
 ORDER BY $scan_order
@@ -153,7 +154,7 @@ ROLLBACK
 -- name: claim_lock
 -- Locks the rows that may be claimed and that the stream selects, except rows that others have
 -- locked. The caller compares their epoch.
-SELECT /* ackstream claim */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
+SELECT /* ackstream claim */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
     AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
@@ -193,7 +194,7 @@ WHERE id IN ($ids) AND time_acked IS NULL
 
 -- name: lookup
 -- The present state of messages.
-SELECT /* ackstream lookup */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0)
+SELECT /* ackstream lookup */ $id, COALESCE(epoch, 0), COALESCE(priority, $lowest_priority), COALESCE(time_next, 0) $group
 FROM $table FORCE INDEX ($id_index)
 WHERE id IN ($ids) AND time_acked IS NULL
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
-from engine.model import Entry, Key, Portion, QueueTable, Range, ScanResult, Selection
+from engine.model import Entry, Group, Key, Portion, QueueTable, Range, ScanResult, Selection
 from engine.packets import NULL_MARK, text_values
 from engine.store.connection import OWN_CONTEXT, Result, SessionContext, StoreConnection
 from engine.store.information_schema import now_ns
@@ -223,7 +224,10 @@ _BLANKS = bytes(32 if byte < MINUS else byte for byte in range(256))
 
 
 def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
-    """The entries in rows of id, epoch, priority and time_next."""
+    """The entries in rows of id, epoch, priority and time_next, and of the group columns if the
+    statement reads them."""
+    if sql.group_kinds:
+        return _grouped_entries(sql, results)
     if sql.ids_are_integers and (quickly := _integer_entries(results)) is not None:
         return quickly
     key = sql.key
@@ -233,6 +237,23 @@ def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
         for raw, epoch, priority, due_ns in map(text_values, result.rows)
         if raw is not None and epoch is not None and priority is not None and due_ns is not None
     ]
+
+
+def _grouped_entries(sql: TableStatements, results: Sequence[Result]) -> list[Entry]:
+    """The same in a table with groups. A group of several messages is decoded once."""
+    key = sql.key
+    groups: dict[tuple[bytes | None, ...], Group | None] = {(): None}  # A statement that reads no group has this one.
+    found: list[Entry] = []
+    for result in results:
+        for row in result.rows:
+            raw, epoch, priority, due_ns, *values = text_values(row)
+            if raw is None or epoch is None or priority is None or due_ns is None:
+                continue
+            raw_group = tuple(values)
+            if raw_group not in groups:
+                groups[raw_group] = sql.group(raw_group)
+            found.append(Entry(key(raw), int(epoch), int(priority), int(due_ns), groups[raw_group]))
+    return found
 
 
 def _integer_entries(results: Sequence[Result]) -> list[Entry] | None:
@@ -246,7 +267,7 @@ def _integer_entries(results: Sequence[Result]) -> list[Entry] | None:
     if NULL_MARK in rows:
         return None
     values = map(int, rows.translate(_BLANKS).split())
-    return list(map(Entry._make, zip(values, values, values, values, strict=True)))
+    return list(map(Entry._make, zip(values, values, values, values, repeat(None))))
 
 
 def keys_of(sql: TableStatements, *results: Result) -> list[Key]:

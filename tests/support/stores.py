@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.model import NS_PER_S, IdKind, Key, Policy, QueueTable, Selection, TableId
+from engine.model import NS_PER_S, GroupColumn, IdKind, Key, Policy, QueueTable, Selection, TableId
 from engine.store.connection import (
     OWN_CONTEXT,
     BackendAddress,
@@ -111,7 +111,7 @@ class Subject(Protocol):
 class MemorySubject:
     """The in-memory store."""
 
-    def __init__(self, *, lease: bool = False) -> None:
+    def __init__(self, *, lease: bool = False, groups: Sequence[GroupColumn] = ()) -> None:
         self.table = QueueTable(
             TableId("test", "messages"),
             POLICY,
@@ -124,6 +124,8 @@ class MemorySubject:
             default_columns=("id", "body"),
             id_grows=True,
             lease_column="lease" if lease else None,
+            group_columns=tuple(groups),
+            group_index="by_group" if groups else None,
         )
         self.store = MemoryStore(now_ns=1_800_000_000 * NS_PER_S)
         self.store.conditions = {str(EVEN.condition): lambda row: int(str(row.key)) % 2 == 0}
@@ -185,11 +187,17 @@ class ServerSubject:
         index: str = SCAN_INDEXES["ascending"],
         partitions: str = "",
         lease: bool = False,
+        groups: Sequence[str] = (),
     ) -> None:
+        """`groups`: the names of the group columns, which are among `columns`."""
         self.server = server
+        self._groups = "".join(f", {name}" for name in groups)
         self._lease = ", lease" if lease else ""
         columns += ", lease BIGINT DEFAULT NULL INVISIBLE" if lease else ""
         comment = COMMENT + (",lease=lease" if lease else "")
+        if groups:
+            comment += f",group_by={'|'.join(groups)}"
+            columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)"
         self.database = database = f"store_{uuid.uuid4().hex[:12]}"
         self.connection = connect(server, ssl_disabled=True)
         self.execute(f"CREATE DATABASE {database}")
@@ -230,10 +238,13 @@ class ServerSubject:
     def _put(self, name: str, rows: Sequence[Row]) -> None:
         with self.connection.cursor() as cursor:
             cursor.executemany(
-                f"INSERT INTO {name} (id, priority, epoch, time_next, time_acked, body)"
-                " VALUES (%s, %s, %s, %s, %s, %s)",
+                f"INSERT INTO {name} (id, priority, epoch, time_next, time_acked, body{self._groups})"
+                f" VALUES ({', '.join(['%s'] * (6 + self._groups.count(',')))})",
                 [
-                    (row.key, row.priority, row.epoch, row.time_next_ns, row.time_acked_ns, "x" * len(row.payload))
+                    (
+                        *(row.key, row.priority, row.epoch, row.time_next_ns, row.time_acked_ns),
+                        *("x" * len(row.payload), *row.group),
+                    )
                     for row in rows
                 ],
             )

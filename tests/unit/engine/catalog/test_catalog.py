@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
-from engine.model import BrokenTable, IdKind, QueueTable, TableId
+from engine.model import BrokenTable, GroupColumn, IdKind, QueueTable, TableId
 from tests.support.stores import COMMENT
 
 
@@ -258,3 +258,48 @@ def test_a_directive_that_does_not_exist_is_a_warning_of_a_queue_and_a_problem_o
     assert "was max_attempts meant?" in warning
     *_, last = problems(facts(comment=COMMENT.replace("ack_wait", "ack_wiat")))
     assert "was vt_ack_wait meant?" in last
+
+
+TENANT = column("tenant", "varchar", nullable=True)
+REGION = column("Region", "int")
+BY_TENANT_AND_REGION = index("fair", "time_acked", "priority", "tenant", "Region", "time_next")
+GROUPED = f"{COMMENT},group_by=TENANT|region"
+
+
+def test_a_group_has_the_columns_and_the_index_of_the_table() -> None:
+    found = queue(facts(TENANT, REGION, comment=GROUPED, indexes=[PRIMARY, NEXT_UP, BY_TENANT_AND_REGION]))
+    assert found.policy.group_by == ("TENANT", "region")
+    assert found.group_columns == (GroupColumn("tenant", IdKind.TEXT), GroupColumn("Region", IdKind.INTEGER))
+    assert found.group_index == "fair"
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        index("fair", "time_acked", "priority", "Region", "tenant", "time_next"),
+        index("fair", "time_acked", "tenant", "Region", "priority", "time_next"),
+        index("fair", "time_acked", "priority", "tenant", "Region"),
+        index("fair", "time_acked", "priority", "tenant(", "Region", "time_next"),
+        index("fair", "time_acked", "priority", "-tenant", "Region", "time_next"),
+        index("fair", "time_acked", "priority", "tenant", "Region", "-time_next"),
+        index("fair", "time_acked", "priority", "tenant", "Region", "time_next", "body"),
+    ],
+)
+def test_another_index_is_no_index_of_groups(unfit: Index) -> None:
+    found = queue(facts(TENANT, REGION, comment=GROUPED, indexes=[PRIMARY, NEXT_UP, unfit]))
+    assert found.group_index is None
+    assert found.group_columns
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nobody", "group_by names the column 'nobody', which the table does not have"),
+        ("priority", "group_by names the column 'priority', which has another purpose"),
+        ("kind", "group_by names the column 'kind', which is ENUM"),
+        ("tenant|tenant", "group_by='tenant|tenant' is not a list without repetitions"),
+    ],
+)
+def test_a_group_of_unfit_columns_is_a_problem(name: str, problem: str) -> None:
+    (found,) = problems(facts(TENANT, column("kind", "enum"), comment=f"{COMMENT},group_by={name}"))
+    assert found.startswith(problem)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.leases import TRANSITIONS, InvalidTransition, Lease, LeaseEvent, Leases, LeaseState
 
 
@@ -14,7 +16,7 @@ def lease(key: int, epoch: int = 1, deadline_ns: int = 10) -> Lease:
 
 
 def test_a_lease_released_and_claimed_again_with_the_same_deadline_expires_once() -> None:
-    leases = Leases()
+    leases = Leases(GroupsInFlight())
     first, second = lease(1), lease(1)
     leases.add_lease(first)
     leases.end(first)
@@ -23,7 +25,7 @@ def test_a_lease_released_and_claimed_again_with_the_same_deadline_expires_once(
 
 
 def test_a_lease_that_has_ended_does_not_expire() -> None:
-    leases = Leases()
+    leases = Leases(GroupsInFlight())
     gone = lease(1)
     leases.add_lease(gone)
     leases.end(gone)
@@ -32,7 +34,7 @@ def test_a_lease_that_has_ended_does_not_expire() -> None:
 
 
 def test_leases_expire_in_the_order_of_their_deadlines_and_not_before() -> None:
-    leases = Leases()
+    leases = Leases(GroupsInFlight())
     late, early = lease(1, deadline_ns=20), lease(2, deadline_ns=10)
     leases.add_lease(late)
     leases.add_lease(early)
@@ -42,7 +44,7 @@ def test_leases_expire_in_the_order_of_their_deadlines_and_not_before() -> None:
 
 
 def test_a_holder_has_its_leases_until_they_end() -> None:
-    leases = Leases()
+    leases = Leases(GroupsInFlight())
     held, other = lease(1), lease(2)
     for begun in (held, other):
         leases.add_lease(begun)
@@ -53,7 +55,7 @@ def test_a_holder_has_its_leases_until_they_end() -> None:
 
 
 def test_stale_deadlines_are_not_kept_for_ever() -> None:
-    leases = Leases()
+    leases = Leases(GroupsInFlight())
     for key in range(10_000):
         passing = lease(key, deadline_ns=10**9)
         leases.add_lease(passing)
@@ -115,3 +117,18 @@ def test_the_picture_in_the_architecture_is_that_of_the_table() -> None:
     lines = ["stateDiagram-v2", "    [*] --> claimed", *lines, "    ended --> [*]"]
     _, _, section = (Path(__file__).parents[4] / "ARCHITECTURE.md").read_text().partition("## The states of a lease")
     assert section.partition("```mermaid\n")[2].partition("\n```")[0].split("\n") == lines
+
+
+def test_a_group_has_as_many_messages_in_flight_as_it_has_leases() -> None:
+    in_flight = GroupsInFlight()
+    leases = Leases(in_flight)
+    acme, nobody = ("acme",), (None,)
+    begun = [replace(lease(key), group=group) for key, group in enumerate([acme, acme, nobody, None])]
+    for one in begun:
+        leases.add_lease(one)
+    assert (in_flight.count(acme), in_flight.count(nobody), in_flight.count(None)) == (2, 1, 0)
+    for one in begun[1:]:
+        leases.end(one)
+    assert (in_flight.count(acme), in_flight.count(nobody), len(in_flight)) == (1, 0, 1)
+    assert in_flight.take_freed() == {acme, nobody}
+    assert in_flight.take_freed() == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.dispatch.effects import Lookup
+from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease, LeaseEvent, Leases
 from engine.dispatch.limits import Limits
@@ -19,7 +20,7 @@ LIMITS = Limits(lookup_max=3, suspects_max=4)
 
 @pytest.fixture
 def leases() -> Leases:
-    leases = Leases()
+    leases = Leases(GroupsInFlight())
     for key in (1, 2, 3, 4, 5):
         leases.add_lease(Lease.of(Claimed(key, 1, DEADLINE_NS, 0, 0)))
     return leases

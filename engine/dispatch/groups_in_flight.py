@@ -1,0 +1,46 @@
+"""How many messages of each message group are in flight or being claimed, at this proxy.
+
+Leases and claims under way report their messages here. A message whose group is not known (None) is
+not counted.
+"""
+
+from __future__ import annotations
+
+from engine.model import Group
+
+
+class GroupsInFlight:
+    """A count for each group that has such messages."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Group, int] = {}
+        self._freed: set[Group] = set()
+
+    def __len__(self) -> int:
+        """How many groups have such messages."""
+        return len(self._counts)
+
+    def count(self, group: Group | None) -> int:
+        """How many messages of a group are in flight or being claimed."""
+        return self._counts.get(group, 0) if group is not None else 0
+
+    def begin(self, group: Group | None) -> None:
+        """A claim of one message of this group starts, or a lease of one begins."""
+        if group is not None:
+            self._counts[group] = self._counts.get(group, 0) + 1
+
+    def end(self, group: Group | None) -> None:
+        """A claim of one message of this group was answered, or its lease has ended."""
+        if group is None:
+            return
+        left = self._counts[group] - 1
+        if left:
+            self._counts[group] = left
+        else:
+            del self._counts[group]
+        self._freed.add(group)
+
+    def take_freed(self) -> set[Group]:
+        """The groups whose counts have fallen since the last call."""
+        freed, self._freed = self._freed, set()
+        return freed
