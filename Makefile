@@ -6,13 +6,18 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 FOLDERS := proxy sqlrewrite engine pipeline tests demo bench
-PYTHON_CODE := hatch_build.py $(foreach folder,$(FOLDERS),$(if $(wildcard $(folder)/*.py),$(folder)))
+PYTHON_CODE := $(foreach folder,$(FOLDERS),$(if $(wildcard $(folder)/*.py),$(folder)))
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 TEST_PROCESSES := 2
 
 .PHONY: help
 help: ## Show the targets, with how long they take on two idle cores once all is installed ("about": estimated)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: serve
+serve: .venv/.stamp ## Start the proxy with a private server, data in ./ackstream-data (3 s; Ctrl-C ends it)
+	@scripts/prepare server
+	@exec .venv/bin/ackstream serve
 
 .PHONY: demo
 demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed (12 s)
@@ -28,6 +33,11 @@ test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB (9 min)
 test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/, in eight languages (0.5 min)
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
+
+.PHONY: test-empty-root
+test-empty-root: .venv/.stamp ## Type README's first screen in an empty Debian system, fetched for it (about 4 min; needs root)
+	@scripts/prepare debootstrap
+	@.venv/bin/python -m pytest -m empty_root tests/empty_root
 
 .PHONY: test-peers
 test-peers: .venv/.stamp ## Run the test suites of the drivers' authors, direct and through the proxy (15 min)
@@ -121,9 +131,8 @@ fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to both 
 	@.venv/bin/python -m tests.support.fuzzing $(PACKETS)
 
 .PHONY: wheel
-wheel: .venv/.stamp ## Build dist/ackstream-*.whl and dist/ackstream_spark-*.whl (2 s)
+wheel: .venv/.stamp ## Build dist/ackstream-*.whl (1 s)
 	@.venv/bin/python -m hatchling build --target wheel
-	@cd pipeline && ../.venv/bin/python -m hatchling build --target wheel --directory ../dist
 
 .PHONY: lock
 lock: .venv/.stamp ## Lock the newest versions that pyproject.toml allows into locks/
@@ -140,7 +149,7 @@ clean: ## Remove what was made here (1 s; the cache of servers stays)
 	@$(PIP) install --require-hashes --requirement locks/dev.txt
 	@touch $@
 
-.venv/.stamp: .venv/.locked pyproject.toml hatch_build.py
+.venv/.stamp: .venv/.locked pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -4,6 +4,6 @@
 It imports `common`, `endpoint` and `errors`.
 """
 
-from .job import Archived, Sizes, archive
+from pipeline.archive.job import Archived, Sizes, archive
 
 __all__ = ["Archived", "Sizes", "archive"]

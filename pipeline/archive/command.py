@@ -8,7 +8,8 @@ from typing import Any, Final
 import click
 from pyspark.sql import SparkSession
 
-from ..common.command_line import (
+from pipeline.archive.job import Archived, Sizes, archive
+from pipeline.common.command_line import (
     Duration,
     ending,
     reporting,
@@ -17,8 +18,7 @@ from ..common.command_line import (
     table_option,
     where_options,
 )
-from ..endpoint import Endpoint
-from .job import Archived, Sizes, archive
+from pipeline.endpoint import Endpoint
 
 PROGRAM: Final = "ackstream-archive"
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import select
 import shlex
-import signal
 import subprocess
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,66 +14,13 @@ from proxy.embedded.server import Flavour
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import client_program
+from tests.support.terminal import Terminal, as_printed, type_session
 from tests.support.transcripts import play, steps
 from tests.support.waiting import eventually
 
 README = Path(__file__).parents[2] / "README.md"
+START = Path(__file__).parents[2] / "docs" / "start.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-class Terminal:
-    """`mysql` on a terminal of its own."""
-
-    def __init__(self, argv: list[str]) -> None:
-        self.screen = ""
-        try:
-            self._master, slave = pty.openpty()
-        except OSError as error:  # A bare chroot has none.
-            pytest.skip(f"this system gives out no terminals: {error}")
-        environment = {**os.environ, "TERM": "dumb"}
-        self.process = subprocess.Popen(
-            argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment,
-            preexec_fn=_take_terminal,  # noqa: PLW1509 - so that Ctrl-C reaches it as from a keyboard
-        )  # fmt: skip
-        os.close(slave)
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def shows(self, pattern: str) -> str:
-        """Wait until the screen shows it; forget the screen up to there."""
-
-        def found() -> re.Match[str] | None:
-            while select.select([self._master], [], [], 0)[0]:
-                try:
-                    self.screen += os.read(self._master, 65536).decode(errors="replace")
-                except OSError:  # The program has closed its side.
-                    break
-            return re.search(pattern, self.screen)
-
-        try:
-            match = eventually(found, timeout_s=20)
-        except AssertionError as error:
-            raise AssertionError(f"not on the screen: {pattern!r}; it shows {self.screen!r}") from error
-        assert match is not None
-        self.screen = self.screen[match.end() :]
-        return match[0]
-
-    def waits(self) -> None:
-        """Wait until the program sleeps, all that it had to print being on the screen: for the server, then."""
-        eventually(lambda: Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S")
-
-    def press_ctrl_c(self) -> None:
-        os.killpg(self.process.pid, signal.SIGINT)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._master)
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @pytest.fixture
@@ -158,21 +99,26 @@ def test_the_session_that_opens_the_readme_works_as_typed(proxy, database, flavo
     def adapted(text: str) -> str:
         return text.replace("shop", database).replace("127.0.0.1", proxy.host).replace("3307", str(proxy.port))
 
-    def client(line: str) -> list[str]:
-        dollar, program, *arguments = shlex.split(line)
-        assert (dollar, program) == ("$", "mysql")
-        return [*client_program(flavour), *arguments]
-
-    def expect(terminal: Terminal, line: str) -> None:
-        words = re.escape(line).replace("\\\t", r"\s+")
-        terminal.shows(re.sub(r"\d\\\.\d+\\ sec", r"[\\d.]+ sec", words))
-
     with proxy.connect() as connection:
         run(connection, f"DROP DATABASE {database}")
-    _, first, second, interrupted = (adapted(block).splitlines() for block in CONSOLE.findall(README.read_text()))
-    made, opened, statement, *received = first
-    subprocess.run(client(made), check=True, timeout=30)
-    worker, application = Terminal(client(opened)), Terminal(client(second[0]))
+    _, session = (adapted(block).splitlines() for block in CONSOLE.findall(README.read_text()))
+    type_session(client(session[0], flavour), session[1:])
+    with proxy.connect(database=database) as connection:
+        for step in steps(README):
+            assert play(connection, step).rstrip() == step.answer.rstrip()
+
+
+def test_the_endless_stream_of_the_start_page_works_as_typed(proxy, database, flavour) -> None:
+    def adapted(text: str) -> str:
+        return text.replace("shop", database).replace("127.0.0.1", proxy.host).replace("3307", str(proxy.port))
+
+    with proxy.connect(database=database) as connection:
+        run(connection, "CREATE QUEUE orders (item TEXT)")
+        run(connection, "INSERT INTO orders (item) VALUES ('tea'), ('bread')")
+        run(connection, "ACK orders WHERE TRUE")
+    first, second, interrupted = (adapted(block).splitlines() for block in CONSOLE.findall(START.read_text())[-3:])
+    opened, statement, *received = first
+    worker, application = Terminal(client(opened, flavour)), Terminal(client(second[0], flavour))
     try:
         worker.type(f"{statement}\n")
         worker.shows(re.escape(statement))
@@ -181,18 +127,22 @@ def test_the_session_that_opens_the_readme_works_as_typed(proxy, database, flavo
                 application.shows("> ")
                 application.type(f"{line[2:]}\n")
                 continue
-            expect(application, line)
+            application.shows(as_printed(line))
             while received:  # They come before the next statement, an ACK, is typed.
-                expect(worker, received.pop(0))
+                worker.shows(as_printed(received.pop(0)))
         worker.waits()
         worker.press_ctrl_c()
         if flavour == "mysql":  # Its client has its own words for the first line.
             interrupted.pop(0)
         for line in interrupted:
-            expect(worker, line)
+            worker.shows(as_printed(line))
     finally:
         worker.close()
         application.close()
-    with proxy.connect(database=database) as connection:
-        for step in steps(README):
-            assert play(connection, step).rstrip() == step.answer.rstrip()
+
+
+def client(line: str, flavour: Flavour) -> list[str]:
+    """The command of a line of a page, with this server's own client."""
+    dollar, program, *arguments = shlex.split(line)
+    assert (dollar, program) == ("$", "mysql")
+    return [*client_program(flavour), *arguments]

@@ -48,6 +48,14 @@ def test_a_stranger_can_read_the_readme_at_one_sitting() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
 
 
+def test_the_workers_on_their_page_are_those_of_the_examples() -> None:
+    page = (REPOSITORY / "docs" / "workers.md").read_text()
+    for name in ("python/worker_pymysql.py", "node/worker_mysql2.mjs"):
+        assert f"\n{(REPOSITORY / 'examples' / name).read_text()}```\n" in page, name
+    statements = (REPOSITORY / "examples" / "jobs.sql").read_text().partition("\n")[2]
+    assert f"```\n{statements}```" in page
+
+
 def test_every_setting_stands_in_its_page_with_its_default() -> None:
     page = (REPOSITORY / "docs" / "settings.md").read_text()
     options = {
