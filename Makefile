@@ -6,7 +6,7 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 FOLDERS := proxy sqlrewrite engine pipeline tests demo bench
-PYTHON_CODE := $(foreach folder,$(FOLDERS),$(if $(wildcard $(folder)/*.py),$(folder)))
+PYTHON_CODE := hatch_build.py $(foreach folder,$(FOLDERS),$(if $(wildcard $(folder)/*.py),$(folder)))
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 TEST_PROCESSES := 2
 
@@ -131,8 +131,9 @@ fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to both 
 	@.venv/bin/python -m tests.support.fuzzing $(PACKETS)
 
 .PHONY: wheel
-wheel: .venv/.stamp ## Build dist/ackstream-*.whl (1 s)
+wheel: .venv/.stamp ## Build dist/ackstream-*.whl and dist/ackstream_spark-*.whl (2 s)
 	@.venv/bin/python -m hatchling build --target wheel
+	@cd pipeline && ../.venv/bin/python -m hatchling build --target wheel --directory ../dist
 
 .PHONY: lock
 lock: .venv/.stamp ## Lock the newest versions that pyproject.toml allows into locks/
@@ -149,7 +150,7 @@ clean: ## Remove what was made here (1 s; the cache of servers stays)
 	@$(PIP) install --require-hashes --requirement locks/dev.txt
 	@touch $@
 
-.venv/.stamp: .venv/.locked pyproject.toml
+.venv/.stamp: .venv/.locked pyproject.toml hatch_build.py
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 

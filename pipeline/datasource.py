@@ -1,6 +1,6 @@
 """`format("ackstream")` for Spark: a queue to read as a stream or as it stands, and to write to.
 
-    from pipeline.datasource import register
+    from ackstream_spark.datasource import register
     register(spark)
     spark.readStream.format("ackstream").options(url="mysql://USER@HOST:PORT/DATABASE", table="orders").load()
 
@@ -20,14 +20,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pipeline.common.rows import schema_of
-from pipeline.common.statements import Statements
-from pipeline.common.table import Table, describe
-from pipeline.endpoint import again
-from pipeline.errors import PipelineError
-from pipeline.source.consume import BatchReader, StreamReader
-from pipeline.source.options import Common, read_options, schema_options, sink_options, stream_options
-from pipeline.source.sink import BatchWriter, Sink, StreamWriter
+from .common.rows import schema_of
+from .common.statements import Statements
+from .common.table import Table, describe
+from .endpoint import again
+from .errors import PipelineError
+from .source.consume import BatchReader, StreamReader
+from .source.options import Common, read_options, schema_options, sink_options, stream_options
+from .source.sink import BatchWriter, Sink, StreamWriter
 
 
 class AckstreamDataSource(DataSource):

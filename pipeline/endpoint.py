@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import random
 import ssl
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,12 +32,11 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
-import tenacity
 from pymysql.constants import CR, ER
 from pymysql.cursors import Cursor, SSCursor
 from pyspark.sql import SparkSession
 
-from pipeline.errors import PipelineError
+from .errors import PipelineError
 
 PASSWORD_VARIABLE: Final = "ACKSTREAM_PASSWORD"  # noqa: S105 (the name of a variable)
 DEFAULT_PORT: Final = 3307
@@ -43,6 +44,9 @@ URL_SHAPE: Final = "mysql://USER@HOST:PORT/DATABASE[?tls=off|on|verify&ca=FILE]"
 
 CONNECT_S: Final = 10
 """A proxy on a reachable network answers sooner."""
+
+FIRST_WAIT_S: Final = 0.1
+"""The longest wait before a first repetition; it doubles with each further one."""
 
 DEBIANS_JAR: Final = Path("/usr/share/java/mariadb-java-client.jar")
 
@@ -313,13 +317,16 @@ def again(attempt: Callable[[], T], patience: Patience | None = None) -> T:
     Raises the last error.
     """
     patience = patience or Patience()
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_transient),
-        wait=tenacity.wait_random_exponential(multiplier=0.1, max=patience.longest_wait_s),
-        stop=tenacity.stop_after_attempt(patience.attempts),
-        reraise=True,
-    )
-    return retrying(attempt)
+    longest_s = FIRST_WAIT_S
+    for _ in range(patience.attempts - 1):
+        try:
+            return attempt()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+        time.sleep(random.uniform(0, longest_s))
+        longest_s = min(2 * longest_s, patience.longest_wait_s)
+    return attempt()
 
 
 def is_transient(error: BaseException) -> bool:

@@ -200,7 +200,7 @@ class ReaderSupervisor(ABC):
 
     def reader_command(self) -> tuple[str, ...]:
         """The command that runs the reader."""
-        return (sys.executable, "-m", "engine.binlog.reader")
+        return (sys.executable, "-m", f"{__package__}.reader")
 
     async def _follow(self) -> ReaderEnded:
         """Run a reader until it ends. Returns the reason."""

@@ -52,7 +52,7 @@ def parse(text: str) -> Iterator[tuple[str, Template]]:
 @cache
 def templates() -> Mapping[str, Template]:
     """Every statement of queries.sql by its name."""
-    text = resources.files("engine.store").joinpath("queries.sql").read_text("utf-8")
+    text = resources.files(__package__).joinpath("queries.sql").read_text("utf-8")
     return MappingProxyType(dict(parse(text)))
 
 

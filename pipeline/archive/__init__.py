@@ -4,6 +4,6 @@
 It imports `common`, `endpoint` and `errors`.
 """
 
-from pipeline.archive.job import Archived, Sizes, archive
+from .job import Archived, Sizes, archive
 
 __all__ = ["Archived", "Sizes", "archive"]

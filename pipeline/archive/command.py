@@ -8,8 +8,7 @@ from typing import Any, Final
 import click
 from pyspark.sql import SparkSession
 
-from pipeline.archive.job import Archived, Sizes, archive
-from pipeline.common.command_line import (
+from ..common.command_line import (
     Duration,
     ending,
     reporting,
@@ -18,7 +17,8 @@ from pipeline.common.command_line import (
     table_option,
     where_options,
 )
-from pipeline.endpoint import Endpoint
+from ..endpoint import Endpoint
+from .job import Archived, Sizes, archive
 
 PROGRAM: Final = "ackstream-archive"
 

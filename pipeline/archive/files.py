@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from pipeline.errors import JobError, PipelineError
+from ..errors import JobError, PipelineError
 
 ATOMIC: Final = frozenset({"file", "hdfs", "viewfs"})
 

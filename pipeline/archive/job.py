@@ -44,16 +44,16 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pipeline.archive.files import Files
-from pipeline.common.connection import LazyConnection
-from pipeline.common.directives import Directives
-from pipeline.common.progress import Progress, unused
-from pipeline.common.ranges import Range, cut
-from pipeline.common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
-from pipeline.common.statements import NOW, Id, Row, Statements, do, fetch, fetching
-from pipeline.common.table import Table, describe, located
-from pipeline.endpoint import Endpoint, quoted
-from pipeline.errors import JobError, PipelineError, ProblemsError, cause
+from ..common.connection import LazyConnection
+from ..common.directives import Directives
+from ..common.progress import Progress, unused
+from ..common.ranges import Range, cut
+from ..common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
+from ..common.statements import NOW, Id, Row, Statements, do, fetch, fetching
+from ..common.table import Table, describe, located
+from ..endpoint import Endpoint, quoted
+from ..errors import JobError, PipelineError, ProblemsError, cause
+from .files import Files
 
 CHUNK, DAY = "archived_chunk", "acked_day"
 """The partition columns: the chunk, and the day of `time_acked` in UTC."""

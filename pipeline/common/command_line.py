@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from pipeline.common.progress import Progress
-from pipeline.endpoint import DEBIANS_JAR, PASSWORD_VARIABLE, URL_SHAPE, find_jar
-from pipeline.errors import JobError, PipelineError, cause
+from ..endpoint import DEBIANS_JAR, PASSWORD_VARIABLE, URL_SHAPE, find_jar
+from ..errors import JobError, PipelineError, cause
+from .progress import Progress
 
 LINES_S: Final = 5.0
 """Between lines of progress where there is no terminal."""

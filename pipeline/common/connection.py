@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.common.statements import do
-from pipeline.endpoint import Endpoint, Patience, again
+from ..endpoint import Endpoint, Patience, again
+from .statements import do
 
 ANSWER_S: Final = 120
 """A statement without an answer for so long has lost its connection: servers wait for a lock for 50

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from pipeline.common.statements import Id, Statements
-from pipeline.errors import PipelineError
+from ..errors import PipelineError
+from .statements import Id, Statements
 
 Fetch = Callable[[str], Sequence[Sequence[Any]]]
 """Returns the rows of a statement, their values as text."""

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from pipeline.common.statements import IDS_MAX, Row
-from pipeline.common.table import OWN_COLUMNS, Column, Table
-from pipeline.endpoint import quoted
-from pipeline.errors import PipelineError
+from ..endpoint import quoted
+from ..errors import PipelineError
+from .statements import IDS_MAX, Row
+from .table import OWN_COLUMNS, Column, Table
 
 READ_BYTES = 8 << 20
 """Of the rows of one SELECT, which make one Arrow batch. A task has several times as much in

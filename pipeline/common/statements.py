@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 
 from pymysql.converters import escape_string
 
-from pipeline.common.table import Table
-from pipeline.endpoint import quoted
-from pipeline.errors import PipelineError
+from ..endpoint import quoted
+from ..errors import PipelineError
+from .table import Table
 
 NOW: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 """The server's time, in nanoseconds as in `time_next`."""

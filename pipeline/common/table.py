@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from pyspark.sql import types as t
 
-from pipeline.endpoint import Endpoint, quoted
-from pipeline.errors import PipelineError
+from ..endpoint import Endpoint, quoted
+from ..errors import PipelineError
 
 _LEASE: Final = re.compile(r"(?:\A|,)\s*lease\s*=\s*(\w+)\s*(?:,|\Z)")
 """The directive that names a lease column."""

@@ -4,6 +4,6 @@ DataFrames.
 It imports `source` (to list and abandon what sinks have left), `common`, `endpoint` and `errors`.
 """
 
-from pipeline.enqueue.job import Missing, Mode, Outcome, enqueue, missing
+from .job import Missing, Mode, Outcome, enqueue, missing
 
 __all__ = ["Missing", "Mode", "Outcome", "enqueue", "missing"]

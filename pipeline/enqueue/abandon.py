@@ -30,13 +30,13 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.common.connection import MissingTableIgnored, rows_if_any
-from pipeline.common.table import Table, located
-from pipeline.endpoint import Endpoint, quoted
-from pipeline.enqueue.ledger import STAGING, WITHHELD_NS, Batch, Ledger, Slice, staging_name
-from pipeline.enqueue.staging import slices_staged
-from pipeline.errors import JobError, PipelineError
-from pipeline.source.sink import SINK, SINKS, staging_of
+from ..common.connection import MissingTableIgnored, rows_if_any
+from ..common.table import Table, located
+from ..endpoint import Endpoint, quoted
+from ..errors import JobError, PipelineError
+from ..source.sink import SINK, SINKS, staging_of
+from .ledger import STAGING, WITHHELD_NS, Batch, Ledger, Slice, staging_name
+from .staging import slices_staged
 
 NS_PER_S: Final = 10**9
 

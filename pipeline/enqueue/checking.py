@@ -16,12 +16,12 @@ from pyspark.sql import Row
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.common.table import Column, Table
-from pipeline.endpoint import Endpoint, quoted
-from pipeline.enqueue.cut import PIECE, Cut, Piece
-from pipeline.enqueue.fingerprint import Version
-from pipeline.enqueue.mapping import Mapped
-from pipeline.enqueue.rules import Rule, rules, shown
+from ..common.table import Column, Table
+from ..endpoint import Endpoint, quoted
+from .cut import PIECE, Cut, Piece
+from .fingerprint import Version
+from .mapping import Mapped
+from .rules import Rule, rules, shown
 
 EXAMPLES: Final = 5
 """Duplicate keys in an error's text."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.common.command_line import (
+from ..common.command_line import (
     Assignment,
     Duration,
     ending,
@@ -21,12 +21,12 @@ from pipeline.common.command_line import (
     table_option,
     where_options,
 )
-from pipeline.endpoint import Endpoint
-from pipeline.enqueue.abandon import abandon, abandon_query, lines, listed
-from pipeline.enqueue.job import Missing, Outcome, enqueue
-from pipeline.enqueue.job import missing as rows_missing
-from pipeline.enqueue.load import Settings
-from pipeline.errors import PipelineError
+from ..endpoint import Endpoint
+from ..errors import PipelineError
+from .abandon import abandon, abandon_query, lines, listed
+from .job import Missing, Outcome, enqueue
+from .job import missing as rows_missing
+from .load import Settings
 
 PROGRAM: Final = "ackstream-enqueue"
 REJECTED: Final = 3

@@ -28,8 +28,8 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from pipeline.enqueue.fingerprint import ORDER, Checksum, Version
-from pipeline.enqueue.mapping import Mapped
+from .fingerprint import ORDER, Checksum, Version
+from .mapping import Mapped
 
 PIECES_MAX: Final = 4096
 """Pieces of a batch, and so its slices, at most. Their aggregates take a few hundred kilobytes on

@@ -37,14 +37,14 @@ from typing import Any, Final
 import pymysql
 from pyspark.sql import functions as f
 
-from pipeline.common.connection import MissingTableIgnored
-from pipeline.common.progress import Progress
-from pipeline.endpoint import is_transient, quoted
-from pipeline.enqueue.cut import PLACE, SLICE, looked_up
-from pipeline.enqueue.ledger import WITHHELD_NS, Slice
-from pipeline.enqueue.load import Load
-from pipeline.enqueue.staging import REFUSALS, Refuse, Staging, sift
-from pipeline.errors import JobError, PipelineError
+from ..common.connection import MissingTableIgnored
+from ..common.progress import Progress
+from ..endpoint import is_transient, quoted
+from ..errors import JobError, PipelineError
+from .cut import PLACE, SLICE, looked_up
+from .ledger import WITHHELD_NS, Slice
+from .load import Load
+from .staging import REFUSALS, Refuse, Staging, sift
 
 MARKS_AT_ONCE: Final = 200
 """Marks in one statement."""

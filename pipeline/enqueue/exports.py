@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.common.table import Column
-from pipeline.endpoint import quoted
-from pipeline.enqueue.cut import PLACE, SLICE
-from pipeline.enqueue.ledger import Reject
-from pipeline.enqueue.load import Load
+from ..common.table import Column
+from ..endpoint import quoted
+from .cut import PLACE, SLICE
+from .ledger import Reject
+from .load import Load
 
 BATCH: Final = "ackstream_batch"
 REASON, CODE = "ackstream_reason", "ackstream_code"

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.endpoint import quoted
+from ..endpoint import quoted
 
 FINGERPRINT_CHARACTERS: Final = 32
 """The width of the ledger's column."""

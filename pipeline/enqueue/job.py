@@ -25,20 +25,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 
-from pipeline.common.progress import Progress, unused
-from pipeline.common.table import Table, located
-from pipeline.endpoint import Endpoint, driver_of
-from pipeline.enqueue.abandon import settle
-from pipeline.enqueue.checking import Facts, duplicates, examine, read
-from pipeline.enqueue.cut import ByHash, Cut, by_files, file_octets
-from pipeline.enqueue.direct import Direct, unfit
-from pipeline.enqueue.exports import export_rejects, export_slices
-from pipeline.enqueue.fingerprint import version_of
-from pipeline.enqueue.ledger import BATCH_CHARACTERS, Batch, Ledger
-from pipeline.enqueue.load import Load, Settings, Way, rows_of, serves, slices_wanted
-from pipeline.enqueue.mapping import Mapped, mapped
-from pipeline.enqueue.staged import Staged
-from pipeline.errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
+from ..common.progress import Progress, unused
+from ..common.table import Table, located
+from ..endpoint import Endpoint, driver_of
+from ..errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
+from .abandon import settle
+from .checking import Facts, duplicates, examine, read
+from .cut import ByHash, Cut, by_files, file_octets
+from .direct import Direct, unfit
+from .exports import export_rejects, export_slices
+from .fingerprint import version_of
+from .ledger import BATCH_CHARACTERS, Batch, Ledger
+from .load import Load, Settings, Way, rows_of, serves, slices_wanted
+from .mapping import Mapped, mapped
+from .staged import Staged
 
 Mode = Literal["streaming", "atomic"]
 

@@ -19,11 +19,11 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.common.connection import MissingTableIgnored, rows_if_any
-from pipeline.common.statements import NOW
-from pipeline.common.table import Table, hashed_name
-from pipeline.endpoint import quoted
-from pipeline.errors import AbandonedError, JobError, PipelineError
+from ..common.connection import MissingTableIgnored, rows_if_any
+from ..common.statements import NOW
+from ..common.table import Table, hashed_name
+from ..endpoint import quoted
+from ..errors import AbandonedError, JobError, PipelineError
 
 BATCH_CHARACTERS: Final = 190
 """The key fits into an index on every server."""

@@ -12,15 +12,15 @@ from typing import Any, Final, Protocol
 
 from pyspark.sql import DataFrame
 
-from pipeline.common.progress import Progress
-from pipeline.common.table import Table
-from pipeline.common.tasks import can_exceed
-from pipeline.endpoint import Endpoint
-from pipeline.enqueue.checking import Facts
-from pipeline.enqueue.cut import PIECES_MAX, Cut, Piece
-from pipeline.enqueue.ledger import Batch, Ledger, Reject
-from pipeline.enqueue.mapping import Mapped, required_fillers
-from pipeline.errors import JobError
+from ..common.progress import Progress
+from ..common.table import Table
+from ..common.tasks import can_exceed
+from ..endpoint import Endpoint
+from ..errors import JobError
+from .checking import Facts
+from .cut import PIECES_MAX, Cut, Piece
+from .ledger import Batch, Ledger, Reject
+from .mapping import Mapped, required_fillers
 
 BATCH_OCTETS: Final = 4 * 1024 * 1024
 """Of one INSERT: larger ones are not faster, and four of them fit into the smallest default

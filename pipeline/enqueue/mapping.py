@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.common.table import OWN_COLUMNS, Column, Table
-from pipeline.endpoint import quoted
-from pipeline.enqueue.ledger import WITHHELD_NS
-from pipeline.enqueue.stable import unstable
+from ..common.table import OWN_COLUMNS, Column, Table
+from ..endpoint import quoted
+from .ledger import WITHHELD_NS
+from .stable import unstable
 
 REFUSED: Final = {
     "epoch": "counts deliveries and begins at 0",

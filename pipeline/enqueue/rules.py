@@ -19,10 +19,10 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.common.table import Check, Column, Table
-from pipeline.endpoint import quoted
-from pipeline.enqueue.ledger import WITHHELD_NS
-from pipeline.enqueue.mapping import Mapped
+from ..common.table import Check, Column, Table
+from ..endpoint import quoted
+from .ledger import WITHHELD_NS
+from .mapping import Mapped
 
 BY_CHARACTERS: Final = frozenset({"char", "varchar"})
 

@@ -21,11 +21,11 @@ from typing import Any
 import pymysql
 from pymysql.constants import ER
 
-from pipeline.common.progress import Progress
-from pipeline.common.statements import NOW
-from pipeline.enqueue.load import Load
-from pipeline.enqueue.staging import Staging, sift
-from pipeline.errors import JobError
+from ..common.progress import Progress
+from ..common.statements import NOW
+from ..errors import JobError
+from .load import Load
+from .staging import Staging, sift
 
 
 class Staged:

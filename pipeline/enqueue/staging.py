@@ -20,10 +20,10 @@ from pymysql.constants import ER
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.endpoint import quoted, quoted_list
-from pipeline.enqueue.cut import PLACE, ROWS_OF_A_PARTITION, SLICE
-from pipeline.enqueue.load import Load
-from pipeline.errors import JobError
+from ..endpoint import quoted, quoted_list
+from ..errors import JobError
+from .cut import PLACE, ROWS_OF_A_PARTITION, SLICE
+from .load import Load
 
 ROW: Final = "ackstream_row"
 LOOKED_FOR_AT_ONCE: Final = 1000

@@ -3,6 +3,6 @@
 It imports `archive` (whose files it reads), `common`, `endpoint` and `errors`.
 """
 
-from pipeline.report.job import Report, report
+from .job import Report, report
 
 __all__ = ["Report", "report"]

@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.archive.files import Files
-from pipeline.archive.job import MESSAGES, RUNS
-from pipeline.common.table import Column, Table
-from pipeline.endpoint import quoted
-from pipeline.errors import PipelineError
+from ..archive.files import Files
+from ..archive.job import MESSAGES, RUNS
+from ..common.table import Column, Table
+from ..endpoint import quoted
+from ..errors import PipelineError
 
 WRITTEN_DIFFERENTLY: Final = frozenset({"float", "double", "datetime", "timestamp"})
 """Types whose values the server and Spark write as different texts."""

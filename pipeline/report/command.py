@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from pyspark.sql import SparkSession
 
-from pipeline.common.command_line import (
+from ..common.command_line import (
     Assignment,
     Duration,
     ending,
@@ -18,9 +18,9 @@ from pipeline.common.command_line import (
     spark_options,
     where_options,
 )
-from pipeline.endpoint import Endpoint
-from pipeline.report.history import Reading
-from pipeline.report.job import TOP, TOP_LIMIT, WINDOW_S, report
+from ..endpoint import Endpoint
+from .history import Reading
+from .job import TOP, TOP_LIMIT, WINDOW_S, report
 
 PROGRAM: Final = "ackstream-report"
 

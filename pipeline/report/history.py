@@ -27,17 +27,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from pipeline.common.connection import LazyConnection
-from pipeline.common.directives import Directives
-from pipeline.common.progress import Progress, unused
-from pipeline.common.ranges import condition, cut
-from pipeline.common.statements import NOW, Statements, fetching
-from pipeline.common.table import Column, Table
-from pipeline.common.tasks import can_exceed
-from pipeline.endpoint import Driver, Endpoint, driver_of, quoted
-from pipeline.errors import JobError, ProblemsError, cause
-from pipeline.report import archived
-from pipeline.report.archived import Archive
+from ..common.connection import LazyConnection
+from ..common.directives import Directives
+from ..common.progress import Progress, unused
+from ..common.ranges import condition, cut
+from ..common.statements import NOW, Statements, fetching
+from ..common.table import Column, Table
+from ..common.tasks import can_exceed
+from ..endpoint import Driver, Endpoint, driver_of, quoted
+from ..errors import JobError, ProblemsError, cause
+from . import archived
+from .archived import Archive
 
 LOOK_S: Final = 0.5
 """Between two reports of progress."""

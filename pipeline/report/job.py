@@ -17,14 +17,14 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.common.directives import Directives
-from pipeline.common.progress import Progress, unused
-from pipeline.common.table import Table, describe, split_name
-from pipeline.endpoint import Endpoint
-from pipeline.errors import PipelineError
-from pipeline.report import measures
-from pipeline.report.history import History, Named, Queue, Reading, read
-from pipeline.report.page import Page, Part, page
+from ..common.directives import Directives
+from ..common.progress import Progress, unused
+from ..common.table import Table, describe, split_name
+from ..endpoint import Endpoint
+from ..errors import PipelineError
+from . import measures
+from .history import History, Named, Queue, Reading, read
+from .page import Page, Part, page
 
 WINDOW_S: Final = 3600.0
 TOP: Final = 20

@@ -26,7 +26,7 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from pipeline.report.history import History, Queue, grouped
+from .history import History, Queue, grouped
 
 PERCENTILES: Final = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 ACCURACY: Final = 20_000

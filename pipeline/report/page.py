@@ -17,8 +17,8 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.report import measures, plots
-from pipeline.report.history import Named, Queue
+from . import measures, plots
+from .history import Named, Queue
 
 Rows = list[dict[str, Any]]
 
@@ -154,7 +154,7 @@ class Page:
 def page(content: Page) -> str:
     """The page's text."""
     environment = Environment(
-        loader=PackageLoader("pipeline.report", ""),
+        loader=PackageLoader(__package__, ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

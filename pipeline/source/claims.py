@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-from pipeline.common.statements import Id
+from ..common.statements import Id
 
 Offset: TypeAlias = dict[str, Any]
 

@@ -36,14 +36,14 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pipeline.common.connection import LazyConnection
-from pipeline.common.ranges import even
-from pipeline.common.rows import FIRST_READ, next_size, record_batch, selection
-from pipeline.common.statements import NOW, Row, Statements, fetching
-from pipeline.common.table import Table
-from pipeline.source.claims import NOTHING, Claims, Offset
-from pipeline.source.holding import Holder
-from pipeline.source.options import SourceOptions
+from ..common.connection import LazyConnection
+from ..common.ranges import even
+from ..common.rows import FIRST_READ, next_size, record_batch, selection
+from ..common.statements import NOW, Row, Statements, fetching
+from ..common.table import Table
+from .claims import NOTHING, Claims, Offset
+from .holding import Holder
+from .options import SourceOptions
 
 IDLE_WAIT_S = 0.5
 """How long `latestOffset` waits for the first message of an empty queue: a long poll instead of a

@@ -25,10 +25,10 @@ from typing import TypeVar
 
 import pymysql
 
-from pipeline.common.connection import LazyConnection
-from pipeline.common.statements import IDS_MAX, NOW, Id, Row, Statements, do, fetch
-from pipeline.endpoint import Endpoint, Patience
-from pipeline.source.claims import NOTHING, Claims
+from ..common.connection import LazyConnection
+from ..common.statements import IDS_MAX, NOW, Id, Row, Statements, do, fetch
+from ..endpoint import Endpoint, Patience
+from .claims import NOTHING, Claims
 
 _log = logging.getLogger(__name__)
 

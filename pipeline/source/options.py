@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.common.statements import Messages
-from pipeline.common.table import split_name
-from pipeline.endpoint import Endpoint
-from pipeline.errors import PipelineError, ProblemsError
+from ..common.statements import Messages
+from ..common.table import split_name
+from ..endpoint import Endpoint
+from ..errors import PipelineError, ProblemsError
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 

@@ -32,12 +32,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, MapType, StructType
 
-from pipeline.common.connection import LazyConnection
-from pipeline.common.statements import NOW, do
-from pipeline.common.table import Table, hashed_name
-from pipeline.endpoint import quoted, quoted_list
-from pipeline.errors import JobError, ProblemsError
-from pipeline.source.options import Common
+from ..common.connection import LazyConnection
+from ..common.statements import NOW, do
+from ..common.table import Table, hashed_name
+from ..endpoint import quoted, quoted_list
+from ..errors import JobError, ProblemsError
+from .options import Common
 
 INSERT_ROWS: Final = 1_000
 """Of one INSERT at most. More are not faster."""

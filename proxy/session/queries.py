@@ -18,7 +18,7 @@ from engine.store.queries import parse
 @cache
 def templates() -> Mapping[str, Template]:
     """Every statement of queries.sql by its name."""
-    text = resources.files("proxy.session").joinpath("queries.sql").read_text("utf-8")
+    text = resources.files(__package__).joinpath("queries.sql").read_text("utf-8")
     return MappingProxyType(dict(parse(text)))
 
 

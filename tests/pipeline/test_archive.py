@@ -246,7 +246,7 @@ def test_the_command_is_killed_between_two_deletes_and_its_jvm_with_it(
         last = rows(locking, "SELECT MAX(id) FROM m WHERE time_acked IS NOT NULL")[0][0]
         run(locking, f"SELECT 1 FROM m WHERE id = {last} FOR UPDATE")
         program = [
-            *(str(Path(sys.executable).parent / "ackstream-archive"), "--table", "m", "--to", str(tmp_path)),
+            *(sys.executable, "-m", "pipeline.archive.command", "--table", "m", "--to", str(tmp_path)),
             *("--url", f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}", "--master", "local[2]"),
             *("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1"),
             *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
