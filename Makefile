@@ -124,6 +124,14 @@ bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every pro
 	@scripts/prepare server pipeline
 	@for program in bench/spark/[a-z]*.py; do echo "== $$program"; .venv/bin/python "$$program" || exit 1; done
 
+MINUTES := 30
+SEED := $(shell od -A n -N 3 -t u4 /dev/urandom | tr -d ' ')
+# CHAOS="--server mysql --proxies 2 --drop 3 7" chooses; `python -m tests.fault.chaos --help` lists the arguments.
+.PHONY: chaos
+chaos: .venv/.stamp ## Let faults happen to proxies, servers, clients at work, and check what followed (MINUTES=30 SEED=n CHAOS=…)
+	@scripts/prepare mariadb mysql compiler
+	@.venv/bin/python -m tests.fault.chaos --minutes $(MINUTES) --seed $(SEED) $(CHAOS)
+
 PACKETS := 1000000
 .PHONY: fuzz
 fuzz: .venv/.stamp ## Send a million damaged packets through the proxy, to both servers (11 min; PACKETS=…)

@@ -281,7 +281,8 @@ class ReaderSupervisor(ABC):
     def _send(self, value: object) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(message(value))
+        if not self._process.stdin.is_closing():  # A killed reader's input closes before its end is noticed.
+            self._process.stdin.write(message(value))
 
 
 class BinlogFollower(ReaderSupervisor):

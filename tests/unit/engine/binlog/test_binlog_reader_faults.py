@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pymysql
 import pytest
+import uvloop
 
-from engine.binlog.pipe import ReaderEnded, ReaderStarted, message
+from engine.binlog.pipe import OwnConnections, ReaderEnded, ReaderStarted, message
 from engine.binlog.reader import (
     UNREADABLE_IN_A_ROW_MAX,
     StuckLogError,
@@ -142,6 +144,23 @@ def test_many_new_queues_are_sent_to_the_reader_at_once() -> None:
         await watch.close()
 
     asyncio.run(play())
+
+
+def test_what_is_sent_to_a_reader_whose_input_has_closed_is_dropped() -> None:
+    """It was killed, and its end is noticed next."""
+
+    async def play() -> None:
+        watch = Scripted(Nobody(), [])
+        process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-c", "", stdin=asyncio.subprocess.PIPE)
+        await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.wait_closed()
+        watch._process = process
+        watch.send_connections(OwnConnections(frozenset({7})))
+
+    uvloop.run(play())
 
 
 class Nobody:

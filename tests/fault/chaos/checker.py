@@ -1,0 +1,578 @@
+"""The checker: what a history shows of each promise. A pure function of the history's events.
+
+It reads the history twice. The first pass keeps what concerns many messages (connections, operations,
+transactions, faults) and sorts what concerns single messages into buckets on disk, by queue and
+token. The second pass checks one bucket after another, so memory does not grow with the number of
+messages, only with that of operations.
+
+What is certain and what is not: an operation whose answer was lost *may* have happened, from its
+beginning on. An ACK of several messages that affected some of them *may* have affected each. Such
+operations excuse a finding and never cause one.
+
+When a delivery begins: at its claim. A row may arrive late, after the ACK of another holder, so the
+time of its arrival proves nothing. Its epoch does: only a claim raises it, and a claim cannot come
+after the ACK that has left the row with a smaller epoch. The row itself shows the end of its lease
+by the server's clock (`time_next`), which is compared with the latest that this clock can have
+been when the next delivery arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TextIO
+
+from tests.fault.chaos.history import Event, pack, unpack
+from tests.fault.chaos.plans import Plan
+
+S = 1_000_000
+MARGIN_US = 5 * S
+"""Nothing may wait longer than its wait and this, once the last fault is over."""
+CLOSE_US = 5 * S
+"""A client may notice so late that the proxy has ended its stream."""
+AFTERMATH_US = 20 * S
+"""So long after a fault its effects may show: a lock of the roster lives for fifteen seconds."""
+MEMORY_MAX = 500 << 20
+BUCKET_BITS = 16
+BUFFERED = 200
+NEVER = 1 << 62
+
+Certainty = Literal["yes", "no", "maybe"]
+
+FREEING = {
+    "kill_proxy", "stop_proxy", "freeze_proxy", "cut_server", "stall_server", "delay_server", "throttle_server",
+    "split_server", "refuse_server", "kill_server", "restart_server", "stop_server", "offline_mode", "max_connections",
+    "kill_connections", "stop_client", "kill_client",
+}  # fmt: skip
+"""After these a proxy, or the others in its place, may give messages on before their leases end."""
+
+
+class Violation(NamedTuple):
+    """A promise that was not kept. `token` is -1 where no single message shows it."""
+
+    rule: str
+    queue: str
+    token: int
+    text: str
+
+    def __str__(self) -> str:
+        message = f" message {self.token}" if self.token >= 0 else ""
+        return f"{self.rule}: {self.queue}{message}: {self.text}"
+
+
+@dataclass(slots=True)
+class Operation:
+    """A statement of a client. `end` is NEVER without an answer."""
+
+    what: str
+    queue: str
+    conn: str
+    tx: str | int
+    begin: int
+    count: int
+    epoch: int | None
+    values: dict[str, Any]
+    end: int = NEVER
+    outcome: str = "unknown"
+    affected: int = 0
+
+
+@dataclass(slots=True)
+class Transaction:
+    """How a transaction of a client ended."""
+
+    begin: int = NEVER
+    end: int = NEVER
+    ended: Certainty = "no"
+    """Whether it was committed: only if COMMIT was sent."""
+    over: int = NEVER
+    """When the client began to end it, in whichever way."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """A client's connection."""
+
+    proxy: int
+    process: int
+    opened: int
+    closed: int = NEVER
+    why: str = ""
+
+    @property
+    def by_choice(self) -> bool:
+        return self.why in {"finished", "vanishes", "dies in its transaction"}
+
+
+class Effect(NamedTuple):
+    """Whether an operation took effect, and between which times."""
+
+    certain: Certainty
+    begin: int
+    end: int
+
+
+class Fault(NamedTuple):
+    """When a fault was there."""
+
+    what: str
+    proxy: int
+    begin: int
+    end: int
+
+
+class Delivery(NamedTuple):
+    """A row that a client received."""
+
+    at: int
+    conn: str
+    op: str
+    epoch: int
+    until: int
+    locking: bool
+
+
+@dataclass(slots=True)
+class Life:
+    """All that concerns one message."""
+
+    inserts: list[Operation] = field(default_factory=list)
+    acks: list[Operation] = field(default_factory=list)
+    changes: list[Operation] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    rows: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of a check."""
+
+    violations: list[Violation] = field(default_factory=list)
+    figures: Counter[str] = field(default_factory=Counter)
+
+    def add(self, violations: Iterable[Violation]) -> None:
+        for violation in violations:
+            self.figures[f"violations: {violation.rule}"] += 1
+            if len(self.violations) < 1000:
+                self.violations.append(violation)
+
+
+class Facts:
+    """What the first pass keeps."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, Plan] = {}
+        self.proxies = 1
+        self.operations: dict[str, Operation] = {}
+        self.transactions: dict[str, Transaction] = defaultdict(Transaction)
+        self.connections: dict[str, Connection] = {}
+        self.faults: list[Fault] = []
+        self.clears: dict[str, list[Operation]] = defaultdict(list)
+        self.healed = NEVER
+        self.samples: list[tuple[int, dict[str, Any]]] = []
+        self.arrivals: dict[str, list[int]] = defaultdict(list)
+        """Per queue, when something was delivered, once all faults were over."""
+        self.memory: Counter[int] = Counter()
+        self.alarms: list[str] = []
+        self._wall_us = 0
+        self._open_faults: dict[int, Fault] = {}
+        self._shifts: list[tuple[int, int]] = [(0, 0)]
+        """When the server's clock was set, and the greatest of all shifts until then."""
+
+    # The first pass.
+
+    def note(self, event: Event) -> None:
+        """Take what concerns many messages."""
+        handle = getattr(self, f"_note_{event.kind}", None)
+        if handle is not None:
+            handle(event.at, event.values)
+
+    def _note_plan(self, at: int, values: dict[str, Any]) -> None:
+        self.plans = {plan["name"]: Plan.of(plan) for plan in values["plans"]}
+        self.proxies = values["proxies"]
+
+    def _note_clock(self, at: int, values: dict[str, Any]) -> None:
+        self._wall_us = values["wall_us"] - at
+
+    def _note_open(self, at: int, values: dict[str, Any]) -> None:
+        self.connections[values["conn"]] = Connection(values["proxy"], values["process"], at)
+
+    def _note_close(self, at: int, values: dict[str, Any]) -> None:
+        connection = self.connections[values["conn"]]
+        connection.closed, connection.why = at, values["why"]
+
+    def _note_begin(self, at: int, values: dict[str, Any]) -> None:
+        what, tx = values["what"], values.get("tx", 0)
+        count = sum(1 for _ in unpack(values["tokens"]))
+        operation = Operation(what, values["queue"], values["conn"], tx, at, count, values.get("epoch"), values)
+        self.operations[values["op"]] = operation
+        if what == "clear":
+            self.clears[operation.queue].append(operation)
+        elif what in {"commit", "rollback"}:
+            transaction = self.transactions[str(tx)]
+            transaction.over = at
+            if what == "commit":
+                transaction.begin, transaction.ended = at, "maybe"
+
+    def _note_done(self, at: int, values: dict[str, Any]) -> None:
+        operation = self.operations[values["op"]]
+        operation.end, operation.outcome, operation.affected = at, values["outcome"], values["affected"]
+        if operation.what == "commit" and operation.outcome == "ok":
+            transaction = self.transactions[str(operation.tx)]
+            transaction.end, transaction.ended = at, "yes"
+
+    def _note_got(self, at: int, values: dict[str, Any]) -> None:
+        if at >= self.healed:
+            self.arrivals[values["queue"]].append(at)
+
+    def _note_fault(self, at: int, values: dict[str, Any]) -> None:
+        number, phase = values["number"], values["phase"]
+        if phase == "begin":
+            self._open_faults[number] = Fault(values["what"], values["proxy"], at, NEVER)
+        elif phase == "begun":
+            self._shifts.append((self._open_faults[number].begin, max(self._shifts[-1][1], values["shift_us"])))
+        else:
+            self.faults.append(self._open_faults.pop(number)._replace(end=at))
+
+    def _note_phase(self, at: int, values: dict[str, Any]) -> None:
+        if values["name"] == "healed":
+            self.healed = at
+
+    def _note_sample(self, at: int, values: dict[str, Any]) -> None:
+        if values["what"] == "memory":
+            self.memory[values["proxy"]] = max(self.memory[values["proxy"]], values["bytes"])
+        else:
+            self.samples.append((at, values))
+
+    def _note_alarm(self, at: int, values: dict[str, Any]) -> None:
+        self.alarms.append(values["text"])
+
+    # Questions of the second pass.
+
+    def latest_server_us(self, at: int) -> int:
+        """The latest that the server's clock can have shown at this time."""
+        place = bisect_right(self._shifts, (at, NEVER)) - 1
+        return at + self._wall_us + self._shifts[place][1]
+
+    def effect(self, operation: Operation) -> Effect:
+        """Whether it took effect."""
+        if operation.outcome == "error":
+            return Effect("no", operation.begin, operation.end)
+        if operation.tx:
+            transaction = self.transactions[str(operation.tx)]
+            return Effect(transaction.ended, transaction.begin, transaction.end)
+        certain: Certainty = "yes" if operation.outcome == "ok" else "maybe"
+        return Effect(certain, operation.begin, operation.end)
+
+    def disturbed(self, first: Delivery, until: int) -> bool:
+        """Whether a fault may have freed what this delivery held, or ended its connection, before `until`."""
+        connection = self.connections[first.conn]
+        if connection.closed <= until + CLOSE_US and not connection.by_choice:
+            return True
+        return any(
+            fault.what in FREEING
+            and fault.proxy in {-1, connection.proxy}
+            and fault.begin <= until
+            and fault.end + AFTERMATH_US >= first.at
+            for fault in self.faults
+        )
+
+
+# The rules about one message. Each yields what it finds.
+
+
+def existence(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violation]:
+    """What is delivered was committed before; what is committed is there in the end, acknowledged or dead."""
+    found = [facts.effect(insert) for insert in life.inserts]
+    if not found or found[0].certain == "no":
+        if life.deliveries or life.rows:
+            yield Violation("phantom", queue, token, "it was never committed")
+        return
+    inserted = found[0]
+    for delivery in life.deliveries:
+        if delivery.at < inserted.begin:
+            yield Violation("early", queue, token, f"delivered at {delivery.at}, before its commit began")
+    if len(life.rows) > 1:
+        yield Violation("double", queue, token, f"it is there more than once: {life.rows}")
+    if not life.rows:
+        removals = [facts.effect(change) for change in life.changes if change.what == "delete" and _some(change)]
+        removals += [facts.effect(clear) for clear in facts.clears[queue]]
+        removed = any(effect.certain != "no" and effect.end >= inserted.begin for effect in removals)
+        if inserted.certain == "yes" and not removed:
+            yield Violation("lost", queue, token, "committed, and there is no row")
+    elif life.rows[0][0] == "waiting":
+        yield Violation("stuck", queue, token, f"not acknowledged when all is over, epoch {life.rows[0][1]}")
+    elif life.rows[0][0] == "dead" and life.rows[0][1] < facts.plans[queue].max_attempts:
+        yield Violation("dead too early", queue, token, f"after {life.rows[0][1]} deliveries")
+
+
+def _some(operation: Operation) -> bool:
+    """Whether it may have affected a message."""
+    return operation.affected > 0 or operation.end == NEVER or operation.outcome == "unknown"
+
+
+def acknowledgements(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violation]:
+    """An ACK that affected a message is in its row, and no other did."""
+    effects = [(ack, facts.effect(ack)) for ack in life.acks]
+    certain = [ack for ack, effect in effects if effect.certain == "yes" and ack.affected == ack.count]
+    if len(certain) > 1:
+        yield Violation("acknowledged twice", queue, token, f"at {[ack.begin for ack in certain]}")
+    states = {state for state, _ in life.rows}
+    if certain and states & {"waiting", "dead"}:
+        yield Violation("ACK lost", queue, token, f"acknowledged at {certain[0].end}, and the row is {states}")
+    if "acked" in states and not any(effect.certain != "no" and _some(ack) for ack, effect in effects):
+        yield Violation("acknowledged by nobody", queue, token, "no ACK can have done it")
+
+
+def epochs(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violation]:
+    """Each claim is delivered once; none begins after the ACK, which leaves the epoch as it is."""
+    seen: Counter[int] = Counter(delivery.epoch for delivery in life.deliveries if not delivery.locking)
+    for epoch, count in seen.items():
+        if count > 1:
+            yield Violation("one claim, two deliveries", queue, token, f"epoch {epoch} was delivered {count} times")
+    if life.rows and life.rows[0][0] == "acked" and seen and max(seen) > life.rows[0][1]:
+        yield Violation(
+            "delivered after its ACK", queue, token, f"epoch {max(seen)}, acknowledged at {life.rows[0][1]}"
+        )
+    for ack in life.acks:
+        effect = facts.effect(ack)
+        if effect.certain == "yes" and ack.affected == ack.count:
+            for delivery in life.deliveries:
+                if delivery.locking and facts.operations[delivery.op].begin > effect.end:
+                    yield Violation("delivered after its ACK", queue, token, f"locked at {delivery.at}")
+
+
+def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violation]:
+    """Between a claim and its deadline nobody else gets the message, unless it was given back or its holder is gone."""
+    claims = sorted((delivery for delivery in life.deliveries if not delivery.locking), key=lambda found: found.epoch)
+    locks = [delivery for delivery in life.deliveries if delivery.locking]
+    for first in claims:
+        later = [found for found in claims if found.epoch > first.epoch][:1]
+        later += [found for found in locks if found.epoch >= first.epoch]
+        for second in later:
+            deadline = max([first.until, *_extensions(facts, first, second, life)])
+            short_us = deadline - facts.latest_server_us(second.at)
+            if short_us > 0 and not _given_back(facts, queue, first, second, life):
+                text = f"epoch {first.epoch} and {second.epoch}, {short_us / S:.3f} s before the first one's deadline"
+                yield Violation("two holders", queue, token, text)
+    for first in locks:
+        over = facts.transactions[str(facts.operations[first.op].tx)].over
+        over = min(over, facts.connections[first.conn].closed)
+        for second in [*locks, *claims]:
+            other = second.op != first.op and (second.locking or second.epoch > first.epoch)
+            if other and first.at < second.at < over and not facts.disturbed(first, second.at):
+                yield Violation("two holders", queue, token, f"locked at {first.at}, delivered at {second.at}")
+
+
+def _extensions(facts: Facts, first: Delivery, second: Delivery, life: Life) -> Iterator[int]:
+    """The deadlines that an EXTEND of this delivery has set, where it is certain."""
+    for change in life.changes:
+        extends = change.what == "extend" and change.epoch == first.epoch and change.affected == change.count
+        if extends and facts.effect(change).certain == "yes" and change.end < second.at:
+            yield change.begin + facts.latest_server_us(0) + change.values["by_s"] * S
+
+
+def _given_back(facts: Facts, queue: str, first: Delivery, second: Delivery, life: Life) -> bool:
+    if facts.connections[first.conn].closed <= second.at and not facts.plans[queue].keep:
+        return True
+    if any(
+        change.what in {"nack", "reschedule"}
+        and change.begin <= second.at
+        and change.epoch in {None, first.epoch}
+        and _some(change)
+        and facts.effect(change).certain != "no"
+        for change in life.changes
+    ):
+        return True
+    return facts.disturbed(first, second.at)
+
+
+RULES = (existence, acknowledgements, epochs, holders)
+
+
+# The rules about a run as a whole.
+
+
+def sums(facts: Facts, acked: Counter[str]) -> Iterator[Violation]:
+    """The affected rows of a queue's ACKs add up to one a message."""
+    least: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for operation in facts.operations.values():
+        if operation.what == "ack":
+            effect = facts.effect(operation)
+            known = operation.outcome == "ok"
+            least[operation.queue] += operation.affected if effect.certain == "yes" and known else 0
+            most[operation.queue] += (operation.affected if known else operation.count) if effect.certain != "no" else 0
+    for queue in facts.plans:
+        if not facts.clears[queue] and not least[queue] <= acked[queue] <= most[queue]:
+            text = f"{acked[queue]} rows are acknowledged, ACKs have affected {least[queue]} to {most[queue]}"
+            yield Violation("sum of ACKs", queue, -1, text)
+
+
+def progress(facts: Facts) -> Iterator[Violation]:
+    """Once the last fault is over, no due message waits while its queue delivers nothing."""
+    waiting_since: dict[str, int] = {}
+    for at, sample in facts.samples:
+        queue = sample["queue"]
+        if not sample["due"]:
+            waiting_since.pop(queue, None)
+            continue
+        since = waiting_since.setdefault(queue, at)
+        arrivals = facts.arrivals[queue]
+        place = bisect_right(arrivals, at)
+        since = max(since, arrivals[place - 1] if place else 0)
+        limit = facts.plans[queue].max_wait_s * S * 4 // 3 + MARGIN_US
+        if at - since > MARGIN_US and at - facts.healed > limit:
+            text = f"{sample['due']} due messages and no delivery for {(at - since) / S:.1f} s, all faults over"
+            yield Violation("no progress", queue, -1, text)
+            waiting_since[queue] = at
+
+
+def surroundings(facts: Facts) -> Iterator[Violation]:
+    """Memory is bounded, and no proxy has logged an exception."""
+    for proxy, most in facts.memory.items():
+        if most > MEMORY_MAX:
+            yield Violation("memory", "", -1, f"proxy {proxy} had {most >> 20} MB")
+    for alarm in facts.alarms:
+        yield Violation("alarm", "", -1, alarm)
+
+
+def limits(facts: Facts, held: dict[str, list[tuple[int, int]]]) -> Iterator[Violation]:
+    """No more messages of a queue are certainly in flight than its max_in_flight."""
+    for queue, changes in held.items():
+        allowed = facts.plans[queue].max_in_flight * (1 if LIMITS_OVER_PROXIES else facts.proxies)
+        count = most = when = 0
+        for at, change in sorted(changes):
+            count += change
+            if count > most:
+                most, when = count, at
+        if most > allowed:
+            yield Violation("max_in_flight", queue, -1, f"{most} at {when}, {allowed} are allowed")
+
+
+LIMITS_OVER_PROXIES = False
+"""Whether limits hold over all proxies together. Today each proxy has its own."""
+
+
+def certainly_held(facts: Facts, life: Life) -> Iterator[tuple[int, int]]:
+    """When each delivery began and ended to be in flight for certain, as changes of a count."""
+    ends = sorted(operation.begin for operation in (*life.acks, *life.changes))
+    for delivery in life.deliveries:
+        place = bisect_right(ends, delivery.at)
+        end = ends[place] if place < len(ends) else NEVER
+        end = min(end, facts.connections[delivery.conn].closed, delivery.until - facts.latest_server_us(0))
+        if end > delivery.at and not facts.disturbed(delivery, end):
+            yield delivery.at, 1
+            yield end, -1
+
+
+# Both passes.
+
+
+class Buckets:
+    """What concerns single messages, in files by queue and token."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._waiting: dict[tuple[str, int], list[str]] = defaultdict(list)
+        self._names: dict[tuple[str, int], Path] = {}
+
+    def add(self, queue: str, tokens: str, kind: str, *values: Any) -> None:
+        """Keep values for these tokens."""
+        parts: dict[int, list[int]] = defaultdict(list)
+        for token in unpack(tokens):
+            parts[token >> BUCKET_BITS].append(token)
+        for number, part in parts.items():
+            waiting = self._waiting[queue, number]
+            waiting.append(json.dumps([kind, pack(part), values], separators=(",", ":")))
+            if len(waiting) >= BUFFERED:
+                self._write(queue, number)
+
+    def _write(self, queue: str, number: int) -> None:
+        path = self._names.setdefault((queue, number), self._folder / f"{queue}.{number}")
+        with path.open("a") as file:
+            file.writelines(line + "\n" for line in self._waiting.pop((queue, number)))
+
+    def read(self) -> Iterator[tuple[str, list[tuple[str, str, list[Any]]]]]:
+        """Each bucket: its queue and what was kept."""
+        for queue, number in list(self._waiting):
+            self._write(queue, number)
+        for (queue, _), path in sorted(self._names.items()):
+            with path.open() as file:
+                yield queue, _lines(file)
+
+
+def _lines(file: TextIO) -> list[tuple[str, str, list[Any]]]:
+    return [tuple(json.loads(line)) for line in file]
+
+
+def check(events: Iterable[Event]) -> Report:
+    """Check a history."""
+    report = Report()
+    with ExitStack() as stack:
+        facts = Facts()
+        buckets = Buckets(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="history-"))), stack)
+        for event in events:
+            facts.note(event)
+            _sort(event, facts, buckets)
+        held: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        acked: Counter[str] = Counter()
+        for queue, lines in buckets.read():
+            for token, life in _lives(facts, lines).items():
+                _check_life(facts, queue, token, life, report)
+                acked[queue] += any(state == "acked" for state, _ in life.rows)
+                if facts.plans[queue].max_in_flight:
+                    held[queue] += certainly_held(facts, life)
+    for found in (sums(facts, acked), progress(facts), surroundings(facts), limits(facts, held)):
+        report.add(found)
+    report.figures["faults"] = len(facts.faults)
+    report.figures["operations"] = len(facts.operations)
+    report.figures["most memory of a proxy, MB"] = max(facts.memory.values(), default=0) >> 20
+    return report
+
+
+def _sort(event: Event, facts: Facts, buckets: Buckets) -> None:
+    values = event.values
+    if event.kind == "begin" and values["tokens"]:
+        buckets.add(values["queue"], values["tokens"], "op", values["op"])
+    elif event.kind == "got":
+        for epoch, until, tokens in values["rows"]:
+            row = (event.at, values["conn"], values["op"], epoch, until, values["locking"])
+            buckets.add(values["queue"], tokens, "got", *row)
+    elif event.kind == "final":
+        buckets.add(values["queue"], values["tokens"], "row", values["state"], values["epoch"])
+
+
+def _lives(facts: Facts, lines: list[tuple[str, str, list[Any]]]) -> dict[int, Life]:
+    lives: dict[int, Life] = defaultdict(Life)
+    for kind, tokens, values in lines:
+        if kind == "op":
+            operation = facts.operations[values[0]]
+            for token in unpack(tokens):
+                life = lives[token]
+                kept = {"insert": life.inserts, "ack": life.acks}.get(operation.what, life.changes)
+                kept.append(operation)
+        elif kind == "got":
+            delivery = Delivery(*values)
+            for token in unpack(tokens):
+                lives[token].deliveries.append(delivery)
+        else:
+            for token in unpack(tokens):
+                lives[token].rows.append((values[0], values[1]))
+    return lives
+
+
+def _check_life(facts: Facts, queue: str, token: int, life: Life, report: Report) -> None:
+    for rule in RULES:
+        report.add(rule(facts, queue, token, life))
+    figures = report.figures
+    if life.rows:
+        figures[f"messages {life.rows[0][0]}"] += 1
+    figures["deliveries"] += len(life.deliveries)
+    figures["deliveries beyond the first"] += max(0, len(life.deliveries) - 1)

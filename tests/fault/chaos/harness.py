@@ -1,0 +1,368 @@
+"""One run: a server, proxies behind relays, processes of the workload, faults; its history goes into a folder.
+
+The harness decides nothing about what is right: it records, and `checker` judges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pymysql
+
+from proxy.embedded.server import EmbeddedServer, Flavour
+from tests.fault.chaos import faults as carried_out
+from tests.fault.chaos.history import Writer, now_us, pack
+from tests.fault.chaos.plans import Plan
+from tests.fault.chaos.schedule import Fault
+from tests.fault.chaos.workload import DATABASE, NOW_NS
+from tests.support.clocks import ShiftedClock
+from tests.support.proxies import RunningProxy, environment
+from tests.support.servers import connect, new_server
+
+REPOSITORY = Path(__file__).parents[3]
+SERVER_OPTIONS = (
+    "--innodb-flush-log-at-trx-commit=2",  # What a killed process has written, the system has.
+    "--innodb-data-file-path=ibdata1:12M:autoextend:max:48M",
+)
+IMPOSSIBLE: dict[Flavour, frozenset[str]] = {
+    "mysql": frozenset(),
+    # MariaDB 10.11 ends itself when a rollback needs space: "[FATAL] InnoDB: Error (Out of disk space) in rollback".
+    "mariadb": frozenset({"disk_full"}),
+}
+"""Faults that a server cannot bear, whoever its clients are."""
+PROXY_OPTIONS = ("--log-level", "info")
+UNDO_S = 30.0
+IDLE_S = 20.0
+"""After so long without any progress a run is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to run. `rate`: messages a second that a share of 1 gets, in each process."""
+
+    flavour: Flavour
+    folder: Path
+    seed: int
+    seconds: float
+    plans: Sequence[Plan]
+    faults: Sequence[Fault]
+    proxies: int = 3
+    processes: int = 2
+    batch: int = 100
+    rate: float = 60.0
+    misbehave: float = 0.15
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the proxies' environment: how a test breaks them."""
+
+    @property
+    def history(self) -> Path:
+        return self.folder / f"history-{self.flavour}-{self.seed}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a proxy finds its server: at a relay."""
+
+    host: str
+    port: int
+
+
+class Relays:
+    """The process of the relays."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fault.chaos.relay"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lock = threading.Lock()
+
+    def order(self, **order: Any) -> int:
+        """Give an order; the port of its leg."""
+        with self._lock:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+class Harness:
+    """A run at work; `carried_out.Site` for its faults."""
+
+    def __init__(self, run: Run, stack: contextlib.ExitStack) -> None:
+        self.plan = run
+        self.history = Writer(run.history)
+        stack.callback(self.history.close)
+        self.server_clock, self.proxy_clock = _clock(run.folder / "server"), _clock(run.folder / "proxy")
+        self.server_shift_s = 0.0
+        self._stack = stack
+        self._clients: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: Counter[int] = Counter()
+        self._process_numbers = itertools.count(1)
+        self.server: EmbeddedServer
+        self.proxies: list[RunningProxy] = []
+        self._relays = Relays()
+        self._relays_by_proxy: list[int] = []
+        self._starting = threading.Lock()  # The environment is the whole process's.
+        stack.callback(self._relays.close)
+
+    # What faults act on.
+
+    def relay(self, leg: str, **order: Any) -> None:
+        self._relays.order(leg=leg, **order)
+
+    def client(self, draw: random.Random) -> tuple[int, subprocess.Popen[bytes]]:
+        number = draw.choice(sorted(self._clients))
+        return number, self._clients[number]
+
+    def start_proxy(self, number: int) -> None:
+        self._notice_faults(number)
+        with self._starting, environment(**self.proxy_clock.environment, **self.plan.variables):
+            self.proxies[number].start()
+
+    def start_server(self) -> None:
+        with self._starting, environment(**self.server_clock.environment):
+            self.server.start()
+
+    def start_client(self, number: int) -> None:
+        """Each process has tokens of its own, so the one in the place of another has another number."""
+        run = self.plan
+        process = next(self._process_numbers)
+        orders = {
+            "process": process,
+            "seed": f"{run.seed}/{number}/{self._started[number]}",
+            "history": str(run.history),
+            "plans": [plan.as_values() for plan in run.plans],
+            "routes": [[proxy.port, self._relays_by_proxy[at]] for at, proxy in enumerate(self.proxies)],
+            "server": self.server.port,
+            "batch": run.batch,
+            "rate": run.rate,
+            "misbehave": run.misbehave,
+        }
+        self._started[number] += 1
+        with (run.folder / f"client-{number}.log").open("ab") as log:
+            client = subprocess.Popen(
+                [sys.executable, "-m", "tests.fault.chaos.workload"],
+                cwd=REPOSITORY,
+                stdin=subprocess.PIPE,
+                stderr=log,
+            )
+        assert client.stdin is not None
+        client.stdin.write(json.dumps(orders).encode() + b"\n")
+        client.stdin.flush()
+        self._clients[number] = client
+        self.history.write("process", process=process, place=number, pid=client.pid)
+
+    # The run.
+
+    def start(self) -> None:
+        run = self.plan
+        self.server = new_server(run.flavour, run.folder / "server" / "data", options=SERVER_OPTIONS)
+        self._stack.callback(self.server.stop, 0)
+        self.start_server()
+        self._prepare()
+        self.history.write("plan", plans=[plan.as_values() for plan in run.plans], proxies=run.proxies, seed=run.seed)
+        self.history.write("clock", wall_us=time.time_ns() // 1000)
+        for number in range(run.proxies):
+            port = self._relays.order(leg=f"server{number}", to=self.server.port)
+            log = run.folder / f"proxy-{number}.log"
+            proxy = RunningProxy(Place("127.0.0.1", port), log, PROXY_OPTIONS, forked=False)  # type: ignore[arg-type]
+            self._stack.callback(proxy.stop)
+            self.proxies.append(proxy)
+            self.start_proxy(number)
+            self._relays_by_proxy.append(self._relays.order(leg=f"client{number}", to=proxy.port))
+        with self.proxies[0].connect(database=DATABASE) as connection, connection.cursor() as cursor:
+            for plan in run.plans:
+                if not plan.cramped:
+                    cursor.execute(plan.create)
+
+    def _prepare(self) -> None:
+        with connect(self.server) as root, root.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {DATABASE}")
+            cursor.execute("SET GLOBAL innodb_file_per_table = 0")
+            for plan in self.plan.plans:
+                if plan.cramped:
+                    cursor.execute(plan.create)
+            cursor.execute("SET GLOBAL innodb_file_per_table = 1")
+
+    def work(self) -> None:
+        """Workload and faults, until the last fault is over."""
+        run = self.plan
+        for number in range(run.processes):
+            self.start_client(number)
+        self.history.write("phase", name="run")
+        began = time.monotonic()
+        threads = [threading.Thread(target=self._carry_out, args=(fault, began)) for fault in run.faults]
+        for thread in threads:
+            thread.start()
+        watching = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(watching,))
+        watcher.start()
+        time.sleep(max(0.0, run.seconds - (time.monotonic() - began)))
+        for thread in threads:
+            thread.join()
+        watching.set()
+        watcher.join()
+
+    def _carry_out(self, fault: Fault, began: float) -> None:
+        time.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+        values: dict[str, Any] = {
+            "number": fault.number,
+            "what": fault.what,
+            "proxy": fault.proxy,
+            "values": dict(fault.values),
+        }
+        self.history.write("fault", **values, phase="begin")
+        try:
+            undo = carried_out.begin(self, fault)
+            self.history.write("fault", **values, phase="begun", shift_us=int(self.server_shift_s * 1e6))
+            time.sleep(fault.lasts_s)
+            _persist(undo)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the run is not as its schedule says
+            self.history.write("alarm", text=f"fault {fault} could not be carried out: {failure!r}")
+        self.history.write("fault", **values, phase="end")
+
+    def _watch(self, over: threading.Event) -> None:
+        """Memory of the proxies, and what their logs report."""
+        while not over.wait(1.0):
+            for number, proxy in enumerate(self.proxies):
+                with contextlib.suppress(OSError, ValueError):
+                    pages = int(Path(f"/proc/{proxy.pid}/statm").read_text().split()[1])
+                    self.history.write("sample", what="memory", proxy=number, bytes=pages * os.sysconf("SC_PAGESIZE"))
+
+    def heal(self) -> None:
+        """All faults are over: everything works again, producers stop, consumers acknowledge all that they get."""
+        if self.server.wait(0):
+            self.history.write("alarm", text=f"the server has ended by itself, see {self.server.error_log}")
+            self.start_server()
+        for number in range(len(self.proxies)):
+            self.relay(f"server{number}", fault="pass")
+            self.relay(f"client{number}", fault="pass")
+        with self.proxies[0].connect(database=DATABASE, read_timeout=30) as connection, connection.cursor() as cursor:
+            for plan in self.plan.plans:
+                if plan.ddl:
+                    cursor.execute(plan.create.replace("CREATE QUEUE ", "CREATE QUEUE IF NOT EXISTS "))
+                    cursor.execute(f"RESUME QUEUE {plan.name}")
+        self.history.write("phase", name="healed")
+        for client in self._clients.values():
+            assert client.stdin is not None
+            client.stdin.write(b"heal\n")
+            client.stdin.flush()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Wait until all messages are acknowledged, or until nothing more happens."""
+        before, since = None, time.monotonic()
+        while time.monotonic() - since < IDLE_S:
+            waiting = self._sample()
+            if not any(waiting.values()):
+                return
+            if waiting != before:
+                before, since = waiting, time.monotonic()
+            time.sleep(0.5)
+
+    def _sample(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        with connect(self.server, database=DATABASE) as root, root.cursor() as cursor:
+            for plan in self.plan.plans:
+                cursor.execute(
+                    f"SELECT COUNT(*), COALESCE(SUM(time_next <= {NOW_NS}), 0),"
+                    f" COALESCE(({NOW_NS} - MIN(time_next)) DIV 1000, 0) FROM {plan.name} WHERE time_acked IS NULL"
+                )
+                ((waiting, due, oldest),) = cursor.fetchall()
+                counts[plan.name] = waiting
+                figures = {"waiting": waiting, "due": int(due), "oldest_us": int(oldest)}
+                self.history.write("sample", what="queue", queue=plan.name, **figures)
+        return counts
+
+    def _notice_faults(self, number: int) -> None:
+        """A traceback in a proxy's log is a fault of the proxy. The log is kept: a start begins a new one."""
+        proxy = self.proxies[number]
+        output = proxy.output
+        if "Traceback" in output:
+            kept = proxy.log.with_suffix(f".{now_us()}")
+            kept.write_text(output)
+            self.history.write("alarm", text=f"proxy {number} has logged a traceback, see {kept.name}")
+
+    def finish(self) -> None:
+        """Stop the workload, and write down the rows."""
+        for number, client in self._clients.items():
+            assert client.stdin is not None
+            client.stdin.close()
+            if client.wait(30) != 0:
+                self.history.write("alarm", text=f"client {number} ended with {client.returncode}")
+        self.history.write("phase", name="end")
+        for number in range(len(self.proxies)):
+            self._notice_faults(number)
+        with connect(self.server, database=DATABASE) as root:
+            for plan in self.plan.plans:
+                _write_rows(self.history, root, plan.name, plan.name)
+                if plan.dead_letter:
+                    _write_rows(self.history, root, plan.dead_letter, plan.name, dead=True)
+
+
+def _persist(undo: carried_out.Undo) -> None:
+    """End a fault, though another one may be in the way for a while."""
+    until = time.monotonic() + UNDO_S
+    while True:
+        try:
+            return undo()
+        except (pymysql.MySQLError, OSError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+
+
+def _clock(folder: Path) -> ShiftedClock:
+    folder.mkdir(parents=True, exist_ok=True)
+    return ShiftedClock(folder)
+
+
+def _write_rows(history: Writer, root: Any, table: str, queue: str, *, dead: bool = False) -> None:
+    """What the rows of a table have become, a few thousand at a time."""
+    with root.cursor(pymysql.cursors.SSCursor) as cursor:
+        cursor.execute(f"SELECT token, epoch, time_acked IS NOT NULL FROM {table}")
+        while rows := cursor.fetchmany(5000):
+            groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for token, epoch, acked in rows:
+                groups[epoch, acked].append(token)
+            for (epoch, acked), tokens in groups.items():
+                state = "dead" if dead else "acked" if acked else "waiting"
+                history.write("final", now_us(), queue=queue, state=state, epoch=epoch, tokens=pack(tokens))
+
+
+def carry_out(run: Run) -> Path:
+    """Carry out a run; the path of its history."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.history.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        harness = Harness(run, stack)
+        harness.start()
+        harness.work()
+        harness.heal()
+        harness.finish()
+    return run.history

@@ -1,0 +1,110 @@
+"""The queues of a run: how each is made, who works on it, and what the checker may expect of it.
+
+Here is the place for queues with other options: add a plan to `PLANS`, and to the checker what the
+option promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+COLUMNS = "token BIGINT NOT NULL, kind INT NOT NULL DEFAULT 0, body VARCHAR(200), KEY by_token (token)"
+VITESS = (
+    "CREATE TABLE {name} (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, priority INT NOT NULL DEFAULT 0,"
+    " epoch BIGINT NOT NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT DEFAULT NULL, "
+    + COLUMNS
+    + ", KEY next_idx (time_acked, priority, time_next DESC)) ENGINE=InnoDB COMMENT 'vitess_message,vt_ack_wait=4,"
+    "vt_purge_after=86400,vt_batch_size=100,vt_cache_size=5000,vt_poller_interval=3,vt_max_backoff=8'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A queue. `share`: how much of the work it gets; the other figures are numbers of actors in each process."""
+
+    name: str
+    create: str
+    ack_wait_s: float
+    max_wait_s: float
+    share: float = 1.0
+    streams: int = 1
+    pollers: int = 0
+    lockers: int = 0
+    prefetch: int = 0
+    kinds: int = 1
+    """With more than one, each consumer has a condition on `kind`."""
+    priorities: int = 1
+    delays: bool = False
+    plain_sql: bool = False
+    """Rescheduled, acknowledged and deleted by plain SQL as well."""
+    ddl: tuple[str, ...] = ()
+    max_in_flight: int = 0
+    max_attempts: int = 0
+    dead_letter: str = ""
+    keep: bool = False
+    """on_disconnect=keep: the end of a connection frees nothing."""
+    quota_per_s: int = 0
+    """No more messages than this a second are produced in each process (0: the share decides)."""
+    cramped: bool = False
+    """In the tablespace whose size is limited. Made without the proxy."""
+    careful: bool = False
+    """Its consumers acknowledge all that they get."""
+
+    def as_values(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Plan:
+        return cls(**{**values, "ddl": tuple(values["ddl"])})
+
+
+def made(name: str, *options: str) -> str:
+    return f"CREATE QUEUE {name} ({COLUMNS}) " + " ".join(("POLLER_INTERVAL = 3", *options))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a run consists of, besides its faults."""
+
+    seed: int
+    flavour: str
+    minutes: float
+    proxies: int
+    processes: int = 2
+    plans: tuple[Plan, ...] = field(default_factory=tuple)
+
+
+def plans(names: frozenset[str] = frozenset()) -> tuple[Plan, ...]:
+    """The queues of these names, or all."""
+    return tuple(plan for plan in PLANS if not names or plan.name in names)
+
+
+SHORT = ("ACK_WAIT = 5", "MAX_BACKOFF = 8")
+
+PLANS = (
+    Plan("bulk", made("bulk", *SHORT), 5, 8, share=8, streams=3, careful=True),
+    Plan("plain", made("plain", *SHORT), 5, 8, share=2, streams=2, pollers=1, prefetch=500),
+    Plan("vitess", VITESS.format(name="vitess"), 4, 8, share=1, streams=1, pollers=1, plain_sql=True),
+    Plan(
+        "limited", made("limited", *SHORT, "MAX_IN_FLIGHT = 40"), 5, 8, share=0.3, streams=2, pollers=1,
+        max_in_flight=40,
+    ),
+    Plan(
+        "failing", made("failing", "ACK_WAIT = 2", "MAX_BACKOFF = 4", "MAX_ATTEMPTS = 3", "DEAD_LETTER = failing_dead"),
+        2, 4, share=0.3, streams=1, pollers=1, max_attempts=3, dead_letter="failing_dead",
+    ),
+    Plan("urgent", made("urgent", *SHORT), 5, 8, share=0.5, streams=4, kinds=4, priorities=3, delays=True),
+    Plan("locked", made("locked", *SHORT), 5, 8, share=0.5, streams=1, lockers=3),
+    Plan("kept", made("kept", *SHORT, "ON_DISCONNECT = keep"), 5, 8, share=0.3, streams=1, pollers=1, keep=True),
+    Plan(
+        "altered", made("altered", *SHORT), 5, 8, share=0.3, streams=1, pollers=1, quota_per_s=60,
+        ddl=("alter", "comment", "truncate", "recreate", "pause"),
+    ),
+    Plan(
+        "cramped", VITESS.format(name="shop.cramped"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,
+        cramped=True,
+    ),
+    Plan("rescheduled", made("rescheduled", *SHORT), 5, 8, share=0.3, streams=1, delays=True, plain_sql=True),
+)  # fmt: skip

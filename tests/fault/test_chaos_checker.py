@@ -1,0 +1,302 @@
+"""The checker: a pure function of a history. Each test writes a small history and reads its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fault.chaos.checker import check
+from tests.fault.chaos.history import Event, Writer, pack, read, unpack
+from tests.fault.chaos.life import life
+from tests.fault.chaos.plans import Plan
+
+S = 1_000_000
+Q = "q"
+
+
+class History:
+    """A history as its workload would write it; times in seconds."""
+
+    def __init__(self, **plan: Any) -> None:
+        self.events: list[Event] = []
+        self._number = 0
+        queue = Plan(Q, "", 5, 8, **plan)
+        self.add(0, "plan", plans=[queue.as_values()], proxies=2, seed=1)
+        self.add(0, "clock", wall_us=0)
+        for conn in "ab":
+            self.add(0, "open", conn=conn, proxy="ab".index(conn), relayed=False, process=1)
+
+    def add(self, at: float, kind: Any, **values: Any) -> None:
+        self.events.append(Event(int(at * S), kind, values))
+
+    def run(
+        self,
+        at: float,
+        what: str,
+        tokens: Sequence[int],
+        *,
+        outcome: str = "ok",
+        affected: int | None = None,
+        conn: str = "a",
+        **more: Any,
+    ) -> None:
+        """A statement that takes half a second."""
+        self._number += 1
+        op = str(self._number)
+        values = {"op": op, "conn": conn, "what": what, "queue": Q, "tokens": pack(tokens), "tx": 0, **more}
+        self.add(at, "begin", **values)
+        if outcome != "lost":
+            count = len(tokens) if affected is None else affected
+            self.add(at + 0.5, "done", op=op, outcome=outcome, affected=count, error="")
+
+    def got(self, at: float, token: int, epoch: int = 1, *, wait: float = 5, conn: str = "a", **more: Any) -> None:
+        """A delivery whose claim was made at this moment."""
+        self._number += 1
+        op = str(self._number)
+        tx = more.pop("tx", 0)
+        self.add(at, "begin", op=op, conn=conn, what="stream", queue=Q, tokens="", tx=tx)
+        rows = [[epoch, int((at + wait) * S), str(token)]]
+        self.add(at, "got", conn=conn, op=op, queue=Q, rows=rows, locking=more.pop("locking", False))
+
+    def row(self, token: int, state: str = "acked", epoch: int = 1) -> None:
+        self.add(100, "final", queue=Q, state=state, epoch=epoch, tokens=str(token))
+
+    def rules(self) -> list[str]:
+        """The rules that it violates."""
+        return sorted(
+            {violation.rule for violation in check(sorted(self.events, key=lambda event: event.at)).violations}
+        )
+
+
+@pytest.fixture
+def history() -> History:
+    """A message that was inserted."""
+    history = History()
+    history.run(1, "insert", [1])
+    return history
+
+
+def test_a_message_that_is_delivered_and_acknowledged_once_is_in_order(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1])
+    history.row(1)
+    assert history.rules() == []
+
+
+def test_a_committed_message_without_a_row_is_lost(history) -> None:
+    assert history.rules() == ["lost"]
+
+
+def test_a_deleted_message_is_not_lost(history) -> None:
+    history.run(2, "delete", [1])
+    assert history.rules() == []
+
+
+def test_an_insert_whose_answer_was_lost_may_have_happened_or_not(history) -> None:
+    history.run(2, "insert", [2, 3], outcome="lost")
+    for token in (1, 2):
+        history.got(4, token)
+        history.run(5, "ack", [token])
+        history.row(token)
+    assert history.rules() == []
+
+
+def test_a_message_that_was_rolled_back_is_not_delivered(history) -> None:
+    history.run(2, "insert", [2], tx="t")
+    history.run(3, "rollback", [], tx="t")
+    history.got(4, 2)
+    history.got(4, 1)
+    history.run(5, "ack", [1])
+    history.row(1)
+    assert history.rules() == ["phantom"]
+
+
+def test_a_message_is_not_delivered_before_its_commit_begins() -> None:
+    history = History()
+    history.run(1, "insert", [1], tx="t")
+    history.got(2, 1)
+    history.run(3, "commit", [], tx="t")
+    history.run(4, "ack", [1])
+    history.row(1)
+    assert history.rules() == ["early"]
+
+
+def test_a_message_that_waits_in_the_end_is_stuck(history) -> None:
+    history.row(1, "waiting", 0)
+    assert history.rules() == ["stuck"]
+
+
+def test_an_ack_that_affected_the_message_is_not_lost(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1])
+    history.row(1, "waiting")
+    assert history.rules() == ["ACK lost", "stuck", "sum of ACKs"]
+
+
+def test_two_acks_do_not_both_affect_a_message(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1])
+    history.run(4, "ack", [1])
+    history.row(1)
+    assert history.rules() == ["acknowledged twice", "sum of ACKs"]
+
+
+def test_a_row_is_acknowledged_by_somebody(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1], affected=0)
+    history.row(1)
+    assert history.rules() == ["acknowledged by nobody", "sum of ACKs"]
+
+
+def test_an_ack_in_a_transaction_counts_when_it_is_committed(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1], tx="t")
+    history.run(4, "rollback", [], tx="t")
+    history.row(1)
+    assert history.rules() == ["acknowledged by nobody", "sum of ACKs"]
+
+
+def test_a_claim_after_the_ack_shows_in_the_epoch(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1])
+    history.got(20, 1, 2)
+    history.row(1, epoch=1)
+    assert history.rules() == ["delivered after its ACK"]
+
+
+def test_a_delivery_that_was_claimed_before_the_ack_may_arrive_after_it(history) -> None:
+    history.got(2, 1)
+    history.run(8, "ack", [1])
+    history.got(9, 1, 2, conn="b")
+    history.row(1, epoch=2)
+    assert history.rules() == []
+
+
+def test_a_claim_is_delivered_once(history) -> None:
+    history.got(2, 1)
+    history.got(12, 1, conn="b")
+    history.run(13, "ack", [1])
+    history.row(1)
+    assert history.rules() == ["one claim, two deliveries"]
+
+
+def test_nobody_else_gets_a_message_before_its_deadline(history) -> None:
+    history.got(2, 1)
+    history.got(6, 1, 2, conn="b")
+    history.run(7, "ack", [1], conn="b")
+    history.row(1, epoch=2)
+    assert history.rules() == ["two holders"]
+
+
+@pytest.mark.parametrize("what", ["nack", "close", "kill_proxy", "server_clock"])
+def test_unless_it_was_given_back_or_its_holder_is_gone_or_the_servers_clock_was_set(history, what) -> None:
+    history.got(2, 1)
+    if what == "nack":
+        history.run(3, "nack", [1], epoch=1)
+    elif what == "close":
+        history.add(3, "close", conn="a", why="vanishes")
+    else:
+        values = {"number": 0, "what": what, "proxy": 0 if what == "kill_proxy" else -1}
+        history.add(3, "fault", **values, phase="begin")
+        history.add(3.1, "fault", **values, phase="begun", shift_us=10 * S)
+        history.add(3.2, "fault", **values, phase="end")
+    history.got(6, 1, 2, conn="b")
+    history.run(7, "ack", [1], conn="b")
+    history.row(1, epoch=2)
+    assert history.rules() == []
+
+
+def test_a_kept_message_does_not_come_to_others_when_its_connection_ends() -> None:
+    history = History(keep=True)
+    history.run(1, "insert", [1])
+    history.got(2, 1)
+    history.add(3, "close", conn="a", why="vanishes")
+    history.got(6, 1, 2, conn="b")
+    history.run(7, "ack", [1], conn="b")
+    history.row(1, epoch=2)
+    assert history.rules() == ["two holders"]
+
+
+def test_an_extension_moves_the_deadline(history) -> None:
+    history.got(2, 1)
+    history.run(3, "extend", [1], epoch=1, by_s=20)
+    history.got(12, 1, 2, conn="b")
+    history.run(13, "ack", [1], conn="b")
+    history.row(1, epoch=2)
+    assert history.rules() == ["two holders"]
+
+
+def test_a_locked_message_has_one_holder_until_its_transaction_ends(history) -> None:
+    history.got(2, 1, 0, locking=True, tx="t")
+    history.got(3, 1, 0, conn="b", locking=True, tx="u")
+    history.run(4, "commit", [], tx="t")
+    history.run(5, "ack", [1], conn="b")
+    history.row(1, epoch=0)
+    assert history.rules() == ["two holders"]
+
+
+def test_a_dead_message_has_had_all_its_deliveries() -> None:
+    history = History(max_attempts=2, dead_letter="dead")
+    history.run(1, "insert", [1, 2])
+    history.row(1, "dead", 2)
+    history.row(2, "dead", 1)
+    assert history.rules() == ["dead too early"]
+
+
+def test_no_more_are_in_flight_than_allowed() -> None:
+    history = History(max_in_flight=1)
+    history.run(1, "insert", [1, 2, 3])
+    for token in (1, 2, 3):
+        history.got(2, token, conn="ab"[token % 2])
+    for token in (1, 2, 3):
+        history.run(3, "ack", [token])
+        history.row(token)
+    assert history.rules() == ["max_in_flight"]
+
+
+def test_a_due_message_does_not_wait_once_all_faults_are_over(history) -> None:
+    history.add(10, "phase", name="healed")
+    for at in range(10, 40):
+        history.add(at, "sample", what="queue", queue=Q, waiting=1, due=1, oldest_us=0)
+    history.got(50, 1)
+    history.run(51, "ack", [1])
+    history.row(1)
+    assert history.rules() == ["no progress"]
+
+
+def test_memory_and_logs_are_part_of_it(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1])
+    history.row(1)
+    history.add(5, "sample", what="memory", proxy=1, bytes=1 << 40)
+    history.add(6, "alarm", text="a traceback")
+    assert history.rules() == ["alarm", "memory"]
+
+
+def test_tokens_are_written_as_ranges() -> None:
+    assert pack([5, 1, 2, 3, 9]) == "1+2,5,9"
+    assert list(unpack("1+2,5,9")) == [1, 2, 3, 5, 9]
+    assert pack([]) == ""
+    assert list(unpack("")) == []
+
+
+def test_a_history_survives_being_written_down_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    writer = Writer(path)
+    writer.write("open", 7, conn="a")
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b'[8,"clo')
+    assert list(read(path)) == [Event(7, "open", {"conn": "a"})]
+
+
+def test_the_life_of_a_message_is_told_in_order(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1])
+    history.run(3, "ack", [9])
+    history.row(1)
+    kinds = [line.split()[2] for line in life(history.events, Q, 1)]
+    assert kinds == ["open", "begin", "done", "got", "begin", "done", "final"]

@@ -1,0 +1,44 @@
+"""The schedule of faults is a pure function of its seed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from tests.fault.chaos.faults import FAULTS
+from tests.fault.chaos.schedule import WEIGHTS, Fault, schedule, without
+
+USUAL: dict[str, Any] = {"seconds": 600, "proxies": 3, "per_minute": 40}
+
+
+def test_a_seed_gives_the_same_faults_again_and_another_seed_others() -> None:
+    assert schedule(7, **USUAL) == schedule(7, **USUAL)
+    assert schedule(7, **USUAL) != schedule(8, **USUAL)
+
+
+def test_each_kind_of_fault_can_be_carried_out_and_is_drawn() -> None:
+    assert set(FAULTS) == set(WEIGHTS)
+    assert {fault.what for seed in range(5) for fault in schedule(seed, **USUAL)} == set(WEIGHTS)
+
+
+def test_faults_come_in_order_and_end_before_the_run_does() -> None:
+    faults = schedule(7, **USUAL)
+    assert all(one.at_s <= other.at_s for one, other in pairwise(faults))
+    assert max(fault.at_s + fault.lasts_s for fault in faults) <= USUAL["seconds"]
+
+
+def test_the_server_and_each_proxy_have_one_fault_at_a_time() -> None:
+    for proxy in range(3):
+        busy = [fault for fault in schedule(7, **USUAL) if fault.proxy == proxy and "_proxy" in fault.what]
+        assert all(one.at_s + one.lasts_s <= other.at_s for one, other in pairwise(busy))
+
+
+def test_faults_that_are_left_out_leave_the_others_as_they_are() -> None:
+    faults = schedule(7, **USUAL)
+    fewer = without(faults, {0, 3})
+    assert fewer == tuple(fault for fault in faults if fault.number not in {0, 3})
+
+
+def test_a_fault_survives_being_written_down() -> None:
+    for fault in schedule(7, **USUAL):
+        assert Fault.of(fault.as_values()) == fault
