@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,18 +75,7 @@ def _stop(pid: int) -> Undo:
 
 def _kill_proxy(site: Site, fault: Fault) -> Undo:
     site.proxies[fault.proxy].kill()
-    return lambda: _start(site, fault.proxy)
-
-
-def _start(site: Site, number: int) -> None:
-    """Start a proxy; the server behind it may be away, so it is tried for a while."""
-    for _ in range(10):
-        try:
-            site.start_proxy(number)
-        except AssertionError:
-            time.sleep(1)
-        else:
-            return
+    return lambda: site.start_proxy(fault.proxy)
 
 
 def _stop_proxy(site: Site, fault: Fault) -> Undo:

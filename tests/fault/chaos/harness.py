@@ -127,8 +127,11 @@ class Harness:
         self.proxies: list[RunningProxy] = []
         self._relays = Relays()
         self._relays_by_proxy: list[int] = []
+        self._over = threading.Event()
+        """Ends all pauses."""
         self._starting = threading.Lock()  # The environment is the whole process's.
         stack.callback(self._relays.close)
+        stack.callback(self._over.set)
 
     # What faults act on.
 
@@ -222,14 +225,14 @@ class Harness:
         watching = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(watching,))
         watcher.start()
-        time.sleep(max(0.0, run.seconds - (time.monotonic() - began)))
+        self._over.wait(max(0.0, run.seconds - (time.monotonic() - began)))
         for thread in threads:
             thread.join()
         watching.set()
         watcher.join()
 
     def _carry_out(self, fault: Fault, began: float) -> None:
-        time.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+        self._over.wait(max(0.0, began + fault.at_s - time.monotonic()))
         values: dict[str, Any] = {
             "number": fault.number,
             "what": fault.what,
@@ -240,11 +243,22 @@ class Harness:
         try:
             undo = carried_out.begin(self, fault)
             self.history.write("fault", **values, phase="begun", shift_us=int(self.server_shift_s * 1e6))
-            time.sleep(fault.lasts_s)
-            _persist(undo)
+            self._over.wait(fault.lasts_s)
+            self._persist(undo)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the run is not as its schedule says
             self.history.write("alarm", text=f"fault {fault} could not be carried out: {failure!r}")
         self.history.write("fault", **values, phase="end")
+
+    def _persist(self, undo: carried_out.Undo) -> None:
+        """End a fault, though another one may be in the way for a while."""
+        until = time.monotonic() + UNDO_S
+        while True:
+            try:
+                return undo()
+            except (pymysql.MySQLError, OSError, AssertionError):
+                if time.monotonic() > until:
+                    raise
+                self._over.wait(1)
 
     def _watch(self, over: threading.Event) -> None:
         """Memory of the proxies, and what their logs report."""
@@ -283,7 +297,7 @@ class Harness:
                 return
             if waiting != before:
                 before, since = waiting, time.monotonic()
-            time.sleep(0.5)
+            self._over.wait(0.5)
 
     def _sample(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -323,18 +337,6 @@ class Harness:
                 _write_rows(self.history, root, plan.name, plan.name)
                 if plan.dead_letter:
                     _write_rows(self.history, root, plan.dead_letter, plan.name, dead=True)
-
-
-def _persist(undo: carried_out.Undo) -> None:
-    """End a fault, though another one may be in the way for a while."""
-    until = time.monotonic() + UNDO_S
-    while True:
-        try:
-            return undo()
-        except (pymysql.MySQLError, OSError):
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.5)
 
 
 def _clock(folder: Path) -> ShiftedClock:

@@ -15,6 +15,7 @@ port}` makes a leg or changes where it leads; the answer is its port. `{"leg": n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -103,7 +104,7 @@ class Direction:
         self.finished = False
         self._held: deque[bytes] = deque()
         self._bytes = 0
-        self._ended = False
+        self._ended = asyncio.Event()
         self._changed = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
 
@@ -129,11 +130,17 @@ class Direction:
             self.source.pause(paused)
 
     def end(self) -> None:
-        self._ended = True
+        self._ended.set()
         self._changed.set()
 
     def _over(self) -> bool:
-        return self._ended
+        return self._ended.is_set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the connections are gone."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
 
     def _passes(self) -> bool:
         return str(self._pair.leg.fault["fault"]) in {"pass", "refuse"}
@@ -150,7 +157,7 @@ class Direction:
                 self._pair.close()
 
     async def _work(self) -> None:
-        while self._held and not self._ended:
+        while self._held and not self._over():
             fault = self._pair.leg.fault
             what = fault["fault"]
             if self.target is None or (what == "stall" and fault.get(self._name, True)):
@@ -159,9 +166,9 @@ class Direction:
                 continue
             data = self._held[0]
             if what == "delay":
-                await asyncio.sleep(fault["seconds"])
+                await self._pause(fault["seconds"])
             elif what == "throttle":
-                await asyncio.sleep(len(data) / fault["bytes"])
+                await self._pause(len(data) / fault["bytes"])
             if self._over():
                 return
             if what == "split":

@@ -69,6 +69,7 @@ class Workload:
         self.orders = orders
         self.history = Writer(Path(orders.history))
         self.healed = asyncio.Event()
+        self._ended = asyncio.Event()
         self._numbers = itertools.count(1)
         self._tokens = itertools.count(orders.process * TOKENS_OF_A_PROCESS + 1)
 
@@ -78,6 +79,16 @@ class Workload:
 
     def tokens(self, count: int) -> list[int]:
         return [next(self._tokens) for _ in range(count)]
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until the process ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+
+    def end(self) -> None:
+        """End all pauses."""
+        self._ended.set()
 
 
 class Connection:
@@ -161,7 +172,7 @@ async def actor(load: Workload, seed: str, body: Callable[[random.Random], Await
     while True:
         with contextlib.suppress(LostError, ServerError):
             await body(draw)
-        await asyncio.sleep(PAUSE_S * draw.random())
+        await load.pause(PAUSE_S * draw.random())
 
 
 class Producer:
@@ -174,7 +185,7 @@ class Producer:
 
     async def __call__(self, draw: random.Random) -> None:
         if self._load.healed.is_set():
-            await asyncio.sleep(PAUSE_S)
+            await self._load.pause(PAUSE_S)
             return
         connection = await Connection.open(self._load, draw, direct=draw.random() < 0.3)
         try:
@@ -185,7 +196,7 @@ class Producer:
                 inserted = await self._transaction(connection, draw)
                 if self._plan.plain_sql and draw.random() < 0.2:
                     await self._plain(connection, draw)
-                await asyncio.sleep(max(0.0, inserted / self._quota_per_s - (time.monotonic() - began)))
+                await self._load.pause(max(0.0, inserted / self._quota_per_s - (time.monotonic() - began)))
             connection.close("finished")
         except (LostError, ServerError) as failure:
             connection.close(str(failure))
@@ -432,7 +443,7 @@ class Definer:
         self._load, self._plan = load, plan
 
     async def __call__(self, draw: random.Random) -> None:
-        await asyncio.sleep(draw.uniform(2, 8))
+        await self._load.pause(draw.uniform(2, 8))
         if self._load.healed.is_set():
             return
         connection = await Connection.open(self._load, draw)
@@ -454,11 +465,11 @@ class Definer:
             await connection.run(f"TRUNCATE TABLE {name}", "clear", name)
         elif what == "recreate":
             await connection.run(f"DROP QUEUE {name}", "clear", name)
-            await asyncio.sleep(draw.choice((0, 0.5)))
+            await self._load.pause(draw.choice((0, 0.5)))
             await recreate(connection, self._plan)
         elif what == "pause":
             await connection.run(f"PAUSE QUEUE {name}", "ddl", name)
-            await asyncio.sleep(draw.uniform(0, 2))
+            await self._load.pause(draw.uniform(0, 2))
             await connection.run(f"RESUME QUEUE {name}", "ddl", name)
 
 
@@ -491,6 +502,7 @@ async def serve(orders: Orders) -> None:
     while (line := await reader.readline()) and line.strip() != b"end":
         if line.strip() == b"heal":
             load.healed.set()
+    load.end()
     for task in (*watching, *tasks):
         task.cancel()
 
