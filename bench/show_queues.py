@@ -73,7 +73,7 @@ def make_numbers(cursor: Any) -> None:
 def show_queues(cursor: Any) -> tuple[float, dict[str, Any]]:
     """Return the milliseconds that it takes, and its row."""
     began = time.monotonic()
-    cursor.execute("SHOW QUEUES LIKE 'm'")
+    cursor.execute("SHOW FULL QUEUES LIKE 'm'")
     (row,) = cursor.fetchall()
     took_s = time.monotonic() - began
     assert row["Problem"] is None, row

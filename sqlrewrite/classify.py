@@ -54,6 +54,9 @@ class Verb(enum.Enum):
     """Relay it; it sets the characteristics of the session's next transaction alone."""
     USE = enum.auto()
     """Relay it; it changes the session's default database."""
+    NEARLY = enum.auto()
+    """Nearly a queue statement: the server most probably refuses it, and `sqlrewrite.hints` has what
+    to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ OTHER: Final = Head(Verb.OTHER)
 ANY_WRITE: Final = Head(Verb.WRITE)
 ANY_SCHEMA: Final = Head(Verb.SCHEMA)
 NEXT_TRANSACTION: Final = Head(Verb.NEXT_TRANSACTION)
+NEARLY: Final = Head(Verb.NEARLY)
 
 _READS: Final = (b"SELECT ", b"select ")
 """How most statements begin: they are recognised without a pattern."""
@@ -116,7 +120,7 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
     if head is not OTHER and head.verb in QUEUE_STATEMENT_VERBS:
         # The parser of a longer statement searches it in steps, and answers 1064 if it does not
         # stand alone.
-        return head if len(text) > OWN_BYTES_MAX or _stands_alone(text) else OTHER
+        return head if len(text) > OWN_BYTES_MAX or _stands_alone(text) else NEARLY
     if not multi_statements or _stands_alone(text, LEXED_BYTES_MAX):
         return head
     return ANY_SCHEMA if _SCHEMA_WORD.search(text, 0, LEXED_BYTES_MAX) else ANY_WRITE
@@ -249,7 +253,11 @@ _DROP = _head(_word("TABLES?") + _IF_EXISTS + _TABLE + "(?!,)")
 _TRUNCATE = _head(_maybe("TABLE") + _TABLE)
 # Neither server has a statement with these words.
 _QUEUE = _head(rf"QUEUE{WORD_END}{GAP}(?![:(.=])")
-_SHOW = _head(rf"(?:QUEUES|STREAMS|CREATE{WORD_END}{GAP}QUEUE){WORD_END}{GAP}(?![:(.=])")
+_SHOW = _head(rf"(?:(?:FULL{WORD_END}{GAP})?QUEUES|STREAMS|CREATE{WORD_END}{GAP}QUEUE){WORD_END}{GAP}(?![:(.=])")
+# `EXPLAIN stream c` describes a column of a table with this name.
+_EXPLAINED = _head(rf"(?:QUEUE|STREAM|ACK|NACK|EXTEND){WORD_END}{GAP}(?![:(.=;]|\Z)")
+_WITHOUT_QUEUE = _head(rf"(?!(?:BINARY|MASTER){WORD_END}){NAME}")
+_SINGULAR = _head(rf"(?:QUEUE|STREAM){WORD_END}")
 _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
 _NOT_OUR_SHAPE = _head("[:(.=]")
 _STATEMENT = _head(_word("STATEMENT"))
@@ -321,8 +329,12 @@ def _bare_name(written: bytes) -> str | None:
 
 _RULES: Final[Mapping[bytes, _Rule]] = {
     **{verb.name.encode(): _own(verb) for verb in MESSAGE_VERBS},
-    **dict.fromkeys((b"PAUSE", b"RESUME", b"PURGE", b"REDRIVE"), _if(_QUEUE, Head(Verb.QUEUE), _always(OTHER))),
-    b"SHOW": _if(_SHOW, Head(Verb.QUEUE), _always(OTHER)),
+    **dict.fromkeys(
+        (b"PAUSE", b"RESUME", b"PURGE", b"REDRIVE"),
+        _if(_QUEUE, Head(Verb.QUEUE), _if(_WITHOUT_QUEUE, NEARLY, _always(OTHER))),
+    ),
+    b"SHOW": _if(_SHOW, Head(Verb.QUEUE), _if(_SINGULAR, NEARLY, _always(OTHER))),
+    **dict.fromkeys((b"EXPLAIN", b"DESCRIBE", b"DESC"), _if(_EXPLAINED, NEARLY, _always(OTHER))),
     b"KILL": _always(Head(Verb.KILL)),
     b"USE": _always(Head(Verb.USE)),
     b"INSERT": _insert,

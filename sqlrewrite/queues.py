@@ -124,11 +124,13 @@ class RedriveQueue:
 
 @dataclass(frozen=True, slots=True)
 class ShowQueues:
-    """SHOW QUEUES [FROM db] [LIKE 'x']."""
+    """SHOW [FULL] QUEUES [FROM db] [LIKE 'x']."""
 
     db: str | None
     like: bytes | None
     """The literal of the pattern, as written."""
+    full: bool = False
+    """Whether all columns are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +288,13 @@ class _QueueParser:
         elif self._tokens.take("STREAMS"):
             statement = ShowStreams()
         else:
+            full = bool(self._tokens.take("FULL"))
             self._tokens.expect("QUEUES")
-            statement = self._show_queues()
+            statement = self._show_queues(full=full)
         self._finish("the end of the statement was expected")
         return statement
 
-    def _show_queues(self) -> ShowQueues:
+    def _show_queues(self, *, full: bool) -> ShowQueues:
         db = like = None
         tokens = self._tokens
         while tokens.more:
@@ -304,7 +307,7 @@ class _QueueParser:
                 like = tokens.sql[literal.start : literal.end]
             else:
                 tokens.fail("FROM db, LIKE 'pattern' or the end was expected")
-        return ShowQueues(db, like)
+        return ShowQueues(db, like, full)
 
     # The parts of CREATE QUEUE.
 

@@ -104,7 +104,7 @@ CarriedOutHere = PreparedStream | PreparedSettle | PreparedQueueStatement
 """Prepared statements whose execution is withheld and carried out by the proxy."""
 
 
-WITHOUT_PENDING = (Verb.OTHER, Verb.NEXT_TRANSACTION, *QUEUE_STATEMENT_VERBS)
+WITHOUT_PENDING = (Verb.OTHER, Verb.NEARLY, Verb.NEXT_TRANSACTION, *QUEUE_STATEMENT_VERBS)
 """Statements that have no pending command."""
 KEEPING = (Verb.STREAM, Verb.QUEUE, Verb.KILL, Verb.USE)
 """Statements that do not use up a SET TRANSACTION: the first two are refused while there is one."""
@@ -244,7 +244,7 @@ class CommandClassifier:
                 self._runs(text)
             if head is OTHER and not (self.next_transaction_is_set or self.locks_messages):
                 return None
-            if head.verb in QUEUE_STATEMENT_VERBS:
+            if head.verb in QUEUE_STATEMENT_VERBS or head.verb is Verb.NEARLY:
                 return NOT_FAST
             self._next_transaction(head, text)
             return self._pending_of(head, text)

@@ -28,7 +28,7 @@ from proxy.session.own_acks import OwnAcks
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.withheld import Withheld
 from proxy.settings import Settings
-from proxy.wire.commands import COM_CHANGE_USER, SILENT
+from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, SILENT
 from proxy.wire.fields import PacketTooLarge
 from proxy.wire.framing import Command, CommandFramer, Dropped, Event
 from proxy.wire.packets import ServerError
@@ -181,6 +181,8 @@ class CommandRelay:
             self._session.begin_catch_up(self._own_acks.catch_up)
             return False
         verb, pending = self._classifier.classify(event)
+        if verb is Verb.NEARLY and event.byte == COM_QUERY and event.whole:
+            return self._begin_statement(verb, event)
         if (verb is not Verb.OTHER and verb in QUEUE_STATEMENT_VERBS) or (
             pending is not None and isinstance(pending, CarriedOutHere)
         ):

@@ -45,6 +45,10 @@ WAIT_DOUBLINGS = 10
 """Without max_backoff, a delivery later than this many doublings of the first wait counts as
 scheduled."""
 
+NANOSECONDS_MIN = 10**17
+"""An earlier time_next (of 1973) is in another unit: seconds, milliseconds or microseconds since
+1970. 0 is a usual default, and means due at once."""
+
 RATE_WINDOW_S = 60
 """Acknowledgements are counted over the last minute."""
 
@@ -66,6 +70,8 @@ class Depth:
     newest_id: int | None = None
     now_ns: int = 0
     estimated: set[str] = field(default_factory=set)
+    other_unit: bool = False
+    """Whether a message has a time_next that cannot be nanoseconds since 1970."""
 
 
 async def measure(session: ClientSession, queue: QueueTable) -> Depth:
@@ -121,6 +127,8 @@ class _Range:
     bound: int
     reads_rows: bool = False
     """Whether it is read which messages are in flight, which only the rows hold."""
+    exists: bool = False
+    """Whether it is only read if the range has an entry; it is not estimated."""
     count: int = 0
     """Exact, or the server's estimate."""
     in_flight: int = 0
@@ -150,12 +158,14 @@ class _Priority:
         self._near = _Range(near, bound)
         self._far = _Range(f"{self.own} AND time_next > {until_ns}", bound)
         self._sample = _Range(near, max(1, bound * LOOKUPS_MAX // COUNT_MAX), reads_rows=True)
+        self._other_unit = _Range(f"{self.own} AND time_next > 0 AND time_next < {NANOSECONDS_MIN}", 1, exists=True)
         self.whole = (self._due, self._near, self._far)
-        self.ranges = (*self.whole, self._sample)
+        self.ranges = (*self.whole, self._sample, self._other_unit)
 
     def add_to(self, depth: Depth, oldest: str | None) -> None:
         """Add its counts to `depth`; `oldest` is the earliest time_next."""
         in_flight = self._near.count * self._sample.in_flight // max(1, self._sample.count)
+        depth.other_unit |= self._other_unit.count > 0
         depth.ready += self._due.count
         depth.in_flight += in_flight
         depth.scheduled += self._near.count - in_flight + self._far.count
@@ -202,7 +212,12 @@ async def _count(
     for at, entries in enumerate(ranges):
         entries.count, entries.in_flight = (int(float(value or 0)) for value in found[at])
         entries.exact = entries.count <= entries.bound
-    await _estimate(session, _indexed(queue), [entries for entries in ranges if not entries.reads_rows], whole=whole)
+    await _estimate(
+        session,
+        _indexed(queue),
+        [entries for entries in ranges if not (entries.reads_rows or entries.exists)],
+        whole=whole,
+    )
     return [found[at][0] for at in range(len(ranges), len(selects))]
 
 

@@ -22,7 +22,7 @@ from proxy.statements.definition import CREATE_QUEUE_COLUMNS, Definition
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
 from proxy.statements.results import Column, Result, answer_execute, answer_query
-from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, Show
+from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, SUMMARY_COLUMNS, Show
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.params import query_text
 from sqlrewrite.names import TableName
@@ -137,8 +137,8 @@ class QueueStatements:
             case RedriveQueue():
                 refuse_in_transaction(statement, in_transaction=in_transaction)
                 return await self._purge_redrive.redrive(session, statement)
-            case ShowQueues(db, like):
-                return await self._show.queues(session, db, like)
+            case ShowQueues():
+                return await self._show.queues(session, statement)
             case ShowStreams():
                 return await self._show.streams(session)
             case ShowCreateQueue(table):
@@ -155,8 +155,8 @@ def _full_name(context: Context, table: TableName) -> TableName:
 def _columns(statement: QueueStatement) -> Sequence[Column]:
     """The columns of its result; none where its answer is an OK packet."""
     match statement:
-        case ShowQueues():
-            return QUEUE_COLUMNS
+        case ShowQueues(full=full):
+            return QUEUE_COLUMNS if full else SUMMARY_COLUMNS
         case ShowStreams():
             return STREAM_COLUMNS
         case ShowCreateQueue():

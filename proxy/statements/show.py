@@ -23,6 +23,7 @@ from proxy.session.queries import sql
 from proxy.statements.depth import Depth, count_unacknowledged, measure
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.wire.packets import ServerError, parse_err
+from sqlrewrite.queues import ShowQueues
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -62,6 +63,22 @@ QUEUE_COLUMNS = (
     Column("Estimated", WORDS),
     Column("Problem", TEXT),
 )
+
+QUEUE = Column("Queue", WORDS)
+SUMMARY_COLUMNS = (
+    QUEUE,
+    *(column for column in QUEUE_COLUMNS if column.name in {"State", "Ready", "Scheduled", "In_flight", "Dead"}),
+    Column("Problem", NAME),
+)
+"""Without FULL: what fits a terminal of 80 columns, unless the names are long."""
+
+OTHER_UNIT = (
+    "a message has a time_next that is no time in nanoseconds since 1970, so it is due at once:"
+    " multiply seconds by 1000000000"
+)
+
+SEE_FULL = "see FULL"
+"""Stands for a problem, whose text is long."""
 
 STREAM_COLUMNS = (
     Column("Id", COUNT),
@@ -116,14 +133,15 @@ class Show:
         self._others_streams = others_streams
         self._samples: dict[TableId, deque[_Sample]] = {}
 
-    async def queues(self, session: ClientSession, db: str | None, like: bytes | None) -> Result:
+    async def queues(self, session: ClientSession, statement: ShowQueues) -> Result:
         """The message tables that the client may see, and their state."""
-        tables = await _visible_tables(session, db, like)
+        tables = await _visible_tables(session, statement.db, statement.like)
         if len(tables) > QUEUES_MAX:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
         subscribers = Counter(stream.table for stream in await self._others_streams())
         subscribers.update({queue.id: len(dispatcher.subscribers) for queue, dispatcher in self._engine.runners()})
-        return Result(QUEUE_COLUMNS, [await self._row(session, table, subscribers) for table in tables])
+        full = [await self._row(session, table, subscribers) for table in tables]
+        return Result(QUEUE_COLUMNS, full) if statement.full else _summary(full)
 
     async def streams(self, session: ClientSession) -> Result:
         """The running streams that the client may see."""
@@ -162,6 +180,7 @@ class Show:
             dead = await self._dead(session, queue, depth)
         except Refused as refused:
             return _bare_row(queue.id, state, "; ".join([parse_err(refused.payload).message, *problems]))
+        problems += [OTHER_UNIT] if depth.other_unit else []
         return [
             queue.id.db,
             queue.id.name,
@@ -228,6 +247,16 @@ class Show:
         if before is None or before.at_ns >= depth.now_ns:
             return None
         return max(0, depth.newest_id - before.newest_id) * NS_PER_S / (depth.now_ns - before.at_ns)
+
+
+def _summary(full: Sequence[Sequence[object]]) -> Result:
+    """The columns that fit a terminal."""
+    names = [column.name for column in QUEUE_COLUMNS]
+    places = [names.index(column.name) for column in SUMMARY_COLUMNS[1:-1]]
+    shown = [
+        [f"{row[0]}.{row[1]}", *(row[place] for place in places), None if row[-1] is None else SEE_FULL] for row in full
+    ]
+    return Result(SUMMARY_COLUMNS, shown)
 
 
 def _bare_row(table: TableId, state: str, problem: str) -> list[object]:

@@ -26,10 +26,11 @@ from proxy.statements.show import OthersStreams, Show, no_others
 from proxy.statements.stream import Streaming
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import ServerError
+from proxy.wire.packets import ServerError, parse_err
 from proxy.wire.params import execute_id, query_text
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
+from sqlrewrite.hints import hint
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 NO_BULK = ServerError(
     1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
 )
+
+NOT_KNOWN = (1064, 1146)
+"""A statement that the server cannot read; a table that does not exist."""
 
 SETTLING = (Verb.ACK, Verb.NACK, Verb.EXTEND)
 """The statements that are one UPDATE in the client's transaction."""
@@ -74,7 +78,7 @@ class Statements:
         failed: Exception
         try:
             session.check_interrupted()
-            if verb not in SETTLING:
+            if verb not in SETTLING and verb is not Verb.NEARLY:
                 keep_next_transaction(session)
             await self._dispatch(session, verb, payload)
             return
@@ -94,6 +98,8 @@ class Statements:
 
     async def _dispatch(self, session: ClientSession, verb: Verb, payload: bytes) -> None:
         match payload[0], verb:
+            case (Commands.COM_QUERY, Verb.NEARLY):
+                await _answer_with_hint(session, query_text(payload, attributes=session.classifier.attributes))
             case (Commands.COM_QUERY, Verb.QUEUE):
                 await self._queue_statements.query(session, payload)
             case (Commands.COM_STMT_PREPARE, Verb.QUEUE):
@@ -131,3 +137,14 @@ class Statements:
                 own.long_data = frozenset()
                 await session.internal_command(bytes([Commands.COM_STMT_RESET]) + payload[1:5])
             raise
+
+
+async def _answer_with_hint(session: ClientSession, text: bytes) -> None:
+    """Let the server answer a statement that is nearly a queue statement. If it does not know the
+    statement, or the table, a hint follows its error. The server may know it: `DESCRIBE queue c`
+    is a column of a table with that name."""
+    answer = await session.internal_query(text)
+    last = answer.packets[-1]
+    if not answer.outcome.ok and (error := parse_err(last.payload)).code in NOT_KNOWN:
+        raise ServerError(error.code, error.sqlstate, f"{error.message}; {hint(text)}")
+    session.send(b"".join(frame(packet.payload, packet.seq) for packet in answer.packets))

@@ -90,7 +90,7 @@ def test_a_server_that_dies_leaves_no_queue_half_made(private_server, private_pr
 
     with private_proxy.connect(database="shop") as client:
         run(client, "DO 0")
-        queues = {row[1]: row for row in rows(client, "SHOW QUEUES FROM shop")}
+        queues = {row[1]: row for row in rows(client, "SHOW FULL QUEUES FROM shop")}
         assert {row[0] for row in rows(client, "SHOW TABLES")} == queues.keys()
         assert {row[2] for row in queues.values()} == {"running"}
         for name in queues:
@@ -115,9 +115,9 @@ def test_a_queue_paused_through_one_proxy_is_paused_in_the_other_and_after_a_res
         two.connect(database=database) as there,
     ):
         run(here, "CREATE QUEUE m (payload TEXT)")
-        eventually(lambda: [row[2] for row in rows(there, f"SHOW QUEUES FROM {database}")] == ["running"])
+        eventually(lambda: [row[2] for row in rows(there, f"SHOW FULL QUEUES FROM {database}")] == ["running"])
         run(here, "PAUSE QUEUE m")
-        eventually(lambda: [row[2] for row in rows(there, f"SHOW QUEUES FROM {database}")] == ["paused"])
+        eventually(lambda: [row[2] for row in rows(there, f"SHOW FULL QUEUES FROM {database}")] == ["paused"])
         enqueue(there, "m", "a")
         assert rows(there, "STREAM * FROM m WAIT 0.3") == []
         assert rows(here, "STREAM * FROM m NOWAIT") == []

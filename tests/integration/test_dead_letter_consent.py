@@ -89,7 +89,7 @@ def contents(connection: Connection[Any], table: str) -> list[tuple[Any, ...]]:
 
 def problem(connection: Connection[Any], queue: str) -> str:
     (database,) = rows(connection, "SELECT DATABASE()")[0]
-    (found,) = [row[-1] for row in rows(connection, f"SHOW QUEUES FROM {database}") if row[1] == queue]
+    (found,) = [row[-1] for row in rows(connection, f"SHOW FULL QUEUES FROM {database}") if row[1] == queue]
     return found or ""
 
 

@@ -53,7 +53,7 @@ def refused(client: Connection[Any], statement: str) -> str:
 
 def problem(client: Connection[Any], queue: str = "m") -> object:
     with client.cursor(pymysql.cursors.DictCursor) as cursor:
-        cursor.execute(f"SHOW QUEUES LIKE '{queue}'")
+        cursor.execute(f"SHOW FULL QUEUES LIKE '{queue}'")
         (found,) = cursor.fetchall()
     return found["Problem"]
 

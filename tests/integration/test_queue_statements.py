@@ -621,7 +621,7 @@ def test_each_statement_can_be_prepared(proxy, connection, database) -> None:
         assert execute(client, "REDRIVE QUEUE m_dead WHERE a = %s AND time_acked IS NULL", (5,))[0] == 1
         run(connection, "ACK m WHERE TRUE")
         assert execute(client, "PURGE QUEUE m")[0] == 5
-        assert [row[1] for row in execute(client, "SHOW QUEUES")[1] if row[0] == database] == ["m", "m_dead"]
+        assert [row[1] for row in execute(client, "SHOW FULL QUEUES")[1] if row[0] == database] == ["m", "m_dead"]
         assert execute(client, "SHOW STREAMS")[1] == []
         execute(client, "DROP QUEUE IF EXISTS m")
     assert rows(connection, "SHOW TABLES") == [("m_dead",)]
@@ -680,6 +680,38 @@ def test_beside_another_statement_it_is_the_servers_1064(proxy, database) -> Non
     with proxy.connect(database=database, client_flag=pymysql.constants.CLIENT.MULTI_STATEMENTS) as connection:
         assert refused(connection, "CREATE QUEUE m (a INT); SELECT 1")[0] == 1064
         assert refused(connection, "SHOW QUEUES; SELECT 1")[0] == 1064
+
+
+@pytest.mark.parametrize(
+    ("statement", "hint"),
+    [
+        ("PAUSE m", "write PAUSE QUEUE m"),
+        ("SHOW QUEUE", "write SHOW QUEUES, or SHOW CREATE QUEUE and the name of a queue"),
+        ("EXPLAIN STREAM * FROM m", "EXPLAIN is not possible for STREAM"),
+        ("DESCRIBE QUEUE m", "write SHOW CREATE QUEUE and its name"),
+        ("STREAM * FROM m NOWAIT; SELECT 1", "has to be alone in its packet"),
+    ],
+)
+@pytest.mark.parametrize("flags", [0, pymysql.constants.CLIENT.MULTI_STATEMENTS])
+def test_what_is_nearly_a_queue_statement_gets_the_servers_error_and_a_hint(
+    proxy, database, flags: int, statement: str, hint: str
+) -> None:
+    with proxy.connect(database=database, client_flag=flags) as connection:
+        code, text = refused(connection, statement)
+        assert code == (1146 if statement.startswith("DESCRIBE") else 1064)
+        assert hint in text
+        assert rows(connection, "SELECT 1") == [(1,)]
+
+
+def test_a_hint_is_not_given_where_the_server_knows_the_statement(connection) -> None:
+    run(connection, "CREATE TABLE queue (m INT, n INT)")
+    run(connection, "CREATE TABLE stream (id INT)")
+    assert [row[0] for row in rows(connection, "DESCRIBE queue m")] == ["m"]
+    assert [row[0] for row in rows(connection, "EXPLAIN stream id")] == ["id"]
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        assert refused(connection, "PAUSE m")[0] == 1064
+        assert connection.server_status & 1
 
 
 def test_names_that_are_also_our_words_stay_the_applications(connection) -> None:
@@ -744,7 +776,7 @@ def test_a_client_that_cannot_spell_a_visible_name_gets_question_marks(
     run(connection, "CREATE QUEUE `订单` (a INT) MAX_ATTEMPTS = 3 DEAD_LETTER = `死`")
     run(connection, "INSERT INTO `订单` (a) VALUES (1), (2)")
     with proxy.connect(database=database, charset=charset) as client:
-        found = rows(client, f"SHOW QUEUES FROM {database}")
+        found = rows(client, f"SHOW FULL QUEUES FROM {database}")
         assert [(row[1], row[3], row[6]) for row in found] == [("?", 0, None), ("??", 2, 0)]
         assert rows(client, "SELECT @@character_set_client") == [(charset,)]
 

@@ -202,7 +202,7 @@ def test_show_queues_counts_it(connection, database) -> None:
     run(connection, "CREATE QUEUE m (a INT) RETENTION BY PARTITION")
     run(connection, "INSERT INTO m (a) VALUES (1), (2), (3)")
     run(connection, "ACK m WHERE a = 1")
-    assert rows(connection, f"SHOW QUEUES FROM {database}")[0][2:8] == ("running", 2, 0, 0, None, 1)
+    assert rows(connection, f"SHOW FULL QUEUES FROM {database}")[0][2:8] == ("running", 2, 0, 0, None, 1)
 
 
 UNIQUE = "where a table is partitioned, each unique key holds time_acked"

@@ -27,8 +27,35 @@ def connection(proxy, database):
 def listed(connection, database: str) -> dict[str, dict[str, Any]]:
     """What SHOW QUEUES says of each queue of a database."""
     with connection.cursor(pymysql.cursors.DictCursor) as cursor:
-        cursor.execute(f"SHOW QUEUES FROM {database}")
+        cursor.execute(f"SHOW FULL QUEUES FROM {database}")
         return {row["Name"]: row for row in cursor.fetchall()}
+
+
+@pytest.mark.parametrize("unit", [1, 10**3, 10**6])
+def test_a_time_in_another_unit_is_a_problem(connection, database, unit: int) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT)")
+    run(connection, "INSERT INTO m (time_next) VALUES (0), (NULL)")
+    enqueue(connection, "m", "ab")
+    assert listed(connection, database)["m"]["Problem"] is None
+    run(connection, f"INSERT INTO m (time_next, priority) VALUES ((UNIX_TIMESTAMP() + 300) * {unit}, 3)")
+    assert "is no time in nanoseconds since 1970" in listed(connection, database)["m"]["Problem"]
+
+
+def test_without_full_the_columns_fit_a_terminal(connection, database) -> None:
+    run(connection, "CREATE QUEUE m (payload TEXT) MAX_ATTEMPTS = 9 DEAD_LETTER = m_dead")
+    enqueue(connection, "m", "abc")
+    assert len(rows(connection, "STREAM * FROM m LIMIT 1 NOWAIT")) == 1
+    run(connection, "INSERT INTO m_dead (epoch) VALUES (9), (9)")
+    run(connection, "INSERT INTO m (time_next) VALUES (1)")
+    with connection.cursor(pymysql.cursors.DictCursor) as cursor:
+        cursor.execute(f"SHOW QUEUES FROM {database} LIKE 'm'")
+        shown = cursor.fetchall()
+    assert shown == [
+        {"Queue": f"{database}.m", "State": "running", "Ready": 3, "Scheduled": 0, "In_flight": 1, "Dead": 2,
+         "Problem": "see FULL"}
+    ]  # fmt: skip
+    widths = [max(len(name), len(str(value))) + 3 for name, value in shown[0].items() if name != "Queue"]
+    assert sum(widths) + len("shop.orders") + 4 <= 80
 
 
 def streams(connection) -> list[dict[str, Any]]:
@@ -213,7 +240,7 @@ def test_like_and_from_narrow_it_down(connection, database) -> None:
         run(connection, f"CREATE QUEUE {name} (payload TEXT)")
 
     def names(clauses: str) -> list[str]:
-        return [row[1] for row in rows(connection, f"SHOW QUEUES {clauses}") if row[0] == database]
+        return [row[1] for row in rows(connection, f"SHOW FULL QUEUES {clauses}") if row[0] == database]
 
     assert names("") == ["mail", "orders", "orders_dead"]
     assert names(f"FROM {database} LIKE 'orders%'") == ["orders", "orders_dead"]
@@ -228,9 +255,9 @@ def test_only_tables_that_the_client_may_see_are_listed_and_counted_with_its_rig
     run(connection, "CREATE QUEUE other (payload TEXT)")
     with connect(server) as root:
         with user(root, database, "SELECT") as name, proxy.connect(user=name, password="") as client:
-            assert [(row[1], row[3]) for row in rows(client, "SHOW QUEUES")] == [("m", 0)]
+            assert [(row[1], row[3]) for row in rows(client, "SHOW FULL QUEUES")] == [("m", 0)]
         with user(root, database, "INSERT") as name, proxy.connect(user=name, password="") as client:
-            (row,) = rows(client, "SHOW QUEUES")
+            (row,) = rows(client, "SHOW FULL QUEUES")
             assert (row[1], row[3]) == ("m", None)
             assert "SELECT command denied" in row[-1]
 
@@ -321,7 +348,7 @@ def test_results_come_in_the_clients_character_set(proxy, connection, database, 
     with proxy.connect(database=database, use_unicode=False, conv={}) as client:
         run(client, f"SET character_set_results = {charset}")
         codec = {"utf16": "utf-16-be"}.get(charset, charset)
-        assert rows(client, f"SHOW QUEUES FROM {database}")[0][1].decode(codec) == name
+        assert rows(client, f"SHOW FULL QUEUES FROM {database}")[0][1].decode(codec) == name
         shown = rows(client, f"SHOW CREATE QUEUE `{name}`")[0][1].decode(codec)
         assert shown.startswith(f"CREATE QUEUE `{name}` (")
         assert rows(client, "SELECT @@character_set_results")[0][0].decode(codec) == charset

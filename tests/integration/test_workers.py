@@ -197,7 +197,7 @@ def test_streams_of_all_workers_are_shown(serve: Serve, database: str, consume: 
     shown = rows(asking, "SHOW STREAMS")
     assert [row[0] for row in shown] == sorted(connection.thread_id() for connection in streaming)
     assert {row[4] for row in shown} == {f"{database}.m"}
-    ((subscribers,),) = [(row[11],) for row in rows(asking, "SHOW QUEUES")]
+    ((subscribers,),) = [(row[11],) for row in rows(asking, "SHOW FULL QUEUES")]
     assert subscribers == 3
 
 

@@ -170,6 +170,7 @@ def test_dead_letters_have_the_same_columns_and_nothing_that_could_refuse_them()
         ("SHOW QUEUES", ShowQueues(None, None)),
         ("SHOW QUEUES FROM a LIKE 'b%'", ShowQueues("a", b"'b%'")),
         ("SHOW QUEUES LIKE 'b%' IN a", ShowQueues("a", b"'b%'")),
+        ("SHOW FULL QUEUES FROM a", ShowQueues("a", None, full=True)),
         ("SHOW STREAMS", ShowStreams()),
         ("SHOW CREATE QUEUE a.t", ShowCreateQueue(TableName("t", "a"))),
     ],
