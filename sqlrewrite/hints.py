@@ -32,6 +32,8 @@ def hint(text: bytes) -> str:
         case (("EXPLAIN" | "DESCRIBE" | "DESC"), "QUEUE"):
             return "write SHOW CREATE QUEUE and its name, or DESCRIBE and its name: a queue is a table"
         case (("EXPLAIN" | "DESCRIBE" | "DESC"), statement):
-            return f"{verb} is not possible for {statement.upper()}: SHOW FULL QUEUES and SHOW STREAMS return what it does"
+            return (
+                f"{verb} is not possible for {statement.upper()}: SHOW FULL QUEUES and SHOW STREAMS return what it does"
+            )
         case _:
             return ALONE
