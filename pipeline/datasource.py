@@ -10,6 +10,11 @@ this package.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
+
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,11 +28,33 @@ from pyspark.sql.types import StructType
 from .common.rows import schema_of
 from .common.statements import Statements
 from .common.table import Table, describe
-from .endpoint import again
+from .endpoint import PASSWORD_VARIABLE, again
 from .errors import PipelineError
 from .source.consume import BatchReader, StreamReader
 from .source.options import Common, read_options, schema_options, sink_options, stream_options
 from .source.sink import BatchWriter, Sink, StreamWriter
+
+HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+"""Spark reads this variable when a Python process of it ends with an error."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _without_traceback(method: F) -> F:
+    """The method, whose PipelineErrors Spark reports by their text alone.
+
+    They end the process in which Spark has called it, so the variable has no other effect.
+    """
+
+    @wraps(method)
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except PipelineError:
+            os.environ[HIDE_TRACEBACK] = "1"
+            raise
+
+    return cast("F", called)
 
 
 class AckstreamDataSource(DataSource):
@@ -38,6 +65,7 @@ class AckstreamDataSource(DataSource):
         """The name in `format(…)`."""
         return "ackstream"
 
+    @_without_traceback
     def schema(self) -> StructType:
         """The table's application columns and `epoch`, or those named in `columns`."""
         options = schema_options(self.options)
@@ -45,6 +73,7 @@ class AckstreamDataSource(DataSource):
         Statements(table)  # raises PipelineError for a table that is no queue
         return schema_of(table, options.columns)
 
+    @_without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for `spark.read`."""
         options = read_options(self.options)
@@ -52,13 +81,17 @@ class AckstreamDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The reader for `spark.readStream`."""
+        # With its traceback: Spark 4.3 ends such an error with one of its own, whose text would be
+        # all that is left.
         options = stream_options(self.options)
         return StreamReader(options, _describe(options), schema)
 
+    @_without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802  # Spark's
         """The writer for `df.writeStream`."""
         return StreamWriter(self._sink(schema, overwrite))
 
+    @_without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's
         """The writer for `df.write`."""
         return BatchWriter(self._sink(schema, overwrite))
@@ -71,8 +104,23 @@ class AckstreamDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("ackstream")` known to a session."""
-    spark.dataSource.register(AckstreamDataSource)
+    """Make `format("ackstream")` known to a session.
+
+    Spark's processes get the password that ACKSTREAM_PASSWORD has at this moment. (The JVM's own
+    environment is that of its start. A session of Spark Connect has the server's.)
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        spark.dataSource.register(AckstreamDataSource)
+        return
+    environment = spark.sparkContext.environment  # copied for each function that is registered
+    before = dict(environment)
+    if PASSWORD_VARIABLE in os.environ:
+        environment[PASSWORD_VARIABLE] = os.environ[PASSWORD_VARIABLE]
+    try:
+        spark.dataSource.register(AckstreamDataSource)
+    finally:
+        environment.clear()
+        environment.update(before)
 
 
 def _describe(where: Common) -> Table:

@@ -12,8 +12,9 @@ Two difficulties of JDBC are solved here:
   `allowPublicKeyRetrieval` is set. It is set where TLS is off, and only there. Nothing proves that
   the key is the server's, so TLS should be off only on networks that are trusted.
 
-The password comes from a file or the environment, never from the command line or a URL, which
-process lists show. Spark keeps it out of its logs and plans, because of the option's name.
+The password comes from an option of Spark, a file or the environment, never from the command line
+or a URL, which process lists show. Spark keeps it out of its logs and plans, because of the
+option's name.
 """
 
 from __future__ import annotations
@@ -131,14 +132,15 @@ class Endpoint:
         cls,
         url: str,
         *,
+        password: str | None = None,
         password_file: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Endpoint:
         """Read `URL_SHAPE`. Without `tls`, TLS is off for this machine, where it protects nothing,
         and on elsewhere.
 
-        The password is the first line of the file, or else in the environment, or else empty.
-        Raises PipelineError.
+        The password is the one given, or else the first line of the file, or else in the
+        environment at this moment, or else empty. Raises PipelineError.
         """
         try:
             parts = urlsplit(url)
@@ -158,7 +160,7 @@ class Endpoint:
             parts.hostname,
             port,
             unquote(parts.username),
-            _password(password_file, environ),
+            _password(password_file, environ) if password is None else password,
             unquote(parts.path.strip("/")) or None,
             tls or (Tls.OFF if _is_this_machine(parts.hostname) else Tls.ON),
             ca,

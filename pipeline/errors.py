@@ -8,11 +8,11 @@ class PipelineError(Exception):
 
 
 class ProblemsError(PipelineError):
-    """Everything that is wrong with a job, found before anything was written."""
+    """Everything that is wrong with a job, found before it began."""
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join([f"{what}; nothing was written:", *(f"  - {problem}" for problem in self.problems)]))
+        super().__init__("\n".join([f"{what}:", *(f"  - {problem}" for problem in self.problems)]))
 
 
 class JobError(PipelineError):

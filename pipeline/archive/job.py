@@ -262,7 +262,7 @@ class _Archiver:
         self._schema = schema_of(table, [column.name for column in table.columns])
         self._columns = [f.col(quoted(column.name)) for column in table.columns]
         if problems := list(_problems(table)):
-            raise ProblemsError(f"{table.quoted} cannot be archived", problems)
+            raise ProblemsError(f"{table.quoted} cannot be archived; nothing was written", problems)
 
     def run(self, keep_s: float) -> Archived:
         """Finish the unfinished run, then make a new one."""

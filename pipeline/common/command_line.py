@@ -28,6 +28,9 @@ LINES_S: Final = 5.0
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
+LOG_VARIABLE: Final = "ACKSTREAM_SPARK_LOG"
+"""The level of Spark's own log, which repeats each error of a task at length."""
+
 WRONG, FAILED = 2, 1
 """Exit codes: a setting or the data is wrong; the job failed on the way and has to be run again."""
 
@@ -138,7 +141,10 @@ def running_spark(
     if jdbc and "spark.jars" not in settings and (jar or DEBIANS_JAR.exists()):
         builder = builder.config("spark.jars", str(find_jar(jar)))
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel(os.environ.get("ACKSTREAM_SPARK_LOG", "OFF"))
+    level = os.environ.get(LOG_VARIABLE)
+    if level is None:
+        click.echo(f"{program}: Spark's log is off; {LOG_VARIABLE}=WARN shows it", err=True)
+    spark.sparkContext.setLogLevel(level or "OFF")
     try:
         yield spark
     finally:

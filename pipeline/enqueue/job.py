@@ -203,7 +203,7 @@ def _fitting(
         # The values of the columns that fit are checked too.
         if fitting.columns and fitting.is_stable:
             problems += [*examine(fitting, queue), *duplicates(fitting, queue, endpoint)]
-        raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
+        raise ProblemsError(f"the data does not fit {queue.quoted}; nothing was written", problems)
     return fitting
 
 
@@ -252,7 +252,7 @@ def _cut(
     facts, problems = read(cut, fitting, queue)
     problems += duplicates(fitting, queue, endpoint)
     if problems:
-        raise ProblemsError(f"the data does not fit {queue.quoted}", problems)
+        raise ProblemsError(f"the data does not fit {queue.quoted}; nothing was written", problems)
     cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
     if files and not known and not serves(facts, settings, cores):
         cut = ByHash(fitting, version)

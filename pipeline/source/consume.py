@@ -52,6 +52,9 @@ hundred calls a second. A query over several sources waits for each in turn."""
 PIECE_MIN = 1_000
 """Messages for which a task is worth its cost."""
 
+READY_SAMPLED = 100_000
+"""Entries of the index that are read for a query's progress, at most: some hundredths of a second."""
+
 RATE_PAUSE_S = 0.02
 """Between two checks of a rate that is used up."""
 
@@ -143,6 +146,11 @@ class Batches:
             self._latest = batch
         return claims.split(min(self._options.partitions, -(-len(claims) // PIECE_MIN)))
 
+    def sample_ready(self) -> tuple[int, bool]:
+        """How many messages are due among the first READY_SAMPLED, and whether there are more than
+        these."""
+        return self._holder.sample_ready(READY_SAMPLED)
+
     def close(self) -> None:
         """Release what is held."""
         self._holder.close()
@@ -156,6 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._statements = Statements(table, options.where)
         self._schema = schema
         self._what = selection(table, schema)
+        self._name = f"{table.database}.{table.name}"
         self._batches: Batches | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,6 +186,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         """Acknowledge the batch that ended at `start`, and claim the next one."""
         return self._driver.next(start, limit)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """For the query's progress: the queue, and how many of its messages are due; at least so
+        many, if `more`."""
+        ready, more = self._driver.sample_ready()
+        return {"queue": self._name, "ready": ready, "more": more}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch."""

@@ -95,6 +95,12 @@ class Holder:
         ((count,),) = self._endpoint.run(partial(fetch, self._statements.count_ready()))
         return int(count)
 
+    def sample_ready(self, most: int) -> tuple[int, bool]:
+        """How many of the first `most` unacknowledged messages are due, and whether there are
+        more."""
+        ((count, ready),) = self._control.run(partial(fetch, self._statements.sample_ready(most)))
+        return int(ready), int(count) == most
+
     def close(self) -> None:
         """Release everything."""
         with self._changed:

@@ -66,7 +66,20 @@ class SourceOptions(Common):
     messages: Messages = Messages.READY
 
 
-_COMMON: Final = ("url", "table", "passwordFile")
+_COMMON: Final = ("url", "table", "password", "passwordFile")
+_ALIASES: Final = {"dbtable": "table"}
+"""Names that Spark's JDBC source has for the same."""
+_HINTS: Final = {
+    "query": "a queue is no query: `where` and `columns` choose messages",
+    "user": "it belongs into the URL: mysql://USER@HOST:PORT/DATABASE",
+    "driver": "no JDBC driver is used here",
+    **dict.fromkeys(("maxoffsetspertrigger", "maxrowspertrigger", "maxfilespertrigger"), "use maxMessagesPerBatch"),
+    **dict.fromkeys(("rowspersecond", "maxratepersecond"), "use maxMessagesPerSecond"),
+    **dict.fromkeys(("minpartitions", "partitioncolumn", "lowerbound", "upperbound"), "use numPartitions"),
+    "startingoffsets": "a queue delivers what is not acknowledged: there is no offset to begin at",
+}
+"""Options of other sources, with what to use instead."""
+
 _READ: Final = (*_COMMON, "where", "columns", "numPartitions")
 _STREAM: Final = (*_READ, "connections", "maxMessagesPerBatch", "maxMessagesPerSecond", "holdSeconds")
 
@@ -118,7 +131,10 @@ def _place(reader: _Reader) -> tuple[Endpoint | None, str, str]:
     endpoint, database, name = None, "", ""
     try:
         if url:
-            endpoint = Endpoint.from_url(url, password_file=reader.text("passwordFile"))
+            password, file = reader.text("password"), reader.text("passwordFile")
+            if password is not None and file is not None:
+                reader.complain("password", "give either it or passwordFile")
+            endpoint = Endpoint.from_url(url, password=password, password_file=file)
     except PipelineError as error:
         reader.complain("url", str(error))
     try:
@@ -134,11 +150,15 @@ class _Reader:
     """Reads options from text, and gathers what is wrong."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
+        lower = {name.lower(): value for name, value in given.items()}
+        self._given = {_ALIASES.get(name, name): value for name, value in lower.items()}
         self._problems: list[str] = []
+        for alias in _ALIASES.keys() & lower.keys():
+            if _ALIASES[alias] in lower:
+                self.complain(alias, f"is another name of {_ALIASES[alias]}: give one of them")
         unknown = self._given.keys() - {name.lower() for name in known} - SPARKS_OWN
         for name in sorted(unknown):
-            self.complain(name, f"there is no such option here; there are {', '.join(known)}")
+            self.complain(name, _HINTS.get(name) or f"there is no such option here; there are {', '.join(known)}")
 
     def complain(self, name: str, text: str) -> None:
         """Note a mistake."""

@@ -87,7 +87,7 @@ class Sink:
         fit."""
         problems = list(_problems(table, schema))
         if problems:
-            raise ProblemsError(f"these rows cannot be messages of {table.quoted}", problems)
+            raise ProblemsError(f"these rows cannot be messages of {table.quoted}; nothing was written", problems)
         return cls(where, table, tuple(table.by_name[name.casefold()].name for name in schema.fieldNames()))
 
     def staging(self, query: str) -> str:

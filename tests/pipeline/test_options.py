@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.common.statements import Messages
@@ -41,7 +43,9 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert "table: is missing" in text
     assert "maxMessagesPerBatch: must be a whole number from 1 to 1,000,000, and is 'many'" in text
     assert "connections: must be a whole number from 1 to 1,000, and is '0'" in text
-    assert "maxmesagespersecond: there is no such option here; there are url, table, passwordFile, where" in text
+    assert (
+        "maxmesagespersecond: there is no such option here; there are url, table, password, passwordFile, where" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"table": "a.b.c"}, "table: 'a.b.c' names no table"),
         ({"url": "mysql://root@h"}, "table: 'orders' has no database"),
         ({"holdSeconds": "1"}, "holdSeconds: must be"),
+        ({"password": "x", "passwordFile": "/x"}, "password: give either it or passwordFile"),
         ({"passwordFile": "/nowhere"}, "url: the password file /nowhere cannot be read"),
     ],
 )
@@ -59,3 +64,39 @@ def test_a_mistake_is_told_with_the_name_of_its_option(changed: dict[str, str], 
     with pytest.raises(PipelineError) as caught:
         stream_options({**PLACE, **changed})
     assert complaint in str(caught.value)
+
+
+def test_the_password_is_an_option_a_file_or_in_the_environment_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("of the file\n")
+    monkeypatch.setenv("ACKSTREAM_PASSWORD", "of the environment")
+    assert stream_options(PLACE).endpoint.password == "of the environment"
+    assert stream_options({**PLACE, "passwordFile": str(file)}).endpoint.password == "of the file"
+    assert stream_options({**PLACE, "PASSWORD": "of the option"}).endpoint.password == "of the option"
+    assert "of the" not in repr(stream_options({**PLACE, "password": "of the option"}))
+    monkeypatch.setenv("ACKSTREAM_PASSWORD", "another one")
+    assert sink_options(PLACE).endpoint.password == "another one"
+
+
+def test_a_table_has_its_name_in_jdbc_too() -> None:
+    assert read_options({"url": PLACE["url"], "dbtable": "orders"}).table == "orders"
+
+
+@pytest.mark.parametrize(
+    ("other", "hint"),
+    [
+        ("query", "query: a queue is no query: `where` and `columns` choose messages"),
+        ("user", "user: it belongs into the URL"),
+        ("maxOffsetsPerTrigger", "maxoffsetspertrigger: use maxMessagesPerBatch"),
+        ("rowsPerSecond", "rowspersecond: use maxMessagesPerSecond"),
+        ("startingOffsets", "startingoffsets: a queue delivers what is not acknowledged"),
+        ("dbtable", "dbtable: is another name of table: give one of them"),
+    ],
+)
+def test_an_option_of_other_sources_is_answered_with_ours(other: str, hint: str) -> None:
+    with pytest.raises(PipelineError) as caught:
+        stream_options({**PLACE, other: "5"})
+    assert hint in str(caught.value)
+    assert "written" not in str(caught.value)
