@@ -201,6 +201,12 @@ class Engine:
         runner.subscribe(spec, sink, locker)
         return StreamHandle(runner, subscriber, holder)
 
+    async def read(self, text: str) -> tuple[Sequence[Sequence[str | None]], int]:
+        """The rows of a statement that only reads, by the engine's account, whose values are ASCII;
+        and the server's clock. Raises StoreError."""
+        rows = await self._executor.call(self._executor.store.read, text)
+        return rows, self._executor.clock.now().server_ns
+
     async def ping(self) -> None:
         """Run a trivial statement on the server. Raises StoreError."""
         await self._executor.call(self._executor.store.ping)

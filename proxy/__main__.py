@@ -28,9 +28,10 @@ from engine.store.reach import Reach
 from proxy import __version__
 from proxy.commandline import conceal
 from proxy.server.accepting import Acceptor
-from proxy.server.admin import Admin, BinlogMetrics, Probe, ProcessMetrics
+from proxy.server.admin import Admin, Probe
 from proxy.server.fork_server import ForkServer
 from proxy.server.listener import Proxy
+from proxy.server.metrics import BinlogMetrics, ProcessMetrics
 from proxy.server.parts import (
     backend_address,
     engine_settings,
@@ -226,9 +227,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     metrics, probe = ProcessMetrics(proxy, reach), Probe(engine)
     metrics.registry.register(BinlogMetrics(watch.following))
     metrics.start()
-    stack.callback(metrics.stop)
+    stack.push_async_callback(metrics.stop)
     stack.push_async_callback(probe.close)
-    admin = await _ready(settings, stack, Admin(metrics.text, probe.reason), listen, address)
+    admin = await _ready(settings, stack, Admin(metrics.text, probe.reason, probe.unready), listen, address)
 
     async def drain() -> None:
         proxy.stop_listening()
@@ -253,7 +254,7 @@ async def _start_workers(
         await listening("listen-socket", settings.listen_socket, _listen_locally(acceptor, settings))
     await workers.start()
     _reload_on_hangup(settings, workers.reload)
-    admin = await _ready(settings, stack, Admin(workers.metrics, workers.unreachable), listen, address)
+    admin = await _ready(settings, stack, Admin(workers.metrics, workers.unreachable, workers.unready), listen, address)
     workers.accept()
     return workers.drain, admin
 

@@ -89,6 +89,7 @@ class Deliveries:
         effects: list[Effect] = []
         for subscriber, leases in rows_to_send.items():
             self._parts.groups.members_with(subscriber).rows_sent(subscriber, leases)
+            self._parts.measures.sent(leases, now)
             effects.append(Deliver(subscriber.spec.id, tuple(result.rows[lease.key] for lease in leases)))
         return effects
 
@@ -98,6 +99,7 @@ class Deliveries:
         """End the leases whose deadlines are past."""
         parts = self._parts
         for lease in parts.leases.expired(now.server_ns):
+            parts.measures.expired += lease.is_sent
             self.end_lease(lease)
             parts.dead_letters.add_if_dead(lease.expired_entry, now)
             parts.scans.rescan_place(lease.expired_entry)
@@ -115,6 +117,7 @@ class Deliveries:
         """End leases, and release their claims. Messages that were not locked yet are free."""
         parts = self._parts
         for lease in leases:
+            parts.measures.given_back += lease.is_sent
             if lease.locked:
                 parts.capacity.return_unused(1)
                 self.end_lease(lease)

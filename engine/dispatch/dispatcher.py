@@ -42,6 +42,7 @@ from engine.dispatch.filter_groups import TooManyFilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.locked_leases import LockedLeases
+from engine.dispatch.measures import Measures
 from engine.dispatch.parts import Parts
 from engine.dispatch.picking import Picking
 from engine.dispatch.subscribers import Subscriber, Subscription
@@ -55,8 +56,16 @@ Effects = list[Effect]
 class Dispatcher:
     """Which subscriber of one table gets which message, and when."""
 
-    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
-        self.parts = Parts.of_table(policy, limits, jitter, now)
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        jitter: Callable[[], float],
+        now: Instant,
+        measures: Measures | None = None,
+    ) -> None:
+        """`measures`: what an earlier dispatcher of the table has counted."""
+        self.parts = Parts.of_table(policy, limits, jitter, now, measures)
         """The state. Others only read it."""
         self._deliveries = Deliveries(self.parts)
         self._locked = LockedLeases(self.parts, self._deliveries)
@@ -197,6 +206,7 @@ class Dispatcher:
         self.parts.verification.outcome_known(keys)
         for key in keys:
             if (lease := self.parts.leases.get(key)) and not lease.awaits_lock:
+                self.parts.measures.settled(lease, now)
                 self._deliveries.end_lease(lease)
         self.parts.scans.forget(keys)
         self.parts.dead_letters.forget(keys)
@@ -345,6 +355,10 @@ class Dispatcher:
             if lease is not None and lease.awaits_lock:
                 continue
             if lease is not None:
+                if entry is None:
+                    self.parts.measures.settled(lease, now)
+                else:
+                    self.parts.measures.given_back += lease.is_sent
                 self._deliveries.end_lease(lease)
             if entry is None or self.parts.is_taken(entry.key) or self.parts.dead_letters.add_if_dead(entry, now):
                 continue

@@ -121,6 +121,8 @@ class Lease:
     holder: int | None = None
     subscriber: int | None = None
     state: LeaseState = LeaseState.CLAIMED
+    sent_ns: int = 0
+    """When the row was sent (monotonic). Only measured."""
 
     @classmethod
     def of(cls, claim: Claimed, known_since: int = 0) -> Lease:

@@ -52,6 +52,7 @@ class LockedLeases:
                 if lease.is_suspect:
                     lease.apply(LeaseEvent.VERIFY)  # By the lock itself.
             lock.group.subscribers.rows_sent(lock.subscriber, sent)
+            parts.measures.sent(sent, now)
             parts.scans.claim_answered(lock.group, locked, [lease.expired_entry for lease in missed], now)
 
     def transaction_ended(self, now: Instant, holder: int, *, failed: bool) -> None:
@@ -61,6 +62,7 @@ class LockedLeases:
             if failed:
                 self._count_failure(lease, wait=True)
                 continue
+            self._parts.measures.given_back += 1
             suspect = lease.is_suspect  # Then it is being looked up.
             self._deliveries.end_lease(lease)
             if not suspect:
@@ -87,6 +89,7 @@ class LockedLeases:
         """End the lease of a message whose lock is gone, and count the delivery as failed. The
         message is due after the wait of a delivery (`wait`) or at once."""
         parts = self._parts
+        parts.measures.given_back += 1
         duration_ns = wait_ns(parts.policy, lease.epoch, parts.jitter()) if wait else 0
         if parts.dead_letters.is_dead(Entry(lease.key, lease.epoch + 1, lease.priority, lease.due_ns)):
             duration_ns = 0

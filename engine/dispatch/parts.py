@@ -23,6 +23,7 @@ from engine.dispatch.leases import Leases
 from engine.dispatch.limits import Limits
 from engine.dispatch.locks import LocksUnderWay
 from engine.dispatch.maintenance import DeadLetters, Purges, Releases
+from engine.dispatch.measures import Measures
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.verification import LeaseVerification
 from engine.model import Key, Policy
@@ -53,12 +54,16 @@ class Parts:
     purges: Purges
     abandoned: Abandoned
     failure_pause: ExponentialBackoff
+    measures: Measures
     draining: bool = False
     """Whether nothing new is started any more."""
 
     @classmethod
-    def of_table(cls, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> Parts:
-        """The parts of a table of which nothing is known yet. `jitter` returns a number from [0, 1)."""
+    def of_table(
+        cls, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant, measures: Measures | None
+    ) -> Parts:
+        """The parts of a table of which nothing is known yet. `jitter` returns a number from [0, 1).
+        `measures`: what an earlier dispatcher has counted."""
         numbers = count(1)
         groups = FilterGroups(limits, policy.batch_size)
         in_flight = GroupsInFlight()
@@ -83,6 +88,7 @@ class Parts:
             purges=Purges(policy, limits, now),
             abandoned=Abandoned(policy, limits, now),
             failure_pause=ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns),
+            measures=measures or Measures(),
         )
 
     def set_policy(self, policy: Policy, now: Instant) -> None:

@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from engine.dispatch.measures import Durations
 from engine.runtime.server_clock import ServerClock
 from engine.store.port import Store, StoreError, Timed
 
@@ -92,6 +93,9 @@ class Counters:
     """Unexpected exceptions while the catalog was read. It was read again."""
     dispatcher_restarts: int = 0
     """Dispatchers that were replaced after a fault in ackstream."""
+    claim_time: Durations = field(default_factory=Durations)
+    """Of claims, with the rows that are read in the same call."""
+    fetch_time: Durations = field(default_factory=Durations)
 
 
 class FailureLog:

@@ -37,6 +37,7 @@ from engine.dispatch.effects import (
     Scan,
 )
 from engine.dispatch.limits import Limits
+from engine.dispatch.measures import Measures
 from engine.dispatch.subscribers import Subscription
 from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, Share, TableId, Wanted
 from engine.runtime.executor import StoreExecutor
@@ -129,6 +130,7 @@ class TableRunner:
         `on_moved` is called with a dead-letter table after dead messages were moved into it.
         """
         self.queue = queue
+        self.measures = Measures()
         self.settled_down = asyncio.Event()
         self._executor = executor
         self._limits = limits
@@ -156,7 +158,8 @@ class TableRunner:
         self.handle(self.dispatcher.tick)
 
     def _new_dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.queue.policy, self._limits, random.random, self._executor.clock.now())
+        now = self._executor.clock.now()
+        return Dispatcher(self.queue.policy, self._limits, random.random, now, self.measures)
 
     # Events.
 
@@ -365,6 +368,7 @@ class TableRunner:
         match effect:
             case Deliver(subscriber, rows):
                 self._executor.counters.delivered += len(rows)
+                self.measures.delivered += len(rows)
                 self._deliver(subscriber, rows)
             case End(subscriber, cause, text):
                 self._end(subscriber, cause, text)
@@ -392,6 +396,7 @@ class TableRunner:
     def _locked(self, dispatcher: Dispatcher, stream: _Stream, lock_id: int, keys: Collection[Key]) -> None:
         stream.given += len(keys)
         self._executor.counters.delivered += len(keys)
+        self.measures.delivered += len(keys)
         if dispatcher is self.dispatcher:
             self.handle(dispatcher.lock_done, lock_id, keys)
 
@@ -423,6 +428,7 @@ class TableRunner:
     async def _call_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> Callable[[], None]:
         """Call the store. Returns the event that hands the result to the dispatcher."""
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
+        began_ns = self._executor.clock.now().mono_ns
         match effect:
             case Scan(scan_id, selection, limit, part, portion):
                 result = await call(store.scan, self.queue, limit, selection, part, portion)
@@ -435,16 +441,20 @@ class TableRunner:
                 else:
                     budget = self._executor.settings.fetch_budget_bytes
                     claims, rows = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
+                counters.claim_time.add(self._executor.clock.now().mono_ns - began_ns)
                 counters.claims += 1
                 counters.claimed += len(claims)
                 counters.claimed_in_vain += len(wanted) - len(claims)
-                counters.redelivered += sum(claim.epoch > 1 for claim in claims)
+                redelivered = sum(claim.epoch > 1 for claim in claims)
+                counters.redelivered += redelivered
+                self.measures.redelivered += redelivered
                 if dispatcher is not self.dispatcher and claims:
                     await self._release_claims(claims)
                 return partial(self.handle, dispatcher.claim_done, claim_id, claims, rows)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._executor.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
+                counters.fetch_time.add(self._executor.clock.now().mono_ns - began_ns)
                 return partial(self.handle, dispatcher.fetch_done, fetch_id, rows)
             case Lookup(keys):
                 return partial(self.handle, dispatcher.lookup_done, await call(store.lookup, self.queue, keys))
@@ -457,6 +467,7 @@ class TableRunner:
             case Purge(age_ns, limit):
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
+                self.measures.purged += count
                 return partial(self.handle, dispatcher.purge_done, count)
             case MoveDeadLetters(dead):
                 return partial(self.handle, dispatcher.move_done, await self._move_dead_letters(dead))
@@ -482,6 +493,7 @@ class TableRunner:
             return ()
         result = await self._executor.call(self._executor.store.move_dead_letters, self.queue, dead, place)
         counters.dead_lettered += len(result.moved)
+        self.measures.dead_lettered += len(result.moved)
         if result.moved:
             self._on_moved(place)
         if result.problem is not None:

@@ -299,6 +299,10 @@ class MemoryStore:
         """Return `roster_found`."""
         return Timed(self.roster_found, self.now_ns)
 
+    def read(self, text: str) -> Timed[Sequence[Sequence[str | None]]]:
+        """There is no SQL in memory."""
+        raise StoreError("a store in memory runs no statements")
+
     def ping(self) -> Timed[None]:
         """Do nothing."""
         return self._timed(None)

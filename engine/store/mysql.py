@@ -165,6 +165,13 @@ class MySQLStore:
         """Announce this proxy's queues, and read what other proxies announce."""
         return self._roster.check(queues)
 
+    def read(self, text: str) -> Timed[Sequence[Sequence[str | None]]]:
+        """The rows of a statement that only reads, whose values are ASCII."""
+        with self._pool.connection() as connection:
+            now, found = connection.run([statement("now"), text])
+        rows = [[None if value is None else value.decode("ascii") for value in text_values(row)] for row in found.rows]
+        return Timed(rows, now_ns(now))
+
     def ping(self) -> Timed[None]:
         """Run a trivial statement on the server."""
         with self._pool.connection() as connection:

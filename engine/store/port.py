@@ -225,6 +225,10 @@ class Store(Protocol):
         """Announce that this proxy has streams on these queues, and read what other proxies on the
         server announce. Raises StoreError also if the server has no user-level locks."""
 
+    def read(self, text: str) -> Timed[Sequence[Sequence[str | None]]]:
+        """The rows of a statement that only reads, whose values are ASCII: numbers, and text as
+        HEX."""
+
     def ping(self) -> Timed[None]:
         """Run a trivial statement on the server."""
 

@@ -24,6 +24,10 @@ class Reach:
         self._ever = False
         self._reason: str | None = None
         self._since_s = 0.0
+        self.opened = 0
+        """Connections that were opened."""
+        self.refused = 0
+        """Attempts that failed."""
 
     @property
     def reason(self) -> str | None:
@@ -33,6 +37,7 @@ class Reach:
     def reached(self) -> None:
         """A connection was opened."""
         with self._guard:
+            self.opened += 1
             before, self._reason = self._reason, None
             ever, self._ever = self._ever, True
             if before is not None and ever:
@@ -44,6 +49,7 @@ class Reach:
         Before the first success, the program that starts the engine reports it.
         """
         with self._guard:
+            self.refused += 1
             before, self._reason = self._reason, str(error)
             if before is None:
                 self._since_s = time.monotonic()

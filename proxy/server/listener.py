@@ -21,6 +21,7 @@ from proxy.server.transports import BackingConnection, ClientConnection
 from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import INTERRUPTED, SERVER_LOST
+from proxy.session.traffic import Traffic
 from proxy.settings import Settings
 from proxy.statements.show import OthersStreams, no_others
 from proxy.statements.statements import Statements
@@ -60,6 +61,9 @@ class Proxy:
         self.tls = tls
         self.sessions: set[Session] = set()
         self.connections_total = 0
+        self.backing_errors = 0
+        """Clients for which no backing connection could be opened."""
+        self.traffic = Traffic()
         self._by_connection_id: dict[int, set[Session]] = {}
         """Several sessions may have one id, because each server counts its own."""
         self._servers: set[Origin] = set()
@@ -213,6 +217,7 @@ class Proxy:
                     lambda: BackingConnection(session), host, port
                 )
         except (OSError, TimeoutError) as error:
+            self.backing_errors += 1
             reason = str(error) or "it does not answer"
             text = f"ackstream cannot connect to the backing server at {host}:{port}: {reason}"
             session.refuse_login(ServerError(UNREACHABLE, "HY000", text))

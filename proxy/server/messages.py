@@ -18,9 +18,13 @@ class Topic(Enum):
     """What the parent asks workers for."""
 
     METRICS = auto()
-    """A list of metric families (proxy.server.admin.ProcessMetrics)."""
+    """A list of metric families (proxy.server.metrics.ProcessMetrics)."""
+    COUNTED_METRICS = auto()
+    """The same, and the messages in the database are counted for a while from now on."""
     HEALTH = auto()
     """Why the server is out of reach, or was a moment ago; None if it is not."""
+    READY = auto()
+    """Why clients cannot be served; None if they can."""
     REACHABLE = auto()
     """Whether the server is in reach now."""
     STREAMS = auto()

@@ -11,9 +11,15 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
-LOWEST = ("ackstream_server_reachable", "_created")
+from proxy.server.holding import OF_EVERY_PROCESS
+
+LOWEST = ("ackstream_server_reachable", "_created", "process_start_time_seconds")
 """Ends of the names of samples with the lowest value of all workers in place of the sum: a server
 that one worker cannot reach; the time when counting began."""
+
+HIGHEST = ("ackstream_build_info", "ackstream_queue_held_back")
+"""Names of samples with the highest value of all workers: the same everywhere, or a reason that
+holds in one of them."""
 
 Labels = tuple[tuple[str, str], ...]
 Samples = dict[tuple[str, Labels], float]
@@ -57,11 +63,19 @@ class Totals:
             yield summed
 
 
+def _holds_everywhere(key: tuple[str, Labels]) -> bool:
+    """Whether it is a reason that counts only if it holds in every worker."""
+    name, labels = key
+    return name == "ackstream_queue_held_back" and dict(labels)["reason"] in OF_EVERY_PROCESS
+
+
 def _add(total: Samples, samples: Mapping[tuple[str, Labels], float]) -> None:
     for key, value in samples.items():
         if key not in total:
             total[key] = value
-        elif key[0].endswith(LOWEST):
+        elif key[0].endswith(LOWEST) or _holds_everywhere(key):
             total[key] = min(total[key], value)
+        elif key[0] in HIGHEST:
+            total[key] = max(total[key], value)
         else:
             total[key] += value

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, cast
 
@@ -25,11 +25,12 @@ from engine.store.own_writes import OwnWrites
 from engine.store.port import Origin, StoreError
 from engine.store.reach import Reach
 from proxy.server import messages
-from proxy.server.admin import Probe, ProcessMetrics
+from proxy.server.admin import Probe
 from proxy.server.allowances import divide
 from proxy.server.channel import Channel
 from proxy.server.listener import Proxy
 from proxy.server.messages import CommitNotice, Topic
+from proxy.server.metrics import ProcessMetrics
 from proxy.server.parts import engine_settings, reload_certificate, running, store_limits
 from proxy.server.shared_engine import SharedEngine, SharedStore
 from proxy.server.shares import settings_of
@@ -76,6 +77,7 @@ class Worker:
         """`settings`: those of the whole proxy. `number`: this worker's. `clients`: where clients
         come from."""
         self.settings = settings_of(settings, number)
+        self._number = number
         self._part_of = lambda total: divide(total, settings.workers)[number - 1]
         self.channel = Channel(self._receive, self._parent_lost)
         self.begun: asyncio.Future[BackendAddress] = asyncio.get_running_loop().create_future()
@@ -110,9 +112,9 @@ class Worker:
         engine.on_queues = self._send_tables_soon
         await stack.enter_async_context(running(engine, self.settings, address))
         proxy = WorkerProxy(self, engine, self.settings, address, self._tls)
-        metrics, probe = ProcessMetrics(proxy, self._reach), Probe(engine)
+        metrics, probe = ProcessMetrics(proxy, self._reach, counts_queues=self._number == 1), Probe(engine)
         metrics.start()
-        stack.callback(metrics.stop)
+        stack.push_async_callback(metrics.stop)
         stack.push_async_callback(probe.close)
         self._parts = engine, proxy, EngineChanges(engine, self._own_writes), metrics, probe
         self.channel.send(messages.EngineConnections(self._own_writes.mark))
@@ -178,11 +180,15 @@ class Worker:
             case messages.Missed():
                 engine.missed()
             case messages.Ask(number, Topic.METRICS):
-                self.channel.send(messages.Answer(number, list(metrics.registry.collect())))
+                self.channel.send(messages.Answer(number, metrics.families(counted=False)))
+            case messages.Ask(number, Topic.COUNTED_METRICS):
+                self.channel.send(messages.Answer(number, metrics.families()))
             case messages.Ask(number, Topic.STREAMS):
                 self.channel.send(messages.Answer(number, list(map(running_stream, proxy.streams()))))
             case messages.Ask(number, Topic.HEALTH):
-                self._spawn(self._answer_health(number, probe))
+                self._spawn(self._answer_health(number, probe.reason()))
+            case messages.Ask(number, Topic.READY):
+                self._spawn(self._answer_health(number, probe.unready()))
             case messages.Ask(number, Topic.REACHABLE):
                 self._spawn(self._answer_reachable(number, engine))
             case messages.Reload():
@@ -190,8 +196,8 @@ class Worker:
             case _:
                 raise AssertionError(message)
 
-    async def _answer_health(self, number: int, probe: Probe) -> None:
-        self.channel.send(messages.Answer(number, await probe.reason()))
+    async def _answer_health(self, number: int, reason: Awaitable[str | None]) -> None:
+        self.channel.send(messages.Answer(number, await reason))
 
     async def _answer_reachable(self, number: int, engine: SharedEngine) -> None:
         reachable = True

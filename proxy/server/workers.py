@@ -21,7 +21,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -31,11 +31,11 @@ from engine.model import TableId
 from engine.store.connection import BackendAddress
 from proxy.server import messages
 from proxy.server.accepting import Acceptor
-from proxy.server.admin import BinlogMetrics
 from proxy.server.allowances import Allowances, Order
 from proxy.server.channel import Channel
 from proxy.server.fork_server import ForkServer
 from proxy.server.messages import Topic
+from proxy.server.metrics import BinlogMetrics, exposition
 from proxy.server.shares import Restarts, settings_of
 from proxy.server.totals import Totals
 from proxy.settings import BadSetting, Settings
@@ -398,7 +398,14 @@ class Workers(Collector):
 
     async def unreachable(self) -> str | None:
         """Why the server is out of reach; None if any worker reaches it."""
-        answers = list((await self._ask(Topic.HEALTH, self.running())).values())
+        return await self._common_reason(Topic.HEALTH)
+
+    async def unready(self) -> str | None:
+        """Why clients cannot be served; None if any worker serves them."""
+        return await self._common_reason(Topic.READY)
+
+    async def _common_reason(self, topic: Topic) -> str | None:
+        answers = list((await self._ask(topic, self.running())).values())
         if not answers:
             return "no worker answers"
         return None if None in answers else str(answers[0])
@@ -407,23 +414,28 @@ class Workers(Collector):
         """Whether the server answers any worker now."""
         return True in (await self._ask(Topic.REACHABLE, self.running())).values()
 
-    async def metrics(self) -> bytes:
-        """The answer to /metrics."""
-        answers = await self._ask(Topic.METRICS, self.running())
+    async def metrics(self, *, counted: bool) -> bytes:
+        """The answer to /metrics; `counted` as for ProcessMetrics.families."""
+        answers = await self._ask(Topic.COUNTED_METRICS if counted else Topic.METRICS, self.running())
         self._answering = frozenset(number for number, families in answers.items() if families is not None)
         for number in self._answering:
             self._totals.report(number, answers[number])
-        return generate_latest(self._registry)
+        return await exposition(self._registry.collect())
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of all workers as one."""
         yield from self._totals.families()
-        up = GaugeMetricFamily("ackstream_worker_up", "Whether the worker answers", labels=["worker"])
-        for number in self._restarts:
-            up.add_metric([str(number)], number in self._answering)
-        yield up
-        text = "Workers that were started because one had ended"
-        yield CounterMetricFamily("ackstream_worker_restarts", text, self._started_again)
+        yield from own_metrics({number: number in self._answering for number in self._restarts}, self._started_again)
+
+
+def own_metrics(answers: Mapping[int, bool], started_again: int) -> Iterable[Metric]:
+    """The metrics of the parent. `answers`: whether each worker answers."""
+    up = GaugeMetricFamily("ackstream_worker_up", "Whether the worker answers", labels=["worker"])
+    for number, answer in answers.items():
+        up.add_metric([str(number)], answer)
+    yield up
+    text = "Workers that were started because one had ended"
+    yield CounterMetricFamily("ackstream_worker_restarts", text, started_again)
 
 
 def _how(status: int) -> str:

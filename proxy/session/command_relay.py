@@ -26,6 +26,7 @@ from proxy.session.commit_notices import PendingCommand
 from proxy.session.connections import Connections
 from proxy.session.own_acks import OwnAcks
 from proxy.session.statement_memory import StatementMemory
+from proxy.session.traffic import Traffic
 from proxy.session.withheld import Withheld
 from proxy.settings import Settings
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, SILENT
@@ -65,6 +66,7 @@ class CommandRelay:
         own_acks: OwnAcks,
         memory: StatementMemory,
         settings: Settings,
+        traffic: Traffic,
     ) -> None:
         self.walker: ResponseWalker[PendingCommand]
         """Set when the login is over."""
@@ -75,6 +77,7 @@ class CommandRelay:
         self._classifier = classifier
         self._own_acks = own_acks
         self._memory = memory
+        self._traffic = traffic
         self._pipelined_max = settings.pipelined_max
         self._withheld_bytes_max = settings.withheld_bytes_max
         self._framer = CommandFramer(classifier.wants_whole, partial(memory.grown, self))
@@ -193,6 +196,7 @@ class CommandRelay:
 
     def _forward(self, byte: int, pending: PendingCommand, data: bytes) -> None:
         """Send a command on to the server, and expect its answer."""
+        self._traffic.relayed += 1
         outstanding = self.walker.expect(byte, pending)
         if byte not in SILENT:
             self._own_acks.catch_up = None

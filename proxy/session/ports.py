@@ -19,6 +19,7 @@ from proxy.session.known_streams import KnownStreams
 from proxy.session.own_acks import OwnAcks
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import Stream
+from proxy.session.traffic import Traffic
 from proxy.settings import Settings
 from proxy.transport.tls import Tls
 from proxy.wire.packets import ServerError
@@ -134,6 +135,7 @@ class SessionHost(Protocol[Hosted_contra]):
     tls: Tls
     engine: Engine
     statement_memory: StatementMemory
+    traffic: Traffic
 
     @property
     def carry_out(self) -> Callable[[Hosted_contra, Verb, bytes], Coroutine[Any, Any, None]]:

@@ -229,3 +229,7 @@ INSERT INTO $into ($columns) SELECT $values FROM $table WHERE id IN ($ids) AND t
 -- name: delete_dead
 -- Deletes what was copied.
 DELETE FROM $table WHERE id IN ($ids) AND time_acked IS NULL ORDER BY id
+
+-- name: read_only
+-- Whether the server refuses the writes of ordinary accounts. On the engine's connection.
+SELECT CONCAT(@@global.read_only) IN ('1', 'ON') OR @@global.innodb_read_only LIMIT 1

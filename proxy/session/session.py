@@ -53,6 +53,7 @@ class Session:
 
     def __init__(self, proxy: SessionHost[Session], number: int, *, client_is_local: bool = False) -> None:
         self.proxy = proxy
+        self._traffic = proxy.traffic
         self.number = number
         self.origin: Origin
         """The server that the backing connection leads to."""
@@ -83,6 +84,7 @@ class Session:
             self.own_acks,
             proxy.statement_memory,
             proxy.settings,
+            proxy.traffic,
         )
         self._walker: ResponseWalker[PendingCommand]
         self._task: asyncio.Task[None] | None = None
@@ -179,6 +181,7 @@ class Session:
         """Bytes from the client."""
         if self._farewell is not None:
             return
+        self._traffic.client_bytes += len(data)
         try:
             if (login := self._authentication.login) is not None:
                 self._authentication.client_sent(login, data)
@@ -228,6 +231,7 @@ class Session:
 
     def server_sent(self, data: bytes) -> None:
         """Bytes from the server."""
+        self._traffic.server_bytes += len(data)
         try:
             if (login := self._authentication.login) is not None:
                 if self._authentication.server_sent(login, data):
@@ -453,6 +457,7 @@ class Session:
 
     def begin_statement(self, verb: Verb, payload: bytes) -> None:
         """Carry out a queue statement of the client's. The server owes no answer."""
+        self._traffic.queue_statements[verb] += 1
         self._begin_task(self.proxy.carry_out(self, verb, payload), verb.name)
 
     def begin_catch_up(self, statement: bytes) -> None:

@@ -15,19 +15,22 @@ are more of them, the same share is assumed for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 from engine.dispatch.redelivery import JITTER_MAX
 from engine.model import NS_PER_S, Policy, QueueTable
 from engine.quoting import qualified, quoted
+from engine.service import Engine
 from proxy.session.internal_queries import checked_query, rows, server_time_ns, text_rows
 from proxy.session.queries import sql
 from proxy.wire.columns import parse_column
 from proxy.wire.fields import Reader
 from proxy.wire.handshake import MARIADB_EXTENDED_METADATA
+from sqlrewrite.definitions import NOW_NS
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -52,9 +55,68 @@ NANOSECONDS_MIN = 10**17
 RATE_WINDOW_S = 60
 """Acknowledgements are counted over the last minute."""
 
+EXPLAIN_ROWS: Mapping[int, int] = MappingProxyType({12: 9, 10: 8})
+"""The place of `rows` in an answer to EXPLAIN, by its number of columns (MySQL, MariaDB)."""
+
 Numbered = partial[str]
 """A SELECT of one row of counts; called with its `place` in the UNION, which its row begins
 with."""
+
+
+class Counting(Protocol):
+    """A connection on which queues are counted."""
+
+    async def rows(self, text: str) -> Sequence[Sequence[str | None]]:
+        """The rows of a SELECT."""
+
+    async def expected(self, text: str) -> list[int]:
+        """How many rows the optimizer expects, by an EXPLAIN."""
+
+    async def now_ns(self) -> int:
+        """The server's clock."""
+
+
+class ClientCounting:
+    """Counts on a client's own session. Its methods raise Refused."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+
+    async def rows(self, text: str) -> Sequence[Sequence[str | None]]:
+        """The rows of a SELECT."""
+        return await rows(self._session, text)
+
+    async def expected(self, text: str) -> list[int]:
+        """How many rows the optimizer expects. The columns are found by their names."""
+        answer = await checked_query(self._session, text)
+        extended = bool(self._session.capabilities & MARIADB_EXTENDED_METADATA)
+        count = Reader(answer.packets[0].payload).lenenc()
+        names = [parse_column(packet.payload, extended=extended).name for packet in answer.packets[1 : 1 + count]]
+        return [int(row[names.index(b"rows")] or 0) for row in text_rows(self._session, answer)]
+
+    async def now_ns(self) -> int:
+        """The server's clock."""
+        return await server_time_ns(self._session)
+
+
+class EngineCounting:
+    """Counts on the engine's connections, for the admin port. Its methods raise StoreError."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def rows(self, text: str) -> Sequence[Sequence[str | None]]:
+        """The rows of a SELECT."""
+        return (await self._engine.read(text))[0]
+
+    async def expected(self, text: str) -> list[int]:
+        """How many rows the optimizer expects."""
+        return [int(float(row[EXPLAIN_ROWS[len(row)]] or 0)) for row in (await self._engine.read(text))[0]]
+
+    async def now_ns(self) -> int:
+        """The server's clock."""
+        ((now,),) = await self.rows(sql("server_time", now_ns=NOW_NS))
+        return int(now or 0)
 
 
 @dataclass(slots=True)
@@ -74,12 +136,12 @@ class Depth:
     """Whether a message has a time_next that cannot be nanoseconds since 1970."""
 
 
-async def measure(session: ClientSession, queue: QueueTable) -> Depth:
-    """Count a queue that has a scan index, on the client's session. Raises Refused."""
+async def measure(counting: Counting, queue: QueueTable) -> Depth:
+    """Count a queue that has a scan index. Raises what `counting` raises."""
     assert queue.scan_index is not None
     table = _indexed(queue)
-    depth = Depth(now_ns=await server_time_ns(session))
-    priorities, all_found = await _priorities(session, table)
+    depth = Depth(now_ns=await counting.now_ns())
+    priorities, all_found = await _priorities(counting, table)
     if not all_found:
         depth.estimated |= {"ready", "scheduled", "in_flight"}
     bound = max(1, COUNT_MAX // max(1, len(priorities)))
@@ -91,7 +153,7 @@ async def measure(session: ClientSession, queue: QueueTable) -> Depth:
     if queue.id_grows:
         others.append(partial(sql, "newest_id", table=qualified(queue.id)))
     whole = [acknowledged, *(entries for part in parts for entries in part.whole)] if all_found else ()
-    oldest = await _count(session, queue, ranges, others, whole=whole)
+    oldest = await _count(counting, queue, ranges, others, whole=whole)
     if queue.id_grows:
         depth.newest_id = int(oldest.pop() or 0)
     for part, due in zip(parts, oldest, strict=True):
@@ -104,17 +166,17 @@ async def measure(session: ClientSession, queue: QueueTable) -> Depth:
     return depth
 
 
-async def count_unacknowledged(session: ClientSession, queue: QueueTable) -> tuple[int, bool]:
+async def count_unacknowledged(counting: Counting, queue: QueueTable) -> tuple[int, bool]:
     """The number of unacknowledged messages of a queue (for a dead-letter table: the dead ones),
     and whether it is exact."""
     unacknowledged = _Range("time_acked IS NULL", COUNT_MAX)
     if queue.scan_index is None:
         unacknowledged.exact = False
-        await _estimate(session, qualified(queue.id), [unacknowledged])
+        await _estimate(counting, qualified(queue.id), [unacknowledged])
     else:
         acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
         both = (unacknowledged, acknowledged)
-        await _count(session, queue, both, whole=both)
+        await _count(counting, queue, both, whole=both)
     return unacknowledged.count, unacknowledged.exact
 
 
@@ -181,13 +243,13 @@ def _indexed(queue: QueueTable) -> str:
     return f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index or '')})"
 
 
-async def _priorities(session: ClientSession, table: str) -> tuple[list[str], bool]:
+async def _priorities(counting: Counting, table: str) -> tuple[list[str], bool]:
     """The priorities that have unacknowledged messages, most urgent first, and whether the list is
     complete."""
     found: list[str] = []
     condition = "time_acked IS NULL"
     while len(found) <= PRIORITIES_MAX:
-        ((priority,),) = await rows(session, sql("next_priority", table=table, condition=condition))
+        ((priority,),) = await counting.rows(sql("next_priority", table=table, condition=condition))
         if priority is None:
             return found, True
         found.append(priority)
@@ -196,7 +258,7 @@ async def _priorities(session: ClientSession, table: str) -> tuple[list[str], bo
 
 
 async def _count(
-    session: ClientSession,
+    counting: Counting,
     queue: QueueTable,
     ranges: Sequence[_Range],
     others: Sequence[Numbered] = (),
@@ -208,12 +270,12 @@ async def _count(
     selects = [*(entries.count_in(queue) for entries in ranges), *others]
     counts = " UNION ALL ".join(select(place=at) for at, select in enumerate(selects))
     text = sql("counts", counts=counts, limit=len(selects))
-    found = {int(at or 0): answer for at, *answer in await rows(session, text)}
+    found = {int(at or 0): answer for at, *answer in await counting.rows(text)}
     for at, entries in enumerate(ranges):
         entries.count, entries.in_flight = (int(float(value or 0)) for value in found[at])
         entries.exact = entries.count <= entries.bound
     await _estimate(
-        session,
+        counting,
         _indexed(queue),
         [entries for entries in ranges if not (entries.reads_rows or entries.exists)],
         whole=whole,
@@ -221,9 +283,7 @@ async def _count(
     return [found[at][0] for at in range(len(ranges), len(selects))]
 
 
-async def _estimate(
-    session: ClientSession, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()
-) -> None:
+async def _estimate(counting: Counting, table: str, ranges: Sequence[_Range], *, whole: Sequence[_Range] = ()) -> None:
     """Replace counts that are not exact by the optimizer's estimates.
 
     The optimizer reads both ends of each range. InnoDB doubles what it finds, up to half of the
@@ -234,11 +294,7 @@ async def _estimate(
         return
     selects = [sql("count_range", table=table, range=entries.where) for entries in estimated]
     selects.append(sql("count_table", table=table))
-    answer = await checked_query(session, sql("estimates", counts=" UNION ALL ".join(selects)))
-    extended = bool(session.capabilities & MARIADB_EXTENDED_METADATA)
-    count = Reader(answer.packets[0].payload).lenenc()
-    names = [parse_column(packet.payload, extended=extended).name for packet in answer.packets[1 : 1 + count]]
-    found = [int(row[names.index(b"rows")] or 0) for row in text_rows(session, answer)]
+    found = await counting.expected(sql("estimates", counts=" UNION ALL ".join(selects)))
     for entries, rows_expected in zip(estimated, found, strict=False):
         entries.count = max(entries.count, rows_expected)
     scaled = sum(entries.count for entries in whole if not entries.exact)

@@ -20,7 +20,7 @@ from engine.store.dead_letter_plan import Chain, closed_to
 from engine.store.port import StoreError
 from proxy.session.internal_queries import Refused, from_hex, rows
 from proxy.session.queries import sql
-from proxy.statements.depth import Depth, count_unacknowledged, measure
+from proxy.statements.depth import ClientCounting, Depth, count_unacknowledged, measure
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.wire.packets import ServerError, parse_err
 from sqlrewrite.queues import ShowQueues
@@ -176,7 +176,7 @@ class Show:
         if queue.scan_index is None:
             return _bare_row(queue.id, state, "; ".join([*problems, *queue.advice]))
         try:
-            depth = await measure(session, queue)
+            depth = await measure(ClientCounting(session), queue)
             dead = await self._dead(session, queue, depth)
         except Refused as refused:
             return _bare_row(queue.id, state, "; ".join([parse_err(refused.payload).message, *problems]))
@@ -223,7 +223,7 @@ class Show:
         if not isinstance(table, QueueTable):
             return None
         try:
-            count, exact = await count_unacknowledged(session, table)
+            count, exact = await count_unacknowledged(ClientCounting(session), table)
         except Refused:
             return None
         depth.estimated |= set() if exact else {"dead"}

@@ -103,7 +103,7 @@ class RunningProxy:
 
     def metric(self, name: str) -> float:
         """One number of /metrics, without `ackstream_` before its name."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics?counted=no") as answer:
             lines = answer.read().decode().splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"ackstream_{name} ")))
 

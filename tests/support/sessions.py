@@ -14,6 +14,7 @@ from proxy.login.relay import TlsPolicy
 from proxy.server.listener import Proxy
 from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
+from proxy.session.traffic import Traffic
 from proxy.settings import Settings
 from proxy.wire.framing import Packet, Packets
 from proxy.wire.handshake import PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION
@@ -93,6 +94,7 @@ class FakeProxy:
         self.backend = ("127.0.0.1", 3306)
         self.carry_out = carry_out
         self.statement_memory = StatementMemory(self.settings.statement_bytes_max)
+        self.traffic = Traffic()
 
     def session_begun(self, session: Session) -> None: ...
 

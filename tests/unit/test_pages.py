@@ -83,17 +83,3 @@ def is_written(default: object, text: str) -> bool:
     if isinstance(default, int | float):
         return default == (int(text, 8) if re.fullmatch("0[0-7]+", text) else float(text))
     return str(default) == text
-
-
-METRICS = ("admin.py", "loop_lag.py", "workers.py")
-"""The modules of proxy/server that name metrics."""
-
-
-def test_every_metric_stands_in_its_page() -> None:
-    page = (REPOSITORY / "docs" / "operating.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
-    code = "".join((REPOSITORY / "proxy" / "server" / name).read_text() for name in METRICS)
-    counters = re.findall(r'^ +\("(\w+)", "', code, re.MULTILINE)
-    counters += re.findall(r'CounterMetricFamily\("ackstream_(\w+)"', code)
-    gauges = re.findall(r'(?:GaugeMetricFamily|Histogram)\("ackstream_(\w+)"', code)
-    assert len(counters) > 15
-    assert sorted(re.findall(r"`ackstream_(\w+)`", page)) == sorted([f"{name}_total" for name in counters] + gauges)

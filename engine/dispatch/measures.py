@@ -1,0 +1,82 @@
+"""What one queue's deliveries through this proxy amount to: counts, and histograms of durations.
+
+They are kept for the metrics alone, and no decision depends on them. A new dispatcher of the same
+table goes on with them, so that no count goes back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Lease
+from engine.model import NS_PER_S
+
+BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+"""The upper bounds of the buckets: from a fetch without a wait to a backlog of an hour."""
+
+_BUCKETS_NS = tuple(round(bound_s * NS_PER_S) for bound_s in BUCKETS_S)
+
+
+@dataclass(slots=True)
+class Durations:
+    """A histogram of durations."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    """By bucket; the last one has no upper bound."""
+    sum_ns: int = 0
+
+    def add(self, duration_ns: int) -> None:
+        """Count a duration. A negative one, after the server's clock was set, counts as 0."""
+        duration_ns = max(0, duration_ns)
+        self.counts[bisect_left(_BUCKETS_NS, duration_ns)] += 1
+        self.sum_ns += duration_ns
+
+    @property
+    def total(self) -> int:
+        """How many durations were counted."""
+        return sum(self.counts)
+
+    def add_all(self, other: Durations) -> None:
+        """Count all durations of another histogram."""
+        self.counts = [own + others for own, others in zip(self.counts, other.counts, strict=True)]
+        self.sum_ns += other.sum_ns
+
+
+@dataclass(slots=True)
+class Measures:
+    """The counts of one queue since the start of the proxy, through this proxy alone."""
+
+    delivered: int = 0
+    redelivered: int = 0
+    """Messages claimed for the second time or later."""
+    acknowledged: int = 0
+    """Deliveries that ended because the message was acknowledged or deleted."""
+    given_back: int = 0
+    """Deliveries that ended because the message was given back, by its consumer or because the
+    consumer was gone."""
+    expired: int = 0
+    """Deliveries that ended because their wait was over."""
+    dead_lettered: int = 0
+    purged: int = 0
+    pickup: Durations = field(default_factory=Durations)
+    """From the time at which a message was due to its delivery."""
+    work: Durations = field(default_factory=Durations)
+    """From a delivery to its acknowledgement."""
+
+    def sent(self, leases: Iterable[Lease], now: Instant) -> None:
+        """The rows of these leases were passed on."""
+        mono_ns, server_ns = now
+        pickup = self.pickup
+        for lease in leases:
+            lease.sent_ns = mono_ns
+            if lease.due_ns > 0:  # 0 was a default, and is no time.
+                pickup.add(server_ns - lease.due_ns)
+
+    def settled(self, lease: Lease, now: Instant) -> None:
+        """The message of this lease was acknowledged or deleted."""
+        if lease.is_sent:
+            self.acknowledged += 1
+            self.work.add(now.mono_ns - lease.sent_ns)

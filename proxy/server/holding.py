@@ -1,0 +1,52 @@
+"""Why messages of a queue are not delivered by this proxy, though they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from engine.dispatch.dispatcher import Dispatcher
+
+Test = Callable[[Dispatcher], bool]
+"""Whether a reason holds."""
+
+
+def _paused(dispatcher: Dispatcher) -> bool:
+    return dispatcher.parts.policy.paused
+
+
+def _no_consumer(dispatcher: Dispatcher) -> bool:
+    return not dispatcher.subscribers
+
+
+def _limit(dispatcher: Dispatcher) -> bool:
+    return bool(dispatcher.subscribers) and dispatcher.parts.capacity.free <= 0
+
+
+def _rate(dispatcher: Dispatcher) -> bool:
+    next_ns = dispatcher.parts.capacity.next_token_ns
+    return bool(dispatcher.subscribers) and next_ns is not None and next_ns > dispatcher.parts.now.mono_ns
+
+
+def _consumers_full(dispatcher: Dispatcher) -> bool:
+    return bool(dispatcher.subscribers) and not dispatcher.parts.groups.with_credit()
+
+
+REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
+    {
+        "paused": (_paused, "the queue is paused: RESUME QUEUE"),
+        "no_consumer": (_no_consumer, "no stream reads it"),
+        "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
+        "rate": (_rate, "max_rate allows the next one later"),
+        "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),
+    }
+)
+"""Each reason with its test and its text for people. A new kind of limit adds its reason here."""
+
+OF_EVERY_PROCESS = frozenset({"paused", "no_consumer"})
+"""Reasons that count only if they hold in every worker. Any other one counts if it holds in one."""
+
+
+def reasons(dispatcher: Dispatcher) -> tuple[str, ...]:
+    """The reasons that hold now. Whether a message is due is not part of them."""
+    return tuple(name for name, (holds, _) in REASONS.items() if holds(dispatcher))

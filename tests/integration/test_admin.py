@@ -1,0 +1,100 @@
+"""The admin port: what is counted in the database, and the probes."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pymysql
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.proxies import RunningProxy
+from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.servers import connect
+from tests.support.waiting import eventually
+
+
+def answer(proxy: RunningProxy, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{proxy.admin_port}{path}", timeout=30) as found:
+            return found.status, found.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def of_queue(proxy: RunningProxy, database: str, queue: str) -> dict[str, float]:
+    """The metrics of a queue, without `ackstream_queue_` before their names."""
+    status, text = answer(proxy, "/metrics")
+    assert status == 200
+    return {
+        sample.name.removeprefix("ackstream_queue_") + sample.labels.get("reason", "") + sample.labels.get("le", ""):
+            sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        if (sample.labels.get("db"), sample.labels.get("queue")) == (database, queue)
+    }  # fmt: skip
+
+
+def test_what_the_database_holds_of_a_queue_is_counted_as_show_queues_does_it(
+    private_proxy: RunningProxy, private_server: Any
+) -> None:
+    with connect(private_server) as root, root.cursor() as cursor:
+        cursor.execute("CREATE DATABASE shop")
+    with private_proxy.connect(database="shop") as client:
+        run(client, "CREATE QUEUE m (payload TEXT) MAX_ATTEMPTS = 9 DEAD_LETTER = m_dead")
+        enqueue(client, "m", "abcdef")
+        run(client, "INSERT INTO m_dead (epoch) VALUES (9), (9)")
+        assert len(rows(client, "STREAM * FROM m LIMIT 3 NOWAIT")) == 3
+        run(client, "ACK m WHERE id = 1")
+        run(client, "NACK m WHERE id = 2 DELAY 3600")
+        wanted = {"ready": 3, "scheduled": 1, "leased": 1, "retained": 1, "dead": 2}
+
+        def counted() -> bool:
+            found = of_queue(private_proxy, "shop", "m")
+            return wanted.items() <= found.items() and found["acknowledged_total"] == found["given_back_total"] == 1
+
+        eventually(counted, timeout_s=40)
+        found = of_queue(private_proxy, "shop", "m")
+        assert found["oldest_ready_age_seconds"] > 0
+        assert found["delivered_total"] == found["pickup_delay_seconds_count"] == 3
+        assert found["acknowledge_delay_seconds_count"] == 1
+        assert (found["held_backno_consumer"], found["held_backlimit"]) == (1, 0)
+        with client.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute("SHOW QUEUES FROM shop LIKE 'm'")
+            row = cursor.fetchone()
+        assert row is not None
+        shown = {"ready": row["Ready"], "scheduled": row["Scheduled"], "leased": row["In_flight"]}
+        assert shown.items() <= wanted.items()
+
+
+def test_statements_are_counted_by_what_becomes_of_them(private_proxy: RunningProxy, private_server: Any) -> None:
+    with connect(private_server) as root, root.cursor() as cursor:
+        cursor.execute("CREATE DATABASE shop")
+    with private_proxy.connect(database="shop") as client:
+        create_queue(client, "m")
+        run(client, "DO 1")
+        assert rows(client, "STREAM * FROM m NOWAIT") == []
+        text = answer(private_proxy, "/metrics")[1].decode()
+    counts = {
+        sample.labels["class"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "ackstream_statements_total"
+    }
+    assert counts["stream"] == 1
+    assert counts["relayed"] >= 2
+
+
+def test_a_proxy_is_not_ready_while_its_server_is_read_only(private_proxy: RunningProxy, private_server: Any) -> None:
+    assert answer(private_proxy, "/readyz") == (200, b'{"status": "ok"}')
+    with connect(private_server) as root, root.cursor() as cursor:
+        cursor.execute("SET GLOBAL read_only = 1")
+        eventually(lambda: answer(private_proxy, "/readyz")[0] == 503)
+        reason = json.loads(answer(private_proxy, "/readyz")[1])
+        assert reason["reasons"] == ["the server is read-only: messages cannot be claimed or acknowledged"]
+        assert answer(private_proxy, "/livez")[0] == answer(private_proxy, "/health")[0] == 200
+        cursor.execute("SET GLOBAL read_only = 0")
+    eventually(lambda: answer(private_proxy, "/readyz")[0] == 200)

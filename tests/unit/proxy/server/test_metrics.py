@@ -1,0 +1,159 @@
+"""The metrics: docs/metrics.md lists each one, and the counts of queues are bounded and add up."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import Metric
+
+from engine.binlog.supervisor import Following
+from engine.dispatch.dispatcher import Dispatcher
+from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
+from engine.dispatch.measures import Measures
+from engine.model import NS_PER_S, QueueTable, TableId
+from engine.runtime.executor import EngineSettings
+from engine.service import Engine
+from engine.store.memory import MemoryStore
+from engine.store.reach import Reach
+from proxy.server import queue_metrics
+from proxy.server.depths import CountedQueue
+from proxy.server.holding import OF_EVERY_PROCESS, REASONS, reasons
+from proxy.server.listener import Proxy
+from proxy.server.metrics import BinlogMetrics, ProcessMetrics, exposition
+from proxy.server.queue_metrics import OTHERS, QueueMetrics
+from proxy.server.workers import own_metrics
+from proxy.settings import load
+from proxy.statements.depth import Depth
+from proxy.transport.tls import Tls
+from tests.support.play import POLICY, Stage, queue_table
+
+PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", re.MULTILINE)
+NOW = Instant(0, 10**18)
+
+
+def queue(name: str) -> tuple[QueueTable, Dispatcher]:
+    table = replace(queue_table(), id=TableId("shop", name))
+    return table, Dispatcher(table.policy, Limits(), lambda: 0.0, NOW)
+
+
+def samples(families: Iterable[Metric], name: str) -> dict[tuple[str, ...], float]:
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == f"ackstream_{name}"
+    }
+
+
+async def all_families(tmp_path: Path) -> list[Metric]:
+    store = MemoryStore(now_ns=10**18)
+    store.add_table(queue_table())
+    engine = Engine(store, EngineSettings())
+    await engine.start()
+    settings = load({"data_dir": tmp_path, "tls": False}, None)
+    metrics = ProcessMetrics(Proxy(engine, settings, ("", 0), Tls.of(settings)), Reach())
+    metrics.depths.round_ended_s = 0.0
+    try:
+        families = metrics.families()
+        return [*families, *BinlogMetrics(Following()).collect(), *own_metrics({1: True}, 0)]
+    finally:
+        await metrics.stop()
+        await engine.close()
+
+
+def described(family: Metric) -> tuple[str, str, str, str]:
+    name = family.name + ("_total" if family.type == "counter" else "")
+    labels = getattr(family, "_labelnames", ())
+    return name, family.type, ", ".join(f"`{label}`" for label in labels), family.documentation
+
+
+def test_the_page_lists_each_metric_with_its_type_labels_and_help(tmp_path: Path) -> None:
+    families = asyncio.run(all_families(tmp_path))
+    rows = ROW.findall(PAGE.read_text())
+    expected = {described(family) for family in families}
+    assert len(rows) == len(set(rows))
+    missing = sorted(f"| `{name}` | {kind} | {labels} | {text} |" for name, kind, labels, text in expected - set(rows))
+    assert (missing, set(rows) - expected) == ([], set())
+
+
+def test_names_follow_the_conventions(tmp_path: Path) -> None:
+    families = asyncio.run(all_families(tmp_path))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    for family in families:
+        assert re.fullmatch(r"(ackstream|process)_[a-z_]+[a-z]", family.name)
+        assert not re.search(r"_(ms|us|ns|milliseconds|kb|count|total)$", family.name)
+        assert len(family.documentation) >= 12 or family.name.startswith("process_"), family.name
+
+
+def test_the_exposition_is_the_text_format() -> None:
+    text = asyncio.run(exposition(QueueMetrics().collect([queue("m")], {}, 0.0))).decode()
+    assert "# HELP ackstream_queue_delivered_total" in text
+    assert 'ackstream_queue_delivered_total{db="shop",queue="m"} 0.0\n' in text
+
+
+def test_queues_beyond_the_bound_share_one_label_and_no_sum_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_metrics, "QUEUES_MAX", 2)
+    metrics, queues = QueueMetrics(), [queue(name) for name in "abcd"]
+    for at, (_, dispatcher) in enumerate(queues):
+        dispatcher.parts.measures.delivered = 10**at
+    found = samples(metrics.collect(queues, {}, 0.0), "queue_delivered_total")
+    assert found == {("shop", "a"): 1, ("shop", "b"): 10, ("", ""): 1100}
+    # A queue of its own label was dropped: nobody takes its label.
+    found = samples(metrics.collect(queues[1:], {}, 0.0), "queue_delivered_total")
+    assert found == {("shop", "b"): 10, (OTHERS.db, OTHERS.name): 1100}
+
+
+def test_what_was_counted_in_the_database_ages_until_the_next_count() -> None:
+    table, dispatcher = queue("m")
+    counts = {table.id: CountedQueue(Depth(ready=3, oldest_ready_s=5.0), 7, counted_s=100.0)}
+    families = list(QueueMetrics().collect([(table, dispatcher)], counts, 102.0))
+    assert samples(families, "queue_ready") == {("shop", "m"): 3}
+    assert samples(families, "queue_oldest_ready_age_seconds") == {("shop", "m"): 7.0}
+    assert samples(families, "queue_enqueued_total") == {("shop", "m"): 7}
+    assert samples(families, "queue_dead") == {}
+
+
+def test_an_idle_queue_has_no_histogram() -> None:
+    table, dispatcher = queue("m")
+    families = list(QueueMetrics().collect([(table, dispatcher)], {}, 0.0))
+    assert samples(families, "queue_pickup_delay_seconds_bucket") == {}
+    dispatcher.parts.measures.pickup.add(2 * NS_PER_S)
+    buckets = samples(QueueMetrics().collect([(table, dispatcher)], {}, 0.0), "queue_pickup_delay_seconds_bucket")
+    assert buckets["shop", "m", "1.0"] == 0
+    assert buckets["shop", "m", "5.0"] == buckets["shop", "m", "+Inf"] == 1
+
+
+def test_reasons_that_hold_a_queue_back() -> None:
+    stage = Stage(policy=replace(POLICY, cache_size=2, batch_size=2, paused=True))
+    assert set(reasons(stage.dispatcher)) == {"paused", "no_consumer"}
+    stage = Stage(policy=replace(POLICY, cache_size=2, batch_size=2))
+    for key in range(5):
+        stage.enqueue(key)
+    stage.subscribe(1, 1)
+    stage.settle()
+    assert reasons(stage.dispatcher) == ("limit",)
+    assert set(REASONS) > OF_EVERY_PROCESS
+
+
+def test_deliveries_are_measured_until_their_end() -> None:
+    stage = Stage(policy=POLICY)
+    for key in (1, 2, 3):
+        stage.enqueue(key, due_ns=stage.now_ns - NS_PER_S)
+    stage.subscribe(1, 1)
+    stage.settle()
+    measures: Measures = stage.dispatcher.parts.measures
+    assert measures.pickup.total == 3
+    stage.acknowledge(1, seen=True)
+    stage.settle()
+    assert (measures.acknowledged, measures.work.total) == (1, 1)
+    stage.handle(stage.dispatcher.disconnected, 1)
+    stage.settle()
+    assert (measures.acknowledged, measures.given_back, measures.expired) == (1, 2, 0)
