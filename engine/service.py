@@ -341,6 +341,25 @@ class Engine:
     def _on_dead_letters_moved(self, table: TableId) -> None:
         self.written(table.name.casefold())
 
+    def server_changed(self) -> None:
+        """Another server is the primary: nothing that was read from the one before holds any more.
+
+        Each queue goes on with a new dispatcher and the same streams. What was in flight comes due
+        again when its wait is over, unless the roster shows before that nobody holds it. The store
+        uses the other server already.
+        """
+        self._other_slots = frozenset()
+        self._roster.server_changed()
+        for runner in list(self._runners.values()):
+            runner.server_changed()
+        self._queues.server_changed()
+
+    def server_returned(self) -> None:
+        """The server can be used again after a time in which none could."""
+        self._queues.refresh_soon()
+        self.changes_logged(None)
+        self._wake_all.request()
+
     def schema_changed(self, name: str | None = None) -> None:
         """A table of this bare name, casefolded (None: any table), may have been created, altered
         or dropped."""

@@ -21,19 +21,21 @@ import uvloop
 from engine.binlog.supervisor import BinlogFollower
 from engine.service import Engine
 from engine.store import pymysql_adapter
-from engine.store.connection import BackendAddress, ConnectionLimits
+from engine.store.connection import ConnectionLimits
 from engine.store.mysql import MySQLStore
 from engine.store.own_writes import OwnWrites
 from engine.store.reach import Reach
+from engine.store.route import Route
 from proxy import __version__
 from proxy.commandline import conceal
 from proxy.server.accepting import Acceptor
 from proxy.server.admin import Admin, Probe
+from proxy.server.backends import Switch
 from proxy.server.fork_server import ForkServer
 from proxy.server.listener import Proxy
 from proxy.server.metrics import BinlogMetrics, ProcessMetrics
 from proxy.server.parts import (
-    backend_address,
+    backends,
     engine_settings,
     exempt_from_garbage_collection,
     listening,
@@ -86,7 +88,9 @@ def main() -> None:
 @click.option(
     "--backend",
     metavar="URL",
-    help="mysql://USER:PASSWORD@HOST:PORT, the engine's own account. Default: a private server.",
+    multiple=True,
+    help="mysql://USER:PASSWORD@HOST:PORT, the engine's own account. Several times: the servers of which one is the"
+    " primary. Default: a private server.",
 )
 @click.option(
     "--backend-password-file", metavar="FILE", help="The file with that password, in place of the URL: one line."
@@ -114,7 +118,7 @@ def main() -> None:
 def serve(config: Path | None, **flags: Any) -> None:
     """Stand in front of a MySQL or MariaDB server."""
     try:
-        settings = load(flags, config)
+        settings = load({**flags, "backend": flags["backend"] or None}, config)
     except BadSetting as error:
         _give_up(str(error))
     concealed = _conceal_password(settings)
@@ -155,10 +159,11 @@ def _check_libraries() -> None:
 def _conceal_password(settings: Settings) -> bool:
     """Remove the password from the command line that other users see; return whether they cannot
     read it there."""
-    backend = settings.backend
-    if backend is None or not backend.encoded_password:
-        return True
-    return conceal(backend.before_password, backend.encoded_password)
+    concealed = True
+    for backend in settings.backend:
+        if backend.encoded_password:
+            concealed &= conceal(backend.before_password, backend.encoded_password)
+    return concealed
 
 
 def _give_up(text: str) -> NoReturn:
@@ -210,15 +215,19 @@ async def _serve(settings: Settings, fork_server: ForkServer | None) -> int:
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Drain, Admin]:
     """Create all parts, to be closed with the stack, and print that clients can connect. Raises
     BadSetting."""
-    address = await stack.enter_async_context(backend_address(settings))
+    servers = await stack.enter_async_context(backends(settings))
     tls = Tls.of(settings)
     reach = Reach()
     own_writes = OwnWrites()
-    engine = await stack.enter_async_context(_engine(settings, address, reach, own_writes))
+    store = MySQLStore(servers.route, store_limits(settings), reach=reach, own_writes=own_writes)
+    engine = Engine(store, engine_settings(settings))
+    await stack.enter_async_context(running(engine, settings, servers.shown))
     if settings.proxy_protocol:
-        await asyncio.to_thread(check_taken, address, ConnectionLimits())
-    proxy = Proxy(engine, settings, (address.host, address.port), tls)
-    watch = await stack.enter_async_context(_watch(settings, engine, address, own_writes))
+        await asyncio.to_thread(check_taken, servers.route.address, ConnectionLimits())
+    proxy = Proxy(engine, settings, servers.route, tls)
+    watch = await stack.enter_async_context(_watch(settings, engine, servers.route, own_writes))
+    switch = Switch(servers.route, store, engine, proxy)
+    servers.start(partial(_follow, switch, watch))
     listen = shown(*await listening("listen", settings.listen, proxy.start()))
     stack.callback(proxy.stop_listening)
     if (path := settings.listen_socket) is not None:
@@ -229,7 +238,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     metrics.start()
     stack.push_async_callback(metrics.stop)
     stack.push_async_callback(probe.close)
-    admin = await _ready(settings, stack, Admin(metrics.text, probe.reason, probe.unready), listen, address)
+    admin = await _ready(settings, stack, Admin(metrics.text, probe.reason, probe.unready), listen, servers.shown)
 
     async def drain() -> None:
         proxy.stop_listening()
@@ -242,11 +251,12 @@ async def _start_workers(
     settings: Settings, fork_server: ForkServer, stack: contextlib.AsyncExitStack, lost: asyncio.Event
 ) -> tuple[Drain, Admin]:
     """As `_start`, with several workers. `lost` is set when all workers have ended by a fault."""
-    address = await stack.enter_async_context(backend_address(settings))
+    servers = await stack.enter_async_context(backends(settings))
     Tls.of(settings)  # A new certificate is made once, before there are workers.
     if settings.proxy_protocol:
-        await asyncio.to_thread(check_taken, address, ConnectionLimits())
-    workers = Workers(settings, fork_server, address, lost)
+        await asyncio.to_thread(check_taken, servers.route.address, ConnectionLimits())
+    workers = Workers(settings, fork_server, servers.route, lost)
+    servers.start(workers.route_changed)
     stack.push_async_callback(workers.close)
     acceptor, endpoint = workers.acceptor, settings.listen
     listen = shown(*await listening("listen", endpoint, acceptor.listen(endpoint.host, endpoint.port)))
@@ -254,7 +264,9 @@ async def _start_workers(
         await listening("listen-socket", settings.listen_socket, _listen_locally(acceptor, settings))
     await workers.start()
     _reload_on_hangup(settings, workers.reload)
-    admin = await _ready(settings, stack, Admin(workers.metrics, workers.unreachable, workers.unready), listen, address)
+    admin = await _ready(
+        settings, stack, Admin(workers.metrics, workers.unreachable, workers.unready), listen, servers.shown
+    )
     workers.accept()
     return workers.drain, admin
 
@@ -272,7 +284,7 @@ def _reload_on_hangup(settings: Settings, reload: Callable[[], None]) -> None:
 
 
 async def _ready(
-    settings: Settings, stack: contextlib.AsyncExitStack, admin: Admin, listen: str, address: BackendAddress
+    settings: Settings, stack: contextlib.AsyncExitStack, admin: Admin, listen: str, backend: str
 ) -> Admin:
     """Serve the admin port, and print that clients can connect."""
     endpoint = settings.admin
@@ -280,10 +292,15 @@ async def _ready(
     stack.push_async_callback(admin.stop)
     path = settings.listen_socket
     also = "" if path is None else f" socket={path}"
-    backend = shown(address.host, address.port)
     exempt_from_garbage_collection()
     print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
     return admin
+
+
+def _follow(switch: Switch, watch: BinlogFollower) -> None:
+    """The route has changed."""
+    if switch.follow() or not watch.following.now:
+        watch.server_changed()
 
 
 def _work(settings: Settings, number: int, channel: socket.socket, clients: socket.socket) -> None:
@@ -294,21 +311,11 @@ def _work(settings: Settings, number: int, channel: socket.socket, clients: sock
 
 
 @contextlib.asynccontextmanager
-async def _engine(
-    settings: Settings, address: BackendAddress, reach: Reach, own_writes: OwnWrites
-) -> AsyncIterator[Engine]:
-    store = MySQLStore(address, store_limits(settings), reach=reach, own_writes=own_writes)
-    engine = Engine(store, engine_settings(settings))
-    async with running(engine, settings, address):
-        yield engine
-
-
-@contextlib.asynccontextmanager
 async def _watch(
-    settings: Settings, engine: Engine, address: BackendAddress, own_writes: OwnWrites
+    settings: Settings, engine: Engine, route: Route, own_writes: OwnWrites
 ) -> AsyncIterator[BinlogFollower]:
     """The follower of the server's binary log, started unless it is switched off."""
-    watch = BinlogFollower(engine, address, own_writes=own_writes)
+    watch = BinlogFollower(engine, route, own_writes=own_writes)
     if settings.binlog == "auto":
         watch.start()
     try:

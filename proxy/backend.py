@@ -1,10 +1,11 @@
-"""The backing server as the operator specifies it: a URL with the engine's account, and a file with
-its password."""
+"""The backing servers as the operator specifies them: URLs with the engine's account, and a file
+with its password."""
 
 from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,12 +17,15 @@ ENCODED = (
     " --backend-password-file takes the password as it is"
 )
 
+SERVERS_MAX = 64
+"""Servers of one proxy. Each has a thread and a connection that watch it."""
+
 _FORM = "it takes the form mysql://USER:PASSWORD@HOST:PORT"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class Backend:
-    """The backing server and the engine's account on it.
+    """A backing server and the engine's account on it.
 
     Raises ValueError, whose text shows nothing of the password.
     """
@@ -49,8 +53,42 @@ class Backend:
         self.before_password = url.partition(f":{encoded}@")[0] + ":"
         """The URL up to the password."""
 
+    @property
+    def name(self) -> str:
+        """HOST:PORT, an IPv6 host in brackets: the name of the server among several."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __repr__(self) -> str:
         return f"mysql://{self.user}:…@{self.host}:{self.port}"
+
+
+def backends_in(text: str) -> tuple[Backend, ...]:
+    """The servers in a list: URLs, or further HOST:PORT with the account of the URL before them,
+    separated by commas.
+
+    Raises ValueError, whose text shows nothing of a password.
+    """
+    found: list[Backend] = []
+    for url in re.split(r",\s*(?=mysql://)", text.strip()):
+        before, at, hosts = url.rpartition("@")
+        first, *others = hosts.split(",") if at else [url]
+        found.append(Backend(before + at + first))
+        if not all(map(str.strip, others)):
+            raise ValueError(f"{_FORM}, with commas between several")
+        found += [Backend(f"{before}@{host.strip()}") for host in others]
+    return tuple(found)
+
+
+def distinct(backends: Sequence[Backend]) -> tuple[Backend, ...]:
+    """The servers, if they fit together. Raises ValueError."""
+    if not backends:
+        raise ValueError(_FORM)
+    names = [backend.name for backend in backends]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{twice[0]} is given twice")
+    if len(backends) > SERVERS_MAX:
+        raise ValueError(f"at most {SERVERS_MAX} servers can be given")
+    return tuple(backends)
 
 
 def _form_of(url: str) -> str:

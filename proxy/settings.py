@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from proxy.backend import Backend, is_exposed, password_in
+from proxy.backend import Backend, backends_in, distinct, is_exposed, password_in
 from proxy.login.relay import BackendTls
 
 PREFIX = "ACKSTREAM_"
@@ -63,8 +63,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    backend: Backend | None = None
-    """The backing server. None: a private one, with its data under `data_dir`."""
+    backend: tuple[Backend, ...] = ()
+    """The backing server, or several of which one is the primary. None: a private one, with its
+    data under `data_dir`."""
     backend_password_file: Path | None = None
     """The file with the password of the engine's account, in place of the URL: every user who may
     list processes can read a command line. One line end behind the password is not part of it."""
@@ -164,7 +165,13 @@ class Settings(BaseSettings):
     @field_validator("backend", mode="before")
     @classmethod
     def _backend(cls, value: object) -> object:
-        return Backend(value) if isinstance(value, str) else value
+        """From a list in one text, or from several such texts."""
+        if value == ():  # The default.
+            return value
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            return value
+        return distinct([backend for text in texts for backend in backends_in(text)])
 
     @field_validator("listen_socket_mode", mode="before")
     @classmethod
@@ -180,26 +187,23 @@ class Settings(BaseSettings):
             raise ValueError("tls_key needs tls_certificate beside it")
         if self.backend_ca is not None and self.backend_tls == "never":
             raise ValueError("backend_ca has no use where backend_tls is never")
-        if self.backend is None and self.proxy_protocol:
+        if not self.backend and self.proxy_protocol:
             raise ValueError(
                 "proxy_protocol needs backend beside it: the private server has clients of this machine alone"
             )
-        if self.backend is None and self.backend_password_file is not None:
+        if not self.backend and self.backend_password_file is not None:
             raise ValueError("backend_password_file needs backend beside it")
-        if self.backend is not None and self.backend_password_file is not None and self.backend.encoded_password:
+        if self.backend_password_file is not None and any(backend.encoded_password for backend in self.backend):
             raise ValueError(
                 "backend has a password already: take it out of the URL, or leave backend_password_file out"
             )
         if self.backend_password_file is not None:
             self._password = _password_of(self.backend_password_file)
-        elif self.backend is not None:
-            self._password = self.backend.password
         return self
 
-    @property
-    def backend_password(self) -> str:
-        """The password of the engine's account, wherever it was given."""
-        return self._password
+    def password_of(self, backend: Backend) -> str:
+        """The password of the engine's account on this server, wherever it was given."""
+        return self._password or backend.password
 
     @field_validator("listen", "admin", mode="before")
     @classmethod

@@ -37,7 +37,8 @@ from engine.model import Entry, TableId
 from engine.service import Engine
 from engine.store.connection import BackendAddress
 from engine.store.own_writes import OwnWrites
-from engine.store.port import StoreError
+from engine.store.port import NoPrimaryError, StoreError
+from engine.store.route import Route
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +126,14 @@ class ReaderSupervisor(ABC):
     """As in FollowRequest."""
 
     def __init__(
-        self, address: BackendAddress, limits: FollowerLimits | None = None, reader_limits: BinlogLimits | None = None
+        self,
+        address: BackendAddress | Route,
+        limits: FollowerLimits | None = None,
+        reader_limits: BinlogLimits | None = None,
     ) -> None:
         self.following = Following()
-        self._address = address
+        self._route = address if isinstance(address, Route) else Route(address)
+        self._server_changed = asyncio.Event()
         self._limits = limits or FollowerLimits()
         self._reader_limits = reader_limits or BinlogLimits()
         self._process: Process | None = None
@@ -162,6 +167,13 @@ class ReaderSupervisor(ABC):
         """Start following in the background. Returns at once."""
         self._task = asyncio.get_running_loop().create_task(self._keep_following(), name="binlog")
 
+    def server_changed(self) -> None:
+        """Another server is used: follow its binary log."""
+        self._server_changed.set()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
     async def close(self) -> None:
         """Stop, and end the reader."""
         if self._task is not None:
@@ -179,18 +191,26 @@ class ReaderSupervisor(ABC):
                 self.following.faults += 1
                 log.exception("the changes in the binlog could not be processed")
                 ended = ReaderEnded(f"its changes could not be processed: {error!r}")
-            if clock() - began > self._limits.lasting_s:
+            if self._server_changed.is_set() or clock() - began > self._limits.lasting_s:
                 pause_s = self._limits.again_min_s
-            if ended.refused:
+            if self._server_changed.is_set():
+                self._server_changed.clear()
+            elif ended.refused:
                 self._log_once(
                     "the binlog is not followed (%s): what bypasses the proxy is noticed by polling", ended.text
                 )
-                await asyncio.sleep(self._limits.refused_s)
-                continue
-            if await self.server_is_reachable():  # If not, engine.store.reach logs that.
-                self._log_once("the binlog cannot be followed now, polling until it can: %s", ended.text)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._limits.again_max_s)
+                await self._pause(self._limits.refused_s)
+            else:
+                if await self.server_is_reachable():  # If not, engine.store.reach logs that.
+                    self._log_once("the binlog cannot be followed now, polling until it can: %s", ended.text)
+                await self._pause(pause_s)
+                pause_s = min(2 * pause_s, self._limits.again_max_s)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Pause until the time has passed or another server is used."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._server_changed.wait(), pause_s)
+        self._server_changed.clear()
 
     def _log_once(self, text: str, detail: str, level: int = logging.WARNING) -> None:
         """Log a change of state, once."""
@@ -204,6 +224,10 @@ class ReaderSupervisor(ABC):
 
     async def _follow(self) -> ReaderEnded:
         """Run a reader until it ends. Returns the reason."""
+        try:
+            address = self._route.address
+        except NoPrimaryError as error:
+            return ReaderEnded(str(error))
         self.following.starts += 1
         try:
             self._process = process = await asyncio.create_subprocess_exec(
@@ -220,9 +244,7 @@ class ReaderSupervisor(ABC):
         try:
             self._requested = self.tables
             lock = f"ackstream-{secrets.token_hex(16)}"
-            self._send(
-                FollowRequest(self._address, self._reader_limits, self._requested, self.mark, lock, self.consumers)
-            )
+            self._send(FollowRequest(address, self._reader_limits, self._requested, self.mark, lock, self.consumers))
             return await self._listen(process, lock)
         finally:
             self._process = None
@@ -291,7 +313,7 @@ class BinlogFollower(ReaderSupervisor):
     def __init__(
         self,
         engine: Engine,
-        address: BackendAddress,
+        address: BackendAddress | Route,
         limits: FollowerLimits | None = None,
         reader_limits: BinlogLimits | None = None,
         own_writes: OwnWrites | None = None,

@@ -146,6 +146,17 @@ class Dispatcher:
         self._deliveries.give_back_abandoned(self.parts.leases.held_by(holder))
         return self._advance(now)
 
+    def handed_over(self, now: Instant, returns: Iterable[Return]) -> Effects:
+        """These claims were to be released by the dispatcher before this one (`unreleased`)."""
+        for claim in returns:
+            self.parts.releases.add_release(claim)
+        return self._advance(now)
+
+    @property
+    def unreleased(self) -> list[Return]:
+        """The claims whose release has not been answered."""
+        return self.parts.releases.unfinished
+
     def transaction_ended(self, now: Instant, holder: int, *, failed: bool = False) -> Effects:
         """The transaction of a client has ended, and with it the locks on its messages. Those that
         it has not acknowledged are free again. `failed`: it was certainly rolled back, so their

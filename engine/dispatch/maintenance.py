@@ -31,6 +31,11 @@ class Releases:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._under_way)
 
+    @property
+    def unfinished(self) -> list[Return]:
+        """All of them."""
+        return [*self._under_way.values(), *self._waiting]
+
     def is_under_way(self, key: Key) -> bool:
         """Whether a release of this message is under way."""
         return key in self._under_way

@@ -144,6 +144,13 @@ class Queues:
         self._indirect_writes.schema_changed()
         self._refresh_soon.set()
 
+    def server_changed(self) -> None:
+        """Another server is used: describe all tables again, whatever their stamps."""
+        for known in self._known.values():
+            known.read, known.stamp = 0, None
+            known.texts.clear()
+        self.schema_changed()
+
     def distrust(self, table: TableId) -> None:
         """A statement failed because the table differs from its description: describe it soon,
         whatever its stamp."""

@@ -41,10 +41,19 @@ class RosterWatch:
         self._changed = asyncio.Event()
         """A queue was streamed for the first time."""
         self._announced: frozenset[TableId] = frozenset()
+        self._servers = 0
+        """How often the server has changed."""
 
     def start(self) -> None:
         """Check it in the background, at once and at intervals."""
         self._executor.spawn(self._watch(), "roster")
+
+    def server_changed(self) -> None:
+        """Another server is used: this proxy has no place in its roster yet."""
+        self._servers += 1
+        self.found = Roster(None)
+        self._announced = frozenset()
+        self._changed.set()
 
     def queue_streamed(self) -> None:
         """A queue got its first stream: check soon if other proxies are there."""
@@ -55,8 +64,12 @@ class RosterWatch:
         """Check it once. Returns the pause until the next check, in seconds."""
         settings = self._executor.settings
         before, announced = (self.found, self._announced), self._queues()
+        server = self._servers
         try:
-            self.found = await self._executor.call(self._executor.store.roster, announced)
+            found = await self._executor.call(self._executor.store.roster, announced)
+            if server != self._servers:  # It is the roster of another server.
+                return 0.0
+            self.found = found
         except StoreError as error:
             self._executor.report("the roster of proxies", error)
             self.found = Roster(None)

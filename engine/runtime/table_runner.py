@@ -277,6 +277,19 @@ class TableRunner:
             log.info("queue %s: %s", self.queue.id, share or "all messages are this proxy's")
             self.handle(self.dispatcher.share_changed, share)
 
+    def server_changed(self) -> None:
+        """Another server is used: go on with a new dispatcher, and the same streams. Results that
+        are under way are dropped. This proxy has no slot on the server yet. What was to be released
+        is released there, if its rows show the claim."""
+        self._slot, self._share = 0, None
+        unreleased = self.dispatcher.unreleased
+        self._forget()
+        if self._ending is None:
+            self._restart()
+            self.handle(self.dispatcher.handed_over, unreleased)
+        else:
+            self._end_streams(*self._ending)
+
     def drain(self) -> None:
         """The proxy is stopping: end the streams and release what is in flight, then set
         `settled_down`."""
@@ -337,14 +350,19 @@ class TableRunner:
         pause_s = self._faults.last_ns / NS_PER_S
         text = "the dispatcher of %s failed; another one begins in %.1f s"
         log.error(text, self.queue.id, pause_s, exc_info=error)
-        self._suspended = True
-        self._effects.clear()
-        self.dispatcher = self._new_dispatcher()  # Only to be read. It gets no events yet.
-        self._cancel_timer()
+        self._forget()
         if self._ending is None:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._restart)
         else:
             self._end_streams(*self._ending)
+
+    def _forget(self) -> None:
+        """Replace the dispatcher."""
+        self._suspended = True
+        self._effects.clear()
+        self._noted = _Noted()
+        self.dispatcher = self._new_dispatcher()  # Only to be read. It gets no events yet.
+        self._cancel_timer()
 
     def _restart(self) -> None:
         self._timer = None

@@ -31,6 +31,7 @@ from engine.store.pymysql_adapter import (
     Connection,
     IncompatibleVersionError,
     MySQLError,
+    OperationalError,
     channel,
 )
 from engine.store.queries import statement
@@ -57,6 +58,9 @@ _Kind = TypeVar("_Kind", bound=Connection)
 _WRITING = ("INSERT", "UPDATE", "DELETE")
 """The first words of statements that may run triggers."""
 
+_CHANGING = (*_WRITING, "ALTER")
+"""The first words of all statements of the engine that change data or tables."""
+
 COM_RESET_CONNECTION = 0x1F
 """PyMySQL defines no name for it."""
 
@@ -76,6 +80,13 @@ class BackendAddress:
     ca: str | None = None
     """A file with the certificates of authorities. TLS is then required, and the server's
     certificate and host name are verified. None: they are not verified."""
+    ip: str | None = None
+    """Where to connect, if `host` has several addresses. The certificate is that of `host`."""
+
+    @property
+    def target(self) -> tuple[str, int]:
+        """Where to connect."""
+        return self.ip or self.host, self.port
 
     @property
     def local(self) -> bool:
@@ -138,8 +149,11 @@ class Result:
 class StoreConnection:
     """A connection, for one thread at a time, except for `abort`."""
 
-    def __init__(self, address: BackendAddress, limits: ConnectionLimits, mark: str = "") -> None:
-        """`mark` is put before each statement that writes."""
+    def __init__(
+        self, address: BackendAddress, limits: ConnectionLimits, mark: str = "", *, checks_writable: bool = False
+    ) -> None:
+        """`mark` is put before each statement that writes. `checks_writable`: nothing is written to
+        a server that is read-only, whatever the account may."""
         self.broken = False
         self.context: SessionContext | None = OWN_CONTEXT
         """None: unknown."""
@@ -148,6 +162,7 @@ class StoreConnection:
         self._address = address
         self._limits = limits
         self._mark = mark
+        self._checks_writable = checks_writable
         self._wrote = False
         self._reset_due = False
         self._buffer, self._at = b"", 0
@@ -191,7 +206,8 @@ class StoreConnection:
         entering = [] if context == self.context else [_context_statement(context)]
         if reset:
             entering = [_session_statement(self._limits, context)]
-        command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *self._marked(statements)]).encode())
+        checks = self._checks(statements)
+        command = _framed(COMMAND.COM_QUERY, ";\n".join([*entering, *checks, *self._marked(statements)]).encode())
         self._send(_framed(COM_RESET_CONNECTION, b"") + command if reset else command)
         if reset:
             self._finish_reset()
@@ -200,6 +216,7 @@ class StoreConnection:
             self.result()
         if entering:
             self.context = context
+        self._read_checks(checks)
         return [*(self.result() for _ in statements[:-1]), self.result(keep_last)]
 
     def commit_and_read(
@@ -213,11 +230,14 @@ class StoreConnection:
         command all the same.
         """
         entering = _session_statement(self._limits, context).encode()
-        pieces = [(COMMAND.COM_QUERY, ";\n".join(self._marked(writes)).encode()), (COM_RESET_CONNECTION, b"")]
+        checks = self._checks(writes)
+        changing = ";\n".join([*checks, *self._marked(writes)]).encode()
+        pieces = [(COMMAND.COM_QUERY, changing), (COM_RESET_CONNECTION, b"")]
         pieces += [(COMMAND.COM_QUERY, entering), (command, payload)]
         self.context = None
         self._send(b"".join(_framed(*piece) for piece in pieces))
         try:
+            self._read_checks(checks)
             for _ in writes:
                 self.result()
         except StoreError:
@@ -247,6 +267,23 @@ class StoreConnection:
 
     def _marked(self, statements: Sequence[str]) -> list[str]:
         return [self._mark + text if text.startswith(_WRITING) else text for text in statements]
+
+    def _checks(self, statements: Sequence[str]) -> list[str]:
+        """What is to run before these statements."""
+        if self._checks_writable and any(text.startswith(_CHANGING) for text in statements):
+            return [statement("writable")]
+        return []
+
+    def _read_checks(self, checks: Sequence[str]) -> None:
+        try:
+            for _ in checks:
+                self.result()
+        except StoreError as error:
+            if error.code != ER.SUBQUERY_NO_1_ROW:
+                raise
+            raise StoreError(
+                "the server is read-only, so it is no primary any more", code=ER.OPTION_PREVENTS_STATEMENT
+            ) from None
 
     def _finish_reset(self) -> None:
         try:
@@ -396,7 +433,25 @@ def connect(address: BackendAddress, limits: ConnectionLimits, kind: type[_Kind]
         "write_timeout": limits.read_s,
         "client_flag": CLIENT.MULTI_STATEMENTS,
     }
-    return kind(**(options | more))
+    if address.ip is None or address.unix_socket or more.get("defer_connect"):
+        return kind(**(options | more))
+    connection = kind(**(options | more | {"defer_connect": True}))
+    connection.connect(_reached(address, limits))
+    return connection
+
+
+def _reached(address: BackendAddress, limits: ConnectionLimits) -> socket.socket:
+    """A socket connected to the server's own address, where its name has several. Raises
+    MySQLError, as a connection by name does."""
+    try:
+        channel = socket.create_connection(address.target, limits.connect_s)
+    except OSError as error:
+        text = f"Can't connect to MySQL server on {address.ip!r} ({error})"
+        raise OperationalError(CR.CR_CONN_HOST_ERROR, text) from error
+    channel.settimeout(None)
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return channel
 
 
 def _framed(command: int, payload: bytes) -> bytes:

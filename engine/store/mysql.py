@@ -70,6 +70,7 @@ from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.store.reach import Reach
 from engine.store.recent import Recent
 from engine.store.roster import RosterConnection
+from engine.store.route import Route
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
 
 T = TypeVar("T")
@@ -127,7 +128,7 @@ class MySQLStore:
 
     def __init__(
         self,
-        address: BackendAddress,
+        address: BackendAddress | Route,
         limits: StoreLimits | None = None,
         link_limits: ConnectionLimits | None = None,
         reach: Reach | None = None,
@@ -135,9 +136,14 @@ class MySQLStore:
     ) -> None:
         self._limits = limits or StoreLimits()
         timing, own = link_limits or ConnectionLimits(), own_writes or OwnWrites()
-        self._pool = Pool(lambda: StoreConnection(address, timing, own.mark), self._limits.connections, reach, own)
+        route = address if isinstance(address, Route) else Route(address)
+
+        def connection() -> StoreConnection:
+            return StoreConnection(route.address, timing, own.mark, checks_writable=route.several)
+
+        self._pool = Pool(connection, self._limits.connections, reach, own, route.failed, route.check)
         self._roster = RosterConnection(
-            lambda: StoreConnection(address, timing), self._limits.proxies_max, self._limits.roster_idle_s
+            lambda: StoreConnection(route.address, timing), self._limits.proxies_max, self._limits.roster_idle_s
         )
         remembered = self._limits.tables_remembered
         self._retention = Retention(
@@ -160,6 +166,13 @@ class MySQLStore:
         """Close all connections. Later calls raise StoreError."""
         self._pool.close()
         self._roster.close()
+
+    def server_changed(self) -> None:
+        """Another server is the primary: end all connections to the one before. Calls under way
+        raise StoreError."""
+        self._pool.abandon()
+        self._roster.abandon()
+        self._grants = None
 
     def roster(self, queues: Collection[TableId]) -> Timed[Roster]:
         """Announce this proxy's queues, and read what other proxies announce."""

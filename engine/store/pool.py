@@ -17,10 +17,12 @@ from typing import Final
 from engine.store.connection import OWN_CONTEXT, SessionContext, StoreConnection
 from engine.store.own_writes import OwnWrites
 from engine.store.port import StoreError
+from engine.store.pymysql_adapter import CR
 from engine.store.queries import statement
 from engine.store.reach import Reach
 
 CLOSED: Final = "the store is closed"
+ABANDONED: Final = "another server is the primary now"
 
 
 class Pool:
@@ -36,7 +38,13 @@ class Pool:
         most: int,
         reach: Reach | None = None,
         own_writes: OwnWrites | None = None,
+        on_error: Callable[[StoreError], None] = lambda _: None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
+        """`on_error` is called with each error of a statement or a connection, on any thread.
+        `check` is called before a connection is lent, and raises StoreError if none may be used."""
+        self._check = check
+        self._on_error = on_error
         self._open_connection = open_link
         self._most = most
         self._own_writes = own_writes or OwnWrites()
@@ -48,6 +56,8 @@ class Pool:
         """The busy connections that will be closed when they are given back."""
         self._opening = 0
         self._closed = False
+        self._abandoned = 0
+        """How often all connections were abandoned."""
 
     @contextmanager
     def connection(self, context: SessionContext = OWN_CONTEXT) -> Iterator[StoreConnection]:
@@ -55,11 +65,14 @@ class Pool:
 
         After an error its transaction is rolled back.
         """
+        self._check()
         connection = self._take(context)
         try:
             self._own_writes.check(connection)
             yield connection
         except BaseException as error:
+            if isinstance(error, StoreError):
+                self._on_error(error)
             self._recover(connection, error)
             raise
         finally:
@@ -72,6 +85,19 @@ class Pool:
             idle, self._idle = self._idle, []
             busy = list(self._busy)
             self._changed.notify_all()
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            connection.abort()
+
+    def abandon(self) -> None:
+        """End the present connections, and those that are being opened: the server is not used any
+        more. Calls on busy ones raise StoreError."""
+        with self._changed:
+            self._abandoned += 1
+            idle, self._idle = self._idle, []
+            self._outdated |= self._busy
+            busy = list(self._busy)
         for connection in idle:
             connection.close()
         for connection in busy:
@@ -110,23 +136,24 @@ class Pool:
         return self._opened()
 
     def _opened(self) -> StoreConnection:
-        connection, closed = None, False
+        connection, closed, abandoned = None, False, self._abandoned
         try:
             connection = self._open_connection()
             self._reach.reached()
         except StoreError as error:
+            self._on_error(error)
             self._reach.failed(error)
             raise
         finally:
             with self._changed:
                 self._opening -= 1
-                closed = self._closed
+                closed = self._closed or abandoned != self._abandoned
                 if connection is not None and not closed:
                     self._busy.add(connection)
                 self._changed.notify()
         if closed:
             connection.close()
-            raise StoreError(CLOSED)
+            raise StoreError(CLOSED if self._closed else ABANDONED, code=0 if self._closed else CR.CR_SERVER_LOST)
         return connection
 
     def _may_go_on(self) -> bool:

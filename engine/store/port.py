@@ -84,6 +84,13 @@ class StoreError(Exception):
         self.unreachable = code in UNREACHABLE
 
 
+class NoPrimaryError(StoreError):
+    """None of several servers is the primary now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"there is no primary now: {reason}", code=2003)
+
+
 class AckUnknownError(StoreError):
     """It is not known whether a transaction of ACKs was committed."""
 

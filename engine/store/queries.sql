@@ -473,6 +473,37 @@ DO /* ackstream roster */ $calls
 -- Ends a vanished client's connection, and its statement.
 KILL CONNECTION $connection_id
 
+-- name: writable
+-- Fails (1242) if the server is read-only, and nothing behind it in the packet runs. The engine's
+-- account may have a privilege that lets it write to a read-only server. (DO would not fail on
+-- MariaDB.)
+SET @ackstream_writable = IF(CONCAT(@@GLOBAL.read_only) IN ('0', 'OFF'), 1, (SELECT 1 UNION SELECT 2))
+
+-- name: monitor_variables
+-- What kind of server it is: only MySQL has super_read_only. Member of which cluster.
+SHOW GLOBAL VARIABLES WHERE variable_name IN
+    ('super_read_only', 'wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')
+
+-- name: monitor_mysql
+-- Why the server accepts no writes, a value each; all empty if it does.
+SELECT
+    IF(@@GLOBAL.read_only, 'read_only=1', ''),
+    IF(@@GLOBAL.super_read_only, 'super_read_only=1', ''),
+    IF(@@GLOBAL.offline_mode, 'offline_mode=1', '')
+
+-- name: monitor_mariadb
+-- The same for MariaDB. Its newest versions have words in place of 1.
+SELECT IF(CONCAT(@@GLOBAL.read_only) IN ('0', 'OFF'), '', CONCAT('read_only=', @@GLOBAL.read_only))
+
+-- name: monitor_galera
+-- Whether this member of a Galera cluster can be used.
+SHOW GLOBAL STATUS WHERE variable_name IN ('wsrep_ready', 'wsrep_cluster_status', 'wsrep_cluster_state_uuid')
+
+-- name: monitor_group
+-- The members of this server's replication group, and which of them it is.
+SELECT member_id = @@GLOBAL.server_uuid, member_state
+FROM performance_schema.replication_group_members
+
 -- name: binlog_settings
 -- Whether the server writes a binary log of rows (a server without these variables has only one
 -- format), its id in there, and whether it is a node of a Galera cluster.

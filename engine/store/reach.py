@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 
-from engine.store.port import StoreError
+from engine.store.port import NoPrimaryError, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ class Reach:
         """Connections that were opened."""
         self.refused = 0
         """Attempts that failed."""
+        self._logged = False
+        """Whether there was a line for the present state."""
 
     @property
     def reason(self) -> str | None:
@@ -40,7 +42,7 @@ class Reach:
             self.opened += 1
             before, self._reason = self._reason, None
             ever, self._ever = self._ever, True
-            if before is not None and ever:
+            if before is not None and ever and self._logged:
                 log.info("the server takes connections again, after %.1f s", time.monotonic() - self._since_s)
 
     def failed(self, error: StoreError) -> None:
@@ -53,5 +55,6 @@ class Reach:
             before, self._reason = self._reason, str(error)
             if before is None:
                 self._since_s = time.monotonic()
-                if self._ever:
+                self._logged = not isinstance(error, NoPrimaryError)  # engine.primary logs that.
+                if self._ever and self._logged:
                     log.warning("the server takes no connection; until it does, only a count is kept: %s", error)

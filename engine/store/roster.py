@@ -64,6 +64,11 @@ class RosterConnection:
     def close(self) -> None:
         """Leave the roster. Later calls of `check` raise StoreError."""
         self._closed = True
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the roster of a server that is not used any more. The next check uses the present
+        one."""
         if self._checking.acquire(blocking=False):
             try:
                 self._disconnect()

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.service import Engine
-from engine.store.port import Origin, StoreError, may_be_same
+from engine.store.connection import BackendAddress
+from engine.store.port import NoPrimaryError, Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
+from engine.store.route import Route
 from proxy.server.transports import BackingConnection, ClientConnection
 from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
@@ -50,14 +52,15 @@ class Proxy:
         self,
         engine: Engine,
         settings: Settings,
-        backend: tuple[str, int],
+        route: Route,
         tls: Tls,
         others_streams: OthersStreams = no_others,
     ) -> None:
-        """`others_streams`: the streams of the other workers."""
+        """`route`: to the server that new clients are connected to. `others_streams`: the streams
+        of the other workers."""
         self.engine = engine
         self.settings = settings
-        self.backend = backend
+        self.route = route
         self.tls = tls
         self.sessions: set[Session] = set()
         self.connections_total = 0
@@ -187,6 +190,16 @@ class Proxy:
             return there[0] if there else origin
         return origin
 
+    def server_in_doubt(self) -> None:
+        """A session got an error that another primary explains."""
+        self.route.in_doubt()
+
+    def server_changed(self, address: BackendAddress) -> None:
+        """The server at this address is the primary: end all connections to others. Their clients
+        are told what a server's end tells them."""
+        for session in list(self.sessions):
+            session.leave_server_unless(address)
+
     def streams(self) -> Iterable[Session]:
         """The sessions with a running stream."""
         return [session for session in self.sessions if session.stream is not None]
@@ -210,19 +223,26 @@ class Proxy:
             session.refuse_login(TOO_MANY)
             return
         self._tune(session.client)
-        host, port = self.backend
+        try:
+            session.backend = backend = self.route.address
+        except NoPrimaryError as error:
+            session.refuse_login(ServerError(UNREACHABLE, "HY000", f"ackstream has no server for new clients: {error}"))
+            return
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
                 transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: BackingConnection(session), host, port
+                    lambda: BackingConnection(session), *backend.target
                 )
         except (OSError, TimeoutError) as error:
             self.backing_errors += 1
+            self.server_in_doubt()
             reason = str(error) or "it does not answer"
-            text = f"ackstream cannot connect to the backing server at {host}:{port}: {reason}"
+            text = f"ackstream cannot connect to the backing server at {backend.host}:{backend.port}: {reason}"
             session.refuse_login(ServerError(UNREACHABLE, "HY000", text))
             return
         self._tune(transport)
+        if self.route.present not in {backend, None}:  # Another server became the primary meanwhile.
+            transport.abort()
 
     def _tune(self, transport: asyncio.Transport) -> None:
         if transport.is_closing():  # The client was gone before there was a connection for it.

@@ -36,9 +36,20 @@ class Topic(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message: the worker starts its engine on this server."""
+    """The first message: the worker starts its engine on this server (None: there is no primary
+    now). `several`: it is one of several."""
 
-    address: BackendAddress
+    address: BackendAddress | None
+    problem: str = ""
+    several: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChanged:
+    """This server is the primary now; None: none is, for this reason."""
+
+    address: BackendAddress | None
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,11 @@ class AskOthers:
     """The worker is sent OthersStreams with this number."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """The worker got an error that another primary explains."""
 
 
 @dataclass(frozen=True, slots=True)

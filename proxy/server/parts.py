@@ -19,8 +19,10 @@ from engine.store.connection import BackendAddress
 from engine.store.mysql import StoreLimits
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
+from engine.store.route import Route
 from proxy.backend import ENCODED
 from proxy.embedded.server import EmbeddedServer, EmbeddedServerError
+from proxy.server.backends import Backends, backends_of
 from proxy.settings import BadSetting, Endpoint, Settings
 from proxy.transport.addresses import beyond_loopback, shown
 from proxy.transport.tls import Tls
@@ -51,14 +53,16 @@ def exempt_from_garbage_collection() -> None:
 
 
 @contextlib.asynccontextmanager
-async def backend_address(settings: Settings) -> AsyncIterator[BackendAddress]:
-    """The address of the server in the settings, or of a private one that runs as long as the
-    context."""
-    if settings.backend is not None:
-        given = settings.backend
-        tls = {"mirror": None, "always": True, "never": False}[settings.backend_tls]
-        ca = None if settings.backend_ca is None else str(settings.backend_ca)
-        yield BackendAddress(given.host, given.port, given.user, settings.backend_password, tls=tls, ca=ca)
+async def backends(settings: Settings) -> AsyncIterator[Backends]:
+    """The servers in the settings, or a private one that runs as long as the context. Raises
+    BadSetting if several are given and none is the primary in time."""
+    if settings.backend:
+        found = await asyncio.to_thread(backends_of, settings)
+        try:
+            await found.find(settings.backend_wait_s)
+            yield found
+        finally:
+            await found.close()
         return
     await _keep_private(settings.listen)
     try:
@@ -67,7 +71,8 @@ async def backend_address(settings: Settings) -> AsyncIterator[BackendAddress]:
     except EmbeddedServerError as error:
         raise BadSetting(str(error)) from None
     try:
-        yield BackendAddress(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
+        address = BackendAddress(server.host, server.port, "root", "", unix_socket=str(server.socket_path))
+        yield Backends(Route(address), shown(*address.target), None)
     finally:
         await asyncio.to_thread(server.stop)
 
@@ -97,11 +102,11 @@ async def _started(server: EmbeddedServer) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(engine: Engine, settings: Settings, address: BackendAddress) -> AsyncIterator[None]:
-    """Run the engine as long as the context. Raises BadSetting if the server does not accept it in
-    time."""
+async def running(engine: Engine, settings: Settings, at: str) -> AsyncIterator[None]:
+    """Run the engine as long as the context. `at`: the servers, for people. Raises BadSetting if
+    the server does not accept it in time."""
     try:
-        await _begin(engine, settings, shown(address.host, address.port))
+        await _begin(engine, settings, at)
         yield
     finally:
         await engine.close()
@@ -144,7 +149,7 @@ def _may_pass(error: StoreError) -> bool:
 
 
 def _hint(error: StoreError, settings: Settings) -> str:
-    encoded = settings.backend is not None and "%" in settings.backend.encoded_password
+    encoded = any("%" in backend.encoded_password for backend in settings.backend)
     return f" ({ENCODED})" if encoded and error.code == ER.ACCESS_DENIED_ERROR else ""
 
 

@@ -24,9 +24,11 @@ from engine.store.connection import BackendAddress
 from engine.store.own_writes import OwnWrites
 from engine.store.port import Origin, StoreError
 from engine.store.reach import Reach
+from engine.store.route import Route
 from proxy.server import messages
 from proxy.server.admin import Probe
 from proxy.server.allowances import divide
+from proxy.server.backends import Switch
 from proxy.server.channel import Channel
 from proxy.server.listener import Proxy
 from proxy.server.messages import CommitNotice, Topic
@@ -37,6 +39,7 @@ from proxy.server.shares import settings_of
 from proxy.session.session import Session
 from proxy.settings import BadSetting, Settings
 from proxy.statements.show import RunningStream, running_stream
+from proxy.transport.addresses import shown
 from proxy.transport.tls import Tls
 from sqlrewrite.classify import Kill
 
@@ -51,8 +54,8 @@ TAKEN_AT_ONCE = 64
 class WorkerProxy(Proxy):
     """The sessions of one worker."""
 
-    def __init__(self, worker: Worker, engine: Engine, settings: Settings, address: BackendAddress, tls: Tls) -> None:
-        super().__init__(engine, settings, (address.host, address.port), tls, worker.others_streams)
+    def __init__(self, worker: Worker, engine: Engine, settings: Settings, route: Route, tls: Tls) -> None:
+        super().__init__(engine, settings, route, tls, worker.others_streams)
         self._worker = worker
 
     def session_closed(self, session: Session) -> None:
@@ -80,7 +83,7 @@ class Worker:
         self._number = number
         self._part_of = lambda total: divide(total, settings.workers)[number - 1]
         self.channel = Channel(self._receive, self._parent_lost)
-        self.begun: asyncio.Future[BackendAddress] = asyncio.get_running_loop().create_future()
+        self.begun: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
         self.draining = asyncio.Event()
         self.ended = asyncio.Event()
         """The channel is closed."""
@@ -96,12 +99,13 @@ class Worker:
         self._sending_tables = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: SharedEngine | None = None
+        self._switch: Switch | None = None
         self._parts: tuple[SharedEngine, WorkerProxy, EngineChanges, ProcessMetrics, Probe] | None = None
 
-    async def start(self, address: BackendAddress, stack: AsyncExitStack) -> Proxy:
+    async def start(self, route: Route, stack: AsyncExitStack) -> Proxy:
         """Start the engine, and take clients. Raises BadSetting."""
         loop = asyncio.get_running_loop()
-        store = SharedStore(address, store_limits(self.settings), reach=self._reach, own_writes=self._own_writes)
+        store = SharedStore(route, store_limits(self.settings), reach=self._reach, own_writes=self._own_writes)
         engine = SharedEngine(store, engine_settings(self.settings), self._notify, self.channel.send, self._part_of)
 
         def released(table: TableId) -> None:  # It is called on any thread.
@@ -110,8 +114,10 @@ class Worker:
 
         store.on_released = released
         engine.on_queues = self._send_tables_soon
-        await stack.enter_async_context(running(engine, self.settings, address))
-        proxy = WorkerProxy(self, engine, self.settings, address, self._tls)
+        await stack.enter_async_context(running(engine, self.settings, _shown(route)))
+        proxy = WorkerProxy(self, engine, self.settings, route, self._tls)
+        self._switch = Switch(route, store, engine, proxy)
+        self._switch.follow()
         metrics, probe = ProcessMetrics(proxy, self._reach, counts_queues=self._number == 1), Probe(engine)
         metrics.start()
         stack.push_async_callback(metrics.stop)
@@ -122,6 +128,17 @@ class Worker:
         loop.add_reader(self._clients, self._take_clients, proxy)
         self.channel.send(messages.Ready())
         return proxy
+
+    def _route_of(self, address: BackendAddress | None, problem: str, *, several: bool) -> Route:
+        loop, route = asyncio.get_running_loop(), Route(address, problem, several=several)
+
+        def in_doubt() -> None:  # It is called on any thread.
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(self.channel.send, messages.InDoubt())
+
+        if several:
+            route.in_doubt = in_doubt
+        return route
 
     async def fail(self, text: str) -> None:
         """Report that this worker cannot start."""
@@ -139,8 +156,12 @@ class Worker:
 
     def _receive(self, message: object) -> None:
         match message:
-            case messages.Begin(address):
-                self.begun.set_result(address)
+            case messages.Begin(address, problem, several):
+                self.begun.set_result(self._route_of(address, problem, several=several))
+            case messages.RouteChanged(address, problem):
+                self.begun.result().change(address, problem)
+                if self._switch is not None:
+                    self._switch.follow()
             case messages.Drain():
                 self.draining.set()
             case messages.OthersStreams(number, streams):
@@ -324,3 +345,8 @@ async def work(settings: Settings, number: int, channel: socket.socket, clients:
 
 async def _start(worker: Worker, stack: AsyncExitStack) -> Proxy:
     return await worker.start(await worker.begun, stack)
+
+
+def _shown(route: Route) -> str:
+    """The server, for people."""
+    return "several servers" if route.present is None else shown(route.present.host, route.present.port)

@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from engine.binlog.pipe import ChangeBatch, OwnConnections
 from engine.binlog.supervisor import ReaderSupervisor
 from engine.model import TableId
-from engine.store.connection import BackendAddress
+from engine.store.route import Route
 from proxy.server import messages
 from proxy.server.accepting import Acceptor
 from proxy.server.allowances import Allowances, Order
@@ -96,8 +96,8 @@ class WorkerProcess:
 class SharedReader(ReaderSupervisor):
     """The reader of the binary log for all workers."""
 
-    def __init__(self, workers: Workers, address: BackendAddress, count: int) -> None:
-        super().__init__(address)
+    def __init__(self, workers: Workers, route: Route, count: int) -> None:
+        super().__init__(route)
         self.consumers = tuple(range(1, count + 1))
         self._workers = workers
         self.lock: str | None = None
@@ -135,14 +135,13 @@ class SharedReader(ReaderSupervisor):
 class Workers(Collector):
     """All workers."""
 
-    def __init__(
-        self, settings: Settings, fork_server: ForkServer, address: BackendAddress, lost: asyncio.Event
-    ) -> None:
+    def __init__(self, settings: Settings, fork_server: ForkServer, route: Route, lost: asyncio.Event) -> None:
         """`lost` is set when the fork server has ended, and all workers with it."""
-        self.reader = SharedReader(self, address, settings.workers)
+        self.reader = SharedReader(self, route, settings.workers)
         self.acceptor = Acceptor(self._pass_on)
         self._lost = lost
-        self._settings, self._fork_server, self._address = settings, fork_server, address
+        self._settings, self._fork_server, self._route = settings, fork_server, route
+        self._used = route.present
         self._present: dict[int, WorkerProcess] = {}
         self._restarts = {number: Restarts() for number in range(1, settings.workers + 1)}
         self._started_again = 0
@@ -218,6 +217,15 @@ class Workers(Collector):
         for worker in self.running():
             worker.channel.send(messages.Reload())
 
+    def route_changed(self) -> None:
+        """Another server may be the primary, or none."""
+        for worker in self.running():
+            worker.channel.send(messages.RouteChanged(self._route.present, self._route.problem))
+        if (address := self._route.present) is not None:
+            changed, self._used = address != self._used, address
+            if changed or not self.reader.following.now:
+                self.reader.server_changed()
+
     def running(self) -> list[WorkerProcess]:
         """The workers that have not ended."""
         return list(self._present.values())
@@ -243,7 +251,7 @@ class Workers(Collector):
         async with self._forking:
             worker.pid = await self._fork_server.fork(number, theirs, clients_end, partial(self._ended, worker))
         await worker.channel.open(ours)
-        worker.channel.send(messages.Begin(self._address))
+        worker.channel.send(messages.Begin(self._route.present, self._route.problem, self._route.several))
         return worker
 
     def _channel_lost(self, worker: WorkerProcess) -> None:
@@ -348,6 +356,8 @@ class Workers(Collector):
                     worker.channel.send(messages.ReaderFollows(self.reader.lock))
                 worker.changed.set()
                 self._accept_if_possible()
+            case messages.InDoubt():
+                self._route.in_doubt()
             case messages.Leaving():
                 worker.state = State.LEAVING
                 self._accept_if_possible()

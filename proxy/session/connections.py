@@ -23,13 +23,11 @@ class Connections:
     def __init__(
         self,
         tls: Tls,
-        host: str,
         *,
         client_tls_failed: Callable[[str], None],
         server_tls_failed: Callable[[str], None],
     ) -> None:
-        """`host`: the server's, which its certificate is checked against. The functions are given a
-        reason."""
+        """The functions are given a reason."""
         self.client: asyncio.Transport
         self.server: asyncio.Transport
         self.server_ready = False
@@ -40,7 +38,8 @@ class Connections:
         """Whether the client is not read because too much of what it sent waits."""
         self._server_is_full = False
         self._tls = tls
-        self._host = host
+        self.server_host = ""
+        """The server's name, which its certificate is checked against."""
         self._client_tls_failed = client_tls_failed
         self._server_tls_failed = server_tls_failed
 
@@ -128,7 +127,7 @@ class Connections:
         if not self.server_ready:
             return
         layer = TlsLayer(
-            self.server, self._tls.to_server, server_side=False, host=self._host, failed=self._server_tls_failed
+            self.server, self._tls.to_server, server_side=False, host=self.server_host, failed=self._server_tls_failed
         )
         self.server = layer
         layer.start()

@@ -131,7 +131,6 @@ class SessionHost(Protocol[Hosted_contra]):
     """What a session needs of the listener."""
 
     settings: Settings
-    backend: tuple[str, int]
     tls: Tls
     engine: Engine
     statement_memory: StatementMemory
@@ -152,6 +151,9 @@ class SessionHost(Protocol[Hosted_contra]):
 
     def abandoned(self, session: Hosted_contra) -> None:
         """A client is gone, and the server still runs a statement of its."""
+
+    def server_in_doubt(self) -> None:
+        """A session got an error that another primary explains."""
 
     def server_is(self, origin: Origin) -> None:
         """A session has the name of its server."""

@@ -22,7 +22,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.packets import WireError, frame
+from engine.store.connection import BackendAddress
 from engine.store.port import Origin
+from engine.store.route import READ_ONLY
 from proxy.login.dialogue import LoginRefused
 from proxy.login.relay import LoggedIn
 from proxy.session.answers import Answer, Answers, InternalQueries, RowQuery
@@ -55,6 +57,9 @@ class Session:
         self.proxy = proxy
         self._traffic = proxy.traffic
         self.number = number
+        self.backend: BackendAddress | None = None
+        """The address of the server that the backing connection leads to; None before it is
+        opened."""
         self.origin: Origin
         """The server that the backing connection leads to."""
         self.stream: Stream | None = None
@@ -71,7 +76,6 @@ class Session:
         it."""
         self._connections = Connections(
             proxy.tls,
-            proxy.backend[0],
             client_tls_failed=self._client_tls_failed,
             server_tls_failed=self._server_tls_failed,
         )
@@ -169,7 +173,9 @@ class Session:
     def server_connected(self, transport: asyncio.Transport) -> None:
         """The backing connection is open."""
         self._connections.server = transport
-        host, port = (transport.get_extra_info("peername") or self.proxy.backend)[:2]
+        assert self.backend is not None
+        self._connections.server_host = self.backend.host
+        host, port = (transport.get_extra_info("peername") or self.backend.target)[:2]
         self.origin = Origin((str(host), int(port)))
         if self.proxy.settings.proxy_protocol:
             transport.write(announcement(self.client, transport))
@@ -280,6 +286,13 @@ class Session:
         log.error("%r: the connection ends", self, exc_info=error)
         self.hang_up(unforeseen(error, self.number))
 
+    def leave_server_unless(self, address: BackendAddress) -> None:
+        """End the backing connection unless it leads to this address, as if its server had ended
+        it."""
+        if self._connections.server_ready and self.backend != address:
+            self.server.abort()
+            self.server_lost()  # At once, so that what it holds is released as its last act.
+
     def server_lost(self) -> None:
         """The server closed the connection: close the client's, with an error where there is a
         place for one."""
@@ -287,6 +300,7 @@ class Session:
         if self._closed:
             self._deadline.cancel()
             return
+        self.proxy.server_in_doubt()
         # The client can acknowledge nothing any more, and may take long to read what was written to
         # it.
         self.proxy.engine.disconnected(self.number)
@@ -434,6 +448,8 @@ class Session:
     def _finished(self, outcome: Outcome[PendingCommand], data: bytes) -> None:
         """The server has answered a command. `data`: the last bytes of the answer, and what has come
         with them."""
+        if outcome.error_code in READ_ONLY:
+            self.proxy.server_in_doubt()
         if self._internal_answers is not None:
             self._internal_answers.finish(outcome)
             return

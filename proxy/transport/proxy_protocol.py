@@ -92,7 +92,7 @@ def check_taken(address: BackendAddress, limits: ConnectionLimits) -> None:
 
 
 def _introduced(address: BackendAddress, limits: ConnectionLimits) -> socket.socket:
-    channel = socket.create_connection((address.host, address.port), timeout=limits.connect_s)
+    channel = socket.create_connection(address.target, timeout=limits.connect_s)
     channel.sendall(LOCAL)
     return channel
 

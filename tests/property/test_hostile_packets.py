@@ -15,6 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.packets import frame
+from engine.store.connection import BackendAddress
+from engine.store.route import Route
 from proxy.server.listener import Proxy
 from proxy.session.ports import ClientSession
 from proxy.session.session import Session
@@ -71,12 +73,15 @@ class NoEngine:
         return lambda *_args, **_options: None
 
 
+SERVER = BackendAddress("127.0.0.1", 1, "root")
+
+
 class House(Proxy):
     """A proxy whose own statements ask the server one thing and answer OK."""
 
     def __init__(self) -> None:
         settings = Settings(tls=False, backend_tls="never")
-        super().__init__(cast(Any, NoEngine()), settings, ("127.0.0.1", 1), Tls.of(settings))
+        super().__init__(cast(Any, NoEngine()), settings, Route(None), Tls.of(settings))
         self.carry_out = self._carry_out
 
     def session_begun(self, session: Session) -> None:
@@ -94,6 +99,7 @@ def logged_in(capabilities: int) -> tuple[Session, Pipe, Pipe]:
     """A session that the server has let in."""
     client, server = Pipe(), Pipe()
     session = Session(House(), 1)
+    session.backend = SERVER
     session.client_connected(cast(Any, client))
     session.server_connected(cast(Any, server))
     session.server_sent(frame(GREETING, 0))
@@ -223,6 +229,7 @@ def test_nothing_that_a_stranger_sends_escapes_the_login(data: bytes, cuts: Sequ
     async def knock() -> None:
         client, server = Pipe(), Pipe()
         session = Session(House(), 1)
+        session.backend = SERVER
         session.client_connected(cast(Any, client))
         if greeted:
             session.server_connected(cast(Any, server))

@@ -9,6 +9,7 @@ from typing import Any, cast
 from mysql_mimic.types import Capabilities
 
 from engine.packets import frame
+from engine.store.connection import BackendAddress
 from engine.store.port import Origin
 from proxy.login.relay import TlsPolicy
 from proxy.server.listener import Proxy
@@ -91,7 +92,6 @@ class FakeProxy:
         self.engine = engine
         self.tls: Any = self
         self.policy = TlsPolicy(offered=False)
-        self.backend = ("127.0.0.1", 3306)
         self.carry_out = carry_out
         self.statement_memory = StatementMemory(self.settings.statement_bytes_max)
         self.traffic = Traffic()
@@ -101,6 +101,8 @@ class FakeProxy:
     def session_opened(self, session: Session) -> None: ...
 
     def session_closed(self, session: Session) -> None: ...
+
+    def server_in_doubt(self) -> None: ...
 
     def server_is(self, origin: Origin) -> None: ...
 
@@ -113,6 +115,7 @@ class PlayedSession:
     def __init__(self, carry_out: CarryOut, engine: object | None = None) -> None:
         self.client, self.server = FakeTransport(), FakeTransport()
         self.session = Session(cast(Proxy, FakeProxy(carry_out, engine or _Unused())), 1)
+        self.session.backend = BackendAddress("127.0.0.1", 3306, "root")
         self.session.client_connected(cast(asyncio.Transport, self.client))
         self.session.server_connected(cast(asyncio.Transport, self.server))
         self.session.server_sent(frame(GREETING, 0))

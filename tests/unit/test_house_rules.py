@@ -30,6 +30,8 @@ ENGINE_SHELL = {
     "engine.binlog.reader",
     "engine.binlog.replication_adapter",
     "engine.binlog.supervisor",
+    "engine.primary.observation",
+    "engine.primary.watch",
     "engine.runtime.executor",
     "engine.runtime.gathered_acks",
     "engine.runtime.indirect_writes",
@@ -52,6 +54,7 @@ ENGINE_SHELL = {
     "engine.store.own_writes",
     "engine.store.recent",
     "engine.store.roster",
+    "engine.store.route",
     "engine.store.scan",
 }
 

@@ -101,7 +101,7 @@ def test_the_password_is_read_once_so_that_a_pipe_will_do() -> None:
     os.close(writer)
     settings = load({"backend": "mysql://u@h", "backend_password_file": f"/dev/fd/{reader}"}, None)
     os.close(reader)
-    assert settings.backend_password == "secret"
+    assert settings.password_of(settings.backend[0]) == "secret"
     assert "secret" not in repr(settings)
 
 
@@ -112,7 +112,8 @@ def test_the_url_or_the_file_has_the_password_and_not_both(tmp_path: Path) -> No
         load({"backend": "mysql://u:p@h", "backend_password_file": str(file)}, None)
     with pytest.raises(BadSetting, match="backend_password_file needs backend"):
         load({"backend_password_file": str(file)}, None)
-    assert load({"backend": "mysql://u:p@h"}, None).backend_password == "p"
+    settings = load({"backend": "mysql://u:p@h"}, None)
+    assert settings.password_of(settings.backend[0]) == "p"
 
 
 def test_the_proxy_protocol_is_for_a_server_that_was_named() -> None:
@@ -151,3 +152,32 @@ def test_a_key_of_no_setting_is_refused_with_the_nearest_that_is_one(tmp_path: P
     with pytest.raises(BadSetting) as refused:
         load({}, file)
     assert str(refused.value) == f"{key} in {file}: there is no such setting{said}"
+
+
+def named(backend: object) -> list[str]:
+    return [repr(server) for server in load({"backend": backend}, None).backend]
+
+
+def test_several_servers_are_given_by_several_urls_or_by_hosts_behind_one() -> None:
+    both = ["mysql://u:…@a:3307", "mysql://u:…@b:3306"]
+    assert named(["mysql://u:p@a:3307", "mysql://u:p@b"]) == both
+    assert named("mysql://u:p@a:3307,b") == both
+    assert named("mysql://u:p@a:3307, mysql://u:p@b:3306") == both
+    assert named(("mysql://u@[::1]:3307,c", "mysql://v@d")) == [
+        "mysql://u:…@::1:3307",
+        "mysql://u:…@c:3306",
+        "mysql://v:…@d:3306",
+    ]
+
+
+def test_each_server_has_the_account_of_its_url_and_a_password_may_have_commas() -> None:
+    settings = load({"backend": "mysql://u:p,q@a,b,mysql://v:r@c"}, None)
+    accounts = [(server.host, server.user, settings.password_of(server)) for server in settings.backend]
+    assert accounts == [("a", "u", "p,q"), ("b", "u", "p,q"), ("c", "v", "r")]
+
+
+@pytest.mark.parametrize("backend", ["mysql://u:p@a,", "mysql://u:p@a,,b", "mysql://u@a,mysql://u@a:3306", []])
+def test_a_list_with_a_gap_or_with_a_server_twice_is_refused_and_shows_no_password(backend: object) -> None:
+    with pytest.raises(BadSetting) as refused:
+        load({"backend": backend}, None)
+    assert ":p@" not in str(refused.value)

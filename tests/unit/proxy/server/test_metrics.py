@@ -21,6 +21,7 @@ from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store.memory import MemoryStore
 from engine.store.reach import Reach
+from engine.store.route import Route
 from proxy.server import queue_metrics
 from proxy.server.depths import CountedQueue
 from proxy.server.holding import OF_EVERY_PROCESS, REASONS, reasons
@@ -58,7 +59,7 @@ async def all_families(tmp_path: Path) -> list[Metric]:
     engine = Engine(store, EngineSettings())
     await engine.start()
     settings = load({"data_dir": tmp_path, "tls": False}, None)
-    metrics = ProcessMetrics(Proxy(engine, settings, ("", 0), Tls.of(settings)), Reach())
+    metrics = ProcessMetrics(Proxy(engine, settings, Route(None), Tls.of(settings)), Reach())
     metrics.depths.round_ended_s = 0.0
     try:
         families = metrics.families()

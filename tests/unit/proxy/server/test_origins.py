@@ -10,6 +10,7 @@ import pytest
 
 from engine.service import Engine
 from engine.store.port import Origin
+from engine.store.route import Route
 from proxy.server.listener import Proxy
 from proxy.session.session import Session
 from proxy.session.stream import INTERRUPTED
@@ -55,7 +56,7 @@ class Killer:
 
 
 def proxy_with(*victims: Victim, engine: Killer | None = None) -> Proxy:
-    proxy = Proxy(cast(Engine, engine or Killer()), Settings(), FIRST, cast(Tls, None))
+    proxy = Proxy(cast(Engine, engine or Killer()), Settings(), Route(None), cast(Tls, None))
     for victim in victims:
         proxy.session_opened(cast(Session, victim))
     return proxy

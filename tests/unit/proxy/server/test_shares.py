@@ -37,7 +37,8 @@ def test_a_worker_has_what_it_cannot_do_without() -> None:
 
 def test_the_password_stays_with_the_settings() -> None:
     settings = Settings(workers=2, backend="mysql://app:secret@db:3306")  # type: ignore[arg-type]
-    assert settings_of(settings, 2).backend_password == "secret"
+    part = settings_of(settings, 2)
+    assert part.password_of(part.backend[0]) == "secret"
 
 
 def test_pauses_grow_while_workers_end_soon_and_are_short_again_after_a_lasting_one() -> None:
