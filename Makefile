@@ -167,9 +167,10 @@ clean: ## Remove what was made here (1 s; the cache of servers stays)
 	@$(PIP) install --require-hashes --use-pep517 --no-build-isolation --requirement locks/drivers.txt
 	@touch $@
 
-.venv/.pipeline: .venv/.stamp locks/pipeline.txt
+.venv/.pipeline: .venv/.stamp locks/pipeline.txt locks/connect.txt
 	@echo "fetching Spark into .venv, 450 MB" >&2
 	@$(PIP) install --require-hashes --use-pep517 --no-build-isolation --requirement locks/pipeline.txt
+	@$(PIP) install --require-hashes --upgrade --target .venv/connect --requirement locks/connect.txt
 	@touch $@
 
 examples/node/node_modules/.installed: examples/node/package-lock.json .venv/.drivers

@@ -28,10 +28,11 @@ from pyspark.sql.types import StructType
 from .common.rows import schema_of
 from .common.statements import Statements
 from .common.table import Table, describe
+from .common.tasks import is_classic
 from .endpoint import PASSWORD_VARIABLE, again
 from .errors import PipelineError
 from .source.consume import BatchReader, StreamReader
-from .source.options import Common, read_options, schema_options, sink_options, stream_options
+from .source.options import Common, read_options, schema_options, sink_options, stream_options, write_options
 from .source.sink import BatchWriter, Sink, StreamWriter
 
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
@@ -89,17 +90,17 @@ class AckstreamDataSource(DataSource):
     @_without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802  # Spark's
         """The writer for `df.writeStream`."""
-        return StreamWriter(self._sink(schema, overwrite))
+        return StreamWriter(self._sink(sink_options(self.options), schema, overwrite))
 
     @_without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's
         """The writer for `df.write`."""
-        return BatchWriter(self._sink(schema, overwrite))
+        options, batch = write_options(self.options)
+        return BatchWriter(self._sink(options, schema, overwrite), batch)
 
-    def _sink(self, schema: StructType, overwrite: bool) -> Sink:  # noqa: FBT001  # as it came
+    def _sink(self, options: Common, schema: StructType, overwrite: bool) -> Sink:  # noqa: FBT001  # as it came
         if overwrite:
             raise PipelineError('a queue is only added to: mode("append"), outputMode("append")')
-        options = sink_options(self.options)
         return Sink.of(options, _describe(options), schema)
 
 
@@ -109,7 +110,7 @@ def register(spark: SparkSession) -> None:
     Spark's processes get the password that ACKSTREAM_PASSWORD has at this moment. (The JVM's own
     environment is that of its start. A session of Spark Connect has the server's.)
     """
-    if not hasattr(spark, "_jsparkSession"):
+    if not is_classic(spark):
         spark.dataSource.register(AckstreamDataSource)
         return
     environment = spark.sparkContext.environment  # copied for each function that is registered

@@ -51,6 +51,7 @@ from ..common.ranges import Range, cut
 from ..common.rows import FIRST_READ, lost, next_size, record_batch, schema_of, selection
 from ..common.statements import NOW, Id, Row, Statements, do, fetch, fetching
 from ..common.table import Table, describe, located
+from ..common.tasks import require_classic
 from ..endpoint import Endpoint, quoted
 from ..errors import JobError, PipelineError, ProblemsError, cause
 from .files import Files
@@ -174,6 +175,7 @@ def archive(
         raise PipelineError("what is kept is not less than nothing")
     if min(sizes.chunk_rows, sizes.slice_rows, sizes.delete_rows, sizes.max_connections) < 1:
         raise PipelineError("sizes are 1 or more")
+    require_classic(spark, "archive")
     endpoint, queue = located(endpoint, table)
     archiver = _Archiver(spark, endpoint, queue, Files(spark, target), sizes, report)
     if warning := too_late(queue, keep_s):

@@ -56,14 +56,28 @@ class LazyConnection:
             raise
 
 
-class MissingTableIgnored:
-    """Leaves a block at a statement whose table does not exist, without an error."""
+class _Ignored:
+    """Leaves a block at a statement that ends with this error of the server, without an error."""
+
+    code: int
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        return isinstance(error, pymysql.ProgrammingError) and error.args[0] == ER.NO_SUCH_TABLE
+        return isinstance(error, pymysql.MySQLError) and error.args[:1] == (self.code,)
+
+
+class MissingTableIgnored(_Ignored):
+    """For a statement whose table may not exist."""
+
+    code = ER.NO_SUCH_TABLE
+
+
+class LockTimeoutIgnored(_Ignored):
+    """For a statement that need not wait long."""
+
+    code = ER.LOCK_WAIT_TIMEOUT
 
 
 def rows_if_any(connection: Any, statement: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:

@@ -1,12 +1,13 @@
-"""Lists and removes what jobs that died have left in a queue's database: batches, and queries of
-sinks.
+"""Lists and removes what jobs that died have left in a queue's database: batches, and queries that
+write.
 
 A job that died cannot be told from a slow one, so a batch may be abandoned while a job works on it.
 Both lock the batch's row in the ledger. Abandoning waits for a job that is publishing, and fails if
 that takes long. A job whose row is gone, abandoned or begun again ends with AbandonedError.
 
-An *atomic* batch exists only in its staging table. Under the lock the table is dropped, then the
-row is deleted. Nothing of the batch is left, and its name is free. If this dies between the two,
+An *atomic* batch and one of `df.write` exist only in staging tables. Under the lock these are
+dropped, then the row is deleted. Nothing of the batch is left, and its name is free. A *query* is
+forgotten in the same way; its messages stay. If this dies between the two,
 the batch lacks its staging table, and can be abandoned again or run again. A job that still runs
 makes no table of another batch: each time a batch is begun, its staging table has another name. The
 job drops its own when it ends.
@@ -16,8 +17,6 @@ row stays, marked as abandoned, and the rows of its slices stay. The marks of co
 their real times: now, each time the batch is abandoned again, and by a job that finds it abandoned,
 after its tasks have ended. Its name is not free, because a new run of the batch would add those
 slices twice.
-
-A query's *sink* also has a staging table, and a row in `ackstream_sinks` with its last batch.
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from ..common.connection import MissingTableIgnored, rows_if_any
+from ..common.connection import MissingTableIgnored
+from ..common.ledger import QUERY, WITHHELD_NS, Batch, Ledger, Slice, staging_name
+from ..common.staging import drop_staging, slices_staged, staging_tables
 from ..common.table import Table, located
-from ..endpoint import Endpoint, quoted
+from ..endpoint import Endpoint
 from ..errors import JobError, PipelineError
-from ..source.sink import SINK, SINKS, staging_of
-from .ledger import STAGING, WITHHELD_NS, Batch, Ledger, Slice, staging_name
-from .staging import slices_staged
 
 NS_PER_S: Final = 10**9
 
@@ -61,15 +59,6 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A query's sink: its last batch and its staging tables."""
-
-    name: str
-    batch: int
-    staging: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Left:
     """What the pipeline has recorded for a queue.
 
@@ -78,7 +67,6 @@ class Left:
     """
 
     batches: tuple[Standing, ...]
-    queries: tuple[Query, ...]
     strays: tuple[str, ...]
 
 
@@ -106,35 +94,21 @@ def settle(endpoint: Endpoint, queue: Table, batch: Batch) -> None:
     endpoint.run(lambda connection: _drop(connection, queue, batch))
 
 
-def abandon_query(endpoint: Endpoint, table: str, query: str) -> str:
-    """Forget a query whose checkpoint was deleted. Returns the result as a sentence. Raises
-    PipelineError."""
-    endpoint, queue = located(endpoint, table)
-    return endpoint.run(lambda connection: _abandon_query(connection, queue, query))
-
-
 # --- listing ---
 
 
 def _look(connection: Any, queue: Table) -> Left:
     # The tables first: a batch is recorded before its table is made, so no batch's table is taken
     # for a stray.
-    tables = _columns_of_staging_tables(connection, queue.database)
-    sinks = rows_if_any(connection, f"SELECT queue, query, batch FROM {_sinks(queue)} ORDER BY query")
-    batches = rows_if_any(connection, f"SELECT queue, batch, begun FROM {quoted(queue.database, 'ackstream_batches')}")
-    taken = {staging_name(*row) for row in batches}
-    queries = []
-    for owner, query, last in sinks:
-        own = tuple(name for name, columns in tables.items() if name == staging_of(owner, query, columns))
-        taken.update(own)
-        if owner == queue.name:
-            queries.append(Query(query, last, own))
-    standings = tuple(_standings(connection, queue)) if batches else ()
-    return Left(standings, tuple(queries), tuple(sorted(tables.keys() - taken)))
-
-
-def _standings(connection: Any, queue: Table) -> Iterator[Standing]:
+    tables = staging_tables(connection, queue.database)
     ledger = Ledger(queue)
+    ledger.adopt(connection)
+    own = tuple(staging_name(owner, batch) for owner, batch in ledger.everywhere(connection))
+    strays = tuple(sorted(name for name in tables if not name.startswith(own)))
+    return Left(tuple(_standings(connection, ledger)) if own else (), strays)
+
+
+def _standings(connection: Any, ledger: Ledger) -> Iterator[Standing]:
     rejected = ledger.rejected(connection)
     for batch, slices, published in ledger.all(connection):
         staged = None
@@ -142,26 +116,6 @@ def _standings(connection: Any, queue: Table) -> Iterator[Standing]:
             with MissingTableIgnored():
                 staged = len(slices_staged(connection, ledger.staging(batch), range(batch.slices)))
         yield Standing(batch, slices, published, staged, rejected.get(batch.name, 0))
-
-
-def _columns_of_staging_tables(connection: Any, database: str) -> dict[str, tuple[str, ...]]:
-    """Staging tables of batches and sinks, with the columns that they have from the queue."""
-    found: dict[str, tuple[str, ...]] = {}
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s"
-            " AND (LEFT(table_name, %s) = %s OR LEFT(table_name, %s) = %s) ORDER BY table_name, ordinal_position",
-            [database, len(STAGING), STAGING, len(SINK), SINK],
-        )
-        for name, column in cursor.fetchall():
-            found.setdefault(name, ())
-            if not column.startswith("#"):
-                found[name] += (column,)
-    return found
-
-
-def _sinks(queue: Table) -> str:
-    return quoted(queue.database, SINKS)
 
 
 # --- texts ---
@@ -174,8 +128,6 @@ def lines(left: Left) -> Iterator[str]:
         batch = standing.batch
         rows.append((batch.name, batch.mode, f"{batch.messages:,}", _time(batch.begun), _state(standing)))
     yield from _aligned(rows) if left.batches else ["no batches"]
-    for query in left.queries:
-        yield f"query {query.name}: batch {query.batch} was the last"
     for name in left.strays:
         yield f"{name}: a staging table of no known batch or query, of this queue or another one of the database"
 
@@ -184,7 +136,9 @@ def _state(standing: Standing) -> str:
     refused = f", {standing.rejected:,} rows refused" if standing.rejected else ""
     if standing.batch.finished is not None:
         return f"finished {_time(standing.batch.finished)}{refused}"
-    if standing.batch.mode == "atomic":
+    if standing.batch.mode == QUERY:
+        return f"{standing.batch.slices:,} micro-batches published"
+    if standing.batch.mode != "streaming":
         return f"under way, {standing.staged or 0:,} slices staged"
     since = "under way" if standing.batch.abandoned is None else f"abandoned {_time(standing.batch.abandoned)}"
     return f"{since}, {standing.published:,} of {standing.slices:,} slices in the queue{refused}"
@@ -207,6 +161,7 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
     """`seen`: the batch as earlier attempts read it. If its row is gone now, they deleted it, and
     the answer was lost."""
     ledger = Ledger(queue)
+    ledger.adopt(connection)
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}, lock_wait_timeout = {LOCK_S}")
         connection.begin()
@@ -230,6 +185,8 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
             endpoint.run(lambda other: _drop(other, queue, batch))
             ledger.delete(cursor, name)
         connection.commit()
+    if seen[0].mode == QUERY:
+        return f"query {name}: forgotten; its {seen[0].messages:,} messages stay in {queue.quoted}"
     return f"batch {name}: abandoned, nothing of it is in {queue.quoted}, and its name is free"
 
 
@@ -255,7 +212,7 @@ def _drop(connection: Any, queue: Table, batch: Batch) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_S}")
         try:
-            cursor.execute(f"DROP TABLE IF EXISTS {Ledger(queue).staging(batch)}")
+            drop_staging(connection, queue, batch)
         except pymysql.MySQLError as error:
             raise _busy(error, batch) from error
 
@@ -287,14 +244,3 @@ def _busy(error: pymysql.MySQLError, batch: Batch) -> JobError:
     if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
         raise error
     return JobError(f"tasks of batch {batch.name!r} are writing just now: end its job, and try again")
-
-
-def _abandon_query(connection: Any, queue: Table, name: str) -> str:
-    found = next((query for query in _look(connection, queue).queries if query.name == name), None)
-    if found is None:
-        raise PipelineError(f"there is no query {name!r} that writes to {queue.quoted} (--list shows those there are)")
-    with connection.cursor() as cursor:
-        for table in found.staging:
-            cursor.execute(f"DROP TABLE IF EXISTS {quoted(queue.database, table)}")
-        cursor.execute(f"DELETE FROM {_sinks(queue)} WHERE queue = %s AND query = %s", [queue.name, name])
-    return f"query {name}: forgotten; its messages up to batch {found.batch} stay in {queue.quoted}"

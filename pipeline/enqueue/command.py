@@ -23,7 +23,7 @@ from ..common.command_line import (
 )
 from ..endpoint import Endpoint
 from ..errors import PipelineError
-from .abandon import abandon, abandon_query, lines, listed
+from .abandon import abandon, lines, listed
 from .job import Missing, Outcome, enqueue
 from .job import missing as rows_missing
 from .load import Settings
@@ -54,8 +54,7 @@ FORMATS: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".cs
 @click.option("--rejects-max", type=click.IntRange(1), default=Settings().rejects_max, show_default=True)
 @click.option("--missing", metavar="DIR", help="only write rows of the batch that are not in the queue to DIR")
 @click.option("--list", "list_", is_flag=True, help="only list the queue's batches and queries")
-@click.option("--abandon", "batch_to_abandon", help="a batch to give up: what is not published never will be")
-@click.option("--abandon-query", "query_to_abandon", help="a streaming query to forget, whose checkpoint was deleted")
+@click.option("--abandon", "to_abandon", help="a batch that is never finished, or a query whose checkpoint is gone")
 @jar_option
 @spark_options
 @click.pass_obj
@@ -64,8 +63,7 @@ def cli(
     /,
     *,
     list_: bool,
-    batch_to_abandon: str | None,
-    query_to_abandon: str | None,
+    to_abandon: str | None,
     **given: Any,
 ) -> None:
     """Put the rows of any data that Spark can read into a queue, each batch once.
@@ -80,12 +78,10 @@ def cli(
     it failed on the way.
     """  # noqa: D301 (click's own mark)
     with ending(PROGRAM):
-        if list_ or batch_to_abandon or query_to_abandon:
+        if list_ or to_abandon:
             where = Endpoint.from_url(given["url"], password_file=given["password_file"]), given["table"]
-            if batch_to_abandon:
-                click.echo(abandon(*where, batch_to_abandon))
-            if query_to_abandon:
-                click.echo(abandon_query(*where, query_to_abandon))
+            if to_abandon:
+                click.echo(abandon(*where, to_abandon))
             if list_:
                 click.echo("\n".join(lines(listed(*where))))
         elif not given["batch"]:

@@ -28,6 +28,7 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from ..common.staging import PLACE, SLICE
 from .fingerprint import ORDER, Checksum, Version
 from .mapping import Mapped
 
@@ -36,8 +37,6 @@ PIECES_MAX: Final = 4096
 the driver."""
 
 PIECE: Final = "ackstream_piece"
-SLICE: Final = "ackstream_slice"
-PLACE: Final = "ackstream_place"
 
 ROWS_OF_A_PARTITION: Final = 2**33
 """Spark's monotonically_increasing_id counts rows below this, and partitions above."""

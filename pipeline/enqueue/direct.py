@@ -38,11 +38,12 @@ import pymysql
 from pyspark.sql import functions as f
 
 from ..common.connection import MissingTableIgnored
+from ..common.ledger import WITHHELD_NS, Slice
 from ..common.progress import Progress
+from ..common.staging import PLACE, SLICE
 from ..endpoint import is_transient, quoted
 from ..errors import JobError, PipelineError
-from .cut import PLACE, SLICE, looked_up
-from .ledger import WITHHELD_NS, Slice
+from .cut import looked_up
 from .load import Load
 from .staging import REFUSALS, Refuse, Staging, sift
 

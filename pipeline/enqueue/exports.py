@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from ..common.ledger import Reject
+from ..common.staging import PLACE, SLICE
 from ..common.table import Column
 from ..endpoint import quoted
-from .cut import PLACE, SLICE
-from .ledger import Reject
 from .load import Load
 
 BATCH: Final = "ackstream_batch"

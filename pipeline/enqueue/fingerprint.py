@@ -23,10 +23,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from ..common.ledger import FINGERPRINT_CHARACTERS
 from ..endpoint import quoted
-
-FINGERPRINT_CHARACTERS: Final = 32
-"""The width of the ledger's column."""
 
 WORDS: Final = 4
 """Words of 64 bits of a digest of 256."""

@@ -25,8 +25,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 
+from ..common.ledger import BATCH_CHARACTERS, Batch, Ledger
 from ..common.progress import Progress, unused
 from ..common.table import Table, located
+from ..common.tasks import require_classic
 from ..endpoint import Endpoint, driver_of
 from ..errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
 from .abandon import settle
@@ -35,7 +37,6 @@ from .cut import ByHash, Cut, by_files, file_octets
 from .direct import Direct, unfit
 from .exports import export_rejects, export_slices
 from .fingerprint import version_of
-from .ledger import BATCH_CHARACTERS, Batch, Ledger
 from .load import Load, Settings, Way, rows_of, serves, slices_wanted
 from .mapping import Mapped, mapped
 from .staged import Staged
@@ -178,6 +179,7 @@ class _Work:
     ) -> Load:
         """Check everything, and record the batch. Raises PipelineError."""
         _check_arguments(self.batch, self.mode, self.spread_s, self.settings)
+        require_classic(frame.sparkSession, "enqueue")
         endpoint, queue = located(endpoint, table)
         fitting = _fitting(frame, endpoint, queue, mapping, self)
         return _begun(frame, fitting, queue, endpoint, self)

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from pyspark.sql import DataFrame
 
+from ..common.ledger import Batch, Ledger, Reject
 from ..common.progress import Progress
 from ..common.table import Table
 from ..common.tasks import can_exceed
@@ -19,7 +20,6 @@ from ..endpoint import Endpoint
 from ..errors import JobError
 from .checking import Facts
 from .cut import PIECES_MAX, Cut, Piece
-from .ledger import Batch, Ledger, Reject
 from .mapping import Mapped, required_fillers
 
 BATCH_OCTETS: Final = 4 * 1024 * 1024

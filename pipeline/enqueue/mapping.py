@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from ..common.ledger import WITHHELD_NS
 from ..common.table import OWN_COLUMNS, Column, Table
 from ..endpoint import quoted
-from .ledger import WITHHELD_NS
 from .stable import unstable
 
 REFUSED: Final = {

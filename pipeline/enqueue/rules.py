@@ -19,9 +19,9 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from ..common.ledger import WITHHELD_NS
 from ..common.table import Check, Column, Table
 from ..endpoint import quoted
-from .ledger import WITHHELD_NS
 from .mapping import Mapped
 
 BY_CHARACTERS: Final = frozenset({"char", "varchar"})

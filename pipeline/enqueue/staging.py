@@ -1,13 +1,8 @@
-"""A staging table: it keeps rows of a batch on the server until a transaction makes messages of
-them.
+"""The staging table of a batch of ackstream-enqueue (`common.staging`), written by JDBC.
 
 Its columns take all values that Spark has, not only those that the queue's columns take. So the
 server refuses a row when it is published, by a statement for which the row is known, and not in a
-task that writes a hundred thousand.
-
-A row's key is a number made of its slice and its place there, and a task's transaction has whole
-slices. So of several transactions with the same slice only one can commit, and the first row of a
-slice proves that the others are there.
+task that writes a hundred thousand. A task's transaction has whole slices.
 """
 
 from __future__ import annotations
@@ -20,14 +15,10 @@ from pymysql.constants import ER
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from ..endpoint import quoted, quoted_list
+from ..common.staging import KEY, PLACE, SLICE, publish, slices_staged, within
+from ..endpoint import quoted
 from ..errors import JobError
-from .cut import PLACE, ROWS_OF_A_PARTITION, SLICE
 from .load import Load
-
-ROW: Final = "ackstream_row"
-LOOKED_FOR_AT_ONCE: Final = 1000
-"""Slices in one statement."""
 
 REFUSALS: Final = frozenset(
     {
@@ -60,7 +51,7 @@ class Staging:
         """Create the table, unless it exists."""
         load = self._load
         kinds = {field.name: _kind(field.dataType) for field in load.mapped.frame.schema}
-        columns = [f"{ROW} BIGINT NOT NULL PRIMARY KEY"]
+        columns = [KEY]
         columns += [f"{name} BIGINT NOT NULL" for name in load.cut.version.staged]
         columns += [f"{quoted(name)} {kinds[name]}" for name in load.mapped.names]
         _execute(connection, f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(columns)}) ENGINE=InnoDB")
@@ -71,9 +62,8 @@ class Staging:
 
     def write(self, wanted: Iterable[int]) -> None:
         """Run the tasks that stage these slices."""
-        row = f.col(SLICE) * ROWS_OF_A_PARTITION + f.col(PLACE)
-        names = (*self._load.cut.version.staged, *self._load.mapped.names)
-        columns = [row.alias(ROW), *(f.col(quoted(name)) for name in names)]
+        names = (SLICE, PLACE, *self._load.cut.version.staged, *self._load.mapped.names)
+        columns = [f.col(quoted(name)) for name in names]
         self._load.write(self._load.sliced(tuple(wanted)).select(columns), self.name)
 
     def staged(self, connection: Any, numbers: Iterable[int]) -> set[int]:
@@ -85,7 +75,7 @@ class Staging:
         """Check that the staged rows of a slice are the data that was checked. Raises JobError, and
         drops the table."""
         version, expected = self._load.cut.version, self._load.slices[number]
-        cursor.execute(f"SELECT COUNT(*), {version.aggregates_sql()} FROM {self.name} WHERE {_within(number)}")
+        cursor.execute(f"SELECT COUNT(*), {version.aggregates_sql()} FROM {self.name} WHERE {within(number)}")
         count, *answer = cursor.fetchone()
         if count != expected.rows or not version.agrees(expected.checksum, answer):
             cursor.connection.rollback()
@@ -108,17 +98,11 @@ class Staging:
         values |= {name: str(value) for name, value in load.fillers.items()}
         time_name = load.table.by_name["time_next"].name
         if load.spread_ns is not None:
-            place = f"({ROW} - {_rows(number).start})"
-            share = f"({place} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
+            share = f"({PLACE} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
             values[time_name] = f"{begin} + FLOOR({share})"
         values.setdefault(time_name, str(begin))
         values |= own or {}
-        return int(
-            cursor.execute(
-                f"INSERT INTO {load.table.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
-                f" FROM {self.name} WHERE {_within(number, places)}"
-            )
-        )
+        return publish(cursor, self.name, load.table, values, number, places)
 
 
 def sift(places: range, publish: Callable[[range], int], refuse: Refuse) -> int:
@@ -142,32 +126,6 @@ def sift(places: range, publish: Callable[[range], int], refuse: Refuse) -> int:
             half = len(some) // 2
             waiting += [some[half:], some[:half]]  # the first half first
     return published
-
-
-def slices_staged(connection: Any, staging: str, numbers: Iterable[int]) -> set[int]:
-    """Which of these slices are staged. It reads one key for each, however many rows there are.
-
-    Raises pymysql.ProgrammingError if the table does not exist.
-    """
-    found: set[int] = set()
-    wanted = list(numbers)
-    with connection.cursor() as cursor:
-        for start in range(0, len(wanted), LOOKED_FOR_AT_ONCE):
-            first = {_rows(number).start: number for number in wanted[start : start + LOOKED_FOR_AT_ONCE]}
-            cursor.execute(f"SELECT {ROW} FROM {staging} WHERE {ROW} IN ({', '.join(map(str, first))})")
-            found |= {first[row] for (row,) in cursor.fetchall()}
-    return found
-
-
-def _rows(number: int) -> range:
-    """The rows that a slice can have."""
-    return range(number * ROWS_OF_A_PARTITION, (number + 1) * ROWS_OF_A_PARTITION)
-
-
-def _within(number: int, places: range | None = None) -> str:
-    rows = _rows(number)
-    some = rows if places is None else rows[places.start : places.stop]
-    return f"{ROW} BETWEEN {some[0]} AND {some[-1]}"
 
 
 def _kind(kind: t.DataType) -> str:

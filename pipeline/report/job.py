@@ -20,6 +20,7 @@ from pyspark.sql import functions as f
 from ..common.directives import Directives
 from ..common.progress import Progress, unused
 from ..common.table import Table, describe, split_name
+from ..common.tasks import require_classic
 from ..endpoint import Endpoint
 from ..errors import PipelineError
 from . import measures
@@ -129,6 +130,7 @@ def report(
     ackstream-archive, by table. `on_progress` gets the progress. Raises PipelineError if an argument is
     unsuitable, JobError if it failed on the way.
     """
+    require_classic(spark, "report")
     if not tables:
         raise PipelineError("name a queue: database.table")
     if window_s <= 0:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ..common.ledger import BATCH_CHARACTERS
 from ..common.statements import Messages
 from ..common.table import split_name
 from ..endpoint import Endpoint
@@ -100,8 +101,20 @@ def schema_options(given: Mapping[str, str]) -> SourceOptions:
 
 
 def sink_options(given: Mapping[str, str]) -> Common:
-    """The options of `df.writeStream` and `df.write`. Raises ProblemsError."""
-    reader = _Reader(given, _COMMON)
+    """The options of `df.writeStream`. Raises ProblemsError."""
+    return _sink(_Reader(given, _COMMON))
+
+
+def write_options(given: Mapping[str, str]) -> tuple[Common, str | None]:
+    """The options of `df.write`, and the name of the batch. Raises ProblemsError."""
+    reader = _Reader(given, (*_COMMON, "batch"))
+    name = reader.text("batch")
+    if name is not None and len(name) > BATCH_CHARACTERS:
+        reader.complain("batch", f"a name has at most {BATCH_CHARACTERS} characters")
+    return _sink(reader), name
+
+
+def _sink(reader: _Reader) -> Common:
     endpoint, database, table = _place(reader)
     reader.finish()
     assert endpoint is not None

@@ -2,26 +2,27 @@
 and once.
 
 If Spark runs a batch again, its rows may be in other partitions, and a task may run more than once.
-So no task can write into the queue by itself. Tasks write into a staging table, each attempt under
-a random number. The driver publishes the attempts that Spark reports as successful, in one
-transaction on the server: INSERT … SELECT, and an UPDATE of the query's last batch in
-`ackstream_sinks`. A batch that is there already is skipped. Streaming queries number their batches
-and run only the last one again, so one row for each query is enough. It has Spark's id of the
-query, which a checkpoint keeps.
+So no task can write into the queue by itself. Tasks stage their rows (`common.staging`), each
+attempt as a slice with a random number. The driver publishes the attempts that Spark reports as
+successful, in one transaction on the server with the row of the batch in the ledger
+(`common.ledger`). The rows become messages in the order of their partitions.
 
-All staged rows are of one batch. So the staging table is emptied after each publication, with the
-rows of failed attempts. The rows become messages in the order of their partitions.
+- A *query* has one row in the ledger, by Spark's id of the query, which a checkpoint keeps.
+  Streaming queries number their batches and run only the last one again, so the number of the next
+  one is enough: a batch below it is skipped.
+- A *batch of `df.write`* is known by the option `batch`. Written again, it adds nothing, and other
+  data of this name is refused: tasks add up the SHA-256 of their rows. Without a name it gets one
+  from the job, so that a COMMIT whose answer was lost can be repeated, and is forgotten at the end.
 
-A batch `write` gets its name from the writer, so that a COMMIT whose answer was lost can be
-repeated. The name ends with the job. To write a batch of data once, however often the job is run,
-use `ackstream-enqueue`.
+Staging tables are dropped after each publication, with the rows of failed attempts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -32,11 +33,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, MapType, StructType
 
-from ..common.connection import LazyConnection
+from ..common.connection import LazyConnection, LockTimeoutIgnored
+from ..common.ledger import FINGERPRINT_CHARACTERS, QUERY, WRITE, Batch, Ledger, query, staging_name
+from ..common.staging import KEY, PLACE, SLICE, drop_staging, publish
 from ..common.statements import NOW, do
 from ..common.table import Table, hashed_name
 from ..endpoint import quoted, quoted_list
-from ..errors import JobError, ProblemsError
+from ..errors import JobError, PipelineError, ProblemsError
 from .options import Common
 
 INSERT_ROWS: Final = 1_000
@@ -45,32 +48,27 @@ INSERT_ROWS: Final = 1_000
 INSERT_BYTES: Final = 1 << 20
 """Of one INSERT, about: `max_allowed_packet` is 16 MB or more by default."""
 
-EMPTYING_S: Final = 5
-"""How long emptying the staging table may wait for the transaction of a failed attempt. Later the
-next batch empties it."""
+CLEARING_S: Final = 5
+"""How long dropping a staging table may wait for the transaction of a failed attempt. Later the next
+batch drops it."""
 
-SINK: Final = "ackstream_sink_"
-SINKS: Final = "ackstream_sinks"
-
-QUERY: Final = "sql.streaming.queryId"
-BATCH: Final = "streaming.sql.batchId"
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
 """The local properties that Spark sets in each task of a streaming query."""
 
-_LEDGER: Final = """
-CREATE TABLE IF NOT EXISTS {} (
-  queue VARCHAR(64) NOT NULL, query VARCHAR(64) NOT NULL, batch BIGINT NOT NULL, PRIMARY KEY (queue, query)
-) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
-"""
+_FINGERPRINT: Final = "w1:"
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """The rows that one attempt of a task has staged."""
+    """The rows that one attempt of a task has staged for a batch of a query, or the batch 0 of a
+    write; and the sum of their digests, if these are computed."""
 
-    query: str
-    batch: int
+    name: str
+    number: int
     attempt: int
     rows: int
+    digests: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,12 @@ class Sink:
     where: Common
     table: Table
     columns: tuple[str, ...]
+    batch: Batch | None = None
+    """The batch of a write, in the ledger; None for a query."""
+    job: str = ""
+    """Of several jobs that write one batch, each has its own staging table."""
+    forgets: bool = False
+    """Whether the batch is deleted from the ledger when it is published."""
 
     @classmethod
     def of(cls, where: Common, table: Table, schema: StructType) -> Sink:
@@ -90,54 +94,64 @@ class Sink:
             raise ProblemsError(f"these rows cannot be messages of {table.quoted}; nothing was written", problems)
         return cls(where, table, tuple(table.by_name[name.casefold()].name for name in schema.fieldNames()))
 
-    def staging(self, query: str) -> str:
-        """The staging table of a query. With other columns it is another table."""
-        return quoted(self.table.database, staging_of(self.table.name, query, self.columns))
+    def writing(self, name: str | None) -> Sink:
+        """This sink for a batch of `df.write`, which is recorded. Raises PipelineError if the name
+        is taken by another kind of batch."""
+        job = f"job {os.urandom(12).hex()}"
+        batch = self.where.endpoint.run(lambda connection: self.ledger.open(connection, name or job, WRITE))
+        return replace(self, batch=batch, job=job, forgets=name is None)
 
     @property
-    def ledger(self) -> str:
-        """The table with each query's last batch."""
-        return quoted(self.table.database, SINKS)
+    def ledger(self) -> Ledger:
+        """The ledger of the queue."""
+        return Ledger(self.table)
 
-    def stage(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
+    def staging(self, name: str) -> str:
+        """The staging table of a query or of this write. With other columns it is another table."""
+        first = staging_name(self.table.name, self.batch or query(name))
+        return quoted(self.table.database, hashed_name(f"{first}_", self.job, *self.columns))
+
+    def stage(self, batches: Iterator[pa.RecordBatch], name: str, number: int) -> Written:
         """On an executor: write a partition."""
         attempt = int.from_bytes(os.urandom(7))
         connection = LazyConnection(self.where.endpoint, as_text=False)
-        rows = 0
+        rows = digests = 0
         insert = (
-            f"INSERT INTO {self.staging(query)} (`#batch`, `#attempt`, `#row`, {quoted_list(self.columns)}) VALUES"
-            f" ({', '.join(['%s'] * (3 + len(self.columns)))})"
+            f"INSERT INTO {self.staging(name)} ({SLICE}, {PLACE}, {quoted_list(self.columns)}) VALUES"
+            f" ({', '.join(['%s'] * (2 + len(self.columns)))})"
             # An INSERT whose answer was lost is repeated and finds its own rows.
-            " ON DUPLICATE KEY UPDATE `#row` = `#row`"
+            f" ON DUPLICATE KEY UPDATE {PLACE} = {PLACE}"
         )
+        known = self.batch is not None and self.batch.finished is not None
         for some in _pieces(batches):
-            numbered = [(batch, attempt, rows + number, *values) for number, values in enumerate(some)]
-            connection.run(partial(self._insert, query, insert, numbered))
-            rows += len(numbered)
+            if self.batch is not None and not self.forgets:
+                digests += sum(map(_digest, some))
+            if not known:  # Otherwise only the digests are needed.
+                placed = [(attempt, rows + place, *values) for place, values in enumerate(some)]
+                connection.run(partial(self._insert, name, insert, placed))
+            rows += len(some)
         connection.close()
-        return Written(query, batch, attempt, rows)
+        return Written(name, number, attempt, rows, digests)
 
-    def publish(self, written: Sequence[Written], *, forget: bool = False) -> None:
-        """On the driver: make messages of the attempts' rows, unless that was done. `forget`: no
-        batch will follow."""
+    def publish(self, written: Sequence[Written]) -> None:
+        """On the driver: make messages of the attempts' rows, unless that was done. Raises
+        PipelineError if other data was written under the name of this batch."""
         filled = [attempt for attempt in written if attempt.rows]
-        if not filled:
+        if not (filled or self.batch):
             return
-        query = filled[0].query
+        name, number = (self.batch.name, 0) if self.batch else (filled[0].name, filled[0].number)
         connection = LazyConnection(self.where.endpoint, as_text=False)
-        connection.run(partial(self._publish, filled))
-        if forget:
-            connection.run(partial(do, f"DROP TABLE IF EXISTS {self.staging(query)}"))
-            connection.run(partial(self._forget, query))
-        else:
-            connection.run(partial(self._empty, query))
+        connection.run(partial(self._publish, name, number, filled))
+        connection.run(partial(self._clear, self.batch or query(name), drop_staging))
         connection.close()
 
-    def drop(self, query: str) -> None:
-        """Drop the staging table of a query that failed."""
-        self.where.endpoint.run(partial(do, f"DROP TABLE IF EXISTS {self.staging(query)}"))
+    def clear(self) -> None:
+        """After a write that failed: drop what its own tasks have staged."""
+        assert self.batch is not None
+        own = f"DROP TABLE IF EXISTS {self.staging(self.batch.name)}"
+        self.where.endpoint.run(partial(self._clear, self.batch, lambda connection, *_: do(own, connection)))
 
-    def _insert(self, query: str, insert: str, rows: list[tuple[Any, ...]], connection: Any) -> None:
+    def _insert(self, name: str, insert: str, rows: list[tuple[Any, ...]], connection: Any) -> None:
         with connection.cursor() as cursor:
             try:
                 cursor.executemany(insert, rows)
@@ -145,63 +159,50 @@ class Sink:
                 if error.args[0] != ER.NO_SUCH_TABLE:
                     raise
                 cursor.execute(
-                    f"CREATE TABLE IF NOT EXISTS {self.staging(query)} ("
-                    " `#batch` BIGINT NOT NULL DEFAULT 0, `#attempt` BIGINT NOT NULL DEFAULT 0,"
-                    " `#row` BIGINT NOT NULL DEFAULT 0, PRIMARY KEY (`#batch`, `#attempt`, `#row`)) ENGINE=InnoDB"
+                    f"CREATE TABLE IF NOT EXISTS {self.staging(name)} ({KEY}) ENGINE=InnoDB"
                     f" SELECT {quoted_list(self.columns)} FROM {self.table.quoted} WHERE FALSE"
                 )
                 cursor.executemany(insert, rows)
 
-    def _publish(self, written: Sequence[Written], connection: Any) -> None:
-        query, batch = written[0].query, written[0].batch
-        begin = f"INSERT INTO {self.ledger} VALUES (%s, %s, -1) ON DUPLICATE KEY UPDATE batch = batch"
+    def _publish(self, name: str, number: int, written: Sequence[Written], connection: Any) -> None:
+        ledger = self.ledger
+        batch = self.batch or ledger.find(connection, name) or ledger.open(connection, name, QUERY)
+        rows = sum(attempt.rows for attempt in written)
+        fingerprint = "" if self.batch is None else _fingerprint(self.columns, rows, written)
         connection.begin()
         with connection.cursor() as cursor:
-            try:
-                cursor.execute(begin, [self.table.name, query])
-            except pymysql.ProgrammingError as error:
-                if error.args[0] != ER.NO_SUCH_TABLE:
-                    raise
-                cursor.execute(_LEDGER.format(self.ledger))  # ends the transaction
-                connection.begin()
-                cursor.execute(begin, [self.table.name, query])
-            this = "WHERE queue = %s AND query = %s"
-            cursor.execute(f"SELECT batch FROM {self.ledger} {this} FOR UPDATE", [self.table.name, query])
-            (last,) = cursor.fetchone()
-            if last >= batch:
+            there = ledger.lock(cursor, batch)
+            if there.slices > number:
                 connection.rollback()
+                if there.fingerprint != fingerprint:
+                    raise PipelineError(
+                        f"batch {name!r} was written with other data ({there.messages:,} messages): give this one"
+                        " another name, or the same data as then"
+                    )
                 return
             for attempt in written:
                 self._publish_attempt(cursor, attempt)
-            cursor.execute(f"UPDATE {self.ledger} SET batch = %s {this}", [batch, self.table.name, query])
+            ledger.add_slice(cursor, batch, number + 1, rows, fingerprint)
         connection.commit()
 
     def _publish_attempt(self, cursor: Any, written: Written) -> None:
         values = {name: quoted(name) for name in self.columns}
         # Due now, by the server's clock.
         values.setdefault(self.table.by_name["time_next"].name, NOW)
-        count = cursor.execute(
-            f"INSERT INTO {self.table.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
-            f" FROM {self.staging(written.query)} WHERE `#batch` = %s AND `#attempt` = %s ORDER BY `#row`",
-            [written.batch, written.attempt],
-        )
+        count = publish(cursor, self.staging(written.name), self.table, values, written.attempt)
         if count != written.rows:
             raise JobError(
                 f"{count:,} of {written.rows:,} rows of a task are staged: somebody else changes"
-                f" {self.staging(written.query)}; do two queries run from one checkpoint?"
+                f" {self.staging(written.name)}; do two queries run from one checkpoint?"
             )
 
-    def _empty(self, query: str, connection: Any) -> None:
-        do(f"SET SESSION lock_wait_timeout = {EMPTYING_S}", connection)
-        try:
-            do(f"TRUNCATE TABLE {self.staging(query)}", connection)
-        except pymysql.MySQLError as error:
-            if error.args[0] not in {ER.LOCK_WAIT_TIMEOUT, ER.NO_SUCH_TABLE}:
-                raise
-
-    def _forget(self, query: str, connection: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {self.ledger} WHERE queue = %s AND query = %s", [self.table.name, query])
+    def _clear(self, batch: Batch, drop: Callable[[Any, Table, Batch], object], connection: Any) -> None:
+        do(f"SET SESSION lock_wait_timeout = {CLEARING_S}", connection)
+        with LockTimeoutIgnored():
+            drop(connection, self.table, batch)
+        if self.forgets:
+            with connection.cursor() as cursor:
+                self.ledger.delete(cursor, batch.name)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -214,10 +215,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """On an executor: stage a partition."""
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
-        query, batch = map(context.getLocalProperty, (QUERY, BATCH))
-        assert query is not None, "Spark sets the query of a task"
-        assert batch is not None, "Spark sets the batch of a task"
-        return self._sink.stage(iterator, query, int(batch))
+        name, number = map(context.getLocalProperty, (QUERY_ID, BATCH_ID))
+        assert name is not None, "Spark sets the query of a task"
+        assert number is not None, "Spark sets the batch of a task"
+        return self._sink.stage(iterator, name, int(number))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """On the driver: publish what the tasks have staged."""
@@ -230,26 +231,34 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class BatchWriter(DataSourceArrowWriter):
     """What Spark calls for `write`."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._job = f"job {os.urandom(12).hex()}"
+    def __init__(self, sink: Sink, batch: str | None) -> None:
+        self._sink = sink.writing(batch)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stage a partition."""
-        return self._sink.stage(iterator, self._job, 0)
+        assert self._sink.batch is not None
+        return self._sink.stage(iterator, self._sink.batch.name, 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: publish what the tasks have staged."""
-        self._sink.publish([message for message in messages if isinstance(message, Written)], forget=True)
+        self._sink.publish([message for message in messages if isinstance(message, Written)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: drop what the tasks have staged."""
-        self._sink.drop(self._job)
+        self._sink.clear()
 
 
-def staging_of(queue: str, query: str, columns: Sequence[str]) -> str:
-    """The name of a query's staging table, without its database."""
-    return hashed_name(SINK, queue, query, *columns)
+def _digest(values: tuple[Any, ...]) -> int:
+    """The SHA-256 of a row as a number. Sums of these depend on no order, and count a row as often
+    as it occurs."""
+    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest())
+
+
+def _fingerprint(columns: Sequence[str], rows: int, written: Sequence[Written]) -> str:
+    """The fingerprint of a write."""
+    digests = sum(attempt.digests for attempt in written)
+    whole = hashlib.sha256(repr((tuple(columns), rows, digests)).encode())
+    return (_FINGERPRINT + whole.hexdigest())[:FINGERPRINT_CHARACTERS]
 
 
 def _problems(table: Table, schema: StructType) -> Iterator[str]:

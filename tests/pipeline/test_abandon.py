@@ -8,22 +8,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.ledger import WITHHELD_NS, Ledger, staging_name
 from pipeline.common.table import describe
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Outcome, enqueue
-from pipeline.enqueue.abandon import abandon, abandon_query, listed
+from pipeline.enqueue.abandon import abandon, listed
 from pipeline.enqueue.command import cli
 from pipeline.enqueue.direct import Direct
-from pipeline.enqueue.ledger import WITHHELD_NS, Ledger
 from pipeline.enqueue.load import Settings
 from pipeline.enqueue.staged import Staged
 from pipeline.errors import AbandonedError, JobError, PipelineError
+from pipeline.source.options import Common
+from pipeline.source.sink import Sink
 from tests.support.queues import rows, run
 
 Enqueue = Callable[..., Outcome]
@@ -246,7 +249,7 @@ def test_the_command(
     assert len(result.stdout.splitlines()) == 3
     assert result.stdout.startswith("batch dead and gone: abandoned, nothing of it is in ")
     assert (command("--abandon", "whole").exit_code, command("--abandon", "dead and gone").exit_code) == (2, 2)
-    assert "there is no query 'x'" in command("--abandon-query", "x").stderr
+    assert "there is no batch 'x'" in command("--abandon", "x").stderr
     assert messages(connection) == 1000
 
 
@@ -254,8 +257,6 @@ def test_what_there_is_not(endpoint: Endpoint, connection: Any) -> None:
     run(connection, CREATE)
     with pytest.raises(PipelineError, match="there is no batch 'x' of"):
         abandon(endpoint, "m", "x")
-    with pytest.raises(PipelineError, match="there is no query 'x' that writes to"):
-        abandon_query(endpoint, "m", "x")
     with pytest.raises(PipelineError, match="there is no table"):
         listed(endpoint, "other")
 
@@ -276,13 +277,36 @@ def test_a_query_whose_checkpoint_is_gone(
         query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination(50)
     run(connection, "CREATE TABLE ackstream_sink_0123456789abcdef0123 (payload INT)")
     left = listed(endpoint, "m")
-    assert [(left_query.batch, len(left_query.staging)) for left_query in left.queries] == [(0, 1), (0, 1)]
+    queries = [standing.batch for standing in left.batches]
+    assert [(query.mode, query.slices, query.messages) for query in queries] == [("query", 1, 2), ("query", 1, 2)]
     assert left.strays == ("ackstream_sink_0123456789abcdef0123",)
-    assert "its messages up to batch 0 stay" in abandon_query(endpoint, "m", left.queries[0].name)
-    assert listed(endpoint, "m").queries == left.queries[1:]
-    assert len(listed(endpoint, "n").queries) == 1
-    assert len(staging_tables(connection)) == 3
+    run(connection, f"CREATE TABLE `{staging_name('m', queries[0])}_1` (payload INT)")
+    assert listed(endpoint, "m").strays == left.strays
+    assert "forgotten; its 2 messages stay" in abandon(endpoint, "m", queries[0].name)
+    assert listed(endpoint, "m").batches == left.batches[1:]
+    assert len(listed(endpoint, "n").batches) == 1
+    assert staging_tables(connection) == ["ackstream_sink_0123456789abcdef0123"]
     assert messages(connection) == 4
+
+
+def test_a_query_of_an_earlier_version_is_taken_into_the_ledger(endpoint: Endpoint, connection: Any) -> None:
+    """It goes on behind its last batch, and can be listed and abandoned."""
+    run(connection, CREATE)
+    run(
+        connection,
+        "CREATE TABLE ackstream_sinks (queue VARCHAR(64) NOT NULL, query VARCHAR(64) NOT NULL, batch BIGINT NOT NULL,"
+        " PRIMARY KEY (queue, query)) DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+    )
+    run(connection, "INSERT INTO ackstream_sinks VALUES ('m', 'q', 7), ('m', 'r', 0), ('n', 'q', 1)")
+    sink = Sink(
+        Common(endpoint, str(endpoint.database), "m"), describe(connection, str(endpoint.database), "m"), ("payload",)
+    )
+    for number in (7, 8):
+        sink.publish([sink.stage(iter([pa.record_batch({"payload": ["x"]})]), "q", number)])
+    assert messages(connection) == 1
+    assert [(found.batch.name, found.batch.slices) for found in listed(endpoint, "m").batches] == [("q", 9), ("r", 1)]
+    assert "forgotten" in abandon(endpoint, "m", "r")
+    assert [found.batch.name for found in listed(endpoint, "m").batches] == ["q"]
 
 
 # --- streaming mode ---

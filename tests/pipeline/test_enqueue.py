@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.ledger import WITHHELD_NS
 from pipeline.common.progress import Progress
 from pipeline.common.statements import NOW as NOW_NS
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
-from pipeline.enqueue.ledger import WITHHELD_NS
 from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError, PipelineError, ProblemsError
 from tests.support.queues import create_queue, rows, run

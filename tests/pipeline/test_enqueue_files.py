@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.ledger import WITHHELD_NS
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.enqueue.checking import Facts
 from pipeline.enqueue.cut import PIECES_MAX, Piece, by_files
 from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.fingerprint import version_of
-from pipeline.enqueue.ledger import WITHHELD_NS
 from pipeline.enqueue.load import Settings, serves
 from pipeline.enqueue.mapping import Mapped
 from pipeline.enqueue.staged import Staged

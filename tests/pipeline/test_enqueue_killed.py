@@ -23,12 +23,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.staging import KEY, slices_staged
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
 from pipeline.enqueue.staged import Staged
-from pipeline.enqueue.staging import slices_staged
 from tests.pipeline.conftest import QUICK_JVM
 from tests.support.proxies import RunningProxy
 from tests.support.queues import rows, run
@@ -282,7 +282,7 @@ def test_staged_slices_that_a_failover_took_back_are_staged_again(
         missing = look(self)
         if not taken and 0 < len(missing) < len(self._load.slices):
             there = min(set(range(len(self._load.slices))) - {*missing})
-            taken.append(run(connection, f"DELETE FROM {self._staging.name} WHERE ackstream_row >> 33 = {there}"))
+            taken.append(run(connection, f"DELETE FROM {self._staging.name} WHERE ackstream_slice = {there}"))
         return missing
 
     monkeypatch.setattr(Staged, "look", look_and_lose)
@@ -294,13 +294,12 @@ def test_staged_slices_that_a_failover_took_back_are_staged_again(
 def test_a_look_at_what_is_staged_reads_one_row_a_slice_and_none_that_is_not_committed(
     endpoint: Endpoint, connection: Any
 ) -> None:
-    run(connection, "CREATE TABLE s (ackstream_row BIGINT PRIMARY KEY)")
-    first = [number << 33 for number in range(4)]
-    for start in first[:2]:
-        run(connection, f"INSERT INTO s VALUES {', '.join(f'({start + row})' for row in range(1_000))}")
+    run(connection, f"CREATE TABLE s ({KEY})")
+    for number in range(2):
+        run(connection, f"INSERT INTO s VALUES {', '.join(f'({number}, {row})' for row in range(1_000))}")
     with endpoint.connect() as other:
         other.begin()
-        run(other, f"INSERT INTO s VALUES {', '.join(f'({first[2] + row})' for row in range(1_000))}")
+        run(other, f"INSERT INTO s VALUES {', '.join(f'(2, {row})' for row in range(1_000))}")
         run(connection, "FLUSH STATUS")
         assert slices_staged(connection, "s", range(4)) == {0, 1}
         reads = rows(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'")

@@ -10,12 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.ledger import FINGERPRINT_CHARACTERS
 from pipeline.common.table import Column, Table
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
 from pipeline.enqueue.checking import Facts, read
 from pipeline.enqueue.cut import ByHash, by_files
-from pipeline.enqueue.fingerprint import FINGERPRINT_CHARACTERS, Sums, Version, Xor, version_of
+from pipeline.enqueue.fingerprint import Sums, Version, Xor, version_of
 from pipeline.enqueue.load import Settings
 from pipeline.enqueue.mapping import Mapped
 from pipeline.errors import PipelineError

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pipeline.common.ledger import WITHHELD_NS, Ledger
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue, missing
 from pipeline.enqueue import job as enqueueing
 from pipeline.enqueue.abandon import abandon
 from pipeline.enqueue.command import cli
 from pipeline.enqueue.direct import Direct
-from pipeline.enqueue.ledger import WITHHELD_NS, Ledger
 from pipeline.enqueue.load import Settings
 from pipeline.enqueue.staging import sift
 from pipeline.errors import JobError, PipelineError

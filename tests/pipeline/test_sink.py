@@ -20,6 +20,9 @@ from pyspark.sql import functions as f
 from pipeline.common.table import describe
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
+from pipeline.enqueue import enqueue
+from pipeline.enqueue.abandon import abandon, listed
+from pipeline.errors import AbandonedError, PipelineError
 from pipeline.source.options import Common
 from pipeline.source.sink import Sink, Written
 from tests.support.queues import create_queue, rows, run
@@ -57,7 +60,7 @@ def write(frame: DataFrame, place: dict[str, str], checkpoint: Path) -> None:
 
 def staged(connection: Any) -> list[int]:
     """How many rows wait in each staging table."""
-    tables = rows(connection, "SHOW TABLES LIKE 'ackstream\\_sink\\_%'")
+    tables = rows(connection, "SHOW TABLES LIKE 'ackstream\\_staging\\_%'")
     return [rows(connection, f"SELECT COUNT(*) FROM {name}")[0][0] for (name,) in tables]
 
 
@@ -71,8 +74,8 @@ def test_a_stream_becomes_messages_and_nothing_is_left_behind(
     write(files(7), place, tmp_path / "checkpoint")
     assert rows(connection, "SELECT n FROM m ORDER BY id") == [(number,) for number in [*range(3_010), 7]]
     assert [n for (n,) in rows(connection, "STREAM n FROM m LIMIT 3 WAIT 5")] == [0, 1, 2]
-    assert staged(connection) == [0]
-    assert rows(connection, "SELECT batch FROM ackstream_sinks") == [(2,)]
+    assert staged(connection) == []
+    assert rows(connection, "SELECT mode, slices, messages FROM ackstream_batches") == [("query", 3, 3_011)]
 
 
 def test_a_batch_that_runs_again_adds_nothing(
@@ -86,7 +89,7 @@ def test_a_batch_that_runs_again_adds_nothing(
     (tmp_path / "checkpoint/commits/.1.crc").unlink()
     write(files(*range(1_000, 1_500)), place, tmp_path / "checkpoint")
     assert rows(connection, "SELECT n FROM m ORDER BY n") == [(number,) for number in range(1_500)]
-    assert staged(connection) == [0]
+    assert staged(connection) == []
 
 
 def test_a_batch_that_fails_leaves_no_message_and_comes_wholly_when_it_is_repeated(
@@ -119,7 +122,7 @@ def test_tasks_that_are_killed_in_the_middle_stage_again(
     frame.write.format("ackstream").options(**place).mode("append").save()
     assert rows(connection, "SELECT COUNT(*), COUNT(DISTINCT n) FROM m") == [(8_000, 8_000)]
     assert staged(connection) == []
-    assert rows(connection, "SELECT * FROM ackstream_sinks") == []
+    assert rows(connection, "SELECT * FROM ackstream_batches") == []
 
 
 def test_values_of_every_type_arrive_exactly(spark: SparkSession, place: dict[str, str], connection: Any) -> None:
@@ -219,3 +222,90 @@ def test_rows_that_do_not_fit_are_refused_with_all_that_is_wrong(
     assert "item has no default, and there is no such column" in text
     with pytest.raises(pyspark.errors.AnalysisException, match="a queue is only added to"):
         frame.write.format("ackstream").options(**place).mode("overwrite").save()
+
+
+# --- a batch that is written by its name ---
+
+
+def named(frame: DataFrame, place: dict[str, str], batch: str) -> None:
+    frame.write.format("ackstream").options(**place).option("batch", batch).mode("append").save()
+
+
+def test_a_batch_of_this_name_is_written_once(spark: SparkSession, place: dict[str, str], connection: Any) -> None:
+    create_queue(connection, "m", "n BIGINT")
+    named(spark.range(1_000).toDF("n"), place, "b")
+    # The same rows from other partitions.
+    named(spark.range(999, -1, -1, 3).toDF("n"), place, "b")
+    assert rows(connection, "SELECT COUNT(*), COUNT(DISTINCT n) FROM m") == [(1_000, 1_000)]
+    ledger = "SELECT batch, mode, slices, messages, finished IS NULL FROM ackstream_batches"
+    assert rows(connection, ledger) == [("b", "write", 1, 1_000, 0)]
+    assert staged(connection) == []
+    named(spark.range(1_000).toDF("n"), place, "c")
+    assert rows(connection, "SELECT COUNT(*), COUNT(DISTINCT n) FROM m") == [(2_000, 1_000)]
+
+
+@pytest.mark.parametrize(
+    "other", ["range(999)", "range(1001)", "range(1000) WHERE id > 0 UNION ALL SELECT 7", "(SELECT NULL AS id)"]
+)
+def test_other_data_under_a_name_that_was_written_is_refused(
+    other: str, spark: SparkSession, place: dict[str, str], connection: Any
+) -> None:
+    create_queue(connection, "m", "n BIGINT")
+    named(spark.range(1_000).toDF("n"), place, "b")
+    with pytest.raises(Exception, match=r"batch 'b' was written with other data \(1,000 messages\)"):
+        named(spark.sql(f"SELECT CAST(id AS BIGINT) AS n FROM {other}"), place, "b")
+    assert rows(connection, "SELECT COUNT(*) FROM m") == [(1_000,)]
+    assert staged(connection) == []
+
+
+def test_a_name_of_another_kind_of_batch_is_refused(
+    spark: SparkSession, place: dict[str, str], endpoint: Endpoint, connection: Any
+) -> None:
+    create_queue(connection, "m", "n BIGINT")
+    enqueue(spark.range(10).toDF("n"), endpoint, "m", batch="b")
+    with pytest.raises(pyspark.errors.PySparkException, match="batch 'b' was begun in mode streaming"):
+        named(spark.range(10).toDF("n"), place, "b")
+    named(spark.range(10).toDF("n"), place, "w")
+    with pytest.raises(PipelineError, match="batch 'w' was begun in mode write"):
+        enqueue(spark.range(10).toDF("n"), endpoint, "m", batch="w")
+
+
+def test_a_write_whose_driver_died_is_written_again_or_abandoned(
+    place: dict[str, str], endpoint: Endpoint, connection: Any
+) -> None:
+    """It died when its tasks had staged everything."""
+    create_queue(connection, "m", "n BIGINT")
+    where = Common(endpoint, str(endpoint.database), "m")
+    sink = Sink(where, describe(connection, where.database, "m"), ("n",))
+    data = [pa.record_batch({"n": list(range(1_500))})]
+    for name in ("b", "c"):
+        sink.writing(name).stage(iter(data), name, 0)
+    assert staged(connection) == [1_500, 1_500]
+    assert listed(endpoint, "m").strays == ()
+    again = sink.writing("b")
+    again.publish([again.stage(iter(data), "b", 0)])
+    assert "its name is free" in abandon(endpoint, "m", "c")
+    assert staged(connection) == []
+    assert rows(connection, "SELECT COUNT(*), COUNT(DISTINCT n) FROM m") == [(1_500, 1_500)]
+
+
+def test_of_two_writes_of_one_batch_one_adds_it_and_an_abandoned_one_adds_nothing(
+    place: dict[str, str], endpoint: Endpoint, connection: Any
+) -> None:
+    create_queue(connection, "m", "n BIGINT")
+    where = Common(endpoint, str(endpoint.database), "m")
+    sink = Sink(where, describe(connection, where.database, "m"), ("n",))
+    jobs = [sink.writing("b"), sink.writing("b")]
+    staged_by = [job.stage(iter([pa.record_batch({"n": [1, 2]})]), "b", 0) for job in jobs]
+    for _ in range(2):  # the answer to a COMMIT can get lost
+        for job, written in zip(jobs, staged_by, strict=True):
+            job.publish([written])
+    assert rows(connection, "SELECT COUNT(*) FROM m") == [(2,)]
+    late = sink.writing("late")
+    written = late.stage(iter([pa.record_batch({"n": [3]})]), "late", 0)
+    abandon(endpoint, "m", "late")
+    with pytest.raises(AbandonedError):
+        late.publish([written])
+    late.clear()
+    assert rows(connection, "SELECT COUNT(*) FROM m") == [(2,)]
+    assert staged(connection) == []

@@ -1,10 +1,16 @@
 """The ledger of batches: small tables in the queue's database.
 
-`ackstream_batches` has a row for each batch that was begun, with the time it was finished. The row
-stays, so that the same batch adds nothing again. `ackstream_slices` has a row for each slice of a
-batch under way in streaming mode, until the batch ends. `ackstream_rejects` has a row for each row
-that the server refused and that was set aside; they stay with their batch. All changes are
-transactions that can be repeated: each first reads what is there.
+`ackstream_batches` has a row for all that this package writes into a queue, by its *mode*:
+
+- `streaming` and `atomic`: a batch of ackstream-enqueue, with the time it was finished. The row
+  stays, so that the same batch adds nothing again.
+- `write`: a batch of `df.write`, likewise. Its data is known when it is published: as one slice.
+- `query`: a streaming query, by its id. Its slices are the micro-batches that are published.
+
+`ackstream_slices` has a row for each slice of a batch under way in streaming mode, until the batch
+ends. `ackstream_rejects` has a row for each row that the server refused and that was set aside;
+they stay with their batch. All changes are transactions that can be repeated: each first reads what
+is there.
 """
 
 from __future__ import annotations
@@ -12,23 +18,31 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
 import pymysql
 from pymysql.constants import ER
 
-from ..common.connection import MissingTableIgnored, rows_if_any
-from ..common.statements import NOW
-from ..common.table import Table, hashed_name
 from ..endpoint import quoted
 from ..errors import AbandonedError, JobError, PipelineError
+from .connection import MissingTableIgnored, rows_if_any
+from .statements import NOW
+from .table import Table, hashed_name
+
+QUERY: Final = "query"
+WRITE: Final = "write"
+
+FINGERPRINT_CHARACTERS: Final = 32
 
 BATCH_CHARACTERS: Final = 190
 """The key fits into an index on every server."""
 
 STAGING: Final = "ackstream_staging_"
+
+SINKS: Final = "ackstream_sinks"
+"""The table of queries before they were in the ledger, with the last batch of each."""
 
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
 """The first of January 2200: the `time_next` of a slice's mark until the slice is published."""
@@ -59,7 +73,7 @@ _REJECTS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch in the ledger. Times are the server's, in nanoseconds."""
+    """A batch or a query in the ledger. Times are the server's, in nanoseconds."""
 
     name: str
     mode: str
@@ -114,7 +128,7 @@ class Ledger:
         It differs each time the batch is begun, so a job that still works on an abandoned batch
         does not disturb the next one.
         """
-        return quoted(self._table.database, staging_name(self._table.name, batch.name, batch.begun))
+        return quoted(self._table.database, staging_name(self._table.name, batch))
 
     def find(self, connection: Any, batch: str) -> Batch | None:
         """The batch; None if it was never begun."""
@@ -128,29 +142,59 @@ class Ledger:
         Raises PipelineError if that has another mode or other data or was abandoned, JobError if
         another run began it with other settings.
         """
-        with connection.cursor() as cursor:
-            try:
-                self._insert(cursor, new)
-            except pymysql.ProgrammingError as error:
-                if error.args[0] != ER.NO_SUCH_TABLE:
-                    raise
-                for table in _TABLES:
-                    cursor.execute(table.format(database=quoted(self._table.database)))
-                self._insert(cursor, new)
-            found = self._read(cursor, new.name)
-        assert found is not None
+        found = self._record(connection, new)
         if found.abandoned is not None:
             raise PipelineError(
                 f"batch {new.name!r} was abandoned, and some of it may be in the queue: give this one another name"
             )
-        if found.mode != new.mode:
-            raise _other(new.name, f"in mode {found.mode}", "mode")
         if found.file_octets != new.file_octets:
             raise JobError(f"another run has begun batch {new.name!r} meanwhile, with other settings: run this again")
         if found.fingerprint != new.fingerprint:
             files = "" if found.file_octets is None else ", or with files that Spark lists or cuts otherwise"
             raise _other(new.name, f"with other data ({found.messages:,} messages){files}", "data")
         return found
+
+    def open(self, connection: Any, name: str, mode: str) -> Batch:
+        """Record a query, or a batch whose data is not known yet, unless it is there. Returns it as
+        it is in the ledger. Raises PipelineError if that has another mode."""
+        if mode == QUERY:
+            self.adopt(connection)
+        return self._record(connection, replace(query(name), mode=mode))
+
+    def adopt(self, connection: Any) -> None:
+        """Take the queries of earlier versions into the ledger."""
+        old = quoted(self._table.database, SINKS)
+        if not rows_if_any(connection, f"SELECT 1 FROM {old} LIMIT 1"):
+            return
+        with connection.cursor() as cursor:
+            self._make(cursor)
+            connection.begin()
+            cursor.execute(
+                f"INSERT INTO {self._batches} (queue, batch, mode, fingerprint, slices, messages, begun)"
+                f" SELECT queue, query, '{QUERY}', '', batch + 1, 0, {NOW} FROM {old}"
+                f" ON DUPLICATE KEY UPDATE batch = {self._batches}.batch"
+            )
+            cursor.execute(f"DELETE FROM {old}")
+        connection.commit()
+
+    def _record(self, connection: Any, new: Batch) -> Batch:
+        with connection.cursor() as cursor:
+            try:
+                self._insert(cursor, new)
+            except pymysql.ProgrammingError as error:
+                if error.args[0] != ER.NO_SUCH_TABLE:
+                    raise
+                self._make(cursor)
+                self._insert(cursor, new)
+            found = self._read(cursor, new.name)
+        assert found is not None
+        if found.mode != new.mode:
+            raise _other(new.name, f"in mode {found.mode}", "mode")
+        return found
+
+    def _make(self, cursor: Any) -> None:
+        for table in _TABLES:
+            cursor.execute(table.format(database=quoted(self._table.database)))
 
     def _insert(self, cursor: Any, new: Batch) -> None:
         cursor.execute(
@@ -175,6 +219,15 @@ class Ledger:
         """Lock a batch in any state, until this transaction ends. Returns it, or None if there is
         none."""
         return self._read(cursor, batch, " FOR UPDATE")
+
+    def add_slice(self, cursor: Any, batch: Batch, slices: int, messages: int, fingerprint: str) -> None:
+        """Record the last slice of a query, or the only one of a batch of `df.write`, which is then
+        finished."""
+        cursor.execute(
+            f"UPDATE {self._batches} SET slices = %s, messages = messages + %s, fingerprint = %s,"
+            f" finished = IF(mode = '{QUERY}', NULL, {NOW}) WHERE queue = %s AND batch = %s",
+            [slices, messages, fingerprint, self._table.name, batch.name],
+        )
 
     def abandon(self, cursor: Any, batch: str) -> None:
         """Record a batch as abandoned. The rows of its slices stay, because tasks may still commit
@@ -228,6 +281,13 @@ class Ledger:
                 [self._table.name],
             )
             return [(Batch(*row[:-2]), row[-2], row[-1]) for row in cursor.fetchall()]
+
+    def everywhere(self, connection: Any) -> list[tuple[str, Batch]]:
+        """The batches of all queues in the database, each with its queue's name."""
+        return [
+            (row[0], Batch(*row[1:]))
+            for row in rows_if_any(connection, f"SELECT queue, {_COLUMNS} FROM {self._batches}")
+        ]
 
     def finish(self, cursor: Any, batch: Batch, tried: set[int]) -> bool:
         """Record that the whole batch is published, unless that was done. Returns whether this run
@@ -298,9 +358,16 @@ class Ledger:
         return None if found is None else Batch(*found)
 
 
-def staging_name(queue: str, batch: str, begun: int) -> str:
-    """The name of a staging table, without its database."""
-    return hashed_name(STAGING, queue, batch, str(begun))
+def query(name: str) -> Batch:
+    """A query, before it is in the ledger."""
+    return Batch(name, QUERY, "", None, 0, 0, 0, None)
+
+
+def staging_name(queue: str, batch: Batch) -> str:
+    """The name of a staging table, without its database. Those of a query, by the columns of its
+    rows, have more behind it."""
+    # The number is that of the table's form.
+    return hashed_name(STAGING, queue, batch.name, "2", "" if batch.mode == QUERY else str(batch.begun))
 
 
 def _encoded(key: Any) -> Any:

@@ -1,0 +1,84 @@
+"""Staging tables: rows wait there, on the server, until one transaction makes messages of them.
+
+Whatever writes more than one transaction can hold, or with tasks that may run twice, does three
+steps: tasks *stage* rows, the driver *publishes* them by INSERT … SELECT, and in the same
+transaction records that in the *ledger*. A row's key is its slice and its place there. So of
+several transactions with the same slice only one can commit; and where a transaction has whole
+slices, the first row of a slice proves that the others are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from ..endpoint import quoted, quoted_list
+from .ledger import SINKS, STAGING, Batch, staging_name
+from .table import Table
+
+SLICE: Final = "ackstream_slice"
+PLACE: Final = "ackstream_place"
+
+KEY: Final = f"{SLICE} BIGINT NOT NULL DEFAULT 0, {PLACE} BIGINT NOT NULL DEFAULT 0, PRIMARY KEY ({SLICE}, {PLACE})"
+"""The columns that each staging table has. (The defaults are for CREATE … SELECT.)"""
+
+LOOKED_FOR_AT_ONCE: Final = 1000
+"""Slices in one statement."""
+
+OLD: Final = SINKS.removesuffix("s") + "_"
+"""How the names of staging tables of queries once began."""
+
+
+def publish(
+    cursor: Any, staging: str, queue: Table, values: Mapping[str, str], number: int, places: range | None = None
+) -> int:
+    """Make messages of rows of a slice, by default all, in one statement. Returns how many.
+
+    `values`: columns of the queue, and what they get, in SQL over the staging table's.
+    """
+    return int(
+        cursor.execute(
+            f"INSERT INTO {queue.quoted} ({quoted_list(list(values))}) SELECT {', '.join(values.values())}"
+            f" FROM {staging} WHERE {within(number, places)} ORDER BY {PLACE}"
+        )
+    )
+
+
+def within(number: int, places: range | None = None) -> str:
+    """The condition for the rows of a slice, or those in some places of it."""
+    some = "" if places is None else f" AND {PLACE} BETWEEN {places[0]} AND {places[-1]}"
+    return f"{SLICE} = {number}{some}"
+
+
+def slices_staged(connection: Any, staging: str, numbers: Iterable[int]) -> set[int]:
+    """Which of these slices are staged. It reads one key for each, however many rows there are.
+
+    Raises pymysql.ProgrammingError if the table does not exist.
+    """
+    found: set[int] = set()
+    wanted = list(map(str, numbers))
+    with connection.cursor() as cursor:
+        for start in range(0, len(wanted), LOOKED_FOR_AT_ONCE):
+            some = ", ".join(wanted[start : start + LOOKED_FOR_AT_ONCE])
+            cursor.execute(f"SELECT {SLICE} FROM {staging} WHERE {PLACE} = 0 AND {SLICE} IN ({some})")
+            found |= {number for (number,) in cursor.fetchall()}
+    return found
+
+
+def staging_tables(connection: Any, database: str) -> list[str]:
+    """The names of all staging tables in a database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s"
+            " AND (LEFT(table_name, %s) = %s OR LEFT(table_name, %s) = %s)",
+            [database, len(STAGING), STAGING, len(OLD), OLD],
+        )
+        return [name.decode() if isinstance(name, bytes) else name for (name,) in cursor.fetchall()]
+
+
+def drop_staging(connection: Any, queue: Table, batch: Batch) -> None:
+    """Drop all staging tables of a batch."""
+    for name in staging_tables(connection, queue.database):
+        if name.startswith(staging_name(queue.name, batch)):
+            with connection.cursor() as cursor:
+                cursor.execute(f"DROP TABLE IF EXISTS {quoted(queue.database, name)}")
