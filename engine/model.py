@@ -79,6 +79,8 @@ class Policy:
     group_by: tuple[str, ...] = ()
     """The columns whose values divide the messages into groups, as the comment spells them; empty: the
     queue has no groups."""
+    groups_indexed: bool = False
+    """Whether the table has an index by group, so that groups behind the front can be found."""
 
 
 class IdKind(enum.Enum):
@@ -323,6 +325,54 @@ class ScanResult:
     horizon_ns: int | None
     reached: Mapping[int, Position] = field(default_factory=dict)
     greatest_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The part of a group scan that reads the messages that came due last, up to `limit` of each kind:
+    those without a time, with ids after `after_id`, where ids ascend; and those that came due after
+    `after_ns`, up to `until_ns`."""
+
+    after_ns: int
+    after_id: int
+    until_ns: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScan:
+    """What a group scan reads, all at one priority: the first messages of `named` groups, so many of
+    each; arrivals; and with `room`, groups in the order of the group index behind the group `after`
+    (None: from the first), up to `quota` messages of each, until it has `room` messages or has read
+    `entries_max` entries, in steps of `step_max` at most."""
+
+    priority: int
+    named: tuple[tuple[Group, int], ...] = ()
+    arrivals: Arrivals | None = None
+    after: Group | None = None
+    quota: int = 0
+    room: int = 0
+    step_max: int = 1_000
+    entries_max: int = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScanResult:
+    """The result of a group scan: due entries in no order, the `arrivals` among them apart. An entry may
+    be in both.
+
+    `deep`: the groups that may have more due messages than were read. `after`: the group behind which
+    the rotation goes on; None: it has passed the last one, or was not part of the scan. `arrivals_cut`:
+    a limit has cut the arrivals off. `greatest_id`: the greatest id of arrivals without a time, or where
+    these were read from.
+    """
+
+    entries: tuple[Entry, ...]
+    arrivals: tuple[Entry, ...] = ()
+    deep: tuple[Group, ...] = ()
+    after: Group | None = None
+    arrivals_cut: bool = False
+    greatest_id: int = 0
 
 
 class Wanted(NamedTuple):

@@ -7,7 +7,7 @@ ALTER TABLE and not six. Recommendations for a table that works are its advice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from engine.catalog.directives import comment_warnings, parse_comment
@@ -130,9 +130,10 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)))
     scan = _scan_index(facts.indexes)
     group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.group_by)
+    group_index = _group_index(group_columns, facts.indexes)
     return QueueTable(
         id=facts.id,
-        policy=policy,
+        policy=replace(policy, groups_indexed=group_index is not None),
         id_kind=_KINDS.get(columns["id"].data_type, IdKind.OTHER),
         id_index=id_index,
         scan_index=scan.name if scan else None,
@@ -142,7 +143,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         default_columns=_default_columns(policy, facts.columns),
         lease_column=columns[policy.lease.lower()].name if policy.lease else None,
         group_columns=group_columns,
-        group_index=_group_index(group_columns, facts.indexes),
+        group_index=group_index,
         advice=tuple(_advice(facts, scan, columns)),
         warnings=comment_warnings(facts.comment),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,

@@ -38,7 +38,7 @@ class Deliveries:
             if attempt.unscanned and missed:
                 parts.scans.request_scans()
             parts.scans.claim_answered(group, taken, () if attempt.unscanned else missed, now)
-        for claim in sorted(claims, key=lambda claim: (claim.priority, claim.due_ns, claim.key)):
+        for claim in self._in_order(attempt, claims):
             if before := parts.leases.get(claim.key):
                 self.end_lease(before)
             lease = Lease.of(claim, next(parts.numbers))
@@ -46,6 +46,13 @@ class Deliveries:
             by_group[attempt.picked[lease.key][0]].append(lease)
         for group, leases in by_group.items():
             self.distribute(group, leases)
+
+    def _in_order(self, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> list[Claimed]:
+        """Claims in the order of delivery: with message groups, that in which they were picked."""
+        if self._parts.groups.turns is not None:
+            places = {key: at for at, key in enumerate(attempt.picked)}
+            return sorted(claims, key=lambda claim: places[claim.key])
+        return sorted(claims, key=lambda claim: (claim.priority, claim.due_ns, claim.key))
 
     def distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
         """Give leases to the subscribers of a group; release those beyond their credit."""

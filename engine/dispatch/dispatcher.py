@@ -48,7 +48,7 @@ from engine.dispatch.picking import Picking
 from engine.dispatch.subscribers import Subscriber, Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.dispatch.wake_times import next_wake_ns
-from engine.model import Claimed, Entry, FetchResult, Key, Policy, Return, ScanResult, Share
+from engine.model import Claimed, Entry, FetchResult, GroupScanResult, Key, Policy, Return, ScanResult, Share
 
 Effects = list[Effect]
 
@@ -314,6 +314,25 @@ class Dispatcher:
             if lasting or waited:
                 effects.append(self._deliveries.end_stream(subscriber, Cause.UNUSABLE, text))
         return effects + self._advance(now)
+
+    def group_scan_done(self, now: Instant, scan_id: int, result: GroupScanResult) -> Effects:
+        """A group scan came back."""
+        parts = self.parts
+        parts.failure_pause.reset()
+        if parts.dead_letters.configured:
+            for entry in (*result.entries, *result.arrivals):
+                if not (parts.is_taken(entry.key) or parts.leases.get(entry.key)):
+                    parts.dead_letters.add_if_dead(entry, now)
+        parts.scans.group_scan_answered(
+            now, scan_id, result, lambda entry: parts.is_taken(entry.key) or parts.leases.is_outdated(entry, scan_id)
+        )
+        return self._advance(now)
+
+    def group_scan_failed(self, now: Instant, scan_id: int) -> Effects:
+        """A group scan failed. Scans in the order of time fail as well if it is for a lasting reason."""
+        self.parts.scans.group_scan_failed(now, scan_id)
+        self.parts.failure_pause.lengthen(now.mono_ns)
+        return self._advance(now)
 
     def claim_done(
         self, now: Instant, claim_id: int, claims: Sequence[Claimed], rows: FetchResult | None = None

@@ -4,6 +4,7 @@ subscriber's session), answered by an event.
 | effect            | answered by                                      |
 |-------------------|--------------------------------------------------|
 | `Scan`            | `Dispatcher.scan_done` or `.scan_failed`         |
+| `ScanGroups`      | `Dispatcher.group_scan_done` or `.group_scan_failed` |
 | `Claim`           | `Dispatcher.claim_done` or `.claim_failed`       |
 | `Fetch`           | `Dispatcher.fetch_done` or `.fetch_failed`       |
 | `Lock`            | `Dispatcher.lock_done`                           |
@@ -22,7 +23,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.model import Delivery, Key, Portion, Range, Return, RowFormat, Selection, Wanted
+from engine.model import Delivery, GroupScan, Key, Portion, Range, Return, RowFormat, Selection, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,15 @@ class Scan:
     selection: Selection
     limit: int
     part: Range | None
+    portion: Portion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanGroups:
+    """Read due messages by message group. `portion`: only these messages; None: all."""
+
+    scan_id: int
+    request: GroupScan
     portion: Portion | None = None
 
 
@@ -138,4 +148,17 @@ class End:
     text: str = ""
 
 
-Effect = Scan | Claim | Fetch | Lock | Lookup | Release | FindAbandoned | Purge | MoveDeadLetters | Deliver | End
+Effect = (
+    Scan
+    | ScanGroups
+    | Claim
+    | Fetch
+    | Lock
+    | Lookup
+    | Release
+    | FindAbandoned
+    | Purge
+    | MoveDeadLetters
+    | Deliver
+    | End
+)

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from engine.dispatch.group_scans import GroupScans
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.other_shares import OtherShares
+from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.scan_position import ScanPosition
 from engine.dispatch.scan_state import ScanState
 from engine.dispatch.subscribers import Subscriber, Subscribers, Subscription
+from engine.dispatch.turns import TurnOrder, Turns
 from engine.model import ANYTHING, Selection
 
 
@@ -66,7 +69,9 @@ class FilterGroups:
     """All streams of a table and their groups: the group without a condition, and a limited number of
     others. Groups without streams are kept until their place is needed."""
 
-    def __init__(self, limits: Limits, batch_size: int) -> None:
+    def __init__(self, limits: Limits, batch_size: int, turns: Turns | None = None) -> None:
+        self.turns = turns
+        """What decides between message groups; None: the queue has none."""
         self._most = limits.filter_groups_max
         self._limits = limits
         self._batch_size = batch_size
@@ -146,13 +151,22 @@ class FilterGroups:
         for group in self:
             group.subscribers.resize(batch_size)
 
+    def set_turns(self, turns: Turns | None) -> None:
+        """The queue has message groups from now on, or none any more."""
+        self.turns = turns
+        for group in self:
+            group.scans.buffer.set_order(TurnOrder(turns) if turns else None)
+            group.scans.by_group.all_shown()
+
     def _group(self, selection: Selection, *, locks: bool = False) -> FilterGroup:
         group = self._by_selection.pop((selection, locks), None)
         if group is None:
             if len(self._by_selection) > self._most:
                 self._forget_one()
             position = None if selection.condition is None else ScanPosition()
-            state = ScanState(self._limits.scan_min, position, OtherShares(self._limits))
+            buffer = ReadAhead(TurnOrder(self.turns) if self.turns else None)
+            by_group = GroupScans(self._limits)
+            state = ScanState(self._limits.scan_min, position, OtherShares(self._limits), by_group, buffer)
             group = FilterGroup(selection, Subscribers(self._batch_size), state, locks)
         self._by_selection[selection, locks] = group
         return group

@@ -40,6 +40,11 @@ class GroupsInFlight:
             del self._counts[group]
         self._freed.add(group)
 
+    def note_unused(self, group: Group | None) -> None:
+        """A message of this group was taken out of a buffer, and no claim of it starts."""
+        if group is not None:
+            self._freed.add(group)
+
     def take_freed(self) -> set[Group]:
         """The groups whose counts have fallen since the last call."""
         freed, self._freed = self._freed, set()

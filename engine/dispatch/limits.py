@@ -82,6 +82,33 @@ class Limits:
     others_scan_min: int = 16
     """Messages read by a scan of the other shares at first. Usually their proxies have taken them
     before the next one."""
+    group_pause_ns: int = 10 * MS
+    """Pause between group scans: refills are decided so often."""
+    group_quota_min: int = 8
+    """Messages of one group that a group scan reads at least. A read by name costs about as much as 20
+    messages (measured)."""
+    refills_max: int = 64
+    """Groups that one group scan reads by name: some 20 ms on a busy server."""
+    probes_max: int = 4
+    """Groups of arrivals that one group scan reads by name, for older messages of theirs."""
+    deep_max: int = 1_024
+    """Groups that are read by name when they run low. Others wait for the rotation."""
+    deep_share: int = 256
+    """A group is deep if a scan shows at least one of so many messages for it."""
+    rotation_step_max: int = 1_000
+    rotation_entries_max: int = 2_000
+    """Index entries that a step of the rotation, and the rotation of one group scan, read at most: some
+    5 and 10 ms."""
+    rotation_share: int = 4
+    """The rotation pauses so many times as long as it took."""
+    rotation_pause_ns: int = NS_PER_S
+    """Pause between two passes at least: each finds only what reports and arrivals have not shown."""
+    arrivals_max: int = 256
+    """Arrivals that one group scan reads."""
+    arrivals_pause_min_ns: int = 3 * MS
+    """Pause between reads of arrivals that were reported."""
+    arrivals_pause_max_ns: int = 50 * MS
+    """Pause between reads of arrivals that were not: messages that come due by time."""
     failure_pause_min_ns: int = 100 * MS
     failure_pause_max_ns: int = 5_000 * MS
     """Pause after a failure of the database, doubling: short enough for a restart, and no storm of

@@ -25,6 +25,7 @@ from engine.dispatch.locks import LocksUnderWay
 from engine.dispatch.maintenance import DeadLetters, Purges, Releases
 from engine.dispatch.measures import Measures
 from engine.dispatch.scans import ScanScheduler
+from engine.dispatch.turns import Turns
 from engine.dispatch.verification import LeaseVerification
 from engine.model import Key, Policy
 
@@ -65,8 +66,9 @@ class Parts:
         """The parts of a table of which nothing is known yet. `jitter` returns a number from [0, 1).
         `measures`: what an earlier dispatcher has counted."""
         numbers = count(1)
-        groups = FilterGroups(limits, policy.batch_size)
         in_flight = GroupsInFlight()
+        turns = Turns(in_flight) if policy.group_by else None
+        groups = FilterGroups(limits, policy.batch_size, turns)
         leases, claims = Leases(in_flight), ClaimsUnderWay(policy, jitter, numbers, in_flight)
         return cls(
             policy=policy,
@@ -95,6 +97,8 @@ class Parts:
         """The table's comment has changed."""
         if policy.batch_size != self.policy.batch_size:
             self.groups.resize(policy.batch_size)
+        if policy.group_by != self.policy.group_by:
+            self.groups.set_turns(Turns(self.in_flight) if policy.group_by else None)
         self.policy = policy
         self.claims.set_policy(policy)
         self.capacity.set_policy(policy, now)

@@ -34,6 +34,8 @@ class Picking:
         for group, entry in parts.scans.take_entries(demand, most) if most else ():
             if not parts.dead_letters.add_if_dead(entry, now) and entry.key not in parts.dead_letters:
                 picked[entry.key] = group, entry
+            else:
+                parts.in_flight.note_unused(entry.group)
         parts.capacity.use(len(picked))
         return picked
 

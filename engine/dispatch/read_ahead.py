@@ -6,6 +6,9 @@ until then. A claim may miss a row that looked due, because the row is locked or
 claimed it first. Such a row is tried again after a pause (monotonic clock) that doubles each time.
 A long transaction of a consumer therefore costs a few attempts, and not a busy loop.
 
+In a queue with groups, the ready entries are in the order of turns (`TurnOrder`), and a scan that
+shows that more is due leaves the entries that it did not reach: other scans have found these.
+
 The buffer is only a hint: the claim checks each entry in the database. A stale entry costs a
 wasted key and never a wrong delivery.
 """
@@ -17,12 +20,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.dispatch.instant import Instant
-from engine.model import Entry, Key, ScanResult
+from engine.dispatch.turns import TurnOrder
+from engine.model import Entry, Group, Key, ScanResult
 
 RETRY_MIN_NS = 10_000_000
 RETRY_MAX_NS = 1_000_000_000
 """A missed row is tried again after 10 ms, then after twice as long each time, up to a second: by
 then the lock's owner has committed, or is slow."""
+
+
+Place = tuple[int, int, Key]
+"""A place in the order of delivery without groups: priority, time and id."""
+
+
+def place_of(entry: Entry) -> Place:
+    """The place of an entry."""
+    return entry.priority, entry.due_ns, entry.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +45,12 @@ class _Missed:
 
 
 class ReadAhead:
-    """Keys of one table, in the order of delivery: lower priority, then earlier due, then id."""
+    """Keys of one table, in the order of delivery: lower priority, then earlier due, then id; with
+    groups, that of turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: TurnOrder | None = None) -> None:
+        self.order = order
+        """The order of turns; None: the queue has no groups."""
         self._ready: dict[Key, Entry] = {}
         self._ready_heap: list[tuple[int, int, Key, int]] = []
         self._later: dict[Key, Entry] = {}
@@ -79,22 +95,34 @@ class ReadAhead:
         now: Instant,
         unwanted: Callable[[Entry], bool],
         unread: Callable[[Key], bool] | None = None,
+        reach: Place | None = None,
     ) -> None:
         """Replace all entries by a scan's result, without the `unwanted` ones. `unread`: which
-        messages the scan does not read, so that their entries stay; None: it reads all."""
+        messages the scan does not read, so that their entries stay; None: it reads all. `reach`: the
+        place of the last due entry that the scan has read, so that entries behind it stay; None: it
+        has read all that are due."""
         entries = [entry for entry in result.entries if not unwanted(entry)]
         missed, self._missed = self._missed, {}
         if missed:
             self._missed = {entry.key: missed[entry.key] for entry in entries if entry.key in missed}
         if unread is not None:
             self._missed |= {key: attempt for key, attempt in missed.items() if unread(key)}
-            if kept := [entry for entry in (*self._ready.values(), *self._later.values()) if unread(entry.key)]:
-                shown = {entry.key for entry in entries}
+        if reach is not None:
+            recent_ns = now.mono_ns - RETRY_MAX_NS
+            self._missed |= {key: attempt for key, attempt in missed.items() if attempt.retry_ns > recent_ns}
+        if unread is not None or reach is not None:
+            before = (*self._ready.values(), *self._later.values())
+            kept = [
+                entry
+                for entry in before
+                if (unread is not None and unread(entry.key)) or (reach is not None and place_of(entry) > reach)
+            ]
+            if kept:
+                shown = {entry.key for entry in result.entries}
                 entries += [entry for entry in kept if entry.key not in shown]
         at_once = [entry for entry in entries if entry.due_ns <= now.server_ns and entry.key not in self._missed]
         self._ready = {entry.key: entry for entry in at_once}
-        self._ready_heap = [(entry.priority, entry.due_ns, entry.key, entry.epoch) for entry in at_once]
-        heapq.heapify(self._ready_heap)
+        self._order_ready()
         self._later, self._due_heap, self._retry_heap = {}, [], []
         if len(at_once) < len(entries):
             for entry in entries:
@@ -114,8 +142,15 @@ class ReadAhead:
         self.drop(entry.key)
         self._add(entry, now)
 
+    def set_order(self, order: TurnOrder | None) -> None:
+        """The ready entries are in this order from now on."""
+        self.order = order
+        self._order_ready()
+
     def head(self) -> Entry | None:
         """The first ready entry in the order of delivery; None: no entry is ready."""
+        if self.order is not None:
+            return self.order.head(self._ready)
         while self._ready_heap:
             _, due_ns, key, epoch = self._ready_heap[0]
             entry = self._ready.get(key)
@@ -123,6 +158,20 @@ class ReadAhead:
                 return entry
             heapq.heappop(self._ready_heap)
         return None
+
+    def rank(self, entry: Entry) -> tuple[int, ...]:
+        """What decides between this entry and those of other buffers, behind the priority and before the
+        time."""
+        return () if self.order is None else self.order.rank(entry.group)
+
+    def requeue(self, groups: Iterable[Group]) -> None:
+        """These message groups may be next earlier than before."""
+        if self.order is not None:
+            self.order.requeue(groups)
+
+    def can_order(self, entry: Entry) -> bool:
+        """Whether the place of an entry in the order of delivery is known."""
+        return self.order is None or entry.group is not None
 
     def promote_due(self, now: Instant) -> None:
         """Make the entries ready that have come due, or may be tried again."""
@@ -153,7 +202,10 @@ class ReadAhead:
         """Remove and return the first `count` ready entries (fewer when there are fewer)."""
         taken: list[Entry] = []
         while len(taken) < count and (entry := self.head()) is not None:
-            heapq.heappop(self._ready_heap)
+            if self.order is not None:
+                self.order.pop()
+            else:
+                heapq.heappop(self._ready_heap)
             del self._ready[entry.key]
             taken.append(entry)
         return taken
@@ -215,4 +267,20 @@ class ReadAhead:
             heapq.heappush(self._retry_heap, (missed.retry_ns, entry.key, entry.epoch))
         else:
             self._ready[entry.key] = entry
-            heapq.heappush(self._ready_heap, (entry.priority, entry.due_ns, entry.key, entry.epoch))
+            if self.order is None:
+                heapq.heappush(self._ready_heap, (entry.priority, entry.due_ns, entry.key, entry.epoch))
+            elif self.order.size > 2 * len(self._ready) + 64:
+                self._order_ready()
+            else:
+                self.order.push(entry)
+
+    def _order_ready(self) -> None:
+        """Order the ready entries anew."""
+        self._ready_heap = []
+        if self.order is not None:
+            self.order.rebuild(self._ready.values())
+        else:
+            self._ready_heap = [
+                (entry.priority, entry.due_ns, entry.key, entry.epoch) for entry in self._ready.values()
+            ]
+            heapq.heapify(self._ready_heap)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from engine.dispatch.group_scans import GroupScans
 from engine.dispatch.instant import Instant
 from engine.dispatch.other_shares import OtherShares
 from engine.dispatch.read_ahead import ReadAhead
@@ -24,7 +25,9 @@ class ScanState:
     """Where scans begin. None: at the front, because the group selects every row there."""
     others: OtherShares
     """The messages of other shares, which are scanned apart."""
-    buffer: ReadAhead = field(default_factory=ReadAhead)
+    by_group: GroupScans
+    """The scans by message group, if the queue has groups."""
+    buffer: ReadAhead
     started: int = 0
     """The number of the last scan that was started, apart from those of other shares."""
     completed: int = 0
@@ -81,6 +84,7 @@ class ScanState:
     def expect(self, entry: Entry, before: tuple[int, int] | None, most: int) -> None:
         """The binary log shows this due message. Request a scan, unless the one under way may show
         it. `most`: how many messages are remembered for that."""
+        self.by_group.note_arrival()
         if self.running and not self.dirty and len(self.expected) < most:
             self.expected[entry.key] = entry, before
         else:
@@ -114,6 +118,7 @@ class ScanState:
         """Request a scan for a message that only a scan can find: now, or when it comes due."""
         if entry.due_ns <= now.server_ns:
             self.dirty = True
+            self.by_group.note_arrival()
         else:
             self.due_again_ns = min(entry.due_ns, self.due_again_ns or entry.due_ns)
 

@@ -23,13 +23,25 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.dispatch.effects import Effect, Scan
+from engine.dispatch.effects import Effect, Scan, ScanGroups
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
+from engine.dispatch.read_ahead import Place, place_of
 from engine.dispatch.scan_state import ScanState
 from engine.dispatch.visibility import AwaitingVisibility
-from engine.model import ANYTHING, Entry, Key, Policy, Portion, Range, Return, ScanResult, Share
+from engine.model import (
+    ANYTHING,
+    Entry,
+    GroupScanResult,
+    Key,
+    Policy,
+    Portion,
+    Range,
+    Return,
+    ScanResult,
+    Share,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,8 @@ class _Running:
     portion: Portion | None
     share: Share | None
     """The own share when it was started."""
+    limit: int
+    """How many due messages it reads."""
 
 
 class ScanScheduler:
@@ -53,13 +67,15 @@ class ScanScheduler:
         self._limits = limits
         self._numbers = numbers
         self._running: dict[int, _Running] = {}
+        self._by_group: dict[int, _Running] = {}
+        """The group scans under way."""
         self._awaiting = AwaitingVisibility(limits.window_max)
         self._share: Share | None = None
 
     @property
     def under_way(self) -> bool:
         """Whether a scan is under way."""
-        return bool(self._running)
+        return bool(self._running or self._by_group)
 
     @property
     def rescan_ns(self) -> int | None:
@@ -80,6 +96,8 @@ class ScanScheduler:
             times.append(now.until(scans.due_again_ns))
         if scans.dirty:
             times.append(scans.begun_ns + self._limits.rescan_pause_ns)
+        if self._finds_groups(group):
+            times.append(scans.by_group.next_ns())
         return times
 
     def full_scan_ns(self, group: FilterGroup) -> int:
@@ -102,6 +120,7 @@ class ScanScheduler:
         for group in self._groups:
             group.scans.dirty = True
             group.scans.others.request_scan()
+            group.scans.by_group.note_arrival()
             if anywhere and group.scans.position is not None:
                 group.scans.position.reset_to_front()
 
@@ -123,7 +142,7 @@ class ScanScheduler:
             self._awaiting.stop_awaiting((entry.key,))
         for group in groups:
             scans = group.scans
-            at_front = scans.position is None and not group.selection.partitions
+            at_front = scans.position is None and not group.selection.partitions and scans.buffer.order is None
             if due and at_front and scans.started and not scans.dirty and scans.covers(entry):
                 scans.buffer.put(entry, now)  # No other message can be due before it: it needs no scan.
             elif due:
@@ -143,7 +162,7 @@ class ScanScheduler:
                 continue
             if scans.position is not None:
                 scans.position.lower(entry)
-            elif not group.selection.partitions and scans.covers(entry):
+            elif not group.selection.partitions and scans.covers(entry) and scans.buffer.can_order(entry):
                 scans.buffer.put(entry, now)
                 continue
             scans.scan_when_due(entry, now)
@@ -294,6 +313,11 @@ class ScanScheduler:
         """Remove and return the first `count` ready entries of the groups' buffers, in the order
         of delivery. `demand`: how many entries each group takes at most. An entry that is taken
         for one group is removed from the buffers of the others."""
+        turns = self._groups.turns
+        if turns is not None:
+            freed = turns.begin_round()
+            for group in self._groups if freed else ():
+                group.scans.buffer.requeue(freed)
         wanting = [(group, most) for group, most in demand if most > 0]
         if len(wanting) == 1:
             ((group, most),) = wanting
@@ -301,23 +325,33 @@ class ScanScheduler:
             for other, _ in demand:
                 if other is not group and len(other.scans.buffer):
                     other.scans.buffer.drop_all(entries)
-            return [(group, entry) for entry in entries]
+            taken = [(group, entry) for entry in entries]
+        else:
+            taken = self._take_merged(demand, count)
+        if turns is not None:
+            turns.end_round()
+        return taken
+
+    def _take_merged(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
+        """`take_entries` for several groups."""
         left = [most for _, most in demand]
-        heads: list[tuple[int, int, Key, int, int]] = []
+        heads: list[tuple[int, tuple[int, ...], int, Key, int, int]] = []
 
         def push_head(at: int) -> None:
-            entry = demand[at][0].scans.buffer.head()
+            buffer = demand[at][0].scans.buffer
+            entry = buffer.head()
             if entry is not None and left[at] > 0:
-                heapq.heappush(heads, (entry.priority, entry.due_ns, entry.key, -left[at], at))
+                rank = buffer.rank(entry)
+                heapq.heappush(heads, (entry.priority, rank, entry.due_ns, entry.key, -left[at], at))
 
         for at in range(len(demand)):
             push_head(at)
         taken: list[tuple[FilterGroup, Entry]] = []
         while heads and len(taken) < count:
-            _, due_ns, key, _, at = heapq.heappop(heads)
+            _, rank, due_ns, key, _, at = heapq.heappop(heads)
             group = demand[at][0]
             head = group.scans.buffer.head()
-            if head is not None and (head.key, head.due_ns) == (key, due_ns):
+            if head is not None and (head.key, head.due_ns, group.scans.buffer.rank(head)) == (key, due_ns, rank):
                 taken += [(group, entry) for entry in group.scans.buffer.take(1)]
                 left[at] -= 1
                 for other, _ in demand:
@@ -354,6 +388,7 @@ class ScanScheduler:
             at_ns = self._others_scan_ns(group, now)
             if at_ns is not None and at_ns <= now.mono_ns and len(self._running) < self._limits.scans_max:
                 scans.append(self._start_others_scan(group, now))
+        scans += [scan for group in groups if (scan := self._start_group_scan(group, now, unavailable))]
         return scans
 
     def scan_answered(
@@ -368,8 +403,7 @@ class ScanScheduler:
         `is_outdated`: whether a row shows an older state than its lease."""
         running = self._running.pop(scan_id)
         scans = running.group.scans
-        proxies = 1 if self._share is None else self._share.count
-        most = min(self._limits.window_max // self._groups.in_use // proxies, self._policy.cache_size)
+        most = self._most
         if running.portion is not None and running.portion.others:
             self._others_answered(
                 scans, now, result, most, lambda entry: is_taken(entry.key) or is_outdated(entry, scan_id)
@@ -394,7 +428,8 @@ class ScanScheduler:
 
         if running.part is None or not running.part.after:
             unread = None if running.portion is None else scans.others.__contains__
-            scans.buffer.replace_with(result, now, unwanted, unread)
+            reach = self._note_reach(running, result, now)
+            scans.buffer.replace_with(result, now, unwanted, unread, reach)
         elif len(scans.buffer) <= 2 * scans.limit:
             scans.buffer.extend_with(result, now, unwanted)
         else:
@@ -415,6 +450,12 @@ class ScanScheduler:
         group.scans.dirty = True
         return group
 
+    @property
+    def _most(self) -> int:
+        """How many messages of the front are read ahead for each filter group at most."""
+        proxies = 1 if self._share is None else self._share.count
+        return min(self._limits.window_max // self._groups.in_use // proxies, self._policy.cache_size)
+
     def set_policy(self, policy: Policy) -> None:
         """The table's comment changed."""
         self._policy = policy
@@ -422,28 +463,87 @@ class ScanScheduler:
 
     def _start_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
         scans, part = group.scans, None
+        # With message groups, entries behind its reach stay: a small scan shows what is more urgent.
+        peeks = scans.buffer.order is not None and scans.buffer.more and scans.buffer.ready > scans.limit // 4
+        peeks = peeks and scans.position is None and now.mono_ns < self.full_scan_ns(group)
         if scans.position is not None:
             if now.mono_ns >= self.full_scan_ns(group):
                 scans.position.reset_to_front()
             part = Range(scans.position.scan_from(now), now.server_ns + self._limits.ahead_ns)
-        if part is None or not part.after:
+        if (part is None or not part.after) and not peeks:
             scans.full_begun_ns = now.mono_ns
         share = scans.others.share
         ends_streams = group.awaits_scan and not scans.has_more
         portion = None if share is None or ends_streams else Portion(share)
         scans.scan_started(now, whole=portion is None)
         scan_id = next(self._numbers)
-        self._running[scan_id] = _Running(group, part, portion, share)
         # Rows that cannot be claimed yet must not displace those that can.
         limit = scans.limit + scans.buffer.missed_count + unavailable
+        if peeks:
+            limit -= scans.limit - self._limits.scan_min
+        self._running[scan_id] = _Running(group, part, portion, share, limit)
         return Scan(scan_id, group.selection, limit, part, portion)
 
     def _start_others_scan(self, group: FilterGroup, now: Instant) -> Scan:
         scans = group.scans
         portion = scans.others.start_scan(now)
         scan_id = next(self._numbers)
-        self._running[scan_id] = _Running(group, None, portion, portion.share)
-        return Scan(scan_id, group.selection, scans.others.limit + scans.buffer.missed_count, None, portion)
+        limit = scans.others.limit + scans.buffer.missed_count
+        self._running[scan_id] = _Running(group, None, portion, portion.share, limit)
+        return Scan(scan_id, group.selection, limit, None, portion)
+
+    # Message groups.
+
+    def _finds_groups(self, group: FilterGroup) -> bool:
+        """Whether group scans can find messages for a filter group."""
+        return self._policy.groups_indexed and group.selection == ANYTHING and group.scans.buffer.order is not None
+
+    def _note_reach(self, running: _Running, result: ScanResult, now: Instant) -> Place | None:
+        """A scan came back that has replaced the buffer of a queue with message groups. Returns the place
+        of the last due entry that it has read; None: it has read all that are due, or the queue has no
+        groups."""
+        scans = running.group.scans
+        if scans.buffer.order is None or scans.position is not None or not result.more:
+            scans.by_group.all_shown()
+            return None
+        shown = result.entries[: running.limit]
+        if self._finds_groups(running.group):
+            scans.by_group.cut_off(shown[-1].priority, shown, now)
+        return place_of(shown[-1])
+
+    def _start_group_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> ScanGroups | None:
+        scans = group.scans
+        if not self._finds_groups(group):
+            return None
+        request = scans.by_group.start(now, scans.buffer, self._most, unavailable)
+        if request is None:
+            return None
+        scan_id, share = next(self._numbers), scans.others.share
+        portion = None if share is None else Portion(share)
+        self._by_group[scan_id] = _Running(group, None, portion, share, 0)
+        return ScanGroups(scan_id, request, portion)
+
+    def group_scan_answered(
+        self, now: Instant, scan_id: int, result: GroupScanResult, is_unwanted: Callable[[Entry], bool]
+    ) -> None:
+        """A group scan came back. `is_unwanted`: whether a message is taken, or a row shows an older
+        state than its lease."""
+        scans = self._by_group.pop(scan_id).group.scans
+        buffer, by_group, most = scans.buffer, scans.by_group, 3 * self._most
+        self._awaiting.stop_awaiting(entry.key for entry in (*result.entries, *result.arrivals))
+        by_group.answered(result, now)
+        if buffer.order is None:
+            return
+        arrivals = [entry for entry in result.arrivals if by_group.is_wanted(entry, buffer.order)]
+        for entry in (*result.entries, *arrivals):
+            if len(buffer) >= most:
+                break
+            if not (buffer.knows(entry) or entry.key in scans.others or is_unwanted(entry)):
+                buffer.put(entry, now)
+
+    def group_scan_failed(self, now: Instant, scan_id: int) -> None:
+        """A group scan failed."""
+        self._by_group.pop(scan_id).group.scans.by_group.failed(now)
 
     def _others_answered(
         self, scans: ScanState, now: Instant, result: ScanResult, most: int, unwanted: Callable[[Entry], bool]

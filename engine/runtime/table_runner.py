@@ -35,6 +35,7 @@ from engine.dispatch.effects import (
     Purge,
     Release,
     Scan,
+    ScanGroups,
 )
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
@@ -55,7 +56,7 @@ SAME_REASON_NS = 60 * NS_PER_S
 """Least time between two log lines with the same reason why a queue's dead messages cannot be
 moved."""
 
-StoreEffect = Scan | Claim | Fetch | Lookup | Release | FindAbandoned | Purge | MoveDeadLetters
+StoreEffect = Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | Purge | MoveDeadLetters
 """The effects that the store carries out."""
 
 
@@ -453,6 +454,11 @@ class TableRunner:
                 counters.scans += 1
                 counters.scanned += len(result.entries)
                 return partial(self.handle, dispatcher.scan_done, scan_id, result)
+            case ScanGroups(scan_id, request, portion):
+                groups = await call(store.scan_groups, self.queue, request, portion)
+                counters.scans += 1
+                counters.scanned += len(groups.entries) + len(groups.arrivals)
+                return partial(self.handle, dispatcher.group_scan_done, scan_id, groups)
             case Claim(claim_id, wanted, row_format, slot):
                 if row_format is None:
                     claims, rows = await call(store.claim, self.queue, wanted, slot), None
@@ -531,6 +537,8 @@ class TableRunner:
         match effect:
             case Scan(scan_id):
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, text)
+            case ScanGroups(scan_id):
+                self.handle(dispatcher.group_scan_failed, scan_id)
             case Claim(claim_id):
                 self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):

@@ -22,6 +22,8 @@ from engine.model import (
     Entry,
     FetchResult,
     Group,
+    GroupScan,
+    GroupScanResult,
     Key,
     MoveResult,
     Portion,
@@ -37,9 +39,15 @@ from engine.model import (
 )
 from engine.store.acks import Ack, shares
 from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
+from engine.store.rotation import Rotation
 from engine.store.scan_result import ScanAssembly, is_behind
 
 T = TypeVar("T")
+
+
+def group_order(group: Group | None) -> tuple[tuple[bool, Key], ...]:
+    """The place of a group in the group index: NULL first."""
+    return tuple((value is not None, 0 if value is None else value) for value in group or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,50 @@ class MemoryStore:
         later = sorted((entry for entry in entries if entry.due_ns > self.now_ns), key=lambda entry: entry.due_ns)
         horizon_ns = later[limit].due_ns if len(later) > limit else None
         return self._timed(ScanResult((*due[:limit], *later[:limit]), len(due) > limit, horizon_ns))
+
+    def scan_groups(
+        self, table: QueueTable, request: GroupScan, portion: Portion | None = None
+    ) -> Timed[GroupScanResult]:
+        """Due messages of one priority by message group."""
+        if table.group_index is None:
+            return self._timed(GroupScanResult(()))
+        live = [
+            row.entry
+            for row in self._rows(table).values()
+            if row.time_acked_ns is None
+            and row.priority == request.priority
+            and (portion is None or portion.contains(row.key))
+        ]
+        live.sort(key=lambda entry: (group_order(entry.group), entry.due_ns, entry.key))
+        found: list[Entry] = []
+        deep: list[Group] = []
+        for group, limit in request.named:
+            first = [entry for entry in live if entry.group == group and entry.due_ns <= self.now_ns][:limit]
+            found += first
+            deep += [group] if len(first) >= limit else []
+        arrivals, cut = self._arrivals(table, request, live)
+        ids = [entry.key for entry in arrivals if entry.due_ns == 0 and isinstance(entry.key, int)]
+        rotation = Rotation(request, self.now_ns)
+        while rotation.goes_on:
+            after = None if rotation.after is None else group_order(rotation.after)
+            behind = [entry for entry in live if after is None or group_order(entry.group) > after]
+            rotation.add(behind[: rotation.limit])
+        greatest_id = max(ids, default=request.arrivals.after_id if request.arrivals else 0)
+        result = GroupScanResult(
+            (*found, *rotation.entries), arrivals, (*deep, *rotation.deep), rotation.after, cut, greatest_id
+        )
+        return self._timed(result)
+
+    def _arrivals(self, table: QueueTable, request: GroupScan, live: Sequence[Entry]) -> tuple[tuple[Entry, ...], bool]:
+        """The messages that came due last, and whether the limit has cut them off."""
+        if (bound := request.arrivals) is None:
+            return (), False
+        timed = [entry for entry in live if max(0, bound.after_ns) < entry.due_ns <= bound.until_ns]
+        zero = [entry for entry in live if entry.due_ns == 0 and int(str(entry.key)) > bound.after_id]
+        latest = sorted(timed, key=lambda entry: (entry.due_ns, entry.key), reverse=True)[: bound.limit]
+        latest += sorted(zero, key=lambda entry: entry.key, reverse=True)[: bound.limit] if table.id_grows else []
+        cut = len(timed) >= bound.limit or (table.id_grows and len(zero) >= bound.limit)
+        return tuple(entry for entry in latest if entry.due_ns <= self.now_ns), cut
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""

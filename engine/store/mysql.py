@@ -33,6 +33,8 @@ from engine.model import (
     Delivery,
     Entry,
     FetchResult,
+    GroupScan,
+    GroupScanResult,
     Key,
     MoveResult,
     Portion,
@@ -59,6 +61,7 @@ from engine.store.connection import (
 )
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
+from engine.store.group_scan import scan_by_group
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
@@ -273,6 +276,13 @@ class MySQLStore:
             result = scan.run()
         self._priorities.put(table.id, scan.priorities_read[: self._limits.priorities_known])
         return result
+
+    def scan_groups(
+        self, table: QueueTable, request: GroupScan, portion: Portion | None = None
+    ) -> Timed[GroupScanResult]:
+        """Due messages by message group."""
+        with self._pool.connection() as connection:
+            return scan_by_group(connection, table, request, portion)
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""

@@ -20,6 +20,8 @@ from engine.model import (
     Delivery,
     Entry,
     FetchResult,
+    GroupScan,
+    GroupScanResult,
     Key,
     MoveResult,
     Portion,
@@ -165,6 +167,12 @@ class Store(Protocol):
         where it begins may be left out. `portion` is used only without a condition: the result has
         no other messages.
         """
+
+    def scan_groups(
+        self, table: QueueTable, request: GroupScan, portion: Portion | None = None
+    ) -> Timed[GroupScanResult]:
+        """Due messages of one priority by message group. Returns nothing for a table without a group
+        index, and for messages whose priority is NULL. `portion`: as for `scan`."""
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are unacknowledged, due by the server's clock, of the given

@@ -23,7 +23,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import ANYTHING, BrokenTable, Group, IdKind, Key, Portion, QueueTable, Selection, TableId
+from engine.model import ANYTHING, BrokenTable, Group, GroupColumn, IdKind, Key, Portion, QueueTable, Selection, TableId
 from engine.quoting import qualified, quoted, text_literal
 from engine.store.partition_plan import AHEAD, Partition, first_partitions, fitting_width_ns
 
@@ -136,7 +136,7 @@ class TableStatements:
     def __init__(self, table: QueueTable, selection: Selection = ANYTHING) -> None:
         self._form = FORMS[table.id_kind]
         self.ids_are_integers = table.id_kind is IdKind.INTEGER
-        self.group_kinds = tuple(column.kind for column in table.group_columns)
+        self._group_columns = table.group_columns
         self._words: dict[str, object] = {
             "table": _selected(table.id, selection),
             "condition": selection.condition or "TRUE",
@@ -149,6 +149,9 @@ class TableStatements:
             "and_lease": and_lease(table),
             "portion": "",
             "group": group_expressions(table),
+            "group_index": quoted(table.group_index or ""),
+            "group_order": ", ".join(quoted(column.name) for column in table.group_columns),
+            "arrival_order": "time_next DESC, id DESC" if table.scan_ties_by_id else "time_next DESC",
         }
 
     @property
@@ -198,8 +201,34 @@ class TableStatements:
 
     def group(self, raw: Sequence[bytes | None]) -> Group:
         """The message group of values that were read."""
-        pairs = zip(self.group_kinds, raw, strict=True)
-        return tuple(None if value is None else FORMS[kind].parse(value) for kind, value in pairs)
+        pairs = zip(self._group_columns, raw, strict=True)
+        return tuple(None if value is None else FORMS[column.kind].parse(value) for column, value in pairs)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether its statements on messages read their groups."""
+        return bool(self._group_columns)
+
+    def in_group(self, group: Group) -> str:
+        """The condition for the messages of a group."""
+        return " AND ".join(map(self._equals, self._group_columns, group))
+
+    def behind_group(self, group: Group) -> str:
+        """The condition for the messages of all groups behind this one in the group index, where NULL
+        comes first. Both servers read it as ranges."""
+        alternatives = []
+        for at in range(len(group)):
+            equal = [self._equals(*pair) for pair in zip(self._group_columns[:at], group[:at], strict=True)]
+            alternatives.append(" AND ".join([*equal, self._exceeds(self._group_columns[at], group[at])]))
+        return " OR ".join(f"({alternative})" for alternative in alternatives)
+
+    @staticmethod
+    def _equals(column: GroupColumn, value: Key | None) -> str:
+        return f"{quoted(column.name)} {'IS NULL' if value is None else f'= {FORMS[column.kind].literal(value)}'}"
+
+    @staticmethod
+    def _exceeds(column: GroupColumn, value: Key | None) -> str:
+        return f"{quoted(column.name)} {'IS NOT NULL' if value is None else f'> {FORMS[column.kind].literal(value)}'}"
 
     def ids(self, keys: Iterable[Key]) -> str:
         """Keys as literals for IN (…), in any order: the server sorts them, and its locks too."""

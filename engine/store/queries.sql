@@ -139,6 +139,41 @@ WHERE time_acked IS NULL AND priority IS NULL AND (time_next <= $until_ns OR tim
 ORDER BY $scan_order
 LIMIT $limit
 
+-- name: group_arrivals
+-- By group: the messages that came due last, the latest first. With both bounds, either kind of index is
+-- read as a range, from its end.
+SELECT /* ackstream groups */ $id, COALESCE(epoch, 0), priority, time_next $group
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority = $priority AND time_next > $after_ns AND time_next <= $until_ns $portion
+ORDER BY $arrival_order
+LIMIT $limit
+
+-- name: group_arrivals_zero
+-- By group: the messages of time 0 with the greatest ids.
+SELECT /* ackstream groups */ $id, COALESCE(epoch, 0), priority, time_next $group
+FROM $table FORCE INDEX ($scan_index)
+WHERE time_acked IS NULL AND priority = $priority AND time_next = 0 AND id > $after_id $portion
+ORDER BY id DESC
+LIMIT $limit
+
+-- name: group_first
+-- The first messages of one group at one priority.
+SELECT /* ackstream groups */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0) $group
+FROM $table FORCE INDEX ($group_index)
+WHERE time_acked IS NULL AND priority = $priority AND $in_group $portion
+ORDER BY time_next, id
+LIMIT $limit
+
+-- name: group_rotation
+-- The messages of the groups behind one, in the order of the group index: all of small groups, and the
+-- first ones of the group at which the limit cuts it off. The bound is made of literals. With a
+-- variable, or with a row constructor, both servers read the whole range.
+SELECT /* ackstream groups */ $id, COALESCE(epoch, 0), priority, COALESCE(time_next, 0) $group
+FROM $table FORCE INDEX ($group_index)
+WHERE time_acked IS NULL AND priority = $priority AND ($behind) $portion
+ORDER BY $group_order, time_next, id
+LIMIT $limit
+
 -- name: begin
 -- Every transaction of the engine is this, one locking read, updates or deletes by id, and commit.
 START TRANSACTION

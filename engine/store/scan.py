@@ -226,7 +226,7 @@ _BLANKS = bytes(32 if byte < MINUS else byte for byte in range(256))
 def entries_of(sql: TableStatements, *results: Result) -> list[Entry]:
     """The entries in rows of id, epoch, priority and time_next, and of the group columns if the
     statement reads them."""
-    if sql.group_kinds:
+    if sql.has_groups:
         return _grouped_entries(sql, results)
     if sql.ids_are_integers and (quickly := _integer_entries(results)) is not None:
         return quickly

@@ -27,12 +27,15 @@ from engine.dispatch.effects import (
     Purge,
     Release,
     Scan,
+    ScanGroups,
 )
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.model import (
     NS_PER_S,
+    Group,
+    GroupColumn,
     IdKind,
     Key,
     OnDisconnect,
@@ -83,6 +86,8 @@ def queue_table(policy: Policy = POLICY, *, id_grows: bool = False) -> QueueTabl
         ("id",),
         id_grows=id_grows,
         lease_column=policy.lease,
+        group_columns=tuple(GroupColumn(name, IdKind.INTEGER) for name in policy.group_by),
+        group_index="by_group" if policy.groups_indexed else None,
     )
 
 
@@ -117,6 +122,8 @@ class Stage:
     """One of so many claims is answered without the rows behind it, which are then fetched."""
     id_grows: bool = False
     """Whether new messages have ids greater than all before."""
+    group_of: Callable[[int], Group] = lambda _: ()
+    """The message group of the message with this id."""
     dispatcher_type: type[Dispatcher] = Dispatcher
     store: MemoryStore = field(default_factory=lambda: MemoryStore(now_ns=1_000_000 * NS_PER_S))
     mono_ns: int = 5_000 * NS_PER_S
@@ -173,7 +180,8 @@ class Stage:
         self._take(event(self.now, *args))
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
-        self.store.put(TABLE, Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode()))
+        row = Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode(), group=self.group_of(key))
+        self.store.put(TABLE, row)
         if wake:
             self.handle(self.dispatcher.woken)
 
@@ -307,9 +315,8 @@ class Stage:
     def _do(self, asked: Asked) -> None:
         store, queue, dispatcher = self.store, self.queue, self.dispatcher
         match asked.effect:
-            case Scan(scan_id, selection, limit, part, portion):
-                scan = store.scan(queue, limit, selection, part, portion).value
-                asked.answer = lambda: dispatcher.scan_done(self.now, scan_id, scan)
+            case Scan() | ScanGroups():
+                asked.answer = self._scan(asked.effect)
             case Claim(claim_id, wanted, None, slot):
                 claims = store.claim(queue, wanted, slot).value
                 asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims)
@@ -347,6 +354,14 @@ class Stage:
             case _:
                 raise AssertionError(asked)
 
+    def _scan(self, effect: Scan | ScanGroups) -> Callable[[], Effects]:
+        dispatcher = self.dispatcher
+        if isinstance(effect, ScanGroups):
+            groups = self.store.scan_groups(self.queue, effect.request, effect.portion).value
+            return lambda: dispatcher.group_scan_done(self.now, effect.scan_id, groups)
+        scan = self.store.scan(self.queue, effect.limit, effect.selection, effect.part, effect.portion).value
+        return lambda: dispatcher.scan_done(self.now, effect.scan_id, scan)
+
     def answer(self, asked: Asked) -> None:
         """An answer arrives."""
         assert asked.answer is not None
@@ -361,6 +376,8 @@ class Stage:
         match asked.effect:
             case Scan(scan_id):
                 self.handle(partial(dispatcher.scan_failed, lasting=lasting), scan_id, "the server has gone away")
+            case ScanGroups(scan_id):
+                self.handle(dispatcher.group_scan_failed, scan_id)
             case Claim(claim_id):
                 self.handle(dispatcher.claim_failed, claim_id)
             case Fetch(fetch_id, _, _):

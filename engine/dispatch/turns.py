@@ -1,0 +1,199 @@
+"""Whose turn it is: the order of the ready messages of a queue with groups.
+
+The most urgent priority goes first. Within it, the next message belongs to the group that has the
+fewest messages in flight, and of several such groups to the one whose last turn is longest ago;
+within the group messages are in the order of time and id. `Turns` contains what decides between
+groups, for the whole table. `TurnOrder` orders the ready entries of one read-ahead buffer by it.
+
+A step costs the logarithm of the number of groups. An entry of a heap is not moved when its order
+changes. It is checked when it comes to the top, and `requeue` pushes another one for a group that
+moved forward.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from engine.dispatch.groups_in_flight import GroupsInFlight
+from engine.model import Entry, Group, Key
+
+TURNS_MAX = 200_000
+"""Groups whose last turn is remembered: those that had one most recently. The others have waited
+longer than these, so they go first all the same."""
+
+
+class Turns:
+    """What decides which group is next. Messages that were taken since the round began count as in
+    flight."""
+
+    def __init__(self, in_flight: GroupsInFlight) -> None:
+        self._in_flight = in_flight
+        self._taken: dict[Group | None, int] = {}
+        self._last: dict[Group | None, int] = {}
+        """The number of the last turn of each group, in ascending order."""
+        self._numbers = count(1)
+
+    def rank(self, group: Group | None) -> tuple[int, int]:
+        """The group with the least rank is next: how many messages it has in flight, and its last
+        turn."""
+        return self._in_flight.count(group) + self._taken.get(group, 0), self._last.get(group, 0)
+
+    def note_turn(self, group: Group | None) -> None:
+        """A message of this group was taken."""
+        self._taken[group] = self._taken.get(group, 0) + 1
+        self._last.pop(group, None)
+        self._last[group] = next(self._numbers)
+        if len(self._last) > TURNS_MAX:
+            del self._last[next(iter(self._last))]
+
+    def begin_round(self) -> set[Group]:
+        """Returns the groups that may be next earlier than before."""
+        return self._in_flight.take_freed()
+
+    def end_round(self) -> None:
+        """The messages that were taken are counted as in flight from now on, or were not handed
+        out."""
+        self._taken.clear()
+
+
+class _Level:
+    """The ready messages of one priority."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Group | None, list[tuple[int, Key, int]]] = {}
+        """The time, id and epoch of each message by group, as heaps."""
+        self.heap: list[tuple[int, int, int]] = []
+        """A rank of each group, and the number of the heap's entry."""
+        self.groups: dict[int, Group | None] = {}
+        """The group of each valid entry of the heap, by its number."""
+        self.numbers: dict[Group | None, int] = {}
+
+
+class TurnOrder:
+    """The ready entries of one buffer in the order of turns. Entries that are not in the buffer's
+    `ready` any more, or in another state, are left out when they come first."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._levels: dict[int, _Level] = {}
+        self._priorities: list[int] = []
+        self._numbers = count()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """How many entries are ordered, those that are not valid any more included."""
+        return self._size
+
+    def depth(self, priority: int, group: Group | None) -> int:
+        """About how many ready messages a group has at this priority."""
+        level = self._levels.get(priority)
+        return len(level.queues.get(group, ())) if level else 0
+
+    def rank(self, group: Group | None) -> tuple[int, int]:
+        """The rank of a group in `Turns`."""
+        return self._turns.rank(group)
+
+    def rebuild(self, entries: Iterable[Entry]) -> None:
+        """Replace everything by these entries."""
+        self._levels, self._priorities, self._size = {}, [], 0
+        for entry in entries:
+            level = self._levels.get(entry.priority)
+            if level is None:
+                level = self._levels[entry.priority] = _Level()
+            queue = level.queues.get(entry.group)
+            if queue is None:
+                queue = level.queues[entry.group] = []
+            queue.append((entry.due_ns, entry.key, entry.epoch))
+            self._size += 1
+        self._priorities = sorted(self._levels)
+        for level in self._levels.values():
+            for group, queue in level.queues.items():
+                heapq.heapify(queue)
+                number = level.numbers[group] = next(self._numbers)
+                level.groups[number] = group
+                level.heap.append((*self._turns.rank(group), number))
+            heapq.heapify(level.heap)
+
+    def push(self, entry: Entry) -> None:
+        """Add an entry."""
+        level = self._levels.get(entry.priority)
+        if level is None:
+            level = self._levels[entry.priority] = _Level()
+            heapq.heappush(self._priorities, entry.priority)
+        queue = level.queues.get(entry.group)
+        if queue is None:
+            queue = level.queues[entry.group] = []
+            self._enter(level, entry.group)
+        heapq.heappush(queue, (entry.due_ns, entry.key, entry.epoch))
+        self._size += 1
+
+    def requeue(self, groups: Iterable[Group | None]) -> None:
+        """These groups may be next earlier than before."""
+        for level in self._levels.values():
+            for group in groups:
+                if group in level.queues:
+                    self._enter(level, group)
+
+    def head(self, ready: Mapping[Key, Entry]) -> Entry | None:
+        """The next entry; None: there is none."""
+        while self._priorities:
+            level = self._levels[self._priorities[0]]
+            if (entry := self._first(level, ready)) is not None:
+                return entry
+            del self._levels[heapq.heappop(self._priorities)]
+        return None
+
+    def pop(self) -> None:
+        """Remove the entry that `head` has just returned: its group has had its turn."""
+        level = self._levels[self._priorities[0]]
+        number = level.heap[0][2]
+        group = level.groups[number]
+        heapq.heappop(level.queues[group])
+        self._size -= 1
+        self._turns.note_turn(group)
+        heapq.heapreplace(level.heap, (*self._turns.rank(group), number))
+
+    def _first(self, level: _Level, ready: Mapping[Key, Entry]) -> Entry | None:
+        heap = level.heap
+        while heap:
+            load, turn, number = heap[0]
+            if number not in level.groups:
+                heapq.heappop(heap)
+                continue
+            group = level.groups[number]
+            if (entry := self._first_of(level.queues[group], ready, group)) is None:
+                heapq.heappop(heap)
+                del level.queues[group], level.groups[number], level.numbers[group]
+            elif (rank := self._turns.rank(group)) != (load, turn):
+                heapq.heapreplace(heap, (*rank, number))
+            else:
+                return entry
+        return None
+
+    def _first_of(
+        self, queue: list[tuple[int, Key, int]], ready: Mapping[Key, Entry], group: Group | None
+    ) -> Entry | None:
+        while queue:
+            due_ns, key, epoch = queue[0]
+            entry = ready.get(key)
+            if entry is not None and (entry.epoch, entry.due_ns, entry.group) == (epoch, due_ns, group):
+                return entry
+            heapq.heappop(queue)
+            self._size -= 1
+        return None
+
+    def _enter(self, level: _Level, group: Group | None) -> None:
+        """Push a valid entry of the heap for a group, in place of the one before."""
+        before = level.numbers.get(group)
+        if before is not None:
+            del level.groups[before]
+        number = level.numbers[group] = next(self._numbers)
+        level.groups[number] = group
+        if len(level.heap) > 2 * len(level.numbers) + 64:
+            level.heap = [(*self._turns.rank(group), number) for group, number in level.numbers.items()]
+            heapq.heapify(level.heap)
+        else:
+            heapq.heappush(level.heap, (*self._turns.rank(group), number))
