@@ -94,11 +94,27 @@ def declares(definitions: Sequence[Definition], name: str) -> bool:
     return any(definition.kind is Kind.COLUMN and definition.name == name.casefold() for definition in definitions)
 
 
+def group_key_columns(group_by: Sequence[str]) -> tuple[str, ...]:
+    """The columns of the key that contains messages by group."""
+    return ("time_acked", "priority", *group_by, "time_next", "id")
+
+
+def group_key(group_by: Sequence[str]) -> str:
+    """The definition of that key. It has no name: the server chooses one."""
+    return f"KEY ({', '.join(name if name in OWN_COLUMNS else quote(name) for name in group_key_columns(group_by))})"
+
+
+def has_group_key(definitions: Sequence[Definition], group_by: Sequence[str]) -> bool:
+    """Whether such a key is defined."""
+    wanted = tuple(name.casefold() for name in group_key_columns(group_by))
+    return any(definition.columns in (wanted, wanted[:-1]) for definition in definitions)
+
+
 def missing(
-    definitions: Sequence[Definition], *, by_time: bool, lease: str | None = None
+    definitions: Sequence[Definition], *, by_time: bool, lease: str | None = None, group_by: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
     """The columns and keys to be added for a queue. `by_time`: the table is partitioned by
-    time_acked. `lease`: the name of its lease column, if it has one."""
+    time_acked. `lease`: the name of its lease column, if it has one. `group_by`: its group columns."""
     added = [text for name, text in OWN_COLUMNS.items() if not declares(definitions, name)]
     if lease is not None and not declares(definitions, lease):
         added.append(lease_definition(lease))
@@ -113,6 +129,8 @@ def missing(
         keys.append("UNIQUE KEY (id)")
     if not any(definition.columns[:3] == SCAN_COLUMNS for definition in definitions):
         keys.append(SCAN_KEY)
+    if group_by and not has_group_key(definitions, group_by):
+        keys.append(group_key(group_by))
     return added, keys
 
 

@@ -28,6 +28,7 @@ _PRINTED_LEASE: Final = re.compile(
     r"`([^`]+)` bigint(?:\(20\))? (?:DEFAULT NULL /\*!80023 INVISIBLE \*/|INVISIBLE DEFAULT NULL)"
 )
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
+_PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
 _PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|NONE")
 _RETENTION: Final = re.compile(
@@ -63,8 +64,12 @@ def print_queue(
     texts = [(definition, _text(statement, definition)) for definition in statement.definitions]
     by_time = statement.by_partition or statement.by_time
     added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
+    group_by = ",".join(map(quote, dict(options).get("GROUP_BY", "").split("|")))
     kept = [
-        text for _, text in _without_columns(texts, dict(options).get("LEASE")) if text.replace('"', "`") not in added
+        text
+        for _, text in _without_columns(texts, dict(options).get("LEASE"))
+        if (key := text.replace('"', "`")) not in added
+        and not ((found := _PRINTED_GROUP_KEY.fullmatch(key)) and found[1].casefold() == group_by.casefold())
     ]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
     own = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]

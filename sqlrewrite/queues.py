@@ -47,23 +47,23 @@ class CreateQueue:
     """The text behind them, without the queue's options."""
     tokens: TokenStream
 
-    def definitions_sql(self, lease: str | None) -> bytes:
+    def definitions_sql(self, lease: str | None, group_by: Sequence[str] = ()) -> bytes:
         """The definitions, with the queue's own columns and keys. `lease`: the name of its lease
-        column, if it has one."""
+        column, if it has one. `group_by`: its group columns."""
         body = self.body if self.definitions else b""
         if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
             at = column.tokens[-1].end - self.definitions[0].start
             body = body[:at] + b" NOT NULL" + body[at:]
-        return self._with_own(body, lease, by_time=self.by_partition or self.by_time)
+        return self._with_own(body, lease, group_by, by_time=self.by_partition or self.by_time)
 
     def dead_letter_sql(self, lease: str | None) -> bytes:
         """The definitions of its dead-letter table."""
         return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)), lease, by_time=self.by_time)
 
-    def _with_own(self, body: bytes, lease: str | None, *, by_time: bool) -> bytes:
-        columns, keys = missing(self.definitions, by_time=by_time, lease=lease)
+    def _with_own(self, body: bytes, lease: str | None, group_by: Sequence[str] = (), *, by_time: bool) -> bytes:
+        columns, keys = missing(self.definitions, by_time=by_time, lease=lease, group_by=group_by)
         before = "".join(f"{column},\n" for column in columns).encode(self.tokens.codec)
-        after = ",\n".join(keys).encode()
+        after = ",\n".join(keys).encode(self.tokens.codec)
         if not body.strip():
             return before + after if after else before.rstrip(b",\n")
         return before + body + (b"\n,\n" + after if after else b"\n")

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from engine.catalog.directives import comment_warnings, parse_comment
 from engine.model import BrokenTable, GroupColumn, IdKind, Policy, QueueTable, TableId
+from engine.quoting import quoted
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
 """The columns of the queue itself, which `*` leaves out."""
@@ -145,7 +146,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         group_columns=group_columns,
         group_index=group_index,
         advice=tuple(_advice(facts, scan, columns)),
-        warnings=comment_warnings(facts.comment),
+        warnings=(*comment_warnings(facts.comment), *_group_warnings(facts, group_columns, group_index)),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
         kept_by_partition=facts.by_time,
@@ -227,6 +228,15 @@ def _group_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[s
                 f"group_by names the column {name!r}, which is {column.data_type.upper()}: a group needs an integer, "
                 "DECIMAL, CHAR, VARCHAR, BINARY, VARBINARY or a type of time"
             )
+
+
+def _group_warnings(facts: TableFacts, group: Sequence[GroupColumn], index: str | None) -> Iterable[str]:
+    if group and index is None:
+        columns = ", ".join(["time_acked", "priority", *(quoted(column.name) for column in group), "time_next", "id"])
+        yield (
+            "group_by is fair only among the messages that a scan reads ahead, for want of an index by group: "
+            f"ALTER TABLE {facts.id} ADD INDEX ({columns})"
+        )
 
 
 def _group_column(column: Column) -> GroupColumn:

@@ -135,7 +135,8 @@ class GroupScans:
     def quota(self, most: int) -> int:
         """How many messages of one group are read at a time, if the buffer may contain `most` messages
         of the front."""
-        return max(self._limits.group_quota_min, most // max(2, len(self._deep) + 1))
+        share = most // (2 * len(self._deep) + 2)
+        return min(self._limits.group_quota_max, max(self._limits.group_quota_min, share))
 
     # The next one.
 
@@ -153,6 +154,7 @@ class GroupScans:
         at_ns = self.next_ns()
         if at_ns is None or at_ns > now.mono_ns or self.priority is None:
             return None
+        self._make_room(now, buffer, most)
         room, quota = 2 * most - len(buffer), self.quota(most)
         named = self._refills(buffer, quota, room, unavailable)
         arrivals = self._arrivals(now)
@@ -175,6 +177,17 @@ class GroupScans:
             self._limits.rotation_entries_max,
         )
         return self._requested
+
+    def _make_room(self, now: Instant, buffer: ReadAhead, most: int) -> None:
+        """If the rotation is to go on and the buffer is nearly full, drop the later messages of groups
+        that have more than an even share of it: they are read again by name. Otherwise slow consumers
+        would keep groups from being found."""
+        if buffer.order is None or self.priority is None or now.mono_ns < self._rotate_ns:
+            return
+        if len(buffer) > 2 * most - most // 4:
+            even = most // max(1, buffer.order.groups(self.priority))
+            for group in buffer.trim(self.priority, max(self._limits.group_quota_min, even)):
+                self._add_deep(group)
 
     def _refills(self, buffer: ReadAhead, quota: int, room: int, unavailable: int) -> list[tuple[Group, int]]:
         """The groups to read by name, and how many messages of each: deep ones of which few messages are

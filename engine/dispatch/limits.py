@@ -87,6 +87,9 @@ class Limits:
     group_quota_min: int = 8
     """Messages of one group that a group scan reads at least. A read by name costs about as much as 20
     messages (measured)."""
+    group_quota_max: int = 250
+    """The same at most: a refill comes every 10 ms if it is needed, and a few groups must not fill the
+    read-ahead buffer."""
     refills_max: int = 64
     """Groups that one group scan reads by name: some 20 ms on a busy server."""
     probes_max: int = 4

@@ -169,6 +169,15 @@ class ReadAhead:
         if self.order is not None:
             self.order.requeue(groups)
 
+    def trim(self, priority: int, keep: int) -> list[Group]:
+        """Leave `keep` ready messages of each message group at this priority, the first ones. Returns the
+        groups that had more."""
+        trimmed = self.order.trim(priority, keep) if self.order is not None else []
+        for _, keys in trimmed:
+            for key in keys:
+                self._ready.pop(key, None)
+        return [group for group, _ in trimmed]
+
     def can_order(self, entry: Entry) -> bool:
         """Whether the place of an entry in the order of delivery is known."""
         return self.order is None or entry.group is not None

@@ -130,6 +130,23 @@ class TurnOrder:
         heapq.heappush(queue, (entry.due_ns, entry.key, entry.epoch))
         self._size += 1
 
+    def groups(self, priority: int) -> int:
+        """How many groups have ready messages at this priority, about."""
+        level = self._levels.get(priority)
+        return len(level.queues) if level else 0
+
+    def trim(self, priority: int, keep: int) -> list[tuple[Group, list[Key]]]:
+        """Leave `keep` messages of each group at this priority, the first ones. Returns the groups that
+        had more, each with the ids of the others."""
+        level, trimmed = self._levels.get(priority), list[tuple[Group, list[Key]]]()
+        for group, queue in level.queues.items() if level else ():
+            if group is not None and len(queue) > keep:
+                queue.sort()
+                trimmed.append((group, [key for _, key, _ in queue[keep:]]))
+                self._size -= len(queue) - keep
+                del queue[keep:]
+        return trimmed
+
     def requeue(self, groups: Iterable[Group | None]) -> None:
         """These groups may be next earlier than before."""
         for level in self._levels.values():

@@ -154,6 +154,10 @@ ALTER TABLE $table COMMENT = $comment
 -- ALTER QUEUE … LEASE, for a table without that column.
 ALTER TABLE $table ADD COLUMN $column
 
+-- name: add_key
+-- ALTER QUEUE … GROUP_BY, for a table without that key. Both servers make it while the table is used.
+ALTER TABLE $table ADD $key
+
 -- name: drop_table
 -- DROP QUEUE.
 DROP TABLE $if_exists$table

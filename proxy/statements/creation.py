@@ -9,7 +9,7 @@ filled or begun to use the table of that name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from proxy.statements.tables import (
     table_id,
 )
 from proxy.wire.packets import ServerError
-from sqlrewrite.definitions import TIME_KEY, declares, lease_definition, not_by_time
+from sqlrewrite.definitions import TIME_KEY, declares, group_key, has_group_key, lease_definition, not_by_time
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
 
@@ -61,12 +61,12 @@ class Creation:
         values = queue_values(given, without)
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
-        definitions = statement.definitions_sql(values.get("lease"))
+        definitions = statement.definitions_sql(values.get("lease"), group_columns(values))
         create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
         text, if_none = create(), create(if_not_exists=True)
         if await comment_of(session, statement.table) is not None:
             return await self._change_schema(session, if_none if statement.if_not_exists else text)
-        await _refuse_unfit(session, statement, comment)
+        await refuse_unfit(session, statement, comment, "This would be no queue")
 
         async def itself() -> CreateQueue:
             return statement
@@ -126,6 +126,16 @@ class Creation:
         if name.casefold() not in {from_hex(column).casefold() for column, _ in found}:
             await self._change_schema(session, sql("add_column", table=table.quoted(), column=lease_definition(name)))
 
+    async def group_index(self, session: ClientSession, statement: CreateQueue, values: Mapping[str, str]) -> None:
+        """Add the index of the message groups to an existing queue (`statement`: its definition), unless
+        it has one. Raises ServerError if its columns cannot be those of a group. `values`: its
+        directives."""
+        await refuse_unfit(session, statement, make_comment(values), "GROUP_BY is not possible")
+        group_by = group_columns(values)
+        if not has_group_key(statement.definitions, group_by):
+            text = sql("add_key", table=statement.table.quoted(), key=group_key(group_by))
+            await self._change_schema(session, text)
+
     async def _let_in(self, session: ClientSession, dead: TableName, source: TableName) -> None:
         """Add `source` to the comment of `dead`, which then accepts its dead messages, with the
         client's rights."""
@@ -151,7 +161,7 @@ class Creation:
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
 
-_NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused"})
+_NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by"})
 """The directives of a queue that its dead-letter table does not get."""
 
 
@@ -184,13 +194,18 @@ def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -
     return consenting
 
 
-async def _refuse_unfit(session: ClientSession, statement: CreateQueue, comment: str) -> None:
-    """Raise ServerError if the declared table could not be a queue."""
+def group_columns(values: Mapping[str, str]) -> Sequence[str]:
+    """The group columns that directives name."""
+    return [name.strip() for name in values["group_by"].split("|")] if "group_by" in values else ()
+
+
+async def refuse_unfit(session: ClientSession, statement: CreateQueue, comment: str, refusal: str) -> None:
+    """Raise ServerError, which begins with `refusal`, if the declared table could not be a queue."""
     engine = statement.engine
     if engine is None:
         ((engine,),) = await rows(session, sql("storage_engine"))
     if problems := problems_of(statement, comment, engine or ""):
-        raise ServerError(1105, "HY000", f"This would be no queue: {'; '.join(problems)}")
+        raise ServerError(1105, "HY000", f"{refusal}: {'; '.join(problems)}")
 
 
 def _create_table(

@@ -75,6 +75,10 @@ class Definition:
             _check({**values, **changed}, None)
             definition = partial(self._definition, session, context, statement.table)
             await self._creation.dead_letter(session, statement.table, {**values, **changed}, definition)
+        if "group_by" in changed:
+            values, _ = split_comment(await marked_comment(session, statement.table))
+            definition_now = await self._definition(session, context, statement.table)
+            await self._creation.group_index(session, definition_now, {**values, **changed})
         if "lease" in changed.keys() | reset:
             await self._creation.lease_column(session, statement.table, changed.get("lease", DEFAULTS["lease"]))
         return await change_comment(self._engine, session, statement.table, change)

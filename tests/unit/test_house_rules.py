@@ -43,6 +43,7 @@ ENGINE_SHELL = {
     "engine.store.connection",
     "engine.store.dead_letter",
     "engine.store.fetch",
+    "engine.store.group_scan",
     "engine.store.information_schema",
     "engine.store.mysql",
     "engine.store.partitions",

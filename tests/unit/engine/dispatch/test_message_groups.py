@@ -172,3 +172,14 @@ def test_a_queue_becomes_fair_and_stops_being_fair_while_it_is_used() -> None:
         consumer.work(60)
         assert set(consumer.work(30)) == groups
     assert stage.store.rows[TABLE]
+
+
+def test_a_full_buffer_of_a_few_groups_does_not_hide_the_others() -> None:
+    """The consumers are slow, so what was read first is not taken for long."""
+    policy = replace(FAIR, cache_size=4_000)
+    limits = Limits(scan_min=200, window_max=200, group_quota_max=190)
+    stage = Stage(policy=policy, limits=limits, group_of=lambda key: (key // 600,), id_grows=True)
+    consumer = Consumer(filled(stage, range(6_000)))
+    consumer.work(60)
+    assert set(consumer.work(20)) == {(group,) for group in range(10)}
+    assert len(stage.dispatcher.parts.groups.main.scans.buffer) <= 3 * 200
