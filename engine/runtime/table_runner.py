@@ -449,16 +449,8 @@ class TableRunner:
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
         began_ns = self._executor.clock.now().mono_ns
         match effect:
-            case Scan(scan_id, selection, limit, part, portion):
-                result = await call(store.scan, self.queue, limit, selection, part, portion)
-                counters.scans += 1
-                counters.scanned += len(result.entries)
-                return partial(self.handle, dispatcher.scan_done, scan_id, result)
-            case ScanGroups(scan_id, request, portion):
-                groups = await call(store.scan_groups, self.queue, request, portion)
-                counters.scans += 1
-                counters.scanned += len(groups.entries) + len(groups.arrivals)
-                return partial(self.handle, dispatcher.group_scan_done, scan_id, groups)
+            case Scan() | ScanGroups():
+                return await self._scan(dispatcher, effect)
             case Claim(claim_id, wanted, row_format, slot):
                 if row_format is None:
                     claims, rows = await call(store.claim, self.queue, wanted, slot), None
@@ -497,6 +489,19 @@ class TableRunner:
                 return partial(self.handle, dispatcher.move_done, await self._move_dead_letters(dead))
             case _:
                 assert_never(effect)
+
+    async def _scan(self, dispatcher: Dispatcher, effect: Scan | ScanGroups) -> Callable[[], None]:
+        """Scan in the order of time, or by message group."""
+        call, store, counters = self._executor.call, self._executor.store, self._executor.counters
+        if isinstance(effect, Scan):
+            result = await call(store.scan, self.queue, effect.limit, effect.selection, effect.part, effect.portion)
+            counters.scans += 1
+            counters.scanned += len(result.entries)
+            return partial(self.handle, dispatcher.scan_done, effect.scan_id, result)
+        groups = await call(store.scan_groups, self.queue, effect.request, effect.portion)
+        counters.scans += 1
+        counters.scanned += len(groups.entries) + len(groups.arrivals)
+        return partial(self.handle, dispatcher.group_scan_done, effect.scan_id, groups)
 
     async def _release_claims(self, claims: Sequence[Claimed]) -> None:
         """Release what was claimed for a dispatcher that was replaced."""
