@@ -76,6 +76,9 @@ class Policy:
     """Deliveries a second."""
     paused: bool = False
     """Whether nothing is delivered, by any proxy."""
+    counted: bool = False
+    """Whether the database counts the messages in flight for `max_in_flight`, so that it holds over all
+    proxies. Not in the comment: it follows from the table's indexes."""
     group_by: tuple[str, ...] = ()
     """The columns whose values divide the messages into groups, as the comment spells them; empty: the
     queue has no groups."""
@@ -129,6 +132,9 @@ class QueueTable:
     lease_column: str | None = None
     """The column into which a claim writes the new time_next again (`lease_end_ns`), so that a lease
     differs from a message that was scheduled; None: there is none."""
+    lease_index: str | None = None
+    """The index on (time_acked, lease column, time_next), which shows what is in flight; None: there is
+    none."""
     group_columns: tuple[GroupColumn, ...] = ()
     """The columns of the message group; empty: the queue has no groups."""
     group_index: str | None = None
@@ -456,9 +462,22 @@ class FetchResult:
     changed: frozenset[Key] = field(default_factory=frozenset)
 
 
+class LimitsLeft(NamedTuple):
+    """What the limits of a queue leave behind a claim, over all proxies."""
+
+    left_out: tuple[Key, ...]
+    """Messages that could have been claimed, and for which there was no place."""
+    places: int
+    """How many more messages could have been claimed."""
+    free_ns: int | None = None
+    """When the first wait of a message in flight ends (server's clock), and its place is free at the
+    latest; None: unknown."""
+
+
 class ClaimResult(NamedTuple):
     """Committed claims, and their rows if these were read behind the commit; None: they were not, or
-    could not be read."""
+    could not be read. `limits`: None for a queue whose limits the database does not keep."""
 
     claims: tuple[Claimed, ...]
     rows: FetchResult | None
+    limits: LimitsLeft | None = None

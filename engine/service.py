@@ -151,8 +151,9 @@ class Engine:
         """The table as a queue if the digest `text` is known (Queues.known_by); else None."""
         return self._queues.known_by(table, text)
 
-    async def to_settle(self, table: TableId) -> tuple[TableId, str | None]:
-        """The table in the server's spelling, if its messages can be settled, and its lease column.
+    async def to_settle(self, table: TableId) -> tuple[TableId, str | None, bool]:
+        """The table in the server's spelling, if its messages can be settled, its lease column, and
+        whether the database counts what is in flight by it.
 
         Raises UnusableQueue, StoreError.
         """

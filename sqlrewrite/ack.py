@@ -90,6 +90,35 @@ class KeyLiterals(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseColumn:
+    """The lease column of a queue: its quoted name. `counted`: messages in flight are counted by it, for
+    a limit of the queue."""
+
+    name: bytes
+    counted: bool = False
+
+    def extended_by(self, delay_ns: bytes) -> bytes:
+        """The assignments of EXTEND. The server carries them out from left to right.
+
+        Where messages are counted, one that is not in flight any more holds no place, and gets none:
+        its lease becomes NULL. The first assignment keeps, for one that is, the slot below zero.
+        """
+        name = self.name
+        if not self.counted:
+            slot, lease = b"COALESCE(%b, 0) %% 1000" % name, b"%b = time_next" % name
+            return b"time_next = (%b + %b) DIV 1000 * 1000 + %b, %b" % (NOW, delay_ns, slot, lease)
+        before = b"%b = IF(%b = time_next AND %b > %b, %b %% 1000 - 1000, NULL)" % (name, name, name, NOW, name)
+        behind = b"%b = IF(%b IS NULL, NULL, time_next)" % (name, name)
+        return b"%b, time_next = (%b + %b) DIV 1000 * 1000 + COALESCE(%b + 1000, 0), %b" % (
+            before,
+            NOW,
+            delay_ns,
+            name,
+            behind,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SettleStatement:
     """An ACK, NACK or EXTEND. Its bytes are in the client's character set."""
 
@@ -113,9 +142,9 @@ class SettleStatement:
     epoch: bytes | Param | None = None
     """The digits of `AND epoch = …` behind the keys; None without it, or if there are no keys."""
 
-    def update(self, lease: bytes | None = None) -> bytes:
+    def update(self, lease: LeaseColumn | None = None) -> bytes:
         """The UPDATE to run in its place: one affected row per message. `lease`: the table's lease
-        column, quoted.
+        column.
 
         Its parameters are the statement's, except that `delay_s` comes first: SET stands before
         WHERE.
@@ -125,12 +154,7 @@ class SettleStatement:
         else:
             changes = b"time_next = %b + %b" % (NOW, self._delay_ns())
             if self.verb is Verb.EXTEND and lease is not None:  # The lease keeps the mark of its proxy.
-                changes = b"time_next = (%b + %b) DIV 1000 * 1000 + COALESCE(%b, 0) %% 1000, %b = time_next" % (
-                    NOW,
-                    self._delay_ns(),
-                    lease,
-                    lease,
-                )
+                changes = lease.extended_by(self._delay_ns())
             guard = b"time_acked IS NULL AND epoch > 0"
         return b"UPDATE %b SET %b WHERE %b AND (%b\n)" % (self.table_sql, changes, guard, self.condition)
 

@@ -89,6 +89,16 @@ def lease_definition(name: str) -> str:
     return f"{quote(name)} BIGINT DEFAULT NULL INVISIBLE"
 
 
+def lease_key(lease: str) -> str:
+    """The key that shows what is in flight, so that messages in flight can be counted."""
+    return f"KEY (time_acked, {quote(lease)}, time_next)"
+
+
+def has_lease_key(definitions: Sequence[Definition], lease: str) -> bool:
+    """Whether a key like `lease_key` is defined."""
+    return any(definition.columns[:3] == ("time_acked", lease.casefold(), "time_next") for definition in definitions)
+
+
 def declares(definitions: Sequence[Definition], name: str) -> bool:
     """Whether a column of this name is defined."""
     return any(definition.kind is Kind.COLUMN and definition.name == name.casefold() for definition in definitions)
@@ -111,10 +121,16 @@ def has_group_key(definitions: Sequence[Definition], group_by: Sequence[str]) ->
 
 
 def missing(
-    definitions: Sequence[Definition], *, by_time: bool, lease: str | None = None, group_by: Sequence[str] = ()
+    definitions: Sequence[Definition],
+    *,
+    by_time: bool,
+    lease: str | None = None,
+    group_by: Sequence[str] = (),
+    counted: bool = False,
 ) -> tuple[list[str], list[str]]:
     """The columns and keys to be added for a queue. `by_time`: the table is partitioned by
-    time_acked. `lease`: the name of its lease column, if it has one. `group_by`: its group columns."""
+    time_acked. `lease`: the name of its lease column, if it has one. `group_by`: its group columns.
+    `counted`: messages in flight are counted by the lease column."""
     added = [text for name, text in OWN_COLUMNS.items() if not declares(definitions, name)]
     if lease is not None and not declares(definitions, lease):
         added.append(lease_definition(lease))
@@ -131,6 +147,8 @@ def missing(
         keys.append(SCAN_KEY)
     if group_by and not has_group_key(definitions, group_by):
         keys.append(group_key(group_by))
+    if lease is not None and counted and not has_lease_key(definitions, lease):
+        keys.append(lease_key(lease))
     return added, keys
 
 

@@ -30,6 +30,7 @@ _PRINTED_LEASE: Final = re.compile(
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
 _PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
+_PRINTED_LEASE_KEY: Final = re.compile(r"KEY `time_acked_\d` \(([^()]*)\)")
 _PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|NONE")
 _RETENTION: Final = re.compile(
     r"(?:/\*!\d+ )?PARTITION BY RANGE \([`\"]?time_acked[`\"]?\)\s*"
@@ -64,12 +65,16 @@ def print_queue(
     texts = [(definition, _text(statement, definition)) for definition in statement.definitions]
     by_time = statement.by_partition or statement.by_time
     added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
-    group_by = ",".join(map(quote, dict(options).get("GROUP_BY", "").split("|")))
+    given = dict(options)
+    group_by = ",".join(map(quote, given.get("GROUP_BY", "").split("|")))
+    lease = given.get("LEASE")
+    lease_columns = f"`time_acked`,{quote(lease)},`time_next`" if lease and "MAX_IN_FLIGHT" in given else None
     kept = [
         text
-        for _, text in _without_columns(texts, dict(options).get("LEASE"))
+        for _, text in _without_columns(texts, lease)
         if (key := text.replace('"', "`")) not in added
         and not ((found := _PRINTED_GROUP_KEY.fullmatch(key)) and found[1].casefold() == group_by.casefold())
+        and not ((found := _PRINTED_LEASE_KEY.fullmatch(key)) and found[1] == lease_columns)
     ]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
     own = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]

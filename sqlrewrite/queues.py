@@ -47,21 +47,26 @@ class CreateQueue:
     """The text behind them, without the queue's options."""
     tokens: TokenStream
 
-    def definitions_sql(self, lease: str | None, group_by: Sequence[str] = ()) -> bytes:
+    def definitions_sql(self, lease: str | None, group_by: Sequence[str] = (), *, counted: bool = False) -> bytes:
         """The definitions, with the queue's own columns and keys. `lease`: the name of its lease
-        column, if it has one. `group_by`: its group columns."""
+        column, if it has one. `group_by`: its group columns. `counted`: messages in flight are counted
+        by the lease column."""
         body = self.body if self.definitions else b""
         if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
             at = column.tokens[-1].end - self.definitions[0].start
             body = body[:at] + b" NOT NULL" + body[at:]
-        return self._with_own(body, lease, group_by, by_time=self.by_partition or self.by_time)
+        by_time = self.by_partition or self.by_time
+        return self._with_own(body, lease, group_by, by_time=by_time, counted=counted)
 
-    def dead_letter_sql(self, lease: str | None) -> bytes:
+    def dead_letter_sql(self, lease: str | None, *, counted: bool = False) -> bytes:
         """The definitions of its dead-letter table."""
-        return self._with_own(b",".join(of_dead_letters(self.tokens, self.definitions)), lease, by_time=self.by_time)
+        body = b",".join(of_dead_letters(self.tokens, self.definitions))
+        return self._with_own(body, lease, by_time=self.by_time, counted=counted)
 
-    def _with_own(self, body: bytes, lease: str | None, group_by: Sequence[str] = (), *, by_time: bool) -> bytes:
-        columns, keys = missing(self.definitions, by_time=by_time, lease=lease, group_by=group_by)
+    def _with_own(
+        self, body: bytes, lease: str | None, group_by: Sequence[str] = (), *, by_time: bool, counted: bool
+    ) -> bytes:
+        columns, keys = missing(self.definitions, by_time=by_time, lease=lease, group_by=group_by, counted=counted)
         before = "".join(f"{column},\n" for column in columns).encode(self.tokens.codec)
         after = ",\n".join(keys).encode(self.tokens.codec)
         if not body.strip():

@@ -130,6 +130,8 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
     if problems or id_index is None or not isinstance(policy, Policy):
         return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)))
     scan = _scan_index(facts.indexes)
+    lease_index = _lease_index(policy, facts.indexes)
+    policy = replace(policy, counted=policy.max_in_flight is not None and lease_index is not None)
     group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.group_by)
     group_index = _group_index(group_columns, facts.indexes)
     return QueueTable(
@@ -143,10 +145,15 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         columns=tuple(column.name for column in facts.columns),
         default_columns=_default_columns(policy, facts.columns),
         lease_column=columns[policy.lease.lower()].name if policy.lease else None,
+        lease_index=lease_index,
         group_columns=group_columns,
         group_index=group_index,
         advice=tuple(_advice(facts, scan, columns)),
-        warnings=(*comment_warnings(facts.comment), *_group_warnings(facts, group_columns, group_index)),
+        warnings=(
+            *comment_warnings(facts.comment),
+            *_limit_warnings(facts.id, policy),
+            *_group_warnings(facts, group_columns, group_index),
+        ),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
         kept_by_partition=facts.by_time,
@@ -214,6 +221,15 @@ def _lease_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[s
         yield f"lease={policy.lease} names a column with another purpose: add one, {LEASE_COLUMN_TYPE}"
     elif column.data_type != "bigint" or not column.nullable or column.generated:
         yield f"lease={policy.lease} names a column of another type: it has to be {LEASE_COLUMN_TYPE}"
+
+
+def _limit_warnings(table: TableId, policy: Policy) -> Iterable[str]:
+    if policy.max_in_flight is not None and not policy.counted:
+        lacking = "a lease column and an index" if policy.lease is None else "an index on the lease column"
+        yield (
+            f"max_in_flight holds at each proxy alone, for lack of {lacking}: "
+            f"ALTER QUEUE {table} MAX_IN_FLIGHT = {policy.max_in_flight} adds what is missing"
+        )
 
 
 def _group_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
@@ -286,6 +302,20 @@ def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
         if _names(index)[:3] == _SCAN_COLUMNS and all(column.whole for column in index.columns[:3])
     ]
     return min(fitting, key=lambda index: (not index.ties_by_id, index.descending, index.name), default=None)
+
+
+def _lease_index(policy: Policy, indexes: Sequence[Index]) -> str | None:
+    """The index that shows what is in flight; None: there is none."""
+    if policy.lease is None:
+        return None
+    wanted = ["time_acked", policy.lease.lower(), "time_next"]
+    fitting = (
+        index.name
+        for index in indexes
+        if _names(index)[: len(wanted)] == wanted
+        and all(column.whole and not column.descending for column in index.columns[: len(wanted)])
+    )
+    return min(fitting, default=None)
 
 
 def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:

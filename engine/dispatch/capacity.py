@@ -3,16 +3,23 @@
 Three bounds meet here: the messages in flight (`vt_cache_size`, `max_in_flight`), the rate
 (`max_rate`) and the size and number of claims. The credit of the streams is not part of it: callers
 pass the demand that remains after credit.
+
+With `policy.counted`, the database counts the messages in flight of all proxies in each claim, and
+`places` is how many more it has allowed since. It is a hint: the next claim counts again. While
+there is none, no claim starts before a report that a place may be free: an own delivery is over
+(`place_freed`), a message of another proxy may be over (`reopen`), the first wait of all messages in
+flight ends, or a pause is over.
 """
 
 from __future__ import annotations
 
+from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.claims import ClaimsUnderWay
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
 from engine.dispatch.limits import Limits
 from engine.dispatch.token_bucket import TokenBucket
-from engine.model import Policy
+from engine.model import LimitsLeft, Policy
 
 
 class Capacity:
@@ -24,6 +31,14 @@ class Capacity:
         self._leases = leases
         self._claims = claims
         self._bucket = TokenBucket(policy.max_rate, now.mono_ns)
+        self._places: int | None = None
+        """How many more messages the database allows; None: unknown, a claim may find out."""
+        self._free_ns: int | None = None
+        """When the first wait of a message in flight ends (server's clock)."""
+        self._pause = ExponentialBackoff(limits.limited_pause_min_ns, limits.limited_pause_max_ns)
+        self._freed = 0
+        self._reopened = False
+        """What was reported since the claim under way was started, which may have counted before it."""
 
     @property
     def free(self) -> int:
@@ -37,8 +52,12 @@ class Capacity:
     @property
     def is_open(self) -> bool:
         """Whether a message may be handed out, apart from the rate: the queue is not paused, and
-        not full."""
-        return not self._policy.paused and self.free > 0
+        not full, here and in the database."""
+        return not self._policy.paused and self.free > 0 and not self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        return self._places is not None and self._places <= 0
 
     @property
     def next_token_ns(self) -> int | None:
@@ -49,8 +68,10 @@ class Capacity:
         """How many messages a claim that starts now may take; 0: no claim may start. `demand`: how
         many messages are ready and can be given to somebody."""
         most = min(self.lock_size(demand, now), self._limits.claim_max)
-        if len(self._claims) >= self._limits.claims_max:
-            return 0
+        if len(self._claims) >= (1 if self._policy.counted else self._limits.claims_max):
+            return 0  # Claims of a counted queue would wait for each other in the database.
+        if self._places is not None:
+            most = min(most, max(0, self._places))
         if len(self._claims) and most < self._policy.batch_size:
             return 0  # While a claim is under way, credit returns a little at a time: collect a batch of it.
         return most
@@ -75,7 +96,47 @@ class Capacity:
         """A claim was answered so long after its start."""
         self._bucket.set_claim_duration(duration_ns)
 
+    def claim_started(self) -> None:
+        """A claim starts. Reports from now on may be of places that it has counted as taken."""
+        self._freed, self._reopened = 0, False
+
+    def claim_counted(self, now: Instant, left: LimitsLeft | None, claimed: int) -> None:
+        """A claim of so many messages was answered, with what the limits leave behind it."""
+        if left is None:
+            return
+        self._places = None if self._reopened else left.places + self._freed
+        self._free_ns = left.free_ns
+        if claimed or left.places:
+            self._pause.reset()
+        if not left.places:
+            self._pause.lengthen(now.mono_ns)
+
+    def place_freed(self) -> None:
+        """A delivery of this proxy is over."""
+        self._freed += 1
+        if self._places is not None:
+            self._places += 1
+
+    def reopen(self) -> None:
+        """A message that another proxy has delivered may be over, or a stream has begun that does not
+        wait."""
+        self._reopened = True
+        self._places = None
+        self._pause.reset()
+
+    def reopen_when_due(self, now: Instant) -> None:
+        """Reopen if the time alone may have freed a place."""
+        if self._is_full and (reopen_ns := self.reopen_ns(now)) is not None and reopen_ns <= now.mono_ns:
+            self._places = None
+
+    def reopen_ns(self, now: Instant) -> int | None:
+        """When the time alone may free a place (monotonic); None: there is one."""
+        if not self._is_full:
+            return None
+        return self._pause.until_ns if self._free_ns is None else min(self._pause.until_ns, now.until(self._free_ns))
+
     def set_policy(self, policy: Policy, now: Instant) -> None:
         """The table's comment has changed."""
         self._policy = policy
+        self.reopen()
         self._bucket.set_rate(policy.max_rate, now.mono_ns)

@@ -30,6 +30,8 @@ class ClaimAttempt:
     """Whether no scan has shown the messages: their keys follow from an INSERT, and may be wrong."""
     answer: Sequence[Claimed] | None = None
     """The rows that it took; None until that is known."""
+    left_out: frozenset[Key] = frozenset()
+    """Messages that it could have taken, and for which a limit of the queue left no place."""
     rows: FetchResult | None = None
     """The rows that were read behind it."""
     reported: set[Key] = field(default_factory=set)
@@ -117,11 +119,14 @@ class ClaimsUnderWay:
         """The claim under way with this id."""
         return self._by_id[claim_id]
 
-    def record_answer(self, claim_id: int, claims: Sequence[Claimed], rows: FetchResult | None) -> ClaimAttempt:
-        """Note the messages that a claim took (none if it failed), and the rows that were read
-        behind it; returns the claim."""
+    def record_answer(
+        self, claim_id: int, claims: Sequence[Claimed], rows: FetchResult | None, left_out: Collection[Key] = ()
+    ) -> ClaimAttempt:
+        """Note the messages that a claim took (none if it failed), those that a limit has left out, and
+        the rows that were read behind it; returns the claim."""
         attempt = self._by_id[claim_id]
         attempt.answer, attempt.rows = claims, rows
+        attempt.left_out = frozenset(left_out)
         return attempt
 
     def take_answers(self) -> Iterator[tuple[ClaimAttempt, Sequence[Claimed]]]:

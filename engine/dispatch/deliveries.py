@@ -28,16 +28,21 @@ class Deliveries:
     # Claims.
 
     def start_leases(self, now: Instant, attempt: ClaimAttempt, claims: Sequence[Claimed]) -> None:
-        """Turn committed claims into leases, in the order of delivery, and distribute them."""
+        """Turn committed claims into leases, in the order of delivery, and distribute them. Messages
+        that a limit has left out are ready again."""
         parts = self._parts
         taken = {claim.key for claim in claims}
         by_group: dict[FilterGroup, list[Lease]] = {}
         parts.capacity.return_unused(len(attempt.picked.keys() - taken))
-        for group, missed in attempt.missed_by_group(taken).items():
+        for group, missed in attempt.missed_by_group(taken | attempt.left_out).items():
             by_group[group] = []
-            if attempt.unscanned and missed:
+            if attempt.unscanned and (missed or attempt.left_out):
                 parts.scans.request_scans()
-            parts.scans.claim_answered(group, taken, () if attempt.unscanned else missed, now)
+            lockable = taken | attempt.left_out
+            parts.scans.claim_answered(group, lockable, () if attempt.unscanned else missed, now)
+        if not attempt.unscanned:
+            for key in attempt.left_out:
+                parts.scans.left_out(*attempt.picked[key], now)
         for claim in self._in_order(attempt, claims):
             if before := parts.leases.get(claim.key):
                 self.end_lease(before)
@@ -116,6 +121,7 @@ class Deliveries:
         """The delivery is over, for whatever reason: free its credit."""
         parts = self._parts
         parts.leases.end(lease)
+        parts.capacity.place_freed()
         parts.verification.lease_ended(lease)
         if lease.subscriber is not None and (subscriber := parts.groups.subscribers.get(lease.subscriber)):
             parts.groups.members_with(subscriber).lease_ended(subscriber, lease)

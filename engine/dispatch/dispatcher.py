@@ -44,11 +44,22 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.locked_leases import LockedLeases
 from engine.dispatch.measures import Measures
 from engine.dispatch.parts import Parts
-from engine.dispatch.picking import Picking
+from engine.dispatch.picking import Picked, Picking
 from engine.dispatch.subscribers import Subscriber, Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.dispatch.wake_times import next_wake_ns
-from engine.model import Claimed, Entry, FetchResult, GroupScanResult, Key, Policy, Return, ScanResult, Share
+from engine.model import (
+    Claimed,
+    Entry,
+    FetchResult,
+    GroupScanResult,
+    Key,
+    LimitsLeft,
+    Policy,
+    Return,
+    ScanResult,
+    Share,
+)
 
 Effects = list[Effect]
 
@@ -127,6 +138,8 @@ class Dispatcher:
             self.parts.groups.add_subscription(spec, now)
         except TooManyFilterGroups as error:
             return [End(spec.id, Cause.UNUSABLE, str(error))]
+        if spec.first_wait_ns is not None:
+            self.parts.capacity.reopen()  # It may end if no message can be handed out now.
         return self._advance(now)
 
     def unsubscribe(self, now: Instant, subscriber_id: int) -> Effects:
@@ -193,6 +206,7 @@ class Dispatcher:
         self.parts.scans.request_scans(anywhere=anywhere)
         if anywhere:
             self.parts.verification.end_pause()  # It may have been an acknowledgement.
+            self.parts.capacity.reopen()
         return self._advance(now)
 
     def inserted(self, now: Instant, keys: Sequence[Key]) -> Effects:
@@ -206,8 +220,7 @@ class Dispatcher:
             return self.woken(now)
         effects: Effects = []
         if picked:
-            slot = self.parts.abandoned.slot
-            effects.append(self.parts.claims.start_claim(picked, now, slot=slot, unscanned=True))
+            effects.append(self._claim(picked, now, unscanned=True))
         return effects + self._advance(now)
 
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
@@ -216,7 +229,9 @@ class Dispatcher:
         self.parts.claims.report_changes(keys)
         self.parts.verification.outcome_known(keys)
         for key in keys:
-            if (lease := self.parts.leases.get(key)) and not lease.awaits_lock:
+            if (lease := self.parts.leases.get(key)) is None:
+                self.parts.capacity.reopen()
+            elif not lease.awaits_lock:
                 self.parts.measures.settled(lease, now)
                 self._deliveries.end_lease(lease)
         self.parts.scans.forget(keys)
@@ -228,6 +243,8 @@ class Dispatcher:
         They are looked up at once. `extended`: their holders may also have been given more time."""
         keys = None if keys is None else tuple(keys)
         self.parts.claims.report_changes(keys)
+        if keys is None or any(self.parts.leases.get(key) is None for key in keys):
+            self.parts.capacity.reopen()
         if keys is None:
             self.parts.verification.suspect_any(extended=extended)
         else:
@@ -257,11 +274,20 @@ class Dispatcher:
                 self.parts.verification.lease_logged(lease, entry, before.get(entry.key))
             elif self.parts.is_taken(entry.key) or self.parts.releases.is_under_way(entry.key):
                 self.parts.claims.entry_logged(entry, before.get(entry.key))
-            elif not self.parts.dead_letters.add_if_dead(entry, now):
+            else:
+                self._note_foreign_change(entry, before.get(entry.key))
+                if self.parts.dead_letters.add_if_dead(entry, now):
+                    continue
                 self.parts.dead_letters.forget((entry.key,))
                 self.parts.scans.entry_logged(entry, now, before.get(entry.key))
         self.parts.scans.stop_awaiting(over)
         return self.settled(now, [key for key in over if self.parts.verification.end_logged(key, before.get(key))])
+
+    def _note_foreign_change(self, entry: Entry, before: tuple[int, int] | None) -> None:
+        """The binary log shows another state of a message that is not in flight here. Unless it was
+        inserted or claimed, its place may be free."""
+        if before is not None and entry.epoch <= before[0]:
+            self.parts.capacity.reopen()
 
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""
@@ -335,10 +361,17 @@ class Dispatcher:
         return self._advance(now)
 
     def claim_done(
-        self, now: Instant, claim_id: int, claims: Sequence[Claimed], rows: FetchResult | None = None
+        self,
+        now: Instant,
+        claim_id: int,
+        claims: Sequence[Claimed],
+        rows: FetchResult | None = None,
+        left: LimitsLeft | None = None,
     ) -> Effects:
-        """A claim of these messages was committed. `rows`: their rows, if they were read behind it."""
-        attempt = self.parts.claims.record_answer(claim_id, claims, rows)
+        """A claim of these messages was committed. `rows`: their rows, if they were read behind it.
+        `left`: what the limits of the queue leave, if the database keeps them."""
+        attempt = self.parts.claims.record_answer(claim_id, claims, rows, left.left_out if left else ())
+        self.parts.capacity.claim_counted(now, left, len(claims))
         self.parts.capacity.claim_took(now.mono_ns - attempt.started_ns)
         self.parts.scans.claim_took(now.mono_ns - attempt.started_ns)
         effects: Effects = []
@@ -412,6 +445,7 @@ class Dispatcher:
             elif claim.sent and claim.key not in self.parts.dead_letters:
                 self.parts.dead_letters.add_if_dead(Entry(claim.key, claim.epoch, claim.priority, now.server_ns), now)
         self.parts.scans.rescan_returned(returns)
+        self.parts.capacity.reopen()
         return self._advance(now)
 
     def release_failed(self, now: Instant) -> Effects:
@@ -464,6 +498,7 @@ class Dispatcher:
         if now.server_ns < parts.now.server_ns - parts.limits.clock_step_ns:
             parts.scans.clock_stepped_back()
         parts.now = now
+        parts.capacity.reopen_when_due(now)
         self._deliveries.end_expired(now)
         parts.scans.promote_due(now)
         effects = parts.releases.start_release(now)
@@ -491,10 +526,14 @@ class Dispatcher:
         picked = self._picking.pick_ready(now, locks=False)
         effects: Effects = []
         if picked:
-            effects.append(self.parts.claims.start_claim(picked, now, slot=self.parts.abandoned.slot))
+            effects.append(self._claim(picked, now))
         if not self._locks_first:
             self._locked.start_leases(self._picking.pick_ready(now, locks=True))
         return effects
+
+    def _claim(self, picked: Picked, now: Instant, *, unscanned: bool = False) -> Effect:
+        self.parts.capacity.claim_started()
+        return self.parts.claims.start_claim(picked, now, slot=self.parts.abandoned.slot, unscanned=unscanned)
 
     def _start_scans(self, now: Instant) -> Effects:
         """Scan for the groups with demand, and for dead messages."""

@@ -112,6 +112,10 @@ class Limits:
     """Pause between reads of arrivals that were reported."""
     arrivals_pause_max_ns: int = 50 * MS
     """Pause between reads of arrivals that were not: messages that come due by time."""
+    limited_pause_min_ns: int = 50 * MS
+    limited_pause_max_ns: int = 1_000 * MS
+    """Pause before another claim of a queue whose limit is reached by messages of other proxies,
+    doubling. Usually a report that a place is free comes before: this bounds the wait without one."""
     failure_pause_min_ns: int = 100 * MS
     failure_pause_max_ns: int = 5_000 * MS
     """Pause after a failure of the database, doubling: short enough for a restart, and no storm of

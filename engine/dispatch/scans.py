@@ -222,6 +222,15 @@ class ScanScheduler:
         self._awaiting.stop_awaiting(taken)
         group.scans.buffer.forget_misses(taken)
 
+    def left_out(self, group: FilterGroup, entry: Entry, now: Instant) -> None:
+        """A claim for a group could have taken this message, and a limit of the queue left no place. It
+        is next again, and the other groups scan for it."""
+        group.scans.buffer.put(entry, now)
+        self.rescan_place(entry, but=group)
+        for other in self._groups:
+            if other is not group and other.scans.position is None:
+                other.scans.dirty = True
+
     def has_nothing_due(self, group: FilterGroup, now: Instant) -> bool:
         """Whether the buffer of a group without a condition shows that no message is due, and no scan
         is under way or due that could show one."""

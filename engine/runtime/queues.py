@@ -183,16 +183,17 @@ class Queues:
                     " (or the account that was given to --backend may not see it)"
                 )
 
-    async def to_settle(self, table: TableId) -> tuple[TableId, str | None]:
-        """The table in the server's spelling, if its messages can be settled, and its lease column.
+    async def to_settle(self, table: TableId) -> tuple[TableId, str | None, bool]:
+        """The table in the server's spelling, if its messages can be settled, its lease column, and
+        whether the database counts what is in flight by it.
 
         Settling requires no privilege of the engine's account. Raises UnusableQueue, StoreError.
         """
         found = await self.inspect(table)
         if isinstance(found, BrokenTable) and found.denied:
-            return found.id, None
+            return found.id, None, False
         queue = await self.queue(table)
-        return queue.id, queue.lease_column
+        return queue.id, queue.lease_column, queue.policy.counted
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False

@@ -452,21 +452,18 @@ class TableRunner:
             case Scan() | ScanGroups():
                 return await self._scan(dispatcher, effect)
             case Claim(claim_id, wanted, row_format, slot):
-                if row_format is None:
-                    claims, rows = await call(store.claim, self.queue, wanted, slot), None
-                else:
-                    budget = self._executor.settings.fetch_budget_bytes
-                    claims, rows = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
+                budget = self._executor.settings.fetch_budget_bytes
+                claims, rows, left = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
                 counters.claim_time.add(self._executor.clock.now().mono_ns - began_ns)
                 counters.claims += 1
                 counters.claimed += len(claims)
-                counters.claimed_in_vain += len(wanted) - len(claims)
+                counters.claimed_in_vain += len(wanted) - len(claims) - (len(left.left_out) if left else 0)
                 redelivered = sum(claim.epoch > 1 for claim in claims)
                 counters.redelivered += redelivered
                 self.measures.redelivered += redelivered
                 if dispatcher is not self.dispatcher and claims:
                     await self._release_claims(claims)
-                return partial(self.handle, dispatcher.claim_done, claim_id, claims, rows)
+                return partial(self.handle, dispatcher.claim_done, claim_id, claims, rows, left)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._executor.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)

@@ -222,7 +222,7 @@ class StoreConnection:
     def commit_and_read(
         self, writes: Sequence[str], context: SessionContext, command: int, payload: bytes, read: Callable[[], object]
     ) -> bool:
-        """Send `writes`, of which the last one commits, and in the same packet one further command,
+        """Send `writes`, the last of which commit, and in the same packet one further command,
         for a session that was reset and has this context. `read` reads the reply to the command.
 
         Returns whether the command succeeded; the writes are committed in any case. Raises

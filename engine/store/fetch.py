@@ -61,7 +61,7 @@ class Fetch:
         return Timed(self._result(left), now_ns(now))
 
     def run_behind(self, connection: StoreConnection, writes: Sequence[str]) -> FetchResult | None:
-        """Send `writes`, of which the last one commits, and read the first slice behind them, in the
+        """Send `writes`, the last of which commit, and read the first slice behind them, in the
         same packet.
 
         Keys beyond the slice are unread. None: the rows could not be read; the writes are committed

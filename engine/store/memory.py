@@ -25,6 +25,7 @@ from engine.model import (
     GroupScan,
     GroupScanResult,
     Key,
+    LimitsLeft,
     MoveResult,
     Portion,
     QueueTable,
@@ -38,6 +39,7 @@ from engine.model import (
     end_with_slot,
 )
 from engine.store.acks import Ack, shares
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step, choose
 from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
 from engine.store.rotation import Rotation
 from engine.store.scan_result import ScanAssembly, is_behind
@@ -72,6 +74,11 @@ class Row:
         """The row as the scan index shows it."""
         return Entry(self.key, self.epoch, self.priority, self.time_next_ns or 0, self.group or None)
 
+    def is_in_flight(self, now_ns: int) -> bool:
+        """Whether its lease column shows that it is in flight at this time."""
+        lease_ns = self.lease_ns
+        return self.time_acked_ns is None and lease_ns is not None and now_ns < lease_ns == self.time_next_ns
+
 
 class Failure(enum.Enum):
     """The kinds of failures of a call."""
@@ -98,6 +105,8 @@ class MemoryStore:
     """The bare names, casefolded, of views and of tables with triggers."""
     slots_held: set[int] = field(default_factory=set)
     """The slots of the proxies that live."""
+    limit_locks: dict[TableId, MemoryClaim] = field(default_factory=dict)
+    """The claims under way that hold the lock of their queue's limits."""
     roster_found: Roster = field(default_factory=lambda: Roster(0))
     """The result of `roster`."""
     closed: bool = False
@@ -144,7 +153,7 @@ class MemoryStore:
         portion: Portion | None = None,
     ) -> Timed[ScanResult]:
         """Up to `limit` due entries, and up to `limit` entries that come due next."""
-        rows = self._rows(table)
+        rows = self.rows_of(table)
         live = [row for row in rows.values() if row.time_acked_ns is None]
         wanted = [
             row.entry
@@ -176,7 +185,7 @@ class MemoryStore:
             return self._timed(GroupScanResult(()))
         live = [
             row.entry
-            for row in self._rows(table).values()
+            for row in self.rows_of(table).values()
             if row.time_acked_ns is None
             and row.priority == request.priority
             and (portion is None or portion.contains(row.key))
@@ -214,32 +223,46 @@ class MemoryStore:
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""
-        rows = self._rows(table)
-        claims = []
-        for claim, row in self._claimable(rows, wanted):
-            deadline_ns, lease_ns = self.now_ns + claim.wait_ns, None
-            if table.lease_column is not None:
-                deadline_ns = lease_ns = end_with_slot(deadline_ns, slot)
-            claims.append(
-                Claimed(claim.key, row.epoch + 1, deadline_ns, row.priority, row.entry.due_ns, row.entry.group)
-            )
-            rows[claim.key] = replace(row, epoch=row.epoch + 1, time_next_ns=deadline_ns, lease_ns=lease_ns)
-        return self._timed(tuple(claims))
+        return self._timed(self._claim(table, wanted, slot).claims)
 
     def claim_and_fetch(
-        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int, slot: int = 0
+        self,
+        table: QueueTable,
+        wanted: Sequence[Wanted],
+        row_format: RowFormat | None,
+        budget_bytes: int,
+        slot: int = 0,
     ) -> Timed[ClaimResult]:
         """Claim those of `wanted` that can be claimed, and read their rows."""
-        made = {claim.key: claim for claim in self.claim(table, wanted, slot).value}
-        claims = tuple(made[want.key] for want in wanted if want.key in made)
+        claims, _, left = self._timed(self._claim(table, wanted, slot)).value
+        return self._with_rows(table, claims, left, row_format, budget_bytes)
+
+    def _with_rows(
+        self,
+        table: QueueTable,
+        claims: tuple[Claimed, ...],
+        left: LimitsLeft | None,
+        row_format: RowFormat | None,
+        budget_bytes: int,
+    ) -> Timed[ClaimResult]:
+        if row_format is None:
+            return Timed(ClaimResult(claims, None, left), self.now_ns)
         deliveries = {claim.key: claim.delivery for claim in claims}
-        return self._timed(ClaimResult(claims, self.fetch(table, row_format, deliveries, budget_bytes).value))
+        rows = self.fetch(table, row_format, deliveries, budget_bytes).value
+        return self._timed(ClaimResult(claims, rows, left))
+
+    def _claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int) -> ClaimResult:
+        """All steps of a claim at once."""
+        claim = MemoryClaim(self, table, wanted, slot)
+        for step in (*FIRST_PACKET, *SECOND_PACKET):
+            claim.do(step)
+        return claim.result
 
     def fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
     ) -> Timed[FetchResult]:
         """The row payloads of those `keys` whose claim is unchanged, within the budget."""
-        rows = self._rows(table)
+        rows = self.rows_of(table)
         found: dict[Key, bytes] = {}
         unread: set[Key] = set()
         changed: set[Key] = set()
@@ -257,13 +280,13 @@ class MemoryStore:
 
     def lookup(self, table: QueueTable, keys: Sequence[Key]) -> Timed[Mapping[Key, Entry]]:
         """The entries of those keys whose rows exist and are unacknowledged."""
-        rows = self._rows(table)
+        rows = self.rows_of(table)
         live = (row for key in keys if (row := rows.get(key)) is not None and row.time_acked_ns is None)
         return self._timed({row.key: row.entry for row in live})
 
     def release(self, table: QueueTable, returns: Sequence[Return]) -> Timed[int]:
         """Release claims. Returns the number of rows whose claim still was ours."""
-        rows = self._rows(table)
+        rows = self.rows_of(table)
         count = 0
         for claim in returns:
             row = rows.get(claim.key)
@@ -282,7 +305,7 @@ class MemoryStore:
 
     def acknowledge_all(self, table: QueueTable, acks: Sequence[Ack], origin: Origin) -> Timed[Sequence[int | None]]:
         """Carry out ACKs of clients in one transaction. Returns the affected rows of each."""
-        rows = self._rows(table)
+        rows = self.rows_of(table)
         live = (rows[ack.key] for ack in acks if ack.key in rows and ack.key not in self.locked)
         locked = {row.key: row.epoch for row in live if row.time_acked_ns is None}
         counts, keys = shares(acks, locked.items())
@@ -301,19 +324,17 @@ class MemoryStore:
 
         found = [
             Return(row.key, row.epoch, row.lease_ns, 0, True, row.priority)
-            for row in self._rows(table).values()
+            for row in self.rows_of(table).values()
             if table.lease_column is not None
-            and row.time_acked_ns is None
             and row.lease_ns is not None
-            and row.lease_ns == row.time_next_ns
-            and row.lease_ns > self.now_ns
+            and row.is_in_flight(self.now_ns)
             and is_wanted(row.lease_ns % SLOTS)
         ]
         return self._timed(tuple(found[:limit]))
 
     def move_dead_letters(self, table: QueueTable, wanted: Sequence[Wanted], dead_letter: TableId) -> Timed[MoveResult]:
         """Move dead messages into the message table `dead_letter`, in one transaction."""
-        rows, target = self._rows(table), self.tables.get(dead_letter)
+        rows, target = self.rows_of(table), self.tables.get(dead_letter)
         missing = set(table.columns) - set(target.columns) if isinstance(target, QueueTable) else set()
         unfit = (
             not isinstance(target, QueueTable)
@@ -323,7 +344,7 @@ class MemoryStore:
         )
         moved: list[Key] = []
         kept: list[Key] = []
-        for dead, row in self._claimable(rows, wanted):
+        for dead, row in self.claimable(rows, wanted):
             other = None if unfit else self.rows[dead_letter].get(dead.key)
             if unfit or (other is not None and other.time_acked_ns is None):
                 rows[dead.key] = replace(row, time_next_ns=self.now_ns + dead.wait_ns)
@@ -337,7 +358,7 @@ class MemoryStore:
 
     def purge(self, table: QueueTable, age_ns: int, limit: int) -> Timed[int]:
         """Delete up to `limit` rows acknowledged more than `age_ns` ago. Returns their number."""
-        rows = self._rows(table)
+        rows = self.rows_of(table)
         acked = sorted(
             (row.time_acked_ns, row.key)
             for row in rows.values()
@@ -370,7 +391,8 @@ class MemoryStore:
     def _is_wanted(self, row: Row, selection: Selection) -> bool:
         return selection.condition is None or self.conditions[selection.condition](row)
 
-    def _claimable(self, rows: Mapping[Key, Row], wanted: Sequence[Wanted]) -> list[tuple[Wanted, Row]]:
+    def claimable(self, rows: Mapping[Key, Row], wanted: Sequence[Wanted]) -> list[tuple[Wanted, Row]]:
+        """Those of `wanted` that can be claimed, by key."""
         return [
             (want, row)
             for want in sorted(wanted, key=lambda want: want.key)
@@ -382,7 +404,8 @@ class MemoryStore:
             and want.key not in self.locked
         ]
 
-    def _rows(self, table: QueueTable) -> dict[Key, Row]:
+    def rows_of(self, table: QueueTable) -> dict[Key, Row]:
+        """The rows of a table. Raises StoreError, as the next of `failures` demands."""
         if self.closed:
             raise StoreError("the store is closed")
         if table.id not in self.rows:
@@ -396,3 +419,71 @@ class MemoryStore:
         if self.failures and self.failures.popleft() is not None:
             raise StoreError("the connection to the server broke", code=2013)
         return Timed(value, self.now_ns)
+
+
+class MemoryClaim:
+    """One claim, a step at a time, so that tests can do anything else between two of them."""
+
+    def __init__(self, store: MemoryStore, table: QueueTable, wanted: Sequence[Wanted], slot: int) -> None:
+        self.result = ClaimResult((), None)
+        self._store, self._table, self._slot = store, table, slot
+        self._wanted = {want.key: want for want in wanted}
+        self._most = table.policy.max_in_flight if table.policy.counted else None
+        self._places: int | None = None
+        self._free_ns: int | None = None
+        self._now_ns = store.now_ns
+        self._locked: dict[Key, Row] = {}
+        self._written: dict[Key, Row] = {}
+
+    def do(self, step: Step) -> None:
+        """Carry out a step. Raises StoreError."""
+        rows = self._store.rows_of(self._table)
+        match step:
+            case Step.TAKE_LOCK if self._most is not None:
+                self._store.limit_locks.setdefault(self._table.id, self)
+            case Step.BEGIN:
+                self._now_ns = self._store.now_ns
+            case Step.COUNT if self._most is not None:
+                self._count(rows.values(), self._most)
+            case Step.LOCK_ROWS:
+                self._locked = {want.key: row for want, row in self._store.claimable(rows, [*self._wanted.values()])}
+                self._store.locked |= self._locked.keys()
+            case Step.WRITE:
+                self._write()
+            case Step.COMMIT:
+                rows.update(self._written)
+                self._unlock()
+            case Step.RELEASE_LOCK if self._store.limit_locks.get(self._table.id) is self:
+                del self._store.limit_locks[self._table.id]
+
+    def die(self) -> None:
+        """Its connection ends: its transaction is rolled back, and its locks are released."""
+        self._unlock()
+        self.do(Step.RELEASE_LOCK)
+
+    def _count(self, rows: Collection[Row], most: int) -> None:
+        ends = sorted(row.time_next_ns or 0 for row in rows if row.is_in_flight(self._store.now_ns))
+        self._places, self._free_ns = max(0, most - len(ends)), min(ends, default=None)
+        if self._store.limit_locks.get(self._table.id) is not self:
+            self._places, self._free_ns = 0, None
+
+    def _write(self) -> None:
+        def end_ns(deadline_ns: int) -> int:
+            return deadline_ns if self._table.lease_column is None else end_with_slot(deadline_ns, self._slot)
+
+        found = {key: row.entry for key, row in self._locked.items()}
+        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, self._places)
+        for claim in claims:
+            lease_ns = None if self._table.lease_column is None else claim.deadline_ns
+            self._written[claim.key] = replace(
+                self._locked[claim.key], epoch=claim.epoch, time_next_ns=claim.deadline_ns, lease_ns=lease_ns
+            )
+        left = None
+        if self._places is not None:
+            ends = [claim.deadline_ns for claim in claims] + ([] if self._free_ns is None else [self._free_ns])
+            left = LimitsLeft(left_out, self._places - len(claims), min(ends, default=None))
+        self.result = ClaimResult(claims, None, left)
+
+    def _unlock(self) -> None:
+        self._store.locked -= self._locked.keys()
+        self._locked = {}

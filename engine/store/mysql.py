@@ -13,8 +13,8 @@ never a client's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -51,6 +51,8 @@ from engine.model import (
 from engine.packets import text_values
 from engine.quoting import quoted, text_literal
 from engine.store.acks import Ack, shares
+from engine.store.claim_limits import ClaimLimits
+from engine.store.claim_plan import choose
 from engine.store.connection import (
     OWN_CONTEXT,
     BackendAddress,
@@ -286,14 +288,19 @@ class MySQLStore:
 
     def claim(self, table: QueueTable, wanted: Sequence[Wanted], slot: int = 0) -> Timed[tuple[Claimed, ...]]:
         """Claim those of `wanted` that are due, unacknowledged, unchanged and not locked."""
-        answer = self._retried(partial(self._claim, table, {want.key: want for want in wanted}, slot))
+        answer = self.claim_and_fetch(table, wanted, None, 0, slot)
         return Timed(answer.value.claims, answer.now_ns)
 
     def claim_and_fetch(
-        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int, slot: int = 0
+        self,
+        table: QueueTable,
+        wanted: Sequence[Wanted],
+        row_format: RowFormat | None,
+        budget_bytes: int,
+        slot: int = 0,
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows behind the commit."""
-        fetch_of = partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
+        fetch_of = None if row_format is None else partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
         return self._retried(partial(self._claim, table, {want.key: want for want in wanted}, slot, fetch_of))
 
     def _fetch(
@@ -400,28 +407,30 @@ class MySQLStore:
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows by the Fetch that `fetch_of` makes."""
         sql = TableStatements(table)
+        limits = ClaimLimits(table, sql)
         (context, first), *others = _claim_locks(table, wanted.values()).items()
-        with self._pool.connection(context) as connection:
-            now, _, *locked = connection.run([statement("now"), statement("begin"), *first], context)
+        with self._pool.connection(context) as connection, _closed_on_error(connection, limits):
+            before, within = limits.before, limits.within
+            opening = [*before, statement("now"), statement("begin"), *within]
+            opened = connection.run([*opening, *first], context)
+            limits.read(opened[: len(before)], opened[len(opening) - len(within) : len(opening)])
+            now_at, locked = now_ns(opened[len(before)]), opened[len(opening) :]
             for other_context, locks in others:
                 locked += connection.run(locks, other_context)
-            now_at = now_ns(now)
             end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
             found = {entry.key: entry for entry in entries_of(sql, *locked)}
-            claims = tuple(
-                Claimed(key, entry.epoch + 1, end_ns(now_at + want.wait_ns), entry.priority, entry.due_ns, entry.group)
-                for key, want in wanted.items()  # In the order of delivery.
-                if (entry := found.get(key)) and want.epoch == entry.epoch
-            )
+            claims, left_out = choose(wanted.values(), found, now_at, end_ns, limits.places)
+            left = limits.left(claims, left_out)
             deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
             writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")]
+            writes += limits.behind
             if fetch_of is None or not claims:
                 connection.run(writes)
-                return Timed(ClaimResult(claims, None), now_at)
+                return Timed(ClaimResult(claims, None, left), now_at)
             fetch = fetch_of({claim.key: claim.delivery for claim in claims})
             rows = fetch.run_behind(connection, writes)
         self._row_bytes.put(table.id, fetch.row_bytes)
-        return Timed(ClaimResult(claims, rows), now_at)
+        return Timed(ClaimResult(claims, rows, left), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """The number of released claims, those that still are ours but locked, and the server's
@@ -497,6 +506,16 @@ class MySQLStore:
             reraise=True,
         )
         return attempts(transaction)
+
+
+@contextmanager
+def _closed_on_error(connection: StoreConnection, limits: ClaimLimits) -> Iterator[None]:
+    """After an error, close a connection that may hold the lock of a limit. The server releases it."""
+    try:
+        yield
+    except BaseException:
+        connection.broken = connection.broken or limits.any
+        raise
 
 
 def _claim_locks(table: QueueTable, wanted: Iterable[Wanted]) -> dict[SessionContext, list[str]]:

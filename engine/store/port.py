@@ -179,13 +179,20 @@ class Store(Protocol):
         epoch and selection, and not locked.
 
         The claims are committed on return. Messages missing in the result were not claimed. `slot` is
-        that of the proxy, for a table with a lease column.
+        that of the proxy, for a table with a lease column. With `policy.counted`, the first of them in
+        the order of `wanted` are claimed, so that no more than `max_in_flight` are in flight.
         """
 
     def claim_and_fetch(
-        self, table: QueueTable, wanted: Sequence[Wanted], row_format: RowFormat, budget_bytes: int, slot: int = 0
+        self,
+        table: QueueTable,
+        wanted: Sequence[Wanted],
+        row_format: RowFormat | None,
+        budget_bytes: int,
+        slot: int = 0,
     ) -> Timed[ClaimResult]:
-        """What `claim` does, and then what `fetch` does for its claims, in fewer steps.
+        """What `claim` does, and then what `fetch` does for its claims, in fewer steps. Without a
+        format, no rows are read. The result shows what the limits of the queue leave.
 
         Rows that do not fit the budget by the size of earlier ones are unread. An error after the
         commit is not raised: the result has no rows then.

@@ -204,6 +204,33 @@ UPDATE /* ackstream claim */ $table FORCE INDEX ($id_index)
 SET epoch = COALESCE(epoch, 0) + 1, time_next = $time_next $and_lease
 WHERE id IN ($ids) AND time_acked IS NULL
 
+-- name: limit_session
+-- The server ends this session if it is idle for so long, and releases its locks.
+SET SESSION wait_timeout = $idle_s
+
+-- name: limit_take
+-- Takes the lock of all claims with the same limit. 1: it is taken. 0: another claim has it all the
+-- time.
+SELECT CAST(GET_LOCK($lock, $wait_s) AS BINARY)
+
+-- name: limit_count
+-- How many messages are in flight over all proxies, up to the limit, and when the first of their
+-- leases ends. Reads their entries of the index, and those of messages that were given back before
+-- the end of their leases. The order makes the first one that is read the first to end.
+SELECT /* ackstream limit */ CAST(COUNT(*) AS BINARY), CAST(MIN(ends) AS BINARY)
+FROM (
+    SELECT $lease AS ends
+    FROM $table FORCE INDEX ($lease_index)
+    WHERE time_acked IS NULL AND $lease > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+        AND $lease = time_next
+    ORDER BY $lease
+    LIMIT $most
+) AS in_flight
+
+-- name: limit_release
+-- Releases it, behind the commit.
+DO RELEASE_LOCK($lock)
+
 -- name: ack_lock
 -- Locks messages that clients acknowledge together, except rows that others have locked. On a
 -- server that is read-only for clients it locks none. (The variable is a number or a word.)

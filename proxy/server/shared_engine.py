@@ -35,9 +35,9 @@ reached."""
 
 
 def _limits(policy: Policy) -> dict[Kind, int]:
-    """The limits of a queue, in units."""
+    """The limits of a queue that the parent divides, in units. Others are kept by the database."""
     limits = {}
-    if policy.max_in_flight is not None:
+    if policy.max_in_flight is not None and not policy.counted:
         limits[Kind.IN_FLIGHT] = policy.max_in_flight
     if policy.max_rate is not None:
         limits[Kind.RATE] = RATE_UNITS

@@ -150,9 +150,9 @@ $definitions) COMMENT = $comment $options $partitions
 -- Writes the directives of a queue.
 ALTER TABLE $table COMMENT = $comment
 
--- name: add_column
--- ALTER QUEUE … LEASE, for a table without that column.
-ALTER TABLE $table ADD COLUMN $column
+-- name: add_to_table
+-- ALTER QUEUE, for a table without a column or an index that an option requires.
+ALTER TABLE $table $changes
 
 -- name: add_key
 -- ALTER QUEUE … GROUP_BY, for a table without that key. Both servers make it while the table is used.

@@ -30,7 +30,7 @@ from proxy.statements.tables import known_table_id, refused_as_client
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.packets import ServerError
 from proxy.wire.params import make_query
-from sqlrewrite.ack import SettleStatement, settle_steps
+from sqlrewrite.ack import LeaseColumn, SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
 from sqlrewrite.names import Param, TableName
 
@@ -130,8 +130,8 @@ class Acknowledgement:
         session.send(answers.of(count))
         return True
 
-    async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId, bytes | None]:
-        """The statement, its table, which is a queue, and the quoted lease column. Raises SqlError, Refused,
+    async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId, LeaseColumn | None]:
+        """The statement, its table, which is a queue, and the lease column. Raises SqlError, Refused,
         UnusableQueue."""
         codec, ansi_quotes = "utf-8", False
         if b'"' in text or not text.isascii():
@@ -143,9 +143,9 @@ class Acknowledgement:
         )
         db = statement.table.db or session.classifier.known_db or (await read_context(session)).db
         table = TableName(statement.table.name, db)
-        queue, lease = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
+        queue, lease, counted = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
         session.check_interrupted()
-        return statement, queue, None if lease is None else quoted(lease).encode()
+        return statement, queue, None if lease is None else LeaseColumn(quoted(lease).encode(), counted=counted)
 
 
 def _epoch(statement: SettleStatement, values: Sequence[object]) -> int | None:

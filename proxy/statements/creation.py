@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.model import NS_PER_S, BrokenTable, Policy, TableId
-from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
-from proxy.session.internal_queries import Refused, from_hex, rows, server_time_ns
+from proxy.session.internal_queries import Refused, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.statements.declared import problems_of
 from proxy.statements.tables import (
@@ -32,7 +31,17 @@ from proxy.statements.tables import (
     table_id,
 )
 from proxy.wire.packets import ServerError
-from sqlrewrite.definitions import TIME_KEY, declares, group_key, has_group_key, lease_definition, not_by_time
+from sqlrewrite.definitions import (
+    TIME_KEY,
+    Definition,
+    declares,
+    group_key,
+    has_group_key,
+    has_lease_key,
+    lease_definition,
+    lease_key,
+    not_by_time,
+)
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
 
@@ -40,9 +49,6 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 TABLE_EXISTS = 1050
-
-COLUMNS_MAX = 4_096
-"""The most columns that a table can have."""
 
 
 class Creation:
@@ -61,7 +67,8 @@ class Creation:
         values = queue_values(given, without)
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
-        definitions = statement.definitions_sql(values.get("lease"), group_columns(values))
+        counted = "max_in_flight" in values
+        definitions = statement.definitions_sql(values.get("lease"), group_columns(values), counted=counted)
         create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
         text, if_none = create(), create(if_not_exists=True)
         if await comment_of(session, statement.table) is not None:
@@ -102,7 +109,8 @@ class Creation:
             statement = await definition()
             own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
             made_for = make_comment(_consenting(own, dead, table))
-            text = _create_table(session, statement, dead, statement.dead_letter_sql(values.get("lease")), made_for)
+            definitions = statement.dead_letter_sql(values.get("lease"), counted="max_in_flight" in values)
+            text = _create_table(session, statement, dead, definitions, made_for)
             answer = await change_schema(self._engine, session, text, may_fail=True)
             if answer.error is None:
                 return
@@ -114,17 +122,18 @@ class Creation:
             raise no_queue(dead, "so it cannot be a DEAD_LETTER")
         await self._let_in(session, dead, table)
 
-    async def lease_column(self, session: ClientSession, table: TableName, name: str) -> None:
-        """Add the lease column to an existing queue, unless it has a column of this name. Both servers
-        do that without a copy of the table."""
-        await marked_comment(session, table)
-        assert table.db is not None
-        found = await rows(
-            session,
-            sql("table_columns", db=text_literal(table.db), name=text_literal(table.name), limit=COLUMNS_MAX),
-        )
-        if name.casefold() not in {from_hex(column).casefold() for column, _ in found}:
-            await self._change_schema(session, sql("add_column", table=table.quoted(), column=lease_definition(name)))
+    async def lease_column(
+        self, session: ClientSession, table: TableName, definitions: Sequence[Definition], name: str, *, counted: bool
+    ) -> None:
+        """Add the lease column to an existing queue of these definitions, unless it has a column of this
+        name; and if messages in flight are `counted`, the index. Both servers do that without a copy of
+        the table."""
+        parts = [] if declares(definitions, name) else [f"COLUMN {lease_definition(name)}"]
+        if counted and not has_lease_key(definitions, name):
+            parts.append(lease_key(name))
+        if parts:
+            changes = ", ".join(f"ADD {part}" for part in parts)
+            await self._change_schema(session, sql("add_to_table", table=table.quoted(), changes=changes))
 
     async def group_index(self, session: ClientSession, statement: CreateQueue, values: Mapping[str, str]) -> None:
         """Add the index of the message groups to an existing queue (`statement`: its definition), unless

@@ -35,6 +35,7 @@ from proxy.statements.tables import (
     show_create_table,
 )
 from proxy.wire.packets import ServerError
+from sqlrewrite.definitions import declares
 from sqlrewrite.names import TableName
 from sqlrewrite.printing import print_queue, retention_read
 from sqlrewrite.queues import AlterQueue, CreateQueue, DropQueue, Options, parse_queue_statement
@@ -79,9 +80,21 @@ class Definition:
             values, _ = split_comment(await marked_comment(session, statement.table))
             definition_now = await self._definition(session, context, statement.table)
             await self._creation.group_index(session, definition_now, {**values, **changed})
-        if "lease" in changed.keys() | reset:
-            await self._creation.lease_column(session, statement.table, changed.get("lease", DEFAULTS["lease"]))
-        return await change_comment(self._engine, session, statement.table, change)
+
+        async def add_what_is_missing() -> None:
+            if not {"lease", "max_in_flight"} & (changed.keys() | reset):
+                return
+            values, rest = split_comment(await marked_comment(session, statement.table))
+            definitions = (await self._definition(session, context, statement.table)).definitions
+            new, _ = change(values, rest)
+            default = DEFAULTS["lease"]
+            if "max_in_flight" in new and not ({"lease"} & (new.keys() | without) or declares(definitions, default)):
+                changed["lease"] = new["lease"] = default
+            if lease := new.get("lease"):
+                counted = "max_in_flight" in new
+                await self._creation.lease_column(session, statement.table, definitions, lease, counted=counted)
+
+        return await change_comment(self._engine, session, statement.table, change, add_what_is_missing)
 
     async def pause(self, session: ClientSession, table: TableName, *, paused: bool) -> bytes:
         """PAUSE QUEUE and RESUME QUEUE."""

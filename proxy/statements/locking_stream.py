@@ -58,6 +58,14 @@ REPEATABLE READ it then locks the gap behind it, until the end of its transactio
 messages, that keeps others from inserting any."""
 
 
+COUNTED = ServerError(
+    1105,
+    "HY000",
+    "STREAM … FOR UPDATE is not possible on a queue with MAX_IN_FLIGHT: the limit holds over all proxies, which cannot "
+    "count messages that a transaction has locked. Leave FOR UPDATE out to claim messages",
+)
+
+
 def refuse_without_transaction(session: ClientSession, proven: ProvenStream) -> None:
     """Raise ServerError if the locks would end with the statement that takes them."""
     if not proven.was_in_transaction and session.status & AUTOCOMMIT:

@@ -29,7 +29,6 @@ from proxy.session.internal_queries import (
     server_time_ns,
 )
 from proxy.session.queries import sql
-from proxy.statements.creation import COLUMNS_MAX
 from proxy.statements.tables import comment_of, marked_comment, table_id
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition
@@ -48,6 +47,9 @@ ATTEMPTS_MAX = 5
 """Attempts at a batch that the server chose as the victim of a deadlock."""
 
 DEADLOCK = 1213
+
+COLUMNS_MAX = 4_096
+"""The most columns that a table can have."""
 
 
 @dataclass(frozen=True, slots=True)

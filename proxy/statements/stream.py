@@ -19,7 +19,13 @@ from proxy.session.commit_notices import PreparedStream, Preparing
 from proxy.session.internal_queries import encodable, end_own_transaction, spelled
 from proxy.session.stream import Stream, unforeseen
 from proxy.settings import Settings
-from proxy.statements.locking_stream import SEVERAL_WORKERS, LockingSession, LockingStream, refuse_without_transaction
+from proxy.statements.locking_stream import (
+    COUNTED,
+    SEVERAL_WORKERS,
+    LockingSession,
+    LockingStream,
+    refuse_without_transaction,
+)
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.proof import Proof, ProvenStream, columns_read, partition_clause
 from proxy.statements.rights import Rights
@@ -77,6 +83,8 @@ class Streaming:
             refuse_without_transaction(session, proven)
             if self._settings.workers > 1:
                 raise SEVERAL_WORKERS.again()
+            if queue.policy.counted:
+                raise COUNTED.again()
         await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
         *columns, _ = proven.header.packets

@@ -136,10 +136,19 @@ async def change_schema(engine: Engine, session: ClientSession, text: str, *, ma
     return answer if may_fail else not_refused(answer)
 
 
-async def change_comment(engine: Engine, session: ClientSession, table: TableName, change: Change) -> bytes:
-    """Read a queue's comment and write it as `change` returns it; returns the OK packet."""
+async def change_comment(
+    engine: Engine,
+    session: ClientSession,
+    table: TableName,
+    change: Change,
+    before: Callable[[], Awaitable[None]] | None = None,
+) -> bytes:
+    """Read a queue's comment and write it as `change` returns it; returns the OK packet. `before`: run
+    first, while no other proxy changes the table."""
 
     async def locked() -> bytes:
+        if before is not None:
+            await before()
         values, rest = change(*split_comment(await marked_comment(session, table)))
         literal = string_literal(session, make_comment(values, rest))
         text = sql("change_comment", table=table.quoted(), comment=literal)

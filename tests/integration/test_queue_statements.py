@@ -260,7 +260,7 @@ def test_alter_queue_changes_only_what_is_named(connection) -> None:
     assert (
         comment(connection, "m")
         == before.replace("vt_ack_wait=30", "vt_ack_wait=7")
-        .replace("max_rate=5", "max_rate=5,max_in_flight=3")
+        .replace("max_rate=5", "max_rate=5,max_in_flight=3,lease=lease")
         .replace(",foo=bar", "")
         + ",foo=bar"
     )

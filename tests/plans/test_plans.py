@@ -75,6 +75,7 @@ MEASURED = {
     "scan_part_zero",
     "claim_lock",
     "claim_update",
+    "limit_count",
     "ack_lock",
     "ack_update",
     "fetch",
@@ -387,6 +388,42 @@ class TestByKey:
         (lock,) = bench.meter.take()
         assert lock.plan["key"] == bench.table.id_index
         assert lock.read <= LIMIT + SLACK
+
+
+IN_FLIGHT, GIVEN_BACK = 300, 200
+
+
+@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+def counted(request: pytest.FixtureRequest, server_pool: ServerPool) -> Iterator[Bench]:
+    """200,000 rows. Of those whose leases are not past, most are acknowledged and some were given back."""
+    server = server_pool.get(request.param)
+    subject = ServerSubject(server, columns=GROWING, in_flight=1_000)
+    subject.execute("SET SESSION sql_mode = ''")
+    subject.execute(FILL.format(now=subject.now_ns()))
+    subject.execute(f"UPDATE messages SET lease = time_next WHERE id % 4 = 0 AND id <= {4 * IN_FLIGHT}")
+    ends = subject.now_ns() + HOUR
+    subject.execute(f"UPDATE messages SET lease = {ends} WHERE id % 4 = 2 AND id <= {4 * GIVEN_BACK}")
+    subject.execute("UPDATE messages SET lease = %s WHERE time_acked IS NOT NULL", ends)
+    subject.execute("ANALYZE TABLE messages")
+    meter = Meter()
+    yield Bench(subject.table, measured_store(server, meter), meter, subject)
+    subject.close()
+
+
+class TestCount:
+    """The messages in flight of a queue with a limit."""
+
+    def test_it_reads_the_entries_of_what_is_in_flight_or_was_given_back(self, counted: Bench) -> None:
+        answer = counted.store.claim_and_fetch(counted.table, [Wanted(3, 0, S)], None, 0).value
+        assert answer.limits is not None
+        assert answer.limits.places == 1_000 - IN_FLIGHT - len(answer.claims)
+        (count,) = [measured for measured in counted.meter.take() if "COUNT(*)" in measured.text]
+        assert count.plan["key"] == "by_lease", count.plan
+        assert count.plan["type"] == "range", count.plan
+        assert "Using index" in count.plan["Extra"], count.plan
+        assert "filesort" not in count.plan["Extra"], count.plan
+        derived = 2 * IN_FLIGHT  # Written to the inner table, and read from it.
+        assert count.read <= IN_FLIGHT + GIVEN_BACK + derived + SLACK
 
 
 class TestBury:

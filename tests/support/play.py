@@ -317,14 +317,11 @@ class Stage:
         match asked.effect:
             case Scan() | ScanGroups():
                 asked.answer = self._scan(asked.effect)
-            case Claim(claim_id, wanted, None, slot):
-                claims = store.claim(queue, wanted, slot).value
-                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims)
-            case Claim(claim_id, wanted, RowFormat() as row_format, slot):
-                claims, rows = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget, slot).value
+            case Claim(claim_id, wanted, row_format, slot):
+                claims, rows, left = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget, slot).value
                 if claim_id % self.unread_every == 0:
                     rows = None  # They could not be read.
-                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows)
+                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows, left)
                 asked.carries = frozenset() if rows is None else frozenset(rows.rows)
             case Fetch(fetch_id, row_format, keys):
                 rows = store.fetch(queue, row_format, keys, self.fetch_budget).value

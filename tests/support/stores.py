@@ -111,10 +111,14 @@ class Subject(Protocol):
 class MemorySubject:
     """The in-memory store."""
 
-    def __init__(self, *, lease: bool = False, groups: Sequence[GroupColumn] = ()) -> None:
+    def __init__(
+        self, *, lease: bool = False, groups: Sequence[GroupColumn] = (), in_flight: int | None = None
+    ) -> None:
+        """`in_flight`: the messages in flight over all proxies at most. It implies `lease`."""
+        lease = lease or in_flight is not None
         self.table = QueueTable(
             TableId("test", "messages"),
-            POLICY,
+            replace(POLICY, max_in_flight=in_flight, counted=in_flight is not None),
             IdKind.INTEGER,
             "PRIMARY",
             "next_up",
@@ -124,6 +128,7 @@ class MemorySubject:
             default_columns=("id", "body"),
             id_grows=True,
             lease_column="lease" if lease else None,
+            lease_index="by_lease" if in_flight is not None else None,
             group_columns=tuple(groups),
             group_index="by_group" if groups else None,
         )
@@ -188,13 +193,19 @@ class ServerSubject:
         partitions: str = "",
         lease: bool = False,
         groups: Sequence[str] = (),
+        in_flight: int | None = None,
     ) -> None:
-        """`groups`: the names of the group columns, which are among `columns`."""
+        """`groups`: the names of the group columns, which are among `columns`. `in_flight`: the messages
+        in flight over all proxies at most. It implies `lease`."""
+        lease = lease or in_flight is not None
         self.server = server
         self._groups = "".join(f", {name}" for name in groups)
         self._lease = ", lease" if lease else ""
         columns += ", lease BIGINT DEFAULT NULL INVISIBLE" if lease else ""
         comment = COMMENT + (",lease=lease" if lease else "")
+        if in_flight is not None:
+            comment += f",max_in_flight={in_flight}"
+            columns += ", INDEX by_lease (time_acked, lease, time_next)"
         if groups:
             comment += f",group_by={'|'.join(groups)}"
             columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)"

@@ -232,7 +232,7 @@ def test_a_claim_that_comes_back_after_a_fault_is_released_and_delivered_at_once
 ) -> None:
     """No other event reports the release: the binary log does not show it."""
     claimed, rescanned, answer = threading.Event(), threading.Event(), threading.Event()
-    claim, scan = MemoryStore.claim, MemoryStore.scan
+    claim, scan = MemoryStore.claim_and_fetch, MemoryStore.scan
 
     def slow_claim(self: MemoryStore, *arguments: Any) -> Any:
         claims = claim(self, *arguments)
@@ -251,7 +251,7 @@ def test_a_claim_that_comes_back_after_a_fault_is_released_and_delivered_at_once
             client = Client()
             store.put(TABLE, Row(7, payload=b"7"))
             with monkeypatch.context() as patched:
-                patched.setattr(MemoryStore, "claim", slow_claim)
+                patched.setattr(MemoryStore, "claim_and_fetch", slow_claim)
                 patched.setattr(MemoryStore, "scan", noted_scan)
                 await streaming(engine, TABLE, client, holder=1)
                 assert await asyncio.to_thread(claimed.wait, 10)

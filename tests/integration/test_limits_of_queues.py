@@ -1,0 +1,147 @@
+"""MAX_IN_FLIGHT over all proxies: what CREATE QUEUE and ALTER QUEUE make for it, and what users see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pymysql
+import pytest
+from pymysql.connections import Connection
+
+from tests.support.queues import create_queue, enqueue, rows, run
+
+LEASE_KEY = "SELECT index_name FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = 'm'"
+IN_FLIGHT = "SELECT id FROM m WHERE time_acked IS NULL AND lease = time_next AND lease > {now} ORDER BY id"
+NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
+
+
+@pytest.fixture
+def connection(proxy, database) -> Iterator[Connection[Any]]:
+    with proxy.connect(database=database) as connection:
+        yield connection
+
+
+def keys(connection: Connection[Any]) -> list[str]:
+    """The columns of each key of the table."""
+    found = rows(
+        connection,
+        "SELECT GROUP_CONCAT(column_name ORDER BY seq_in_index) FROM information_schema.statistics"
+        " WHERE table_schema = DATABASE() AND table_name = 'm' GROUP BY index_name",
+    )
+    return [str(row[0]) for row in found]
+
+
+def problem(connection: Connection[Any], name: str = "m") -> str | None:
+    (row,) = rows(connection, f"SHOW FULL QUEUES LIKE '{name}'")
+    return None if row[-1] is None else str(row[-1])
+
+
+def in_flight(connection: Connection[Any]) -> list[int]:
+    return [row[0] for row in rows(connection, IN_FLIGHT.format(now=NOW))]
+
+
+def test_create_queue_makes_the_index_that_the_limit_requires(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 2")
+    assert "time_acked,lease,time_next" in keys(connection)
+    assert problem(connection) is None
+
+
+def test_create_queue_without_a_limit_makes_no_further_index(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT)")
+    assert sorted(keys(connection)) == ["id", "time_acked,priority,time_next,id"]
+
+
+def test_show_create_queue_makes_the_same_queue_again(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 2")
+    ((_, text),) = rows(connection, "SHOW CREATE QUEUE m")
+    assert "KEY" not in text
+    before = keys(connection)
+    run(connection, "DROP QUEUE m")
+    run(connection, text)
+    assert keys(connection) == before
+
+
+def test_alter_queue_makes_column_and_index_on_a_queue_in_use(connection) -> None:
+    create_queue(connection, "m")
+    enqueue(connection, "m", ["a", "b", "c"])
+    run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 2")
+    assert "time_acked,lease,time_next" in keys(connection)
+    assert problem(connection) is None
+    assert len(rows(connection, "STREAM id FROM m LIMIT 3 NOWAIT")) == 2
+    assert in_flight(connection) == [1, 2]
+
+
+def test_alter_queue_twice_makes_them_once(connection) -> None:
+    create_queue(connection, "m")
+    run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 2")
+    before = keys(connection)
+    run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 3")
+    run(connection, "ALTER QUEUE m LEASE = lease")
+    assert keys(connection) == before
+
+
+def test_a_queue_without_them_shows_what_to_do(connection) -> None:
+    create_queue(connection, "m", max_in_flight="2")
+    found = problem(connection)
+    assert found is not None
+    assert "max_in_flight holds at each proxy alone" in found
+    run(connection, found[found.index("ALTER QUEUE") : found.index(" adds what")])
+    assert problem(connection) is None
+
+
+def test_a_column_of_the_application_with_the_name_of_the_lease_column_is_left_alone(connection) -> None:
+    run(connection, "CREATE QUEUE m (lease VARCHAR(20), body INT)")
+    run(connection, "ALTER QUEUE m MAX_IN_FLIGHT = 2")
+    assert "max_in_flight holds at each proxy alone" in str(problem(connection))
+    run(connection, "ALTER QUEUE m LEASE = held_until, MAX_IN_FLIGHT = 2")
+    assert problem(connection) is None
+    assert "time_acked,held_until,time_next" in keys(connection)
+
+
+def test_an_acknowledgement_a_nack_and_a_plain_update_free_places(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 2")
+    run(connection, "INSERT INTO m (body) VALUES (1), (2), (3), (4), (5), (6)")
+    assert rows(connection, "STREAM id FROM m LIMIT 9 NOWAIT") == [(1,), (2,)]
+    assert rows(connection, "STREAM id FROM m LIMIT 9 NOWAIT") == []
+    run(connection, "ACK m WHERE id = 1")
+    assert rows(connection, "STREAM id FROM m LIMIT 9 WAIT 10") == [(3,)]
+    run(connection, "NACK m WHERE id = 2 DELAY 600")
+    assert rows(connection, "STREAM id FROM m LIMIT 9 WAIT 10") == [(4,)]
+    run(connection, "UPDATE m SET time_next = time_next + 600000000000 WHERE id = 3")
+    assert rows(connection, "STREAM id FROM m LIMIT 9 WAIT 10") == [(5,)]
+    run(connection, "DELETE FROM m WHERE id = 4")
+    assert rows(connection, "STREAM id FROM m LIMIT 9 WAIT 10") == [(6,)]
+
+
+def test_extend_keeps_the_place_of_a_message_in_flight(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 1")
+    run(connection, "INSERT INTO m (body) VALUES (1)")
+    rows(connection, "STREAM id FROM m LIMIT 1 WAIT 10")
+    run(connection, "UPDATE m SET lease = lease DIV 1000 * 1000 + 77, time_next = lease")
+    assert run(connection, "EXTEND m WHERE id = 1 BY 600") == 1
+    ((lease, time_next),) = rows(connection, "SELECT lease, time_next FROM m")
+    assert lease == time_next
+    assert lease % 1000 == 77
+    assert in_flight(connection) == [1]
+
+
+def test_extend_gives_no_place_to_a_message_whose_place_was_given_on(connection) -> None:
+    """Its wait was over, or it was given back, and another message may have the place now."""
+    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 1")
+    run(connection, "INSERT INTO m (body) VALUES (1), (2)")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 10") == [(1,)]
+    run(connection, "NACK m WHERE id = 1 DELAY 600")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 10") == [(2,)]
+    assert run(connection, "EXTEND m WHERE id = 1 BY 700") == 1
+    assert in_flight(connection) == [2]
+    ((due_s,),) = rows(connection, f"SELECT (time_next - {NOW}) / 1000000000 FROM m WHERE id = 1")
+    assert 690 < due_s <= 700
+
+
+def test_for_update_is_refused_with_the_reason(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 1")
+    connection.begin()
+    with pytest.raises(pymysql.MySQLError, match="not possible on a queue with MAX_IN_FLIGHT"):
+        rows(connection, "STREAM id FROM m LIMIT 1 NOWAIT FOR UPDATE")
+    assert rows(connection, "SELECT 1") == [(1,)]

@@ -1,0 +1,421 @@
+"""Limits over several proxies: never more messages in flight than allowed, and no place left unused.
+
+Several dispatchers play on one in-memory store. Each statement of a claim is a step of its own, and anything may happen
+between two of them: another proxy's claim, an acknowledgement, the death of the proxy, or that it freezes until the
+server ends its connection. After each step, the messages in flight are counted from the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Claim
+from engine.dispatch.instant import Instant
+from engine.model import NS_PER_S, Claimed, FetchResult, Key, LimitsLeft
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
+from engine.store.memory import MemoryClaim, MemoryStore, Row
+from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
+from tests.support.sampling import examples
+
+T = TypeVar("T")
+
+PICK = st.integers(0, 1_000)
+KEYS = st.integers(1, 14)
+LIMIT = 3
+WAIT_NS = 30 * NS_PER_S
+IDLE_NS = 3 * NS_PER_S
+"""After this time the server ends the session of a proxy that is frozen in the middle of a claim."""
+SOON_NS = 10 * NS_PER_S
+"""Longer than the pauses while a limit is reached, shorter than any wait."""
+COUNTED = replace(
+    POLICY, ack_wait_ns=WAIT_NS, min_backoff_ns=WAIT_NS, max_backoff_ns=WAIT_NS, cache_size=30, batch_size=5,
+    lease="lease", max_in_flight=LIMIT, counted=True,
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Proxy:
+    """A proxy that lives: its dispatcher, its slot, and its claims in the middle."""
+
+    stage: Stage
+    slot: int
+    claims: dict[int, Running] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Running:
+    """A claim of which some statements were carried out."""
+
+    asked: Asked
+    claim: MemoryClaim
+    left: list[Step]
+    since_ns: int
+
+
+class Limited(RuleBasedStateMachine):
+    """Up to three proxies on one store."""
+
+    dispatcher_type: type[Dispatcher] = Dispatcher
+    claim_type: type[MemoryClaim] = MemoryClaim
+    steps: ClassVar[Sequence[Step]] = (*FIRST_PACKET, *SECOND_PACKET)
+    followed = False
+    """Whether the binary log shows the proxies what others do."""
+
+    @initialize()
+    def open(self) -> None:
+        self.store = MemoryStore(now_ns=1_000_000 * NS_PER_S)
+        self.mono_ns = 5_000 * NS_PER_S
+        self.holdings: dict[Key, Holding] = {}
+        self.acked: set[Key] = set()
+        self.proxies: list[Proxy] = []
+        self.dead: list[Proxy] = []
+        self.streams = 0
+        for _ in range(2):
+            self.start_a_proxy()
+
+    # Proxies.
+
+    @precondition(lambda self: len(self.proxies) < 3)
+    @rule()
+    def start_a_proxy(self) -> None:
+        slot = next(slot for slot in range(1, 1_000) if slot not in self.store.slots_held)
+        stage = Stage(
+            policy=COUNTED, dispatcher_type=self.dispatcher_type, store=self.store, mono_ns=self.mono_ns,
+            holdings=self.holdings, acked_seen=self.acked,
+        )  # fmt: skip
+        stage.queue = replace(stage.queue, lease_index="by_lease")
+        self.store.slots_held.add(slot)
+        self.proxies.append(Proxy(stage, slot))
+        stage.handle(stage.dispatcher.slot_given, slot)
+        for _ in range(2):
+            self.streams += 1
+            stage.subscribe(self.streams, holder=self.streams)
+
+    @precondition(lambda self: len(self.proxies) > 1)
+    @rule(pick=PICK, frozen=st.booleans())
+    def a_proxy_dies(self, pick: int, *, frozen: bool) -> None:
+        """`frozen`: the server notices it later, and has the first packet of its claims meanwhile."""
+        proxy = self._one_of(self.proxies, pick)
+        self.proxies.remove(proxy)
+        self.dead.append(proxy)
+        for key, holding in list(self.holdings.items()):
+            if holding.subscriber in proxy.stage.streams:
+                del self.holdings[key]
+        if not frozen:
+            self._end(proxy)
+
+    def _end(self, proxy: Proxy) -> None:
+        """The server ends its connections."""
+        self.dead.remove(proxy)
+        self.store.slots_held.discard(proxy.slot)
+        for running in proxy.claims.values():
+            running.claim.die()
+        for other in self.proxies:
+            other.stage.handle(other.stage.dispatcher.proxy_lost)
+
+    # Clients.
+
+    @rule(key=KEYS, pick=PICK)
+    def enqueue(self, key: int, pick: int) -> None:
+        if key not in self.store.rows[TABLE]:
+            self.store.put(TABLE, Row(key, time_next_ns=0, payload=str(key).encode()))
+            stage = self._one_of(self.proxies, pick).stage
+            stage.handle(stage.dispatcher.woken)
+
+    @precondition(lambda self: self.holdings)
+    @rule(pick=PICK)
+    def acknowledge(self, pick: int) -> None:
+        self._acknowledge(self._one_of(sorted(self.holdings, key=str), pick))
+
+    def _acknowledge(self, key: Key) -> None:
+        if key in self.store.locked:
+            return  # Its wait is over, and a claim has locked it.
+        before = self.store.rows[TABLE][key]
+        stage = next(proxy.stage for proxy in self.proxies if self.holdings[key].subscriber in proxy.stage.streams)
+        stage.acknowledge(key, seen=True)
+        self._log(stage, key, before)
+
+    @precondition(lambda self: self.holdings)
+    @rule(pick=PICK, delay_s=st.sampled_from([0, 1, 60]))
+    def give_back(self, pick: int, delay_s: int) -> None:
+        key = self._one_of(sorted(self.holdings, key=str), pick)
+        if key not in self.store.locked:
+            before = self.store.rows[TABLE][key]
+            stage = next(proxy.stage for proxy in self.proxies if self.holdings[key].subscriber in proxy.stage.streams)
+            stage.give_back(key, delay_s * NS_PER_S)
+            self._log(stage, key, before)
+
+    def _log(self, by: Stage, key: Key, before: Row) -> None:
+        """The binary log shows the other proxies what a client of one has done."""
+        row = self.store.rows[TABLE][key]
+        for proxy in self.proxies:
+            if not self.followed or proxy.stage is by:
+                continue
+            dispatcher = proxy.stage.dispatcher
+            if row.time_acked_ns is None:
+                state = {key: (before.epoch, before.time_next_ns or 0)}
+                proxy.stage.handle(dispatcher.changes_logged, [row.entry], [], state)
+            else:
+                proxy.stage.handle(dispatcher.changes_logged, [], [key])
+
+    # Clock and database.
+
+    @precondition(lambda self: self._asked())
+    @rule(pick=PICK, answered=st.booleans())
+    def the_server_does_one_statement(self, pick: int, answered: bool) -> None:
+        proxy, asked = self._one_of(self._asked(), pick)
+        self._step(proxy, asked)
+        if answered and asked.answer is not None:
+            proxy.stage.answer(asked)
+
+    @precondition(lambda self: len(self._claiming()) > 1)
+    @rule(pick=PICK, steps=st.integers(1, 7))
+    def a_claim_pauses_while_that_of_another_proxy_is_carried_out(self, pick: int, steps: int) -> None:
+        claims = self._claiming()
+        proxy, asked = self._one_of(claims, pick)
+        for _ in range(steps):
+            self._step(proxy, asked)
+        other, another = next(pair for pair in claims if pair[0] is not proxy)
+        while another.answer is None:
+            self._step(other, another)
+
+    def _claiming(self) -> list[tuple[Proxy, Asked]]:
+        """The claims that are not carried out as a whole; of each proxy there is one at most."""
+        claims = [pair for pair in self._asked() if isinstance(pair[1].effect, Claim) and pair[1].answer is None]
+        assert len({proxy for proxy, _ in claims}) == len(claims), "a proxy has two claims under way"
+        return claims
+
+    def _step(self, proxy: Proxy, asked: Asked) -> None:
+        """The next statement of an effect; any effect but a claim is one statement."""
+        if asked.answer is not None:
+            return
+        match asked.effect:
+            case Claim(claim_id, wanted, slot=slot):
+                running = proxy.claims.get(claim_id)
+                if running is None:
+                    claim = self.claim_type(self.store, proxy.stage.queue, wanted, slot)
+                    running = proxy.claims[claim_id] = Running(asked, claim, list(self.steps), self.mono_ns)
+                running.claim.do(running.left.pop(0))
+                self.check()
+                if not running.left:
+                    del proxy.claims[claim_id]
+                    self._answer_claim(proxy.stage, running)
+            case _:
+                proxy.stage.do(asked)
+
+    @staticmethod
+    def _answer_claim(stage: Stage, running: Running) -> None:
+        effect, result = running.asked.effect, running.claim.result
+        assert isinstance(effect, Claim)
+        dispatcher = stage.dispatcher
+        running.asked.answer = lambda: dispatcher.claim_done(
+            stage.now, effect.claim_id, result.claims, None, result.limits
+        )
+
+    def check(self) -> None:
+        """The limit, counted from the rows."""
+        rows = self.store.rows[TABLE].values()
+        in_flight = [row.key for row in rows if row.is_in_flight(self.store.now_ns)]
+        assert len(in_flight) <= LIMIT, f"{in_flight} are in flight"
+
+    @precondition(lambda self: self._asked())
+    @rule(pick=PICK)
+    def one_fails(self, pick: int) -> None:
+        """Its connection broke, and what was not committed is rolled back."""
+        proxy, asked = self._one_of(self._asked(), pick)
+        if isinstance(asked.effect, Claim) and (running := proxy.claims.pop(asked.effect.claim_id, None)):
+            running.claim.die()
+        proxy.stage.fail(asked)
+
+    @rule(duration_s=st.sampled_from([0.001, 0.1, 1, 20]))
+    def time_passes(self, duration_s: float) -> None:
+        self._pass_time(int(duration_s * NS_PER_S))
+
+    @rule()
+    def all_goes_well_for_a_while(self) -> None:
+        for _ in range(10):
+            self._settle()
+            self._pass_time(NS_PER_S // 10)
+
+    def _settle(self) -> None:
+        for _ in range(2_000):
+            asked = self._asked()
+            if not asked:
+                return
+            for proxy, one in asked:
+                self._step(proxy, one)
+                if one.answer is not None and one in proxy.stage.asked:
+                    proxy.stage.answer(one)
+        raise AssertionError(f"no end of effects: {self._asked()[:3]}")
+
+    def _pass_time(self, duration_ns: int) -> None:
+        self.mono_ns += duration_ns
+        self.store.now_ns += duration_ns
+        for proxy in list(self.dead):
+            self._end(proxy)
+        for proxy in self.proxies:
+            for claim_id, running in list(proxy.claims.items()):
+                if self.mono_ns - running.since_ns > IDLE_NS:
+                    del proxy.claims[claim_id]
+                    running.claim.die()
+                    proxy.stage.fail(running.asked)
+            proxy.stage.mono_ns = self.mono_ns
+            proxy.stage.handle(proxy.stage.dispatcher.tick)
+        self.check()
+
+    # What must hold at the end.
+
+    def teardown(self) -> None:
+        """While messages are due and places are free, some are delivered soon."""
+        if not hasattr(self, "proxies"):
+            return
+        until_ns = self.mono_ns + SOON_NS
+        while True:
+            self._settle()
+            if self._nothing_due():
+                return
+            if self._all_places_are_held():
+                for key in sorted(self.holdings, key=str)[:1]:
+                    self._acknowledge(key)
+                until_ns = self.mono_ns + SOON_NS
+                if not self.holdings:
+                    until_ns += WAIT_NS
+            assert self.mono_ns < until_ns, f"a place is free, and {self._due()} wait for it"
+            wakes = [proxy.stage.dispatcher.wake_at_ns for proxy in self.proxies]
+            wake_ns = min([at_ns for at_ns in wakes if at_ns is not None], default=until_ns)
+            self._pass_time(min(max(wake_ns - self.mono_ns, NS_PER_S // 1_000), until_ns - self.mono_ns))
+
+    def _due(self) -> list[Key]:
+        now_ns = self.store.now_ns
+        rows = self.store.rows[TABLE].values()
+        return [row.key for row in rows if row.time_acked_ns is None and row.entry.due_ns <= now_ns]
+
+    def _nothing_due(self) -> bool:
+        return not self._due()
+
+    def _all_places_are_held(self) -> bool:
+        rows = self.store.rows[TABLE].values()
+        return sum(row.is_in_flight(self.store.now_ns) for row in rows) >= LIMIT
+
+    def _asked(self) -> list[tuple[Proxy, Asked]]:
+        return [(proxy, asked) for proxy in self.proxies for asked in proxy.stage.asked]
+
+    @staticmethod
+    def _one_of(things: Sequence[T], pick: int) -> T:
+        return things[pick % len(things)]
+
+
+class Followed(Limited):
+    followed = True
+
+
+class CountedBeforeTheLock(Limited):
+    steps = (Step.COUNT, Step.TAKE_LOCK, Step.BEGIN, Step.LOCK_ROWS, *SECOND_PACKET)
+
+
+class ReleasedBeforeTheCommit(Limited):
+    steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
+
+
+class ClaimWithoutLock(MemoryClaim):
+    """A claim that did not get the lock goes on."""
+
+    def do(self, step: Step) -> None:
+        if step is Step.COUNT:
+            held, self._store.limit_locks = self._store.limit_locks, {self._table.id: self}
+            super().do(step)
+            self._store.limit_locks = held
+        else:
+            super().do(step)
+
+
+class TheLockIsNotNeeded(Limited):
+    claim_type = ClaimWithoutLock
+
+
+class ClaimOfOwnMessages(MemoryClaim):
+    """Counts what carries its own slot."""
+
+    def _count(self, rows: Sequence[Row], most: int) -> None:  # type: ignore[override]
+        own = [row for row in rows if row.lease_ns is not None and row.lease_ns % 1_000 == self._slot]
+        super()._count(own, most)
+
+
+class CountedPerProxy(Limited):
+    claim_type = ClaimOfOwnMessages
+
+
+class DispatcherThatMisses(Dispatcher):
+    """Takes what was left out for taken by somebody else, and forgets it."""
+
+    def claim_done(
+        self,
+        now: Instant,
+        claim_id: int,
+        claims: Sequence[Claimed],
+        rows: FetchResult | None = None,
+        left: LimitsLeft | None = None,
+    ) -> Effects:
+        effects = super().claim_done(now, claim_id, claims, rows, left)
+        if left is not None:
+            for group in self.parts.groups:
+                group.scans.buffer.forget(left.left_out)
+        return effects
+
+
+class LeftOutIsForgotten(Limited):
+    dispatcher_type = DispatcherThatMisses
+
+
+class DispatcherThatWaitsForItsOwn(Dispatcher):
+    """Nothing but the end of an own delivery opens it again."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.parts.capacity.reopen = lambda: None  # type: ignore[method-assign]
+        self.parts.capacity.reopen_when_due = lambda now: None  # type: ignore[method-assign]
+
+
+class OnlyOwnEndsOpenIt(Followed):
+    dispatcher_type = DispatcherThatWaitsForItsOwn
+
+
+BREAKS: list[type[Limited]] = [
+    CountedBeforeTheLock,
+    ReleasedBeforeTheCommit,
+    TheLockIsNotNeeded,
+    CountedPerProxy,
+    LeftOutIsForgotten,
+    OnlyOwnEndsOpenIt,
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda play: play.__name__)
+def test_the_play_objects_to_limits_that_are_broken_on_purpose(broken: type[Limited]) -> None:
+    hunt = settings(
+        max_examples=2_000,
+        stateful_step_count=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(broken, settings=hunt)
+
+
+TestLimited = Limited.TestCase
+TestLimited.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestFollowed = Followed.TestCase
+TestFollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
