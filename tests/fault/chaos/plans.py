@@ -49,6 +49,8 @@ class Plan:
     """No more messages than this a second are produced in each process (0: the share decides)."""
     cramped: bool = False
     """In the tablespace whose size is limited. Made without the proxy."""
+    singles: bool = False
+    """Its pollers take one message at a time: their ACKs may be gathered."""
     careful: bool = False
     """Its consumers acknowledge all that they get."""
 
@@ -102,6 +104,7 @@ PLANS = (
         "altered", made("altered", *SHORT), 5, 8, share=0.3, streams=1, pollers=1, quota_per_s=60,
         ddl=("alter", "comment", "truncate", "recreate", "pause"),
     ),
+    Plan("singles", made("singles", *SHORT), 5, 8, share=0.5, streams=0, pollers=6, singles=True),
     Plan(
         "cramped", VITESS.format(name="shop.cramped"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,
         cramped=True,

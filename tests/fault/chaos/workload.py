@@ -327,6 +327,8 @@ class Settling:
         """The condition on ids; on tokens where ids may be given out again."""
         if self._plan.ddl:
             return f"token IN ({','.join(str(message.token) for message in messages)})"
+        if len(messages) == 1:
+            return f"id = {messages[0].id}"
         return f"id IN ({','.join(str(message.id) for message in messages)})"
 
 
@@ -380,7 +382,8 @@ class Poller(Settling):
         plan = self._plan
         try:
             for _ in range(draw.randrange(3, 100)):
-                sql = f"STREAM id, token, epoch, time_next FROM {plan.name} LIMIT {draw.choice((1, 5, 50))} WAIT 2"
+                limit = 1 if plan.singles else draw.choice((1, 5, 50))
+                sql = f"STREAM id, token, epoch, time_next FROM {plan.name} LIMIT {limit} WAIT 2"
                 number = connection.begin("stream", plan.name, sql=sql)
                 messages: list[Message] = []
                 async for rows in connection.client.stream(sql, patience_s=PATIENCE_S):

@@ -1,0 +1,210 @@
+"""Bugs that are put into a proxy on purpose, each with a short run that shows it.
+
+A break edits the source text of modules while a proxy starts (`injected/sitecustomize.py`); nothing
+of it is in the product. The checker must object with one of the expected rules. A change of the
+product that removes an edited text fails a test: then the break is written anew.
+
+Here is the place for breaks of what is built next: limits that each proxy counts for itself, order
+in groups, a failover that writes to two servers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+INJECTED = Path(__file__).with_name("injected")
+
+DUE = "(time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
+ENGINE_SQL = 'text = resources.files(__package__).joinpath("queries.sql").read_text("utf-8")'
+MYSQL = "engine.store.mysql"
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """`rules`: those of the checker that find it. `edits`: module, old text, new text."""
+
+    name: str
+    rules: frozenset[str]
+    queues: frozenset[str]
+    edits: Sequence[tuple[str, str, str]]
+    proxies: int = 2
+    faults: frozenset[str] = frozenset()
+    per_minute: float = 20.0
+    seconds: float = 15.0
+    misbehave: float = 0.3
+    settings: Sequence[tuple[str, str]] = ()
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment of the broken proxies."""
+        return {"PYTHONPATH": str(INJECTED), "CHAOS_BREAK": json.dumps(list(self.edits)), **dict(self.settings)}
+
+
+def in_sql(*changes: tuple[str, str]) -> tuple[str, str, str]:
+    """An edit of the engine's SQL."""
+    code = "".join(
+        f"\n    assert {old!r} in text, 'nothing to break'\n    text = text.replace({old!r}, {new!r})"
+        for old, new in changes
+    )
+    return "engine.store.queries", ENGINE_SQL, ENGINE_SQL + code
+
+
+def _break(name: str, rules: str, queues: str, *edits: tuple[str, str, str], **more: object) -> Break:
+    return Break(name, frozenset(rules.split("|")), frozenset(queues.split()), edits, **more)  # type: ignore[arg-type]
+
+
+CLAIM_LOCK = f"WHERE id IN ($ids) AND time_acked IS NULL\n    AND {DUE}\n    AND ($condition)\nORDER BY id\nFOR UPDATE"
+
+CLAIM_UPDATE = "time_next = $time_next $and_lease\nWHERE id IN ($ids) AND time_acked IS NULL"
+FETCH = "$columns\nFROM $table FORCE INDEX ($id_index)\nWHERE id IN ($ids) AND time_acked IS NULL\n\n-- name: lookup"
+PURGE = "UTC_TIMESTAMP(6)) * 1000 - $age_ns\nORDER BY time_acked"
+
+BREAKS = (
+    _break(
+        "a claim is sent and not committed",
+        "one claim, two deliveries",
+        "plain",
+        (
+            MYSQL,
+            'self._limits.cases), statement("commit")]\n            if fetch_of',
+            'self._limits.cases), statement("rollback")]\n            if fetch_of',
+        ),
+    ),
+    _break(
+        "the guard of a claim has neither epoch nor time",
+        "two holders",
+        "plain",
+        in_sql((CLAIM_LOCK, CLAIM_LOCK.replace(f"    AND {DUE}\n", ""))),
+        (MYSQL, "(entry := found.get(key)) and want.epoch == entry.epoch", "(entry := found.get(key))"),
+    ),
+    _break(
+        "a release frees the claim of another proxy",
+        "two holders",
+        "plain",
+        (
+            MYSQL,
+            "(entry := found.get(claim.key)) and (entry.epoch, entry.due_ns) == (claim.epoch, claim.deadline_ns)",
+            "(entry := found.get(claim.key))",
+        ),
+        misbehave=0.9,
+        settings=(("ACKSTREAM_BINLOG", "off"),),
+    ),
+    _break(
+        "an ACK is answered and not committed",
+        "ACK lost|acknowledged twice|sum of ACKs",
+        "singles",
+        (
+            MYSQL,
+            '[*sql.for_ids("ack_update", keys), statement("commit")]',
+            '[*sql.for_ids("ack_update", keys), statement("rollback")]',
+        ),
+        proxies=1,
+    ),
+    _break(
+        "messages of a living proxy count as abandoned",
+        "two holders",
+        "plain bulk",
+        (
+            MYSQL,
+            'gone = f"{of_row} > 0 AND IS_USED_LOCK(CONCAT({text_literal(SLOT_LOCK)}, {of_row})) IS NULL"',
+            'gone = f"{of_row} > 0"',
+        ),
+        faults=frozenset({"kill_proxy"}),
+        misbehave=0.9,
+        seconds=20,
+    ),
+    _break(
+        "max_in_flight is not heeded",
+        "max_in_flight",
+        "limited",
+        (
+            "engine.dispatch.capacity",
+            "            most = min(most, self._policy.max_in_flight)",
+            "            pass",
+        ),
+    ),
+    _break(
+        "dead messages are deleted and not copied",
+        "lost",
+        "failing",
+        in_sql(
+            (
+                "SELECT $columns, $now_ns, NULL\nFROM $table FORCE INDEX ($id_index)\nWHERE",
+                "SELECT $columns, $now_ns, NULL\nFROM $table FORCE INDEX ($id_index)\nWHERE FALSE AND",
+            )
+        ),
+        (
+            "engine.store.dead_letter",
+            "if not inserted.affected == deleted.affected == len(keys):",
+            "if not deleted.affected == len(keys):",
+        ),
+        misbehave=0.9,
+    ),
+    _break(
+        "messages die one attempt too early",
+        "dead too early",
+        "failing",
+        (
+            "engine.dispatch.maintenance",
+            "self.configured and self._policy.max_attempts <= entry.epoch",
+            "self.configured and self._policy.max_attempts <= entry.epoch + 1",
+        ),
+        misbehave=0.9,
+    ),
+    _break(
+        "acknowledged messages are claimed",
+        "delivered after its ACK",
+        "rescheduled",
+        in_sql(
+            (CLAIM_LOCK, CLAIM_LOCK.replace("time_acked IS NULL", "TRUE")),
+            (CLAIM_UPDATE, CLAIM_UPDATE.replace(" AND time_acked IS NULL", "")),
+            (FETCH, FETCH.replace(" AND time_acked IS NULL", "")),
+        ),
+        settings=(("ACKSTREAM_BINLOG", "off"),),
+    ),
+    _break(
+        "FOR UPDATE locks nothing",
+        "two holders",
+        "locked",
+        (
+            "proxy.session.queries",
+            ENGINE_SQL,
+            ENGINE_SQL + '\n    text = text.replace("LIMIT $limit\\nFOR UPDATE SKIP LOCKED", "LIMIT $limit")',
+        ),
+    ),
+    _break(
+        "a message that was sent counts as unsent when it is released",
+        "one claim, two deliveries",
+        "plain",
+        (MYSQL, "if not claim.sent and claim.key not in failed_ns", "if claim.key not in failed_ns"),
+        (MYSQL, "for claim in returns if claim.sent}", "for claim in returns if False}"),
+        misbehave=0.9,
+    ),
+    _break(
+        "on_disconnect=keep is ignored",
+        "two holders",
+        "kept",
+        ("engine.dispatch.deliveries", "if not (keep and lease.is_sent)", "if True"),
+        misbehave=0.9,
+    ),
+    _break(
+        "purging does not wait",
+        "lost",
+        "plain",
+        in_sql((PURGE, PURGE.replace(" - $age_ns", ""))),
+        (MYSQL, "before_ns = now_at - age_ns", "before_ns = now_at"),
+    ),
+    _break(
+        "a claim that failed is under way for ever",
+        "stuck|no progress",
+        "plain",
+        ("engine.dispatch.dispatcher", "        return self.claim_done(now, claim_id, ())", "        return []"),
+        proxies=1,
+        faults=frozenset({"kill_connections"}),
+        per_minute=60,
+    ),
+)
+"""Each a real bug of the real proxy."""

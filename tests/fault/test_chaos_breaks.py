@@ -1,0 +1,49 @@
+"""The harness finds bugs: each break of the real proxy is found by a short run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fault.chaos.breaks import BREAKS, Break
+from tests.fault.chaos.checker import check
+from tests.fault.chaos.harness import Run, carry_out
+from tests.fault.chaos.history import read
+from tests.fault.chaos.plans import plans
+from tests.fault.chaos.schedule import schedule
+from tests.support.sampling import SEED
+
+TRIES = 3
+"""A run may end before the bug has shown itself. Each has another seed."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name.replace(" ", "_"))
+def test_it_is_found(broken: Break, flavour, tmp_path: Path) -> None:
+    found: list[set[str]] = []
+    for seed in range(SEED, SEED + TRIES):
+        found.append(set(found_in(broken, flavour, tmp_path / str(seed), seed)))
+        if found[-1] & broken.rules:
+            return
+    pytest.fail(f"not found: {found} instead of {set(broken.rules)}")
+
+
+def found_in(broken: Break, flavour, folder: Path, seed: int) -> list[str]:
+    """The rules that a run with the break violates."""
+    faults = schedule(
+        seed, seconds=broken.seconds, proxies=broken.proxies, per_minute=broken.per_minute, kinds=broken.faults
+    )
+    run = Run(
+        flavour,
+        folder,
+        seed,
+        broken.seconds,
+        plans(broken.queues),
+        faults if broken.faults else (),
+        proxies=broken.proxies,
+        misbehave=broken.misbehave,
+        variables=broken.variables,
+    )
+    return [violation.rule for violation in check(read(carry_out(run))).violations]
