@@ -127,10 +127,14 @@ bench-pipeline: .venv/.pipeline ## Measure the data pipeline on Spark: every pro
 MINUTES := 30
 SEED := $(shell od -A n -N 3 -t u4 /dev/urandom | tr -d ' ')
 # CHAOS="--server mysql --proxies 2 --drop 3 7" chooses; `python -m tests.fault.chaos --help` lists the arguments.
+.PHONY: chaos-short
+chaos-short: ## The same for two minutes (TESTS_SEED repeats it)
+	@$(MAKE) chaos MINUTES=2 SEED=$${TESTS_SEED:-$(SEED)} CHAOS="--shrink 0"
+
 .PHONY: chaos
 chaos: .venv/.stamp ## Let faults happen to proxies, servers, clients at work, and check what followed (MINUTES=30 SEED=n CHAOS=…)
 	@scripts/prepare mariadb mysql compiler
-	@.venv/bin/python -m tests.fault.chaos --minutes $(MINUTES) --seed $(SEED) $(CHAOS)
+	@.venv/bin/python -m tests.fault.chaos --minutes $(MINUTES) --seed $(SEED) --shrink 8 $(CHAOS)
 
 PACKETS := 1000000
 .PHONY: fuzz

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from tests.fault.chaos.faults import FAULTS
-from tests.fault.chaos.schedule import WEIGHTS, Fault, schedule, without
+from tests.fault.chaos.schedule import WEIGHTS, Fault, schedule, shrunk, without
 
 USUAL: dict[str, Any] = {"seconds": 600, "proxies": 3, "per_minute": 40}
 
@@ -42,3 +43,22 @@ def test_faults_that_are_left_out_leave_the_others_as_they_are() -> None:
 def test_a_fault_survives_being_written_down() -> None:
     for fault in schedule(7, **USUAL):
         assert Fault.of(fault.as_values()) == fault
+
+
+def test_a_failing_schedule_shrinks_to_the_faults_that_matter() -> None:
+    def fails(faults: Sequence[Fault]) -> bool:
+        return {fault.number for fault in faults} >= {3, 17}
+
+    assert [fault.number for fault in shrunk(schedule(7, **USUAL)[:40], fails, 200)] == [3, 17]
+
+
+def test_a_schedule_shrinks_in_no_more_runs_than_allowed() -> None:
+    runs: list[int] = []
+
+    def never(faults: Sequence[Fault]) -> bool:
+        runs.append(len(faults))
+        return False
+
+    faults = schedule(7, **USUAL)
+    assert shrunk(faults, never, 5) == faults
+    assert len(runs) == 5

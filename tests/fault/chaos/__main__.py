@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import secrets
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from tests.fault.chaos.harness import Run
 from tests.fault.chaos.history import read
 from tests.fault.chaos.life import life
 from tests.fault.chaos.plans import plans
-from tests.fault.chaos.schedule import Fault, schedule, without
+from tests.fault.chaos.schedule import Fault, schedule, shrunk, without
 from tests.support.servers import FLAVOURS
 
 SHOWN = 20
@@ -51,13 +53,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--drop", nargs="*", type=int, default=[], help="numbers of faults to leave out")
     parser.add_argument("--rate", type=float, default=60.0, help="messages a second of a share of 1")
     parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--shrink", type=int, default=0, help="after a violation, so many runs with fewer faults")
     parser.add_argument("--folder", type=Path, default=None, help="where the history goes")
     parser.add_argument("--check", type=Path, default=None, help="only check this history")
     parser.add_argument("--message", default="", help="QUEUE:TOKEN, print its life from the history of --check")
     return parser.parse_args()
 
 
-def drawn(given: argparse.Namespace, flavour: Flavour, seconds: float) -> Sequence[Fault]:
+def drawn(given: argparse.Namespace, seconds: float) -> Sequence[Fault]:
     if given.faults == ["none"]:
         return ()
     faults = schedule(
@@ -66,7 +69,7 @@ def drawn(given: argparse.Namespace, flavour: Flavour, seconds: float) -> Sequen
         proxies=given.proxies,
         per_minute=given.per_minute,
         kinds=given.faults,
-        without=harness.IMPOSSIBLE[flavour] | set(given.no_faults),
+        without=given.no_faults,
     )
     return without(faults, given.drop)
 
@@ -87,27 +90,54 @@ def main() -> int:
     seconds = 60 * given.minutes / len(given.server)
     failed = False
     for flavour in given.server:
-        run = Run(
-            flavour,
-            folder / flavour,
-            given.seed,
-            seconds,
-            plans(frozenset(given.queues)),
-            drawn(given, flavour, seconds),
-            proxies=given.proxies,
-            processes=given.processes,
-            batch=given.batch,
-            rate=given.rate,
-        )
+        run = run_of(given, flavour, seconds, folder / flavour)
         say(f"{flavour}: seed {given.seed}, {seconds:.0f} s, {given.proxies} proxies, {len(run.faults)} faults")
         report = check(read(harness.carry_out(run)))
         show(report, seconds)
         if report.violations:
             failed = True
-            say(f"  the history: {run.history}; its faults:")
-            for fault in run.faults:
-                say(f"    {fault}")
+            explain(run, report, given.shrink)
     return failed
+
+
+def run_of(given: argparse.Namespace, flavour: Flavour, seconds: float, folder: Path) -> Run:
+    return Run(
+        flavour,
+        folder,
+        given.seed,
+        seconds,
+        plans(frozenset(given.queues)),
+        drawn(given, seconds),
+        proxies=given.proxies,
+        processes=given.processes,
+        batch=given.batch,
+        rate=given.rate,
+    )
+
+
+def explain(run: Run, report: Report, runs: int) -> None:
+    """Print where the history is, the life of the first message that shows a violation, and fewer faults that do."""
+    say(f"  the history: {run.history}")
+    say(f"  the life of a message: python -m tests.fault.chaos --check {run.history} --message QUEUE:TOKEN")
+    shown = next((violation for violation in report.violations if violation.token >= 0), None)
+    if shown is not None:
+        say(f"  {shown.queue}:{shown.token}")
+        for line in life(read(run.history), shown.queue, shown.token):
+            say(f"    {line}")
+    rules = {violation.rule for violation in report.violations}
+    tries = itertools.count(1)
+
+    def fails(faults: Sequence[Fault]) -> bool:
+        fewer = dataclasses.replace(run, faults=faults, folder=run.folder.with_name(f"{run.flavour}-{next(tries)}"))
+        again = check(read(harness.carry_out(fewer)))
+        still = any(violation.rule in rules for violation in again.violations)
+        say(f"  with {len(faults)} of its faults: {'the same' if still else 'nothing'}, see {fewer.history}")
+        return still
+
+    faults = shrunk(run.faults, fails, runs)
+    say(f"  {len(faults)} of {len(run.faults)} faults are enough:")
+    for fault in faults:
+        say(f"    {fault}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ from tests.support.proxies import RunningProxy
 from tests.support.servers import connect
 
 Undo = Callable[[], None]
-FILLING = 400
-"""Rows of each size: more than the limited tablespace has room for."""
 
 
 class Site(Protocol):
@@ -245,15 +243,14 @@ def _purge_binlog(site: Site, fault: Fault) -> Undo:
     return _nothing
 
 
-def _disk_full(site: Site, fault: Fault) -> Undo:
-    """Fill the tablespace that the queue `cramped` shares, until the server answers 1114."""
-    _run(site, f"CREATE TABLE IF NOT EXISTS {DATABASE}.filling (filling LONGTEXT) TABLESPACE innodb_system")
-    with _root(site, database=DATABASE) as connection, connection.cursor() as cursor:
-        for size in (1_000_000, 50_000, 1_000):
-            with contextlib.suppress(pymysql.MySQLError):
-                for _ in range(FILLING):
-                    cursor.execute(f"INSERT INTO filling (filling) VALUES (REPEAT('x', {size}))")
-    return lambda: _run(site, f"DROP TABLE IF EXISTS {DATABASE}.filling")
+def _table_full(site: Site, fault: Fault) -> Undo:
+    """From now on each change of the queue `audited` fails with 1114, in a trigger that writes to a table of 16 kB.
+
+    A full disk or tablespace is no fault that can be tested: both servers end themselves when a rollback needs space
+    ("[FATAL] Out of tablespace during rollback").
+    """
+    _run(site, f"INSERT INTO {DATABASE}.full_now VALUES (1)")
+    return lambda: _run(site, f"DELETE FROM {DATABASE}.full_now", f"DELETE FROM {DATABASE}.audit")
 
 
 def _server_clock(site: Site, fault: Fault) -> Undo:
@@ -292,7 +289,7 @@ FAULTS: dict[str, Callable[[Site, Fault], Undo]] = {
     "kill_reader": _kill_reader,
     "kill_connections": _kill_connections,
     "purge_binlog": _purge_binlog,
-    "disk_full": _disk_full,
+    "table_full": _table_full,
     "server_clock": _server_clock,
     "proxy_clock": _proxy_clock,
 }

@@ -47,8 +47,8 @@ class Plan:
     """on_disconnect=keep: the end of a connection frees nothing."""
     quota_per_s: int = 0
     """No more messages than this a second are produced in each process (0: the share decides)."""
-    cramped: bool = False
-    """In the tablespace whose size is limited. Made without the proxy."""
+    audited: bool = False
+    """Triggers write to a table that may be full."""
     singles: bool = False
     """Its pollers take one message at a time: their ACKs may be gathered."""
     careful: bool = False
@@ -106,8 +106,8 @@ PLANS = (
     ),
     Plan("singles", made("singles", *SHORT), 5, 8, share=0.5, streams=0, pollers=6, singles=True),
     Plan(
-        "cramped", VITESS.format(name="shop.cramped"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,
-        cramped=True,
+        "audited", VITESS.format(name="audited"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,
+        audited=True,
     ),
     Plan("rescheduled", made("rescheduled", *SHORT), 5, 8, share=0.3, streams=1, delays=True, plain_sql=True),
 )  # fmt: skip

@@ -7,7 +7,7 @@ overlap, because a run in which nothing works shows nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ WEIGHTS = {
     "kill_reader": 2,
     "kill_connections": 3,
     "purge_binlog": 1,
-    "disk_full": 2,
+    "table_full": 2,
     "server_clock": 1,
     "proxy_clock": 2,
 }
@@ -78,7 +78,7 @@ OF_A_PROXY = {
     "kill_reader",
 }  # fmt: skip
 OF_THE_SERVER = {
-    "kill_server", "restart_server", "stop_server", "read_only", "offline_mode", "max_connections", "disk_full",
+    "kill_server", "restart_server", "stop_server", "read_only", "offline_mode", "max_connections", "table_full",
     "server_clock", "purge_binlog",
 }  # fmt: skip
 PROCESS = {"kill_proxy", "stop_proxy", "freeze_proxy"}
@@ -168,6 +168,29 @@ def _values(what: str, draw: random.Random) -> dict[str, Any]:
     if what == "proxy_clock":
         return {"shift_s": draw.choice((-600.0, -5.0, 1.0, 7.0, 3600.0))}
     return {}
+
+
+def shrunk(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool], runs: int) -> Sequence[Fault]:
+    """Fewer faults with which a run still fails, as far as so many runs show: parts of the schedule are left out.
+
+    A run need not fail each time, so the result is a schedule that has failed, not the smallest one.
+    """
+    parts = 2
+    while runs > 0 and len(faults) > 1:
+        size = max(1, len(faults) // parts)
+        for at in range(0, len(faults), size):
+            fewer = [*faults[:at], *faults[at + size :]]
+            runs -= 1
+            if fails(fewer):
+                faults, parts = fewer, max(2, parts - 1)
+                break
+            if runs <= 0:
+                return faults
+        else:
+            if size == 1:
+                return faults
+            parts = min(2 * parts, len(faults))
+    return faults
 
 
 def without(faults: Sequence[Fault], numbers: Collection[int]) -> tuple[Fault, ...]:
