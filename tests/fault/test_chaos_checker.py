@@ -257,6 +257,18 @@ def test_no_more_are_in_flight_than_allowed() -> None:
     assert history.rules() == ["max_in_flight"]
 
 
+@pytest.mark.parametrize(("committed", "rules"), [(1, ["order"]), (9, [])])
+def test_messages_come_in_the_order_of_their_insertion_if_they_were_there(committed, rules) -> None:
+    history = History(ordered=True)
+    for token, at in ((1, committed), (2, 2)):
+        history.run(at, "insert", [token])
+    for token, at in ((2, 10), (1, 11)):
+        history.got(at, token)
+        history.run(at + 1, "ack", [token])
+        history.row(token)
+    assert history.rules() == rules
+
+
 def test_a_due_message_does_not_wait_once_all_faults_are_over(history) -> None:
     history.add(10, "phase", name="healed")
     for at in range(10, 40):

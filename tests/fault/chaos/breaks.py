@@ -70,7 +70,7 @@ BREAKS = (
         (
             MYSQL,
             'self._limits.cases), statement("commit")]\n            if fetch_of',
-            'self._limits.cases), statement("rollback")]\n            if fetch_of',
+            "self._limits.cases)]\n            if fetch_of",
         ),
     ),
     _break(

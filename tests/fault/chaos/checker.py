@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from tests.fault.chaos.history import Event, pack, unpack
-from tests.fault.chaos.plans import Plan
+from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Plan
 
 S = 1_000_000
 MARGIN_US = 5 * S
@@ -38,6 +38,8 @@ CLOSE_US = 5 * S
 """A client may notice so late that the proxy has ended its stream."""
 AFTERMATH_US = 20 * S
 """So long after a fault its effects may show: a lock of the roster lives for fifteen seconds."""
+VISIBLE_US = S
+"""The order holds among messages committed a tenth of a second before a claim; a busy machine is given more."""
 MEMORY_MAX = 500 << 20
 BUCKET_BITS = 16
 BUFFERED = 200
@@ -163,6 +165,14 @@ class Report:
                 self.violations.append(violation)
 
 
+class First(NamedTuple):
+    """The first delivery of a message of a queue in order: times of the monotonic clock."""
+
+    claimed: int
+    token: int
+    committed: int
+
+
 class Facts:
     """What the first pass keeps."""
 
@@ -269,6 +279,15 @@ class Facts:
             return Effect(transaction.ended, transaction.begin, transaction.end)
         certain: Certainty = "yes" if operation.outcome == "ok" else "maybe"
         return Effect(certain, operation.begin, operation.end)
+
+    @property
+    def clock_was_set(self) -> bool:
+        """Whether the server's clock was set during the run."""
+        return any(fault.what == "server_clock" for fault in self.faults)
+
+    def quiet(self, begin: int, end: int) -> bool:
+        """Whether there was no fault from a while before `begin` until `end`."""
+        return not any(fault.begin <= end and fault.end + AFTERMATH_US >= begin for fault in self.faults)
 
     def disturbed(self, first: Delivery, until: int) -> bool:
         """Whether a fault may have freed what this delivery held, or ended its connection, before `until`."""
@@ -456,6 +475,34 @@ def limits(facts: Facts, held: dict[str, list[tuple[int, int]]]) -> Iterator[Vio
             yield Violation("max_in_flight", queue, -1, f"{most} at {when}, {allowed} are allowed")
 
 
+def order(facts: Facts, firsts: dict[str, list[First]]) -> Iterator[Violation]:
+    """What one producer has inserted comes in this order, if it was committed long enough before the others' claim."""
+    for queue, found in firsts.items():
+        before: list[First] = []
+        for first in sorted(found):
+            for other in reversed(before):
+                if other.claimed < first.committed + VISIBLE_US:
+                    break
+                same_producer = other.token // TOKENS_OF_A_PROCESS == first.token // TOKENS_OF_A_PROCESS
+                if same_producer and other.token > first.token and facts.quiet(first.committed, first.claimed):
+                    text = (
+                        f"committed at {first.committed}, and {other.token} was claimed before it, at {other.claimed}"
+                    )
+                    yield Violation("order", queue, first.token, text)
+                    break
+            before.append(first)
+
+
+def first_claim(facts: Facts, queue: str, token: int, life: Life) -> Iterator[First]:
+    """The claim of the first delivery, where the server's clock was never set."""
+    for delivery in life.deliveries:
+        if delivery.epoch == 1 and not delivery.locking and life.inserts and not facts.clock_was_set:
+            committed = facts.effect(life.inserts[0])
+            if committed.certain == "yes":
+                claimed = delivery.until - int(facts.plans[queue].ack_wait_s * S) - facts.latest_server_us(0)
+                yield First(claimed, token, committed.end)
+
+
 LIMITS_OVER_PROXIES = False
 """Whether limits hold over all proxies together. Today each proxy has its own."""
 
@@ -522,6 +569,7 @@ def check(events: Iterable[Event]) -> Report:
             facts.note(event)
             _sort(event, facts, buckets)
         held: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        firsts: dict[str, list[First]] = defaultdict(list)
         acked: Counter[str] = Counter()
         for queue, lines in buckets.read():
             for token, life in _lives(facts, lines).items():
@@ -529,7 +577,9 @@ def check(events: Iterable[Event]) -> Report:
                 acked[queue] += any(state == "acked" for state, _ in life.rows)
                 if facts.plans[queue].max_in_flight:
                     held[queue] += certainly_held(facts, life)
-    for found in (sums(facts, acked), progress(facts), surroundings(facts), limits(facts, held)):
+                if facts.plans[queue].ordered:
+                    firsts[queue] += first_claim(facts, queue, token, life)
+    for found in (sums(facts, acked), progress(facts), surroundings(facts), limits(facts, held), order(facts, firsts)):
         report.add(found)
     report.figures["faults"] = len(facts.faults)
     report.figures["operations"] = len(facts.operations)

@@ -150,6 +150,7 @@ class Harness:
         process = next(self._process_numbers)
         orders = {
             "process": process,
+            "place": number,
             "seed": f"{run.seed}/{number}/{self._started[number]}",
             "history": str(run.history),
             "plans": [plan.as_values() for plan in run.plans],

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+TOKENS_OF_A_PROCESS = 1 << 36
+"""Each process of the workload numbers its messages from a multiple of it."""
+
 COLUMNS = "token BIGINT NOT NULL, kind INT NOT NULL DEFAULT 0, body VARCHAR(200), KEY by_token (token)"
 VITESS = (
     "CREATE TABLE {name} (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, priority INT NOT NULL DEFAULT 0,"
@@ -47,6 +50,8 @@ class Plan:
     """on_disconnect=keep: the end of a connection frees nothing."""
     quota_per_s: int = 0
     """No more messages than this a second are produced in each process (0: the share decides)."""
+    ordered: bool = False
+    """It has one consumer, so its messages come in the order of their insertion."""
     audited: bool = False
     """Triggers write to a table that may be full."""
     singles: bool = False
@@ -104,6 +109,7 @@ PLANS = (
         "altered", made("altered", *SHORT), 5, 8, share=0.3, streams=1, pollers=1, quota_per_s=60,
         ddl=("alter", "comment", "truncate", "recreate", "pause"),
     ),
+    Plan("ordered", made("ordered", *SHORT), 5, 8, share=0.3, streams=0, pollers=1, quota_per_s=30, ordered=True),
     Plan("singles", made("singles", *SHORT), 5, 8, share=0.5, streams=0, pollers=6, singles=True),
     Plan(
         "audited", VITESS.format(name="audited"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,

@@ -25,10 +25,9 @@ import uvloop
 
 from tests.fault.chaos.client import PATIENCE_S, Client, LostError, Result, Row, ServerError
 from tests.fault.chaos.history import Writer, now_us, pack
-from tests.fault.chaos.plans import Plan
+from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Plan
 
 DATABASE = "shop"
-TOKENS_OF_A_PROCESS = 1 << 36
 PAUSE_S = 0.3
 HOLD_S = 7.0
 UNKNOWN = {1053, 1079, 1158, 1159, 1160, 1161, 1180, 1184, 2013}
@@ -41,6 +40,7 @@ class Orders(NamedTuple):
     """What a process is given."""
 
     process: int
+    place: int
     seed: str
     history: str
     plans: list[dict[str, Any]]
@@ -484,7 +484,7 @@ def bodies(load: Workload, plan: Plan) -> list[Callable[[random.Random], Awaitab
     """The actors of a process on one queue."""
     made: list[Callable[[random.Random], Awaitable[None]]] = [Producer(load, plan)]
     made += [Streamer(load, plan, place % plan.kinds) for place in range(plan.streams)]
-    made += [Poller(load, plan) for _ in range(plan.pollers)]
+    made += [Poller(load, plan) for _ in range(plan.pollers) if load.orders.place == 0 or not plan.ordered]
     made += [Locker(load, plan) for _ in range(plan.lockers)]
     made += [Definer(load, plan)] if plan.ddl else []
     return made
