@@ -34,6 +34,11 @@ test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the pr
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
+.PHONY: test-deploy
+test-deploy: .venv/.stamp ## Test docker/ by promtool, HAProxy and systemd, and the admin port's page in Chromium (3 min)
+	@scripts/prepare mariadb mysql relays monitoring browser
+	@.venv/bin/python -m pytest -m deploy tests/deploy
+
 .PHONY: test-empty-root
 test-empty-root: .venv/.stamp ## Type README's first screen in an empty Debian system, fetched for it (about 4 min; needs root)
 	@scripts/prepare debootstrap

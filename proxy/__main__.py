@@ -28,6 +28,9 @@ from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy import __version__
 from proxy.commandline import conceal
+from proxy.commands.consume import consume
+from proxy.commands.enqueue import enqueue
+from proxy.commands.export import export, peek
 from proxy.server.accepting import Acceptor
 from proxy.server.admin import Admin, Probe
 from proxy.server.backends import Switch
@@ -182,6 +185,10 @@ def _set_up_logging(settings: Settings, worker: int | None = None) -> None:
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=worker is not None)
 
 
+for command in (consume, enqueue, peek, export):
+    main.add_command(command)
+
+
 Drain = Callable[[], Awaitable[None]]
 """Stops listening, ends all connections, and returns when they have ended."""
 
@@ -238,7 +245,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     metrics.start()
     stack.push_async_callback(metrics.stop)
     stack.push_async_callback(probe.close)
-    admin = await _ready(settings, stack, Admin(metrics.text, probe.reason, probe.unready), listen, servers.shown)
+    admin = await _ready(settings, stack, Admin(metrics.collected, probe.reason, probe.unready), listen, servers.shown)
 
     async def drain() -> None:
         proxy.stop_listening()
@@ -265,7 +272,7 @@ async def _start_workers(
     await workers.start()
     _reload_on_hangup(settings, workers.reload)
     admin = await _ready(
-        settings, stack, Admin(workers.metrics, workers.unreachable, workers.unready), listen, servers.shown
+        settings, stack, Admin(workers.collected, workers.unreachable, workers.unready), listen, servers.shown
     )
     workers.accept()
     return workers.drain, admin

@@ -2,6 +2,7 @@
 
 | path       | answer |
 |------------|--------|
+| `/`        | the page of queues (proxy.server.page), for this machine alone |
 | `/livez`   | 200 as long as the event loop runs |
 | `/readyz`  | 200 if clients can be served here; else 503 with the reasons |
 | `/health`  | 200 if the proxy accepts clients and reaches a server; else 503 with the reason |
@@ -11,14 +12,19 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from engine.service import Engine
 from engine.store.port import StoreError
+from proxy.server import page
+from proxy.server.metrics import exposition
+from proxy.server.overview import History, Overview
 from proxy.session.queries import sql
 
 PROBE_WAIT_S = 2.0
@@ -26,6 +32,19 @@ PROBE_WAIT_S = 2.0
 1 s (Kubernetes) to 10 s (load balancers)."""
 PROBE_LASTS_S = 1.0
 """An answer is used for so long: any number of health checks costs one query a second."""
+
+LOCAL_NAMES = frozenset({"127.0.0.1", "::1", "localhost"})
+NOT_LOCAL = (
+    "The page is for this machine alone: it has no password. Listen on 127.0.0.1 (--admin), and forward the port:"
+    " ssh -L 9307:127.0.0.1:9307 HOST\n"
+)
+PAGE_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
+    " img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 DRAINING = "the proxy is being stopped"
 READ_ONLY = "the server is read-only: messages cannot be claimed or acknowledged"
@@ -90,11 +109,12 @@ class Probe:
         return self._reason
 
 
-class MetricsText(Protocol):
-    """The source of the answer to /metrics."""
+class Metrics(Protocol):
+    """The source of all metrics."""
 
-    def __call__(self, *, counted: bool) -> Awaitable[bytes]:
-        """`counted`: whether it is to contain what is counted in the database."""
+    def __call__(self, *, counted: bool) -> Awaitable[list[Metric]]:
+        """The present values. `counted`: whether they are to contain what is counted in the
+        database."""
 
 
 class Admin:
@@ -102,17 +122,22 @@ class Admin:
 
     def __init__(
         self,
-        metrics: MetricsText,
+        metrics: Metrics,
         unreachable: Callable[[], Awaitable[str | None]],
         unready: Callable[[], Awaitable[str | None]],
     ) -> None:
-        """`metrics`: the answer to /metrics. `unreachable`: why the server is out of reach. `unready`:
-        why clients cannot be served."""
-        self._metrics_text, self._unreachable, self._unready = metrics, unreachable, unready
+        """`unreachable`: why the server is out of reach. `unready`: why clients cannot be served."""
+        self._collect, self._unreachable, self._unready = metrics, unreachable, unready
         self._draining = False
+        self._local = False
+        """Whether only this machine reaches the listener."""
+        self._history = History()
         app = web.Application()
         app.add_routes(
             [
+                web.get("/", self._page),
+                web.get("/content", self._content),
+                web.get(r"/{name:page\.(?:css|js)}", self._asset),
                 web.get("/livez", self._livez),
                 web.get("/readyz", self._readyz),
                 web.get("/health", self._health),
@@ -126,6 +151,7 @@ class Admin:
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         taken_host, taken_port = self._runner.addresses[0][:2]
+        self._local = all(ipaddress.ip_address(address[0]).is_loopback for address in self._runner.addresses)
         return taken_host, taken_port
 
     def drain(self) -> None:
@@ -155,8 +181,31 @@ class Admin:
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body = await self._metrics_text(counted=request.query.get("counted") != "no")
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        families = await self._collect(counted=request.query.get("counted") != "no")
+        self._history.view(families, asyncio.get_running_loop().time())
+        return web.Response(body=await exposition(families), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    # The page.
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return await self._html(request, page.document)
+
+    async def _content(self, request: web.Request) -> web.Response:
+        return await self._html(request, page.content)
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        kind = "text/css" if name.endswith("css") else "text/javascript"
+        return web.Response(text=page.asset(name), content_type=kind, headers=PAGE_HEADERS)
+
+    async def _html(self, request: web.Request, render: Callable[[Overview, page.Request], str]) -> web.Response:
+        """Only this machine gets the page, and only by a name of this machine: another site could
+        otherwise have its own name lead here."""
+        if not self._local or request.url.host not in LOCAL_NAMES:
+            raise web.HTTPForbidden(text=NOT_LOCAL)
+        overview = self._history.view(await self._collect(counted=True), asyncio.get_running_loop().time())
+        text = await asyncio.to_thread(render, overview, page.Request.of(request.query))
+        return web.Response(text=text, content_type="text/html", headers=PAGE_HEADERS)
 
 
 def _unavailable(status: str, reason: str) -> web.Response:

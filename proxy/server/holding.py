@@ -16,7 +16,8 @@ def _paused(dispatcher: Dispatcher) -> bool:
 
 
 def _no_consumer(dispatcher: Dispatcher) -> bool:
-    return not dispatcher.subscribers
+    """Nobody needs to read a dead-letter table."""
+    return not dispatcher.subscribers and not dispatcher.parts.policy.dead_letter_of
 
 
 def _limit(dispatcher: Dispatcher) -> bool:

@@ -70,9 +70,9 @@ class ProcessMetrics(Collector):
             self.depths.request()
         return list(self.registry.collect())
 
-    async def text(self, *, counted: bool) -> bytes:
-        """The answer to /metrics; `counted` as for `families`."""
-        return await exposition(self.families(counted=counted))
+    async def collected(self, *, counted: bool) -> list[Metric]:
+        """The same for the admin port, which may wait for workers elsewhere."""
+        return self.families(counted=counted)
 
     async def stop(self) -> None:
         """Measure no more."""

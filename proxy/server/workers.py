@@ -35,7 +35,7 @@ from proxy.server.allowances import Allowances, Order
 from proxy.server.channel import Channel
 from proxy.server.fork_server import ForkServer
 from proxy.server.messages import Topic
-from proxy.server.metrics import BinlogMetrics, exposition
+from proxy.server.metrics import BinlogMetrics
 from proxy.server.shares import Restarts, settings_of
 from proxy.server.totals import Totals
 from proxy.settings import BadSetting, Settings
@@ -424,13 +424,13 @@ class Workers(Collector):
         """Whether the server answers any worker now."""
         return True in (await self._ask(Topic.REACHABLE, self.running())).values()
 
-    async def metrics(self, *, counted: bool) -> bytes:
-        """The answer to /metrics; `counted` as for ProcessMetrics.families."""
+    async def collected(self, *, counted: bool) -> list[Metric]:
+        """The metrics; `counted` as for ProcessMetrics.families."""
         answers = await self._ask(Topic.COUNTED_METRICS if counted else Topic.METRICS, self.running())
         self._answering = frozenset(number for number, families in answers.items() if families is not None)
         for number in self._answering:
             self._totals.report(number, answers[number])
-        return await exposition(self._registry.collect())
+        return list(self._registry.collect())
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of all workers as one."""

@@ -237,3 +237,15 @@ DELETE FROM $table WHERE id IN ($ids) AND time_acked IS NULL ORDER BY id
 -- name: read_only
 -- Whether the server refuses the writes of ordinary accounts. On the engine's connection.
 SELECT CONCAT(@@global.read_only) IN ('1', 'ON') OR @@global.innodb_read_only LIMIT 1
+
+-- name: insert
+-- Messages from `ackstream enqueue`; the values are parameters of the driver.
+INSERT INTO $table ($columns) VALUES $rows
+
+-- name: peek
+-- The next messages, for people.
+SELECT * FROM $table WHERE time_acked IS NULL ORDER BY priority, time_next, id LIMIT $limit
+
+-- name: export
+-- All messages, for people.
+SELECT * FROM $table WHERE $condition

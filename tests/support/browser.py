@@ -7,8 +7,10 @@ leaves the machine, because every host name resolves to nothing.
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -46,6 +48,13 @@ def look(page: Path, profile: Path) -> Seen:
 
 
 async def _look(address: str, profile: Path) -> Seen:
+    async with opened(profile) as tab:
+        return await tab.look(address)
+
+
+@contextlib.asynccontextmanager
+async def opened(profile: Path) -> AsyncIterator[Tab]:
+    """A browser with one tab, until the block ends."""
     browser = await asyncio.create_subprocess_exec(
         "chromium", *OPTIONS, f"--user-data-dir={profile}", stderr=asyncio.subprocess.PIPE
     )
@@ -57,13 +66,13 @@ async def _look(address: str, profile: Path) -> Seen:
             aiohttp.ClientSession() as session,
             session.ws_connect(found[1].decode(), max_msg_size=0) as socket,
         ):
-            return await _Tab(socket).look(address)
+            yield Tab(socket)
     finally:
         browser.kill()
         await browser.communicate()
 
 
-class _Tab:
+class Tab:
     """One page and its events."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -81,10 +90,33 @@ class _Tab:
         await self._ask("Page.navigate", url=address)
         await self._until(lambda event: event.get("method") == "Page.loadEventFired")
         await self._ask("Runtime.evaluate", expression=SETTLED, awaitPromise=True)
-        dom = await self._ask("Runtime.evaluate", expression="document.documentElement.outerHTML")
+        return await self.seen(address)
+
+    async def seen(self, address: str) -> Seen:
+        """What there is to see by now."""
+        dom = await self.evaluate("document.documentElement.outerHTML")
         asked = [event["params"]["request"]["url"] for event in self._events if event["method"].endswith("WillBeSent")]
         complaints = [str(event["params"]) for event in self._events if event["method"] in COMPLAINTS]
-        return Seen(dom["result"]["value"], complaints, [url for url in asked if url != address])
+        return Seen(dom, complaints, [url for url in asked if url != address])
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of an expression, or of its promise."""
+        answer = await self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def emulate(self, *, width: int, dark: bool) -> None:
+        """The width of the window, and the colours that the visitor prefers."""
+        await self._ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self._ask("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def picture(self, path: Path) -> None:
+        """Write a picture of the window."""
+        answer = await self._ask("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(answer["data"]))  # noqa: ASYNC240  # one page at a time
 
     async def _ask(self, method: str, **parameters: Any) -> Any:
         number = next(self._numbers)

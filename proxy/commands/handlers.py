@@ -1,0 +1,186 @@
+"""What `consume` does with messages: it runs a program, or posts them to a URL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from proxy.commands.values import as_json, as_text
+
+AGAIN_STATUS = 75
+"""EX_TEMPFAIL of sysexits.h."""
+
+OUTPUT_MAX = 64 << 10
+"""Bytes of a program's output that are logged, the last ones."""
+
+KILL_AFTER_S = 5.0
+"""After the SIGTERM to a program that takes too long."""
+
+Message = Mapping[str, Any]
+
+
+class Result(Enum):
+    """What becomes of messages."""
+
+    DONE = auto()
+    """They are acknowledged."""
+    AGAIN = auto()
+    """They are given back: it is too early."""
+    FAILED = auto()
+    """The attempt has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result for a batch of messages, and lines for the log."""
+
+    result: Result
+    text: str = ""
+    delay_s: float | None = None
+    """When to try again, if the receiver has said so."""
+
+
+class Handler(Protocol):
+    """Handles a batch of messages. Its methods are called from several threads."""
+
+    def handle(self, batch: Sequence[Message]) -> Outcome:
+        """Handle the messages; returns when they are handled."""
+
+    def stop(self) -> None:
+        """End what is under way, as failed."""
+
+
+class Program:
+    """Runs a program for each batch. A message is one line of JSON on its standard input."""
+
+    def __init__(self, command: str, timeout_s: float, queue: str) -> None:
+        """`command` is split as a shell does. `{column}` in an argument is replaced, if the batch is
+        one message."""
+        self._argv = shlex.split(command)
+        self._timeout_s = timeout_s
+        self._queue = queue
+        self._guard = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def handle(self, batch: Sequence[Message]) -> Outcome:
+        """Run the program, and wait for it."""
+        lines = "".join(as_json(message) + "\n" for message in batch).encode()
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = subprocess.Popen(
+                    self._arguments(batch),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **self._variables(batch)},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return Outcome(Result.FAILED, f"{self._argv[0]} cannot be run: {error.strerror}")
+            with self._guard:
+                self._running.add(process)
+            try:
+                status = self._wait(process, lines)
+            finally:
+                with self._guard:
+                    self._running.discard(process)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_MAX))
+            text = output.read().decode("utf-8", "replace").strip()
+        if status is None:
+            return Outcome(Result.FAILED, _joined(text, f"ended after --timeout {self._timeout_s:g} s"))
+        if status == 0:
+            return Outcome(Result.DONE, text)
+        if status == AGAIN_STATUS:
+            return Outcome(Result.AGAIN, text)
+        how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
+        return Outcome(Result.FAILED, _joined(text, how))
+
+    def stop(self) -> None:
+        """End the programs that run."""
+        with self._guard:
+            for process in self._running:
+                _signal(process, signal.SIGTERM)
+
+    def _wait(self, process: subprocess.Popen[bytes], lines: bytes) -> int | None:
+        """Its exit status; None if it took too long."""
+        with process:
+            try:
+                process.communicate(lines, timeout=self._timeout_s)
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGTERM)
+                try:
+                    process.wait(KILL_AFTER_S)
+                except subprocess.TimeoutExpired:
+                    _signal(process, signal.SIGKILL)
+                return None
+            return process.returncode
+
+    def _arguments(self, batch: Sequence[Message]) -> list[str]:
+        if len(batch) != 1:
+            return self._argv
+        values = {f"{{{name}}}": as_text(value) for name, value in batch[0].items()}
+        return [_replaced(argument, values) for argument in self._argv]
+
+    def _variables(self, batch: Sequence[Message]) -> dict[str, str]:
+        own = {"MESSAGE_QUEUE": self._queue, "MESSAGE_COUNT": str(len(batch))}
+        if len(batch) == 1:
+            own |= {"MESSAGE_ID": as_text(batch[0]["id"]), "MESSAGE_EPOCH": as_text(batch[0]["epoch"])}
+        return own
+
+
+class Post:
+    """Posts each batch to a URL: a JSON object, or lines of JSON."""
+
+    def __init__(self, url: str, timeout_s: float, *, lines: bool) -> None:
+        """`lines`: the body is NDJSON also for one message."""
+        self._url, self._timeout_s, self._lines = url, timeout_s, lines
+
+    def handle(self, batch: Sequence[Message]) -> Outcome:
+        """Post the messages, and wait for the answer."""
+        body = "\n".join(map(as_json, batch)).encode()
+        kind = "application/x-ndjson" if self._lines else "application/json"
+        request = urllib.request.Request(self._url, body, {"Content-Type": kind}, method="POST")  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:  # noqa: S310
+                answer.read(OUTPUT_MAX)
+            return Outcome(Result.DONE)
+        except urllib.error.HTTPError as error:
+            with error:
+                early = error.code in {408, 425, 429, 503}
+                return Outcome(Result.AGAIN if early else Result.FAILED, f"HTTP {error.code}", _retry_after(error))
+        except OSError as error:
+            return Outcome(Result.AGAIN, f"{self._url}: {error}")
+
+    def stop(self) -> None:
+        """Requests end by themselves, within the timeout."""
+
+
+def _retry_after(error: urllib.error.HTTPError) -> float | None:
+    text = error.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else None
+
+
+def _joined(text: str, how: str) -> str:
+    return f"{text}\n{how}" if text else how
+
+
+def _replaced(argument: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        argument = argument.replace(name, value)
+    return argument
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

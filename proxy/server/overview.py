@@ -1,0 +1,134 @@
+"""What the page of the admin port shows: the queues, from the metrics of the whole proxy, and how
+they were during the last hour.
+
+The metrics are those of all workers, so the page is the same with one process and with several.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+
+SAMPLE_S = 10.0
+"""Between two samples, at least."""
+
+KEPT_S = 3600.0
+SAMPLES_MAX = 120
+"""Samples of one queue: of an hour, one every thirty seconds. With more, every second one is
+dropped."""
+
+PREFIX = "ackstream_"
+OF_QUEUES = "ackstream_queue_"
+LABELS = frozenset({"db", "queue"})
+
+COUNTED = ("ready", "scheduled", "leased", "dead", "oldest_ready_age_seconds")
+"""Counted in the database; None before the first count."""
+
+Name = tuple[str, str]
+"""Database and table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A queue at one time."""
+
+    at_s: float
+    ready: float
+    enqueued: float
+    acknowledged: float
+
+
+@dataclass(slots=True)
+class QueueState:
+    """A queue now."""
+
+    name: Name
+    values: dict[str, float] = field(default_factory=dict)
+    """By the metric's name, without its prefix."""
+    reasons: tuple[str, ...] = ()
+    """What holds its messages back."""
+    ready: tuple[float, ...] = ()
+    """Ready messages during the last hour, the oldest first."""
+    enqueued_per_s: float | None = None
+    acknowledged_per_s: float | None = None
+
+    def count(self, name: str) -> float | None:
+        """A value; None if it is not known."""
+        return self.values.get(name)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether messages are due and something holds them back."""
+        return bool(self.reasons) and (self.count("ready") or 0) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The proxy now."""
+
+    queues: tuple[QueueState, ...]
+    proxy: Mapping[str, float]
+    """Metrics without labels, by their names without the prefix."""
+
+
+class History:
+    """The samples of the last hour."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Name, deque[Sample]] = {}
+        self._sampled_s = float("-inf")
+
+    def view(self, families: Iterable[Metric], now_s: float) -> Overview:
+        """The present state, which becomes a sample if the last one is old enough."""
+        queues, proxy = _read(families)
+        if now_s >= self._sampled_s + SAMPLE_S:
+            self._sampled_s = now_s
+            self._take(queues, now_s)
+        for name, queue in queues.items():
+            samples = self._samples.get(name, deque())
+            queue.ready = tuple(sample.ready for sample in samples)
+            if len(samples) > 1:
+                before, last = samples[-2], samples[-1]
+                past_s = last.at_s - before.at_s
+                queue.enqueued_per_s = max(0.0, last.enqueued - before.enqueued) / past_s
+                queue.acknowledged_per_s = max(0.0, last.acknowledged - before.acknowledged) / past_s
+        return Overview(tuple(queues[name] for name in sorted(queues)), proxy)
+
+    def _take(self, queues: Mapping[Name, QueueState], now_s: float) -> None:
+        self._samples = {name: samples for name, samples in self._samples.items() if name in queues}
+        for name, queue in queues.items():
+            if (ready := queue.count("ready")) is None:
+                continue
+            samples = self._samples.setdefault(name, deque())
+            values = queue.values
+            samples.append(
+                Sample(now_s, ready, values.get("enqueued_total", 0.0), values.get("acknowledged_total", 0.0))
+            )
+            while samples[0].at_s < now_s - KEPT_S:
+                samples.popleft()
+            if len(samples) > SAMPLES_MAX:
+                last = samples[-1]
+                self._samples[name] = deque([*list(samples)[:-2:2], samples[-2], last])
+
+
+def _read(families: Iterable[Metric]) -> tuple[dict[Name, QueueState], dict[str, float]]:
+    queues: dict[Name, QueueState] = {}
+    proxy: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            labels = sample.labels
+            if not sample.name.startswith(PREFIX) or "le" in labels:
+                continue
+            if not labels:
+                proxy[sample.name.removeprefix(PREFIX)] = sample.value
+            elif labels.keys() >= LABELS and labels["queue"]:
+                name = labels["db"], labels["queue"]
+                queue = queues.setdefault(name, QueueState(name))
+                if sample.name == f"{OF_QUEUES}held_back":
+                    queue.reasons += (labels["reason"],) if sample.value else ()
+                else:
+                    queue.values[sample.name.removeprefix(OF_QUEUES).removeprefix(PREFIX)] = sample.value
+    return queues, proxy

@@ -1,0 +1,121 @@
+"""The alert rules and the dashboard of docker/: valid, and made of metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.servers import cache_dir
+
+REPOSITORY = Path(__file__).parents[2]
+DOCKER = REPOSITORY / "docker"
+METRIC = re.compile(r"\b(?:ackstream|process)_[a-z_]+[a-z]\b")
+HISTOGRAM_ENDS = ("_bucket", "_sum", "_count")
+PROMTOOL = cache_dir() / "prometheus" / "usr" / "bin" / "promtool"
+
+FIRING = """
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - series: 'ackstream_queue_oldest_ready_age_seconds{{db="shop", queue="m", instance="a"}}'
+        values: '0+60x60'
+      - series: 'ackstream_queue_ready{{db="shop", queue="m", instance="a"}}'
+        values: '5x60'
+      - series: 'ackstream_queue_held_back{{db="shop", queue="m", reason="no_consumer", instance="a"}}'
+        values: '1x60'
+      - series: 'ackstream_queue_dead{{db="shop", queue="m", instance="a"}}'
+        values: '0x30 3x30'
+      - series: 'ackstream_server_reachable{{instance="a"}}'
+        values: '1x10 0x50'
+      - series: 'ackstream_binlog_following{{instance="a"}}'
+        values: '1x10 0x50'
+      - series: 'ackstream_queue_oldest_ready_age_seconds{{db="shop", queue="well", instance="a"}}'
+        values: '1x60'
+      - series: 'ackstream_queue_ready{{db="shop", queue="well", instance="a"}}'
+        values: '5x60'
+      - series: 'ackstream_queue_held_back{{db="shop", queue="well", reason="no_consumer", instance="a"}}'
+        values: '1x60'
+      - series: 'ackstream_queue_held_back{{db="shop", queue="well", reason="no_consumer", instance="b"}}'
+        values: '0x60'
+    promql_expr_test:
+      - expr: count by (alertname, queue) (ALERTS{{alertstate="firing"}})
+        eval_time: 35m
+        exp_samples:
+          - {{labels: '{{alertname="AckstreamOldestReadyGrows", queue="m"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamNoConsumer", queue="m"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamDeadLetters", queue="m"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamNoServer"}}', value: 1}}
+          - {{labels: '{{alertname="AckstreamLogNotFollowed"}}', value: 1}}
+"""
+
+
+def known_metrics() -> set[str]:
+    page = (REPOSITORY / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)
+    histograms = [name for name, kind in rows if kind == "histogram"]
+    return {name for name, _ in rows} | {name + end for name in histograms for end in HISTOGRAM_ENDS}
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    for panel in json.loads((DOCKER / "grafana" / "ackstream.json").read_text())["panels"]:
+        if panel["type"] != "row":
+            yield panel
+
+
+def promtool(*arguments: object) -> str:
+    if not PROMTOOL.exists():
+        pytest.skip("promtool is missing: scripts/prepare monitoring")
+    done = subprocess.run([PROMTOOL, *map(str, arguments)], check=False, capture_output=True, text=True)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_rules_and_dashboard_name_metrics_that_exist() -> None:
+    rules = (DOCKER / "prometheus" / "alerts.yaml").read_text()
+    expressions = [target["expr"] for panel in panels() for target in panel["targets"]]
+    named = {name for text in (rules, *expressions) for name in METRIC.findall(text)}
+    assert len(named) > 25
+    assert named - known_metrics() == set()
+
+
+def test_the_dashboard_has_what_grafana_needs_to_load_it() -> None:
+    dashboard = json.loads((DOCKER / "grafana" / "ackstream.json").read_text())
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= dashboard.keys()
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in panels():
+        assert panel["title"]
+        assert panel["description"], panel["title"]
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = {
+        name for panel in panels() for target in panel["targets"] for name in re.findall(r"\$(\w+)", target["expr"])
+    }
+    assert used - {"__rate_interval"} <= variables
+
+
+@pytest.mark.deploy
+def test_prometheus_accepts_the_configuration_and_each_expression_of_the_dashboard(tmp_path: Path) -> None:
+    assert promtool("check", "config", DOCKER / "prometheus" / "prometheus.yaml") == ""
+    expressions = [target["expr"] for panel in panels() for target in panel["targets"]]
+    quoted = [json.dumps(text.replace("$__rate_interval", "1m")) for text in expressions]
+    rules = "".join(f"      - {{record: 'r:{at}', expr: {text}}}\n" for at, text in enumerate(quoted))
+    file = tmp_path / "rules.yaml"
+    file.write_text(f"groups:\n  - name: dashboard\n    rules:\n{rules}")
+    assert promtool("check", "rules", file) == ""
+
+
+@pytest.mark.deploy
+def test_the_alerts_fire_for_what_they_are_for(tmp_path: Path) -> None:
+    file = tmp_path / "test.yaml"
+    file.write_text(FIRING.format(rules=DOCKER / "prometheus" / "alerts.yaml"))
+    assert promtool("test", "rules", file) == ""

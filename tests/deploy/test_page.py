@@ -1,0 +1,118 @@
+"""The admin port's page in a real browser: it loads, stays up to date, survives a restart of its proxy, and axe-core
+finds nothing. The pictures of docs/ are made here with PICTURES=docs/pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.browser import Tab, opened
+from tests.support.proxies import RunningProxy
+from tests.support.queues import enqueue, rows, run
+from tests.support.servers import cache_dir, connect
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(180)]
+
+PREPARE = (Path(__file__).parents[2] / "scripts" / "prepare").read_text()
+AXE = cache_dir() / re.findall(r"^axe=(.+)$", PREPARE, re.MULTILINE)[0] / "node_modules" / "axe-core" / "axe.min.js"
+OFFENCES = "axe.run().then(found => found.violations.map(one => one.id + ': ' + one.nodes[0].html))"
+WAIT_S = 40.0
+
+
+@pytest.fixture
+def filled(private_proxy: RunningProxy, private_server: Any) -> RunningProxy:
+    with connect(private_server) as root, root.cursor() as cursor:
+        cursor.execute("CREATE DATABASE shop")
+    with private_proxy.connect(database="shop") as client:
+        run(client, "CREATE QUEUE orders (payload TEXT) MAX_ATTEMPTS = 5 DEAD_LETTER = orders_dead")
+        run(client, "CREATE QUEUE `mails<b>&` (payload TEXT)")
+        run(client, "CREATE QUEUE reports (payload TEXT)")
+        enqueue(client, "orders", "abcdefgh")
+        enqueue(client, "reports", "abc")
+        run(client, "INSERT INTO orders_dead (epoch) VALUES (5), (5)")
+        run(client, "PAUSE QUEUE reports")
+        assert len(rows(client, "STREAM * FROM orders LIMIT 3 NOWAIT")) == 3
+        run(client, "ACK orders WHERE id = 1")
+    return private_proxy
+
+
+def address(proxy: RunningProxy) -> str:
+    return f"http://127.0.0.1:{proxy.admin_port}/"
+
+
+async def becomes(tab: Tab, expression: str) -> None:
+    """Wait until an expression is true in the page."""
+    poll = f"new Promise(done => {{ const look = () => ({expression}) ? done(true) : setTimeout(look, 50); look() }})"
+    assert await asyncio.wait_for(tab.evaluate(poll), WAIT_S)
+
+
+def browse(proxy: RunningProxy, folder: Path, visit: Callable[[Tab], Awaitable[None]]) -> None:
+    async def session() -> None:
+        async with opened(folder / "profile") as tab:
+            seen = await tab.look(address(proxy))
+            assert all(url.startswith((address(proxy), "data:")) for url in seen.requests)
+            await becomes(tab, "document.querySelector('tbody').textContent.includes('orders_dead')")
+            await visit(tab)
+            assert (await tab.seen(address(proxy))).complaints == []
+
+    asyncio.run(session())
+
+
+READY = "[...document.querySelectorAll('tbody tr')].find(row => row.cells[0].textContent.startsWith('shop.orders'))"
+
+
+def test_the_page_shows_what_is_there_and_what_becomes_of_it(filled: RunningProxy, tmp_path: Path) -> None:
+    async def visit(tab: Tab) -> None:
+        await becomes(tab, f"{READY}.cells[1].textContent === '7' || {READY}.cells[1].textContent === '5'")
+        assert await tab.evaluate("document.querySelector('.stuck').textContent.includes('the queue is paused')")
+        assert await tab.evaluate("document.querySelector('tbody').textContent.includes('shop.mails<b>&')")
+        await tab.evaluate(f"{READY}.querySelector('details').open = true")
+        with filled.connect(database="shop") as client:
+            enqueue(client, "orders", "xyz" * 10)
+        await becomes(tab, f"Number({READY}.cells[1].textContent) >= 30")
+        assert await tab.evaluate(f"{READY}.querySelector('details').open")
+        await tab.evaluate(
+            "document.getElementById('search').value = 'reports';"
+            " document.getElementById('search').dispatchEvent(new Event('input'))"
+        )
+        await becomes(tab, "document.querySelectorAll('tbody tr').length === 1")
+
+    browse(filled, tmp_path, visit)
+
+
+def test_the_page_survives_a_restart_of_its_proxy(filled: RunningProxy, tmp_path: Path) -> None:
+    async def visit() -> None:
+        async with opened(tmp_path / "profile") as tab:
+            await tab.look(address(filled))
+            filled.terminate()
+            await becomes(tab, "document.getElementById('state').textContent === 'The proxy does not answer'")
+            filled._options = [*filled._options, "--admin", f"127.0.0.1:{filled.admin_port}"]
+            filled.start()
+            await becomes(tab, "document.getElementById('state').textContent === 'Updated again'")
+
+    asyncio.run(visit())
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
+def test_axe_finds_nothing_in_any_colours_and_on_a_phone(
+    filled: RunningProxy, tmp_path: Path, *, width: int, dark: bool
+) -> None:
+    async def visit(tab: Tab) -> None:
+        await tab.emulate(width=width, dark=dark)
+        await becomes(tab, f"{READY}.cells[1].textContent !== '–'")
+        assert await tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await tab.evaluate(AXE.read_text() + "; 0")
+        assert await tab.evaluate(OFFENCES) == []
+        if folder := os.environ.get("PICTURES"):
+            await tab.picture(
+                Path(folder) / f"page-{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}.png"
+            )
+
+    browse(filled, tmp_path, visit)

@@ -1,0 +1,95 @@
+"""Two proxies behind HAProxy, with the file of docker/: as processes, without containers."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from bench.processes import free_port, listening_process
+from proxy.embedded.server import EmbeddedServer
+from tests.support.proxies import RunningProxy, running_proxy
+from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.servers import cache_dir, connect, foreign_command
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.deploy
+
+CONFIG = Path(__file__).parents[2] / "docker" / "haproxy.cfg"
+ROOT = cache_dir() / "relays-sid"
+
+
+@pytest.fixture
+def proxies(private_server: EmbeddedServer, tmp_path: Path) -> Iterator[list[RunningProxy]]:
+    with contextlib.ExitStack() as stack:
+        folders = [tmp_path / name for name in ("first", "second")]
+        for folder in folders:
+            folder.mkdir()
+        yield [stack.enter_context(running_proxy(private_server, folder / "log")) for folder in folders]
+
+
+@pytest.fixture
+def port(proxies: list[RunningProxy], tmp_path: Path) -> Iterator[int]:
+    """The port of HAProxy in front of both."""
+    port = free_port()
+    text = CONFIG.read_text().replace("bind :3307", f"bind 127.0.0.1:{port}")
+    text = (
+        text.replace(" check port 9307", " check")
+        .replace(" resolvers docker", "")
+        .replace("resolvers docker\n    parse-resolv-conf\n", "")
+    )
+    for number, proxy in enumerate(proxies, 1):
+        before = f"ackstream-{number}:3307"
+        assert before in text
+        text = text.replace(before, f"127.0.0.1:{proxy.port} port {proxy.admin_port}")
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(text)
+    with listening_process([*foreign_command(ROOT, "usr/sbin/haproxy"), "-f", str(config)], tmp_path / "haproxy", port):
+        yield port
+
+
+def connected(port: int, **options: Any) -> Any:
+    return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True, **options)
+
+
+def consumed(port: int, wanted: int) -> list[int]:
+    """The ids of the messages that a worker acknowledges, which connects again whatever happens."""
+    found: list[int] = []
+
+    def step() -> bool:
+        with contextlib.suppress(pymysql.MySQLError), connected(port, database="shop") as client:
+            for number, _ in rows(client, "STREAM * FROM m LIMIT 10 WAIT 1"):
+                if run(client, f"ACK m WHERE id = {number}"):
+                    found.append(number)
+        return len(set(found)) >= wanted
+
+    eventually(step, timeout_s=40)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["drained", "killed"])
+def test_messages_go_on_when_one_of_them_ends(
+    private_server: EmbeddedServer, proxies: list[RunningProxy], port: int, number: signal.Signals
+) -> None:
+    with connect(private_server) as root, root.cursor() as cursor:
+        cursor.execute("CREATE DATABASE shop")
+    with connected(port, database="shop") as client:
+        create_queue(client, "m")
+        enqueue(client, "m", "a" * 30)
+        assert len(rows(client, "STREAM * FROM m LIMIT 5 NOWAIT")) == 5
+        proxies[0].terminate(number)
+    assert sorted(consumed(port, 30)) == list(range(1, 31))
+
+
+def test_clients_are_divided_among_both(proxies: list[RunningProxy], port: int) -> None:
+    clients = [connected(port) for _ in range(4)]
+    try:
+        assert [proxy.metric("connections") for proxy in proxies] == [2, 2]
+    finally:
+        for client in clients:
+            client.close()

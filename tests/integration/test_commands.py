@@ -1,0 +1,168 @@
+"""The commands for people: consume, enqueue, peek and export, as programs."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.proxies import RunningProxy
+from tests.support.queues import create_queue, rows
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def client(proxy: RunningProxy, database: str) -> Iterator[Any]:
+    with proxy.connect(database=database) as client:
+        create_queue(client, "m")
+        yield client
+
+
+@pytest.fixture
+def variables(proxy: RunningProxy, database: str) -> dict[str, str]:
+    return {**os.environ, "ACKSTREAM_URL": f"mysql://root@{proxy.host}:{proxy.port}/{database}"}
+
+
+def ackstream(variables: dict[str, str], *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "proxy", *arguments]
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=50, check=False, env=variables)
+
+
+def enqueue(variables: dict[str, str], *payloads: str) -> None:
+    lines = "".join(json.dumps({"payload": payload}) + "\n" for payload in payloads)
+    done = ackstream(variables, "enqueue", "m", "--json", given=lines)
+    assert json.loads(done.stdout) == {"enqueued": len(payloads)}, done.stderr
+
+
+def unacknowledged(client: Any) -> int:
+    return int(rows(client, "SELECT COUNT(*) FROM m WHERE time_acked IS NULL")[0][0])
+
+
+def test_messages_go_in_and_come_out_as_lines_of_json(client: Any, variables: dict[str, str]) -> None:
+    enqueue(variables, "a", "ü\n'\"\\")
+    shown = [json.loads(line) for line in ackstream(variables, "peek", "m").stdout.splitlines()]
+    assert [(message["id"], message["payload"]) for message in shown] == [(1, "a"), (2, "ü\n'\"\\")]
+    exported = ackstream(variables, "export", "m", "--format", "csv").stdout
+    assert exported.splitlines()[0].split(",")[0] == "id"
+    assert unacknowledged(client) == 2
+
+
+def test_all_or_none_leaves_nothing_behind(client: Any, variables: dict[str, str]) -> None:
+    lines = '{"payload": "a"}\n{"payload": "b"}\nno JSON\n'
+    done = ackstream(variables, "enqueue", "m", "--all-or-none", "--batch", "1", given=lines)
+    assert done.returncode == 1
+    assert "line 3 is not JSON" in done.stderr
+    assert unacknowledged(client) == 0
+    done = ackstream(variables, "enqueue", "m", "--batch", "1", given=lines)
+    assert "2 messages were enqueued before the error" in done.stderr
+    assert unacknowledged(client) == 2
+
+
+def test_the_exit_status_decides_what_becomes_of_a_message(
+    client: Any, variables: dict[str, str], tmp_path: Path
+) -> None:
+    enqueue(variables, "0", "75", "3")
+    program = tmp_path / "handle"
+    program.write_text('#!/bin/sh\nread line\necho "got $MESSAGE_ID $1"\nexit "$1"\n')
+    program.chmod(0o755)
+    arguments = ("consume", "m", "--exec", f"{program} {{payload}}", "--delay", "900", "--until-empty")
+    done = ackstream(variables, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "m: message 1: got 1 0" in done.stderr
+    assert "m: message 3: exit status 3" in done.stderr
+    left = rows(client, "SELECT id, epoch FROM m WHERE time_acked IS NULL ORDER BY id")
+    assert [number for number, _ in left] == [2, 3]
+    in_s = "(time_next - TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000) / 1000000000"
+    ((later,),) = rows(client, f"SELECT {in_s} FROM m WHERE id = 2")
+    assert 800 < later <= 900
+
+
+def test_a_batch_is_lines_of_json_for_one_run_of_the_program(
+    client: Any, variables: dict[str, str], tmp_path: Path
+) -> None:
+    enqueue(variables, *map(str, range(250)))
+    out = tmp_path / "out"
+    done = ackstream(variables, "consume", "m", "--batch", "100", "--exec", f"tee -a {out}", "--until-empty", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(int(json.loads(line)["payload"]) for line in out.read_text().splitlines()) == list(range(250))
+    assert unacknowledged(client) == 0
+
+
+def test_a_stop_lets_the_message_under_way_be_finished(client: Any, variables: dict[str, str], tmp_path: Path) -> None:
+    enqueue(variables, "a", "b")
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    os.mkfifo(go)
+    program = tmp_path / "handle"
+    program.write_text(f"#!/bin/sh\ntouch {begun}\ncat {go}\n")
+    program.chmod(0o755)
+    process = subprocess.Popen([sys.executable, "-m", "proxy", "consume", "m", "--exec", str(program)], env=variables)
+    try:
+        eventually(begun.exists, timeout_s=30)
+        process.send_signal(signal.SIGTERM)
+        go.write_text("")
+        assert process.wait(30) == 0
+        assert unacknowledged(client) == 1
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_consumer_loses_nothing(client: Any, variables: dict[str, str], tmp_path: Path) -> None:
+    enqueue(variables, "a")
+    begun = tmp_path / "begun"
+    program = tmp_path / "handle"
+    program.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    program.chmod(0o755)
+    command = [sys.executable, "-m", "proxy", "consume", "m", "--exec", str(program)]
+    process = subprocess.Popen(command, env=variables)
+    eventually(begun.exists, timeout_s=30)
+    process.kill()
+    process.wait()
+    assert eventually(lambda: rows(client, "STREAM id, epoch FROM m LIMIT 1 NOWAIT"), timeout_s=20) == [(1, 2)]
+
+
+def test_messages_are_posted_to_a_url(client: Any, variables: dict[str, str]) -> None:
+    enqueue(variables, "good", "early", "bad")
+    bodies: list[dict[str, Any]] = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            bodies.append(body)
+            self.send_response({"good": 204, "early": 503, "bad": 400}[body["payload"]])
+            self.send_header("Retry-After", "600")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{receiver.server_port}/hook"
+        done = ackstream(variables, "consume", "m", "--http", url, "--until-empty")
+        receiver.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert {body["payload"] for body in bodies} == {"good", "early", "bad"}
+    assert "m: message 2: HTTP 503" in done.stderr
+    assert [number for (number,) in rows(client, "SELECT id FROM m WHERE time_acked IS NULL ORDER BY id")] == [2, 3]
+
+
+def test_errors_are_one_line_that_says_what_to_do(client: Any, variables: dict[str, str]) -> None:
+    done = ackstream(variables, "consume", "nowhere", "--exec", "true")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("ackstream: ")
+    assert "SHOW QUEUES lists what there is" in done.stderr
+    assert ackstream(variables, "consume", "m").returncode == 2
+    variables["ACKSTREAM_URL"] = "mysql://root:secret@127.0.0.1:x/y"
+    done = ackstream(variables, "peek", "m")
+    assert done.returncode == 2
+    assert "secret" not in done.stderr

@@ -1,0 +1,87 @@
+"""The admin port's page: what it shows, of which queues, and that nothing in it comes from a name."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from proxy.server.overview import KEPT_S, SAMPLES_MAX, History, Overview
+from proxy.server.page import COLUMNS, Request, content, document
+
+LABELS = ["db", "queue"]
+
+
+def families(ready: dict[str, float], acknowledged: float = 0.0, *, paused: str = "") -> list[Metric]:
+    gauge = GaugeMetricFamily("ackstream_queue_ready", "Ready", labels=LABELS)
+    counter = CounterMetricFamily("ackstream_queue_acknowledged", "Acknowledged", labels=LABELS)
+    held = GaugeMetricFamily("ackstream_queue_held_back", "Held back", labels=[*LABELS, "reason"])
+    for name, value in ready.items():
+        gauge.add_metric(["shop", name], value)
+        counter.add_metric(["shop", name], acknowledged)
+        held.add_metric(["shop", name, "paused"], name == paused)
+    return [gauge, counter, held, GaugeMetricFamily("ackstream_streams", "Streams", 2)]
+
+
+def overview(**ready: float) -> Overview:
+    return History().view(families(ready), 0.0)
+
+
+def test_rates_and_the_plot_come_from_the_samples_of_an_hour() -> None:
+    history, seen = History(), overview()
+    for second in range(0, 7200, 20):
+        seen = history.view(families({"m": second / 20}, acknowledged=2.0 * second), float(second))
+    (queue,) = seen.queues
+    assert queue.acknowledged_per_s == pytest.approx(2.0)
+    assert len(queue.ready) <= SAMPLES_MAX
+    assert queue.ready[-1] == 359
+    assert queue.ready[0] >= 359 - KEPT_S / 20
+
+
+def test_views_between_two_samples_add_none() -> None:
+    history, seen = History(), overview()
+    for second in range(9):
+        seen = history.view(families({"m": 1}), float(second))
+    assert seen.queues[0].ready == (1.0,)
+
+
+def test_queues_are_sorted_and_searched() -> None:
+    seen = overview(a=1, b=30, c=4)
+    shown = content(seen, Request.of({"sort": "ready"}))
+    assert shown.index("shop.b") < shown.index("shop.c") < shown.index("shop.a")
+    assert 'aria-sort="descending"' in shown
+    found = content(seen, Request.of({"search": "SHOP.C"}))
+    assert "shop.c" in found
+    assert "shop.a" not in found
+    assert Request.of({"sort": "nonsense"}).sort == "name"
+
+
+def test_what_is_held_back_and_due_is_named() -> None:
+    seen = History().view(families({"m": 3, "empty": 0}, paused="m"), 0.0)
+    assert "<b>shop.m</b>: 3 due; the queue is paused: RESUME QUEUE" in content(seen, Request())
+    assert "<b>shop.empty</b>" not in content(seen, Request())
+
+
+def test_no_name_and_no_search_becomes_markup() -> None:
+    evil = '"><script>alert(1)</script>'
+    text = document(overview(**{evil: 1}), Request.of({"search": evil[:3], "sort": evil}))
+    tags: list[str] = []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+
+    Parser().feed(text)
+    assert tags.count("script") == 1
+    assert "<script>alert" not in text
+
+
+def test_five_hundred_queues_are_a_page_of_moderate_size() -> None:
+    history, seen = History(), overview()
+    for second in range(0, 1200, 10):
+        seen = history.view(families({f"q{number}": second for number in range(500)}), float(second))
+    text = content(seen, Request())
+    assert text.count("<tr>") == 501
+    assert len(text) < 1_500_000
+    assert len(COLUMNS) == 8
