@@ -1,0 +1,335 @@
+"""How long quiet tenants wait beside a noisy one, how evenly tenants share, and what shuffle sharding does.
+
+    .venv/bin/python bench/fairness.py [--messages N] [--seconds N] [--server mysql|mariadb]
+
+Measured through a proxy, for each server:
+
+* 100 quiet tenants add a message a second each, to an empty queue, and to one with so many due messages
+  of one tenant at the front: from the INSERT until a consumer has the row, median and 99th percentile.
+* Twenty tenants with a backlog, one block behind the other: Jain's index (1: even) of the messages that
+  each got.
+* Four such tenants, and the work of one takes ten times as long: Jain's index of the time for which each
+  held consumers.
+
+Beside it two models of the same arrivals and consumers, without any database: message groups (the group
+with the fewest messages in flight, then the longest since its turn), and shuffle sharding as it is
+usually built: each tenant hashed onto k of N queues, the shortest of them taken by an INSERT, one
+rotation over all queues by the consumers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import heapq
+import random
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Protocol
+
+from pymysql.cursors import SSCursor
+
+from bench.proxies import connect
+from proxy.embedded.server import EmbeddedServer, Flavour
+from tests.support import insides
+from tests.support.proxies import running_proxy
+from tests.support.servers import new_server
+
+CONSUMERS = 8
+WORK_S = 0.005
+"""One message takes a consumer so long."""
+QUIET = 100
+BACKLOGS = 20
+BACKLOGS_OF_SLOW = 4
+"""Fewer than the consumers: a tenant cannot hold less than one."""
+FIRST = 1_000
+"""The first of the tenants with a backlog. Its work may be slow."""
+SLOW = 10
+"""The work of the slow tenant takes so many times as long."""
+SHARDS, CHOICES = 64, 6
+SEED = 14
+NOISY = -1
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index: 1 if all shares are equal, 1 / n if one has everything."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+def summary(latencies_s: Sequence[float]) -> str:
+    """Median and 99th percentile in ms."""
+    return f"p50 {1e3 * median(latencies_s):8.1f} ms, p99 {1e3 * quantiles(latencies_s, n=100)[98]:8.1f} ms"
+
+
+def print_shares(name: str, messages: Sequence[float], held: Sequence[float]) -> None:
+    """Jain's indexes."""
+    print(
+        f"{name}: Jain's index of the messages of {len(messages)} backlogs {jain(messages):.4f},"
+        f" of the consumers held by {len(held)}, one of them slow, {jain(held):.4f}",
+        flush=True,
+    )
+
+
+def slow_work_s(tenant: int) -> float:
+    """The time of a message, where the work of one tenant is slow."""
+    return WORK_S * (SLOW if tenant == FIRST else 1)
+
+
+# Models.
+
+
+class Schedule(Protocol):
+    """Which message a free consumer takes."""
+
+    def add(self, tenant: int, arrived_s: float) -> None:
+        """A message arrives."""
+
+    def take(self) -> tuple[int, float] | None:
+        """The next message: its tenant and when it arrived. None: there is none."""
+
+    def done(self, tenant: int) -> None:
+        """The work on a message of this tenant is over."""
+
+
+class Groups:
+    """Message groups."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[float]] = {}
+        self._in_flight: Counter[int] = Counter()
+        self._turns: Counter[int] = Counter()
+        self._turn = 0
+
+    def add(self, tenant: int, arrived_s: float) -> None:
+        self._queues.setdefault(tenant, deque()).append(arrived_s)
+
+    def take(self) -> tuple[int, float] | None:
+        waiting = [tenant for tenant, queue in self._queues.items() if queue]
+        if not waiting:
+            return None
+        tenant = min(waiting, key=lambda tenant: (self._in_flight[tenant], self._turns[tenant]))
+        self._turn += 1
+        self._turns[tenant] = self._turn
+        self._in_flight[tenant] += 1
+        return tenant, self._queues[tenant].popleft()
+
+    def done(self, tenant: int) -> None:
+        self._in_flight[tenant] -= 1
+
+
+class Shards:
+    """Shuffle sharding."""
+
+    def __init__(self) -> None:
+        self._queues: list[deque[tuple[int, float]]] = [deque() for _ in range(SHARDS)]
+        self._next = 0
+
+    def add(self, tenant: int, arrived_s: float) -> None:
+        chosen = random.Random(f"{SEED} {tenant}").sample(range(SHARDS), CHOICES)
+        min((self._queues[number] for number in chosen), key=len).append((tenant, arrived_s))
+
+    def take(self) -> tuple[int, float] | None:
+        for _ in range(SHARDS):
+            queue = self._queues[self._next]
+            self._next = (self._next + 1) % SHARDS
+            if queue:
+                return queue.popleft()
+        return None
+
+    def done(self, tenant: int) -> None:
+        pass
+
+
+def simulate(
+    schedule: Schedule, arrivals: Sequence[tuple[float, int]], work_s: Callable[[int], float], until_s: float
+) -> tuple[list[float], Counter[int], Counter[int]]:
+    """Let consumers work until then. Returns the latencies of quiet tenants, the messages of each tenant,
+    and the µs of work of each."""
+    latencies, messages, held_us = list[float](), Counter[int](), Counter[int]()
+    events: list[tuple[float, int, int]] = [(at_s, 1, tenant) for at_s, tenant in arrivals]
+    heapq.heapify(events)
+    free = CONSUMERS
+    while events and events[0][0] < until_s:
+        now_s, arrives, tenant = heapq.heappop(events)
+        if arrives:
+            schedule.add(tenant, now_s)
+        else:
+            schedule.done(tenant)
+            free += 1
+        while free and (not events or events[0][0] > now_s) and (taken := schedule.take()) is not None:
+            free -= 1
+            tenant, arrived_s = taken
+            messages[tenant] += 1
+            held_us[tenant] += int(1e6 * work_s(tenant))
+            if 0 <= tenant < QUIET:
+                latencies.append(now_s - arrived_s)
+            heapq.heappush(events, (now_s + work_s(tenant), 0, tenant))
+    return latencies, messages, held_us
+
+
+def quiet_arrivals(seconds: float) -> list[tuple[float, int]]:
+    """One message a second of each quiet tenant."""
+    draw = random.Random(SEED)
+    return sorted(
+        (first + second, tenant)
+        for tenant in range(QUIET)
+        for first in [draw.random()]
+        for second in range(int(seconds))
+    )
+
+
+def print_models(messages: int, seconds: float) -> None:
+    """Both models on the arrivals of the measurements."""
+    quiet = quiet_arrivals(seconds)
+    flood = [(0.0, NOISY)] * min(messages, int(2 * seconds * CONSUMERS / WORK_S))
+    noisy = [(0.0, -1 - number) for _ in range(len(flood) // BACKLOGS) for number in range(BACKLOGS)]
+
+    def backlog(tenants: int) -> list[tuple[float, int]]:
+        return [(0.0, FIRST + number) for number in range(tenants) for _ in range(len(flood) // tenants)]
+
+    for name, kind in (("groups", Groups), (f"shuffle sharding, {CHOICES} of {SHARDS}", Shards)):
+        for beside, others in (("nothing", []), ("one noisy tenant", flood), (f"{BACKLOGS} noisy tenants", noisy)):
+            latencies, _, _ = simulate(kind(), others + quiet, lambda _: WORK_S, seconds)
+            print(f"model, {name}: {QUIET} quiet tenants beside {beside}: {summary(latencies)}", flush=True)
+        _, even, _ = simulate(kind(), backlog(BACKLOGS), lambda _: WORK_S, seconds)
+        _, _, held = simulate(kind(), backlog(BACKLOGS_OF_SLOW), slow_work_s, seconds)
+        print_shares(f"model, {name}", list(even.values()), list(held.values()))
+
+
+# Measured.
+
+
+class Consumers:
+    """Clients that each handle one message at a time."""
+
+    def __init__(self, port: int, work_s: Callable[[int], float]) -> None:
+        self.latencies_s: list[float] = []
+        self.messages: Counter[int] = Counter()
+        self.held_us: Counter[int] = Counter()
+        self._work_s = work_s
+        self._connections: list[Any] = []
+        self._results: list[Any] = []
+        self._stopping = False
+        self._threads = [threading.Thread(target=self._run, args=(port,), daemon=True) for _ in range(CONSUMERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End them."""
+        self._stopping = True
+        for connection in self._connections:
+            with contextlib.suppress(Exception):
+                insides.cut(connection)
+        for result in self._results:
+            result.unbuffered_active = False  # Otherwise its destructor reads on.
+        for thread in self._threads:
+            thread.join(10)
+
+    def _run(self, port: int) -> None:
+        with contextlib.suppress(Exception):
+            stream, acks = connect(port), connect(port)
+            self._connections += [stream]
+            cursor = SSCursor(stream)
+            cursor.execute("STREAM id, tenant, sent FROM m PREFETCH 1")
+            self._results.append(vars(cursor)["_result"])
+            with acks.cursor() as acknowledge:
+                while not self._stopping and (row := cursor.fetchone()) is not None:
+                    number, tenant, sent = row
+                    if 0 <= tenant < QUIET:
+                        self.latencies_s.append(time.time() - sent)
+                    began_s = time.monotonic()
+                    time.sleep(self._work_s(tenant))
+                    acknowledge.execute(f"ACK FROM m WHERE id = {number}")
+                    self.messages[tenant] += 1
+                    self.held_us[tenant] += int(1e6 * (time.monotonic() - began_s))
+
+
+@contextlib.contextmanager
+def queue(server: EmbeddedServer, folder: Path, backlog: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """A fair queue with so many due messages of each tenant, and a proxy. Yields its port."""
+    root = connect(server.port, None)
+    for statement in ("DROP DATABASE IF EXISTS bench", "CREATE DATABASE bench"):
+        with root.cursor() as cursor:
+            cursor.execute(statement)
+    with running_proxy(server, folder / f"{time.time_ns()}.log", ("--log-level", "info"), forked=False) as proxy:
+        client = connect(proxy.port)
+        with client.cursor() as cursor:
+            cursor.execute("CREATE QUEUE m (tenant INT, sent DOUBLE) GROUP_BY = (tenant)")
+            for tenant, count in backlog:
+                client.begin()
+                for _ in range(0, count, 1_000):
+                    cursor.executemany("INSERT INTO m (tenant, sent) VALUES (%s, 0)", [(tenant,)] * 1_000)
+                client.commit()
+        yield proxy.port
+
+
+def measure_quiet(server: EmbeddedServer, folder: Path, messages: int, seconds: float) -> list[float]:
+    """The latencies of the quiet tenants beside a backlog of one tenant."""
+    with queue(server, folder, [(NOISY, messages)] if messages else []) as port:
+        consumers = Consumers(port, lambda _: WORK_S)
+        time.sleep(2)
+        began_s, producer = time.monotonic(), connect(port)
+        with producer.cursor() as cursor:
+            for at_s, tenant in quiet_arrivals(seconds):
+                time.sleep(max(0.0, began_s + at_s - time.monotonic()))
+                cursor.execute(f"INSERT INTO m (tenant, sent) VALUES ({tenant}, {time.time()!r})")
+        time.sleep(1)
+        consumers.stop()
+    return consumers.latencies_s
+
+
+def measure_shares(
+    server: EmbeddedServer,
+    folder: Path,
+    backlog: Sequence[tuple[int, int]],
+    seconds: float,
+    work_s: Callable[[int], float],
+) -> Consumers:
+    """Tenants with backlogs."""
+    with queue(server, folder, backlog) as port:
+        consumers = Consumers(port, work_s)
+        time.sleep(2)
+        consumers.messages.clear()
+        consumers.held_us.clear()
+        time.sleep(seconds)
+        consumers.stop()
+    return consumers
+
+
+def main() -> None:
+    """Print the models, then the measurements."""
+    parser = argparse.ArgumentParser(description="Fairness among tenants")
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
+    chosen = parser.parse_args()
+    print_models(chosen.messages, chosen.seconds)
+    flavours: list[Flavour] = chosen.server or ["mysql", "mariadb"]
+    for flavour in flavours:
+        with tempfile.TemporaryDirectory() as directory:
+            folder = Path(directory)
+            server = new_server(flavour, folder / "server", durable=True)
+            server.start()
+            try:
+                for count in (0, chosen.messages):
+                    latencies = measure_quiet(server, folder, count, chosen.seconds)
+                    print(
+                        f"{flavour}: {QUIET} quiet tenants beside {count:,} messages: {summary(latencies)}", flush=True
+                    )
+                each, many = chosen.messages // BACKLOGS, chosen.messages // BACKLOGS_OF_SLOW
+                backlogs = [(FIRST + number, each) for number in range(BACKLOGS)]
+                even = measure_shares(server, folder, backlogs, chosen.seconds, lambda _: WORK_S)
+                backlogs = [(FIRST + number, many) for number in range(BACKLOGS_OF_SLOW)]
+                slow = measure_shares(server, folder, backlogs, chosen.seconds, slow_work_s)
+                print_shares(flavour, list(even.messages.values()), list(slow.held_us.values()))
+            finally:
+                server.stop(timeout_s=30)
+
+
+if __name__ == "__main__":
+    main()
