@@ -75,6 +75,11 @@ def print_shares(name: str, messages: Sequence[float], held: Sequence[float]) ->
     )
 
 
+def _of_all(shares: Counter[int], tenants: int) -> list[int]:
+    """The shares of so many tenants with a backlog. Some may have none."""
+    return [shares[FIRST + number] for number in range(tenants)]
+
+
 def slow_work_s(tenant: int) -> float:
     """The time of a message, where the work of one tenant is slow."""
     return WORK_S * (SLOW if tenant == FIRST else 1)
@@ -198,7 +203,7 @@ def print_models(messages: int, seconds: float) -> None:
             print(f"model, {name}: {QUIET} quiet tenants beside {beside}: {summary(latencies)}", flush=True)
         _, even, _ = simulate(kind(), backlog(BACKLOGS), lambda _: WORK_S, seconds)
         _, _, held = simulate(kind(), backlog(BACKLOGS_OF_SLOW), slow_work_s, seconds)
-        print_shares(f"model, {name}", list(even.values()), list(held.values()))
+        print_shares(f"model, {name}", _of_all(even, BACKLOGS), _of_all(held, BACKLOGS_OF_SLOW))
 
 
 # Measured.
@@ -326,7 +331,7 @@ def main() -> None:
                 even = measure_shares(server, folder, backlogs, chosen.seconds, lambda _: WORK_S)
                 backlogs = [(FIRST + number, many) for number in range(BACKLOGS_OF_SLOW)]
                 slow = measure_shares(server, folder, backlogs, chosen.seconds, slow_work_s)
-                print_shares(flavour, list(even.messages.values()), list(slow.held_us.values()))
+                print_shares(flavour, _of_all(even.messages, BACKLOGS), _of_all(slow.held_us, BACKLOGS_OF_SLOW))
             finally:
                 server.stop(timeout_s=30)
 
