@@ -29,6 +29,7 @@ from engine.store.route import Route
 from proxy import __version__
 from proxy.commandline import conceal
 from proxy.commands.consume import consume
+from proxy.commands.doctor import doctor
 from proxy.commands.enqueue import enqueue
 from proxy.commands.export import export, peek
 from proxy.server.accepting import Acceptor
@@ -185,7 +186,7 @@ def _set_up_logging(settings: Settings, worker: int | None = None) -> None:
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=worker is not None)
 
 
-for command in (consume, enqueue, peek, export):
+for command in (consume, doctor, enqueue, peek, export):
     main.add_command(command)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -447,14 +448,14 @@ class TableRunner:
     async def _call_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> Callable[[], None]:
         """Call the store. Returns the event that hands the result to the dispatcher."""
         call, store, counters = self._executor.call, self._executor.store, self._executor.counters
-        began_ns = self._executor.clock.now().mono_ns
+        began_ns = time.monotonic_ns()
         match effect:
             case Scan() | ScanGroups():
                 return await self._scan(dispatcher, effect)
             case Claim(claim_id, wanted, row_format, slot):
                 budget = self._executor.settings.fetch_budget_bytes
                 claims, rows, left = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
-                counters.claim_time.add(self._executor.clock.now().mono_ns - began_ns)
+                counters.claim_time.add(time.monotonic_ns() - began_ns)
                 counters.claims += 1
                 counters.claimed += len(claims)
                 counters.claimed_in_vain += len(wanted) - len(claims) - (len(left.left_out) if left else 0)
@@ -467,7 +468,7 @@ class TableRunner:
             case Fetch(fetch_id, row_format, keys):
                 budget = self._executor.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
-                counters.fetch_time.add(self._executor.clock.now().mono_ns - began_ns)
+                counters.fetch_time.add(time.monotonic_ns() - began_ns)
                 return partial(self.handle, dispatcher.fetch_done, fetch_id, rows)
             case Lookup(keys):
                 return partial(self.handle, dispatcher.lookup_done, await call(store.lookup, self.queue, keys))

@@ -21,7 +21,8 @@ def _no_consumer(dispatcher: Dispatcher) -> bool:
 
 
 def _limit(dispatcher: Dispatcher) -> bool:
-    return bool(dispatcher.subscribers) and dispatcher.parts.capacity.free <= 0
+    parts = dispatcher.parts
+    return bool(dispatcher.subscribers) and not parts.policy.paused and not parts.capacity.is_open
 
 
 def _rate(dispatcher: Dispatcher) -> bool:

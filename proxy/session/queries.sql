@@ -249,3 +249,10 @@ SELECT * FROM $table WHERE time_acked IS NULL ORDER BY priority, time_next, id L
 -- name: export
 -- All messages, for people.
 SELECT * FROM $table WHERE $condition
+
+-- name: doctor
+-- What `ackstream doctor` checks of the server. On a connection of the engine's account.
+SELECT HEX(VERSION()), @@global.log_bin, @@global.binlog_format, @@global.binlog_row_image,
+    @@global.max_connections, CONCAT(@@global.read_only),
+    CONVERT_TZ('2000-01-01 00:00:00', 'UTC', 'Europe/Berlin') IS NOT NULL
+LIMIT 1

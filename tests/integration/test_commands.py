@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support.proxies import RunningProxy
-from tests.support.queues import create_queue, rows
+from tests.support.queues import create_queue, rows, run
+from tests.support.servers import connect
 from tests.support.waiting import eventually
 
 
@@ -166,3 +167,27 @@ def test_errors_are_one_line_that_says_what_to_do(client: Any, variables: dict[s
     done = ackstream(variables, "peek", "m")
     assert done.returncode == 2
     assert "secret" not in done.stderr
+
+
+def test_doctor_names_what_is_missing_and_what_to_run(private_server: Any, tmp_path: Path) -> None:
+    with connect(private_server) as root:
+        for statement in (
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.broken (id INT PRIMARY KEY) COMMENT 'vitess_message'",
+            "CREATE USER engine@localhost",
+            "GRANT SELECT ON shop.* TO engine@localhost",
+        ):
+            run(root, statement)
+    variables = {**os.environ, "ACKSTREAM_BACKEND": f"mysql://engine@{private_server.host}:{private_server.port}"}
+    done = ackstream(variables, "doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    by_name = {(finding["about"], finding["level"]) for finding in found}
+    assert ("version", "ok") in by_name
+    assert ("queue shop.broken", "error") in by_name
+    assert any("GRANT" in finding["text"] for finding in found if finding["about"].startswith("account"))
+    assert ("max_connections", "warning") in by_name
+    variables["ACKSTREAM_BACKEND"] = "mysql://nobody:hush@127.0.0.1:1"
+    done = ackstream(variables, "doctor")
+    assert done.returncode == 1
+    assert "hush" not in done.stdout + done.stderr
