@@ -77,7 +77,12 @@ class Report:
 
     def _page(self, written: Report, top: int) -> Page:
         parts = [
-            Part(queue, written.totals(queue), {name: written.greatest(queue, name, top) for name in self.named.by})
+            Part(
+                queue,
+                written.totals(queue),
+                {name: written.greatest(queue, name, top) for name in self.named.by},
+                {name: written.values(queue, name) for name in self.named.by},
+            )
             for queue in self.queues
         ]
         incomplete = self.history.incomplete
@@ -95,6 +100,13 @@ class Report:
         started = found["over_time"].withColumn("start", f.unix_micros("start"))
         found["over_time"] = started.orderBy("start").limit(measures.BUCKETS_MAX + 2)
         return {name: _rows(frame) for name, frame in found.items()}
+
+    def values(self, queue: Queue, by: str) -> tuple[int, int]:
+        """How many values a column has, and how many messages."""
+        here = self.frames["volumes"].where((f.col("queue") == queue.name) & (f.col("by") == by))
+        messages = f.sum(f.col("acknowledged") + f.col("unacknowledged") + f.col("dead"))
+        ((count, total),) = here.agg(f.count("*"), messages).collect()
+        return int(count), int(total or 0)
 
     def greatest(self, queue: Queue, by: str, top: int) -> list[dict[str, Any]]:
         """The values with most messages, each with its times."""
@@ -126,7 +138,8 @@ def report(
 ) -> Report:
     """Read queues and compute the aggregates.
 
-    `created`, `due`: columns in which the application keeps these times. `archives`: the folders of
+    Groups are the values of the columns in `by`, and of those by which all of the queues group their
+    messages. `created`, `due`: columns in which the application keeps these times. `archives`: the folders of
     ackstream-archive, by table. `on_progress` gets the progress. Raises PipelineError if an argument is
     unsuitable, JobError if it failed on the way.
     """
@@ -140,7 +153,7 @@ def report(
     if unknown := places.keys() - names.keys():
         raise PipelineError(f"an archive is given for {'.'.join(unknown.pop())}, which is not reported on")
     queues = endpoint.run(lambda connection: tuple(_queue(connection, *name, places.get(name)) for name in names))
-    named = Named(tuple(dict.fromkeys(by)), created, due)
+    named = Named(tuple(dict.fromkeys([*by, *_grouped_by(queues)])), created, due)
     on_progress(Progress("reading", 0, 0))
     history = read(spark, endpoint, queues, named, reading or Reading(), on_progress)
     # Messages that were acknowledged longer ago are purged, so the rates must not include that
@@ -155,9 +168,15 @@ def report(
         "times": measures.times(history, queues),
         "attempts": measures.attempts(history),
         "over_time": measures.over_time(history, since_ns, width_s),
-        "forecast": measures.forecast(volumes, window_s, created=created is not None),
+        "forecast": measures.forecast(volumes, history.now_ns, window_s, created=created is not None),
     }
     return Report(spark, queues, named, history, window_s, width_s, frames)
+
+
+def _grouped_by(queues: Sequence[Queue]) -> list[str]:
+    """The columns by which all of the queues group their messages (GROUP_BY)."""
+    named = [[name.strip() for name in queue.directives.get("group_by", "").split("|")] for queue in queues]
+    return [name for name in named[0] if name and all(name in others for others in named)]
 
 
 def _queue(connection: Any, database: str, name: str, archive: str | None) -> Queue:

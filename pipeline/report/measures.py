@@ -40,6 +40,12 @@ BUCKETS_MAX: Final = 120
 """Points of a plot over time, at most."""
 WIDTHS_S: Final = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800)
 
+HORIZON_S: Final = 86_400
+"""No forecast reaches further."""
+
+_MOMENTS: Final = ("created", "due", "time_acked", "time_next")
+"""The columns whose past times show how far back the data reaches."""
+
 _GROUP: Final = ("queue", "by", "value")
 _S: Final = 10**9
 
@@ -74,6 +80,7 @@ def volumes(history: History, window_s: float) -> DataFrame:
             f.max(f.when(acked, f.col("time_acked"))).alias("last_acknowledged"),
             f.sum(f.when(acked, f.col("epoch"))).alias("deliveries"),
             f.min(f.when(live & (state == "ready"), f.col("time_next"))).alias("oldest_ready"),
+            f.min(f.least(*(f.when(f.col(name) < now, f.col(name)) for name in _MOMENTS))).alias("first_known"),
         )
         .withColumn("unacknowledged", sum((f.col(name) for name in STATES[2:]), f.col(STATES[1])))
     )
@@ -174,32 +181,41 @@ def width_for(span_s: float) -> int:
     return -(-round(span_s / BUCKETS_MAX) // WIDTHS_S[-1]) * WIDTHS_S[-1]
 
 
-def forecast(volumes: DataFrame, window_s: float, *, created: bool) -> DataFrame:
+def forecast(volumes: DataFrame, now_ns: int, window_s: float, *, created: bool) -> DataFrame:
     """The backlog in the future, if messages come and end as they did in the window. Unknown values
-    are NULL."""
+    are NULL.
+
+    It reaches as far ahead as the data reaches back (`horizon_s`), and no further than HORIZON_S. A
+    time beyond that is NULL. If the data is younger than the window and times of creation are known,
+    rates are those over the data's age.
+    """
+    age_s = f.greatest(f.lit(1.0), (f.lit(now_ns) - f.coalesce("first_known", f.lit(now_ns))) / _S)
+    span_s = f.least(f.lit(float(window_s)), age_s) if created else f.lit(float(window_s))
     unknown = f.lit(None).cast("double")
-    came = f.col("created_recently") / window_s if created else unknown
-    went = (f.col("acknowledged_recently") + f.col("died_recently")) / window_s
+    left = (f.col("acknowledged_recently") + f.col("died_recently")) / span_s
     frame = volumes.select(
         *_GROUP,
         "unacknowledged",
-        came.alias("created_per_s"),
-        (f.col("acknowledged_recently") / window_s).alias("acknowledged_per_s"),
-        went.alias("left_per_s"),
+        f.least(f.lit(float(HORIZON_S)), age_s).alias("horizon_s"),
+        (f.col("created_recently") / span_s if created else unknown).alias("created_per_s"),
+        (f.col("acknowledged_recently") / span_s).alias("acknowledged_per_s"),
+        left.alias("left_per_s"),
     )
-    growth = f.col("created_per_s") - f.col("left_per_s")
+    growth = f.col("growth_per_s")
 
     def after(seconds: int) -> Expression:
-        return f.greatest(f.lit(0.0), f.col("unacknowledged") + growth * seconds)
+        backlog = f.greatest(f.lit(0.0), f.col("unacknowledged") + growth * seconds)
+        return f.when(growth.isNotNull() & (f.col("horizon_s") >= seconds), backlog)
 
-    known = f.col("growth_per_s").isNotNull()
+    def empty(loss_per_s: Expression) -> Expression:
+        seconds = f.when(loss_per_s > 0, f.col("unacknowledged") / loss_per_s)
+        return f.when(seconds <= f.col("horizon_s"), seconds)
+
     return (
-        frame.withColumn("growth_per_s", growth)
-        .withColumn("in_an_hour", f.when(known, after(3_600)))
-        .withColumn("in_a_day", f.when(known, after(86_400)))
-        .withColumn("empty_in_s", f.when(f.col("growth_per_s") < 0, f.col("unacknowledged") / -f.col("growth_per_s")))
-        .withColumn(
-            "empty_in_s_if_none_come", f.when(f.col("left_per_s") > 0, f.col("unacknowledged") / f.col("left_per_s"))
-        )
+        frame.withColumn("growth_per_s", f.col("created_per_s") - f.col("left_per_s"))
+        .withColumn("in_an_hour", after(3_600))
+        .withColumn("in_a_day", after(86_400))
+        .withColumn("empty_in_s", empty(-growth))
+        .withColumn("empty_in_s_if_none_come", empty(f.col("left_per_s")))
         .drop("left_per_s")
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -31,7 +32,8 @@ ATTEMPTS_SHOWN: Final = 10
 SHOWN: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 """Percentiles in a table; the plot and Parquet have more."""
 
-HOURS_AHEAD: Final = 24
+POINTS_AHEAD: Final = 96
+"""Points of a forecast."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,17 @@ class Part:
     queue: Queue
     whole: Mapping[str, Rows]
     greatest: Mapping[str, Rows]
+    values: Mapping[str, tuple[int, int]]
+    """How many values each column has, and how many messages."""
+
+    def left_out(self, name: str) -> str:
+        """What the plot and the table of a column's values leave out, as a sentence; blank if
+        nothing."""
+        rows, (values, messages) = self.greatest[name], self.values[name]
+        shown = sum(row["messages"] for row in rows)
+        table = f"{count(values - len(rows))} more values with {count(messages - shown)} messages are in Parquet alone."
+        plot = f"The plot has the first {BARS_MAX} rows of the table."
+        return " ".join([plot] * (len(rows) > BARS_MAX) + [table] * (values > len(rows)))
 
     @property
     def volume(self) -> dict[str, Any]:
@@ -111,12 +124,12 @@ class Page:
 
     def plot_over_time(self, part: Part) -> Markup | None:
         """The plot of messages over time; None if none were created or ended."""
-        found = {moment(row["start"] * 1_000): row for row in part.whole["over_time"]}
+        found = {moment(row["start"] * 1_000): {**row, "dead": row["died"]} for row in part.whole["over_time"]}
         if not found:
             return None
         step = dt.timedelta(seconds=self.width_s)
         starts = [min(found) + step * number for number in range((self.now - min(found)) // step + 1)]
-        names = ["acknowledged", *(["created"] if self.named.created else []), *(["died"] if part.dead_letter else [])]
+        names = ["acknowledged", *(["created"] if self.named.created else []), *(["dead"] if part.dead_letter else [])]
         nothing = dict.fromkeys(names, 0)
         series = {name: [found.get(start, nothing)[name] for start in starts] for name in names}
         return plots.over_time(starts, self.width_s, series)
@@ -146,7 +159,7 @@ class Page:
         growth = part.rates.get("growth_per_s")
         if growth is None or not (growth or part.rates["unacknowledged"]):
             return None
-        hours = [quarter / 4 for quarter in range(HOURS_AHEAD * 4 + 1)]
+        hours = [part.rates["horizon_s"] / 3_600 * point / POINTS_AHEAD for point in range(POINTS_AHEAD + 1)]
         backlog = [max(0.0, part.rates["unacknowledged"] + growth * 3_600 * hour) for hour in hours]
         return plots.ahead(self.now, hours, backlog)
 
@@ -160,7 +173,8 @@ def page(content: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(count=count, duration=duration, rate=rate, value=value, moment=said)
+    environment.filters.update(count=count, duration=duration, value=value, moment=said)
+    environment.globals.update(durations=durations, rates=rates)
     shown = [(percentile, measures.percentile_name(percentile)) for percentile in SHOWN]
     return environment.get_template("page.html.jinja").render(page=content, shown=shown, measures=measures)
 
@@ -194,14 +208,34 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def rate(per_second: float | None) -> str:
-    """A rate in the first unit (s, min, h) in which it is at least 1."""
-    if per_second is None:
-        return "–"
-    for factor, name in ((1, "s"), (60, "min"), (3_600, "h")):
-        if abs(per_second) * factor >= 1 or factor == 3_600:
-            return f"{_digits(per_second * factor)} /{name}"
-    raise AssertionError
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a column. Called with a value in seconds or per second, it returns the number."""
+
+    name: str
+    factor: float
+
+    def __call__(self, number: float | None) -> str:
+        """The number in this unit; a dash if it is unknown."""
+        return "–" if number is None else _digits(number * self.factor)
+
+
+def durations(values: Iterable[float | None]) -> Unit:
+    """The unit for a column of seconds: the largest in which the median is at least 1."""
+    units = (*((name, 1 / seconds) for seconds, name in _UNITS), ("ms", 1_000.0))
+    return _unit(values, units, Unit("s", 1))
+
+
+def rates(values: Iterable[float | None]) -> Unit:
+    """The unit for a column of rates: the first of /s, /min and /h in which the median is at least
+    1."""
+    return _unit(values, (("/s", 1), ("/min", 60), ("/h", 3_600)), Unit("/h", 3_600))
+
+
+def _unit(values: Iterable[float | None], units: Iterable[tuple[str, float]], default: Unit) -> Unit:
+    known = [abs(number) for number in values if number]
+    middle = median(known) if known else 0
+    return next((Unit(name, factor) for name, factor in units if middle * factor >= 1), default)
 
 
 def _digits(number: float) -> str:

@@ -20,14 +20,25 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from .measures import MEASURES
+
 TEXT: Final = "#0a0b01"
 GRID: Final = "#0a0b02"
-SERIES: Final = ("#0a0b11", "#0a0b12", "#0a0b13", "#0a0b14")
+COLOURS: Final = {
+    "acknowledged": "#0a0b11",
+    "created": "#0a0b12",
+    "unacknowledged": "#0a0b13",
+    "dead": "#0a0b14",
+    **{name: f"#0a0b2{number}" for number, name in enumerate(MEASURES)},
+}
+"""The marker of each meaning. A meaning has one colour in all plots and tiles."""
 _VARIABLES: Final = {
     TEXT: "currentColor",
     GRID: "var(--line)",
-    **{marker: f"var(--series-{number})" for number, marker in enumerate(SERIES, 1)},
+    **{marker: f"var(--{name.replace(',', '').replace(' ', '-')})" for name, marker in COLOURS.items()},
 }
+SHAPES: Final = dict(zip(MEASURES, "osD^", strict=True))
+"""Lines differ by their marks too, for print without colours."""
 
 _STYLE: Final[Any] = {
     "svg.fonttype": "none",
@@ -64,16 +75,14 @@ LABEL_LENGTH: Final = 28
 
 
 def over_time(starts: Sequence[dt.datetime], width_s: int, series: Mapping[str, Sequence[int]]) -> Markup:
-    """Messages in each interval: the first series as bars, the others as lines."""
-    width = dt.timedelta(seconds=width_s)
+    """Messages in each interval, as bars side by side."""
+    width = dt.timedelta(seconds=width_s) / len(series)
 
     def draw(axes: Axes) -> None:
-        for (name, values), colour in zip(series.items(), SERIES, strict=False):
-            if colour == SERIES[0]:
-                axes.bar(_days(starts), values, width.total_seconds() / 86_400, align="edge", color=colour, label=name)
-            else:
-                middle = [start + width / 2 for start in starts]
-                axes.plot(_days(middle), values, color=colour, linewidth=1.8, label=name)
+        for place, (name, values) in enumerate(series.items()):
+            at = _days([start + place * width for start in starts])
+            days = width.total_seconds() / 86_400
+            axes.bar(at, values, days, align="edge", color=COLOURS[name], label=name)
         _dates(axes)
         _counts(axes)
 
@@ -87,9 +96,10 @@ def quantiles(
 
     def draw(axes: Axes) -> None:
         least = min((value for values in series.values() for value in values if value > 0), default=0.001)
-        for (name, values), colour in zip(series.items(), SERIES, strict=False):
+        for name, values in series.items():
             shown = [max(value, least / 2) for value in values]  # zero has no logarithm
-            axes.plot(range(len(percentiles)), shown, color=colour, marker="o", markersize=4, label=name)
+            colour, mark = COLOURS[name], SHAPES[name]
+            axes.plot(range(len(percentiles)), shown, color=colour, marker=mark, markersize=4, label=name)
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(FixedLocator(MARKS_S))
@@ -110,8 +120,8 @@ def bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Markup:
 
     def draw(axes: Axes) -> None:
         below = [0] * len(labels)
-        for (name, values), colour in zip(series.items(), SERIES, strict=False):
-            axes.bar(range(len(labels)), values, bottom=below, color=colour, label=name, width=0.7)
+        for name, values in series.items():
+            axes.bar(range(len(labels)), values, bottom=below, color=COLOURS[name], label=name, width=0.7)
             below = [low + value for low, value in zip(below, values, strict=True)]
         axes.set_xticks(range(len(labels)), list(labels))
         _counts(axes)
@@ -124,8 +134,8 @@ def lying_bars(labels: Sequence[str], series: Mapping[str, Sequence[int]]) -> Ma
 
     def draw(axes: Axes) -> None:
         left = [0] * len(labels)
-        for (name, values), colour in zip(series.items(), SERIES, strict=False):
-            axes.barh(range(len(labels)), values, left=left, color=colour, label=name, height=0.7)
+        for name, values in series.items():
+            axes.barh(range(len(labels)), values, left=left, color=COLOURS[name], label=name, height=0.7)
             left = [low + value for low, value in zip(left, values, strict=True)]
         axes.set_yticks(range(len(labels)), [_short(label) for label in labels])
         axes.invert_yaxis()
@@ -142,8 +152,8 @@ def ahead(now: dt.datetime, hours: Sequence[float], backlog: Sequence[float]) ->
 
     def draw(axes: Axes) -> None:
         times = [now + dt.timedelta(hours=hour) for hour in hours]
-        axes.plot(_days(times), backlog, color=SERIES[0], linewidth=1.8, linestyle="--")
-        axes.fill_between(_days(times), backlog, color=SERIES[0], alpha=0.15)
+        axes.plot(_days(times), backlog, color=COLOURS["unacknowledged"], linewidth=1.8, linestyle="--")
+        axes.fill_between(_days(times), backlog, color=COLOURS["unacknowledged"], alpha=0.15)
         axes.set_ylim(bottom=0)
         _dates(axes)
         _counts(axes)
@@ -159,7 +169,7 @@ def _svg(
         axes = figure.subplots()
         draw(axes)
         if legend:
-            figure.legend(loc="outside upper left", ncols=len(SERIES), fontsize=9)
+            figure.legend(loc="outside upper left", ncols=4, fontsize=9)
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with warnings.catch_warnings():

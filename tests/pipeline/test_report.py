@@ -30,11 +30,11 @@ from pipeline.common.statements import NOW, Statements, fetching
 from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.errors import JobError, PipelineError, ProblemsError
-from pipeline.report import Report, measures, report
+from pipeline.report import Report, measures, plots, report
 from pipeline.report.archived import Archive
 from pipeline.report.command import cli
 from pipeline.report.history import Queue, Reading, _bounded, _fill
-from pipeline.report.page import duration, rate, value
+from pipeline.report.page import Part, duration, durations, rates, value
 from tests.support.browser import look
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run
@@ -205,17 +205,30 @@ def volumes_are_right(filled: Filled) -> None:
         assert row["deliveries"] == sum(message.epoch for message in those if message.time_acked)
 
 
+def approximately(number: float | None) -> Any:
+    return None if number is None else pytest.approx(number)
+
+
 def forecasts_are_right(filled: Filled) -> None:
     forecast, now = told(filled.report, "forecast"), filled.now
     for group, (those, dead) in filled.groups.items():
         row, backlog = forecast[group], sum(message.time_acked is None for message in those)
         came = sum(recently(message.made, now) for message in (*those, *dead))
         went = sum(recently(message.time_acked, now) for message in those)
-        growth = (came - went - sum(recently(message.time_next, now) for message in dead)) / 3_600
+        every = [*those, *dead]
+        known = [at for message in every for at in (message.made, message.time_acked, message.time_next) if at]
+        settled = [now - 99 * HOUR] if group in {(None, None), ("tenant", "acme")} else []
+        age_s = (now - min(at for at in (*known, *settled) if at < now)) / S
+        growth = (came - went - sum(recently(message.time_next, now) for message in dead)) / min(3_600, age_s)
         assert row["unacknowledged"] == backlog
+        assert row["horizon_s"] == pytest.approx(min(age_s, 86_400))
         assert row["growth_per_s"] == pytest.approx(growth)
-        assert row["in_a_day"] == pytest.approx(max(0, backlog + growth * 86_400))
-        assert row["empty_in_s"] == (None if growth >= 0 else pytest.approx(backlog / -growth))
+        after = {
+            hours: max(0, backlog + growth * hours * 3_600) if age_s >= hours * 3_600 else None for hours in (1, 24)
+        }
+        assert (row["in_an_hour"], row["in_a_day"]) == (approximately(after[1]), approximately(after[24]))
+        empty_s = None if growth >= 0 else backlog / -growth
+        assert row["empty_in_s"] == approximately(None if empty_s is None or empty_s > age_s else empty_s)
 
 
 def times_are_right(filled: Filled) -> None:
@@ -569,8 +582,54 @@ def test_all_that_is_wrong_is_said_at_once(spark: SparkSession, endpoint: Endpoi
 def test_durations_rates_and_values_as_people_read_them() -> None:
     said = [duration(seconds) for seconds in (None, 0, 0.0000042, 0.0123, 1.5, 59.99, 60, 3_599.7, 86_400, 187_200, -3)]
     assert said == ["–", "0 s", "0.004 ms", "12.3 ms", "1.5 s", "60 s", "1 min", "1 h", "1 d", "2 d 4 h", "−3 s"]
-    assert [rate(per_s) for per_s in (None, 12.34, 0.5, 0.001, 0)] == ["–", "12.3 /s", "30 /min", "3.6 /h", "0 /h"]
     assert [value(cell) for cell in (None, "", "x")] == ["NULL", "(empty)", "x"]
+
+
+def test_a_column_has_one_unit_by_its_median() -> None:
+    seconds = durations([0.2, 90.0, 4_000.0])
+    assert (seconds.name, seconds(0.2), seconds(90.0), seconds(None)) == ("min", "0.003", "1.5", "–")
+    assert [durations(values).name for values in ([0.02], [30], [7_200], [200_000], [], [None, 0])] == [
+        *("ms", "s", "h", "d", "s", "s"),
+    ]
+    per = rates([0.5, 0.001, -2.0])
+    assert (per.name, per(0.5), per(-2.0), per(0)) == ("/min", "30", "-120", "0")
+    assert rates([None]).name == "/h"
+
+
+def test_what_a_table_of_values_leaves_out_is_said() -> None:
+    rows = [{"messages": 10} for _ in range(20)]
+    part = Part(Queue(None), {}, {"tenant": rows, "few": rows[:3]}, {"tenant": (50, 260), "few": (3, 30)})  # type: ignore[arg-type]
+    assert part.left_out("tenant") == (
+        "The plot has the first 12 rows of the table. 30 more values with 60 messages are in Parquet alone."
+    )
+    assert part.left_out("few") == ""
+
+
+def test_a_meaning_has_one_colour_of_its_own() -> None:
+    page = (Path(plots.__file__).with_name("page.html.jinja")).read_text()
+    assert len({*plots.COLOURS.values()}) == len(plots.COLOURS)
+    for variable in [name for name in plots._VARIABLES.values() if name.startswith("var(--") and name != "var(--line)"]:
+        assert page.count(f"{variable[4:-1]}: #") == 2  # light, and dark
+
+
+def test_six_minutes_of_load_are_no_forecast_for_tomorrow(
+    spark: SparkSession, endpoint: Endpoint, connection: Any, tmp_path: Path
+) -> None:
+    """And a queue whose messages have groups is reported on by group without being told."""
+    create_queue(connection, "m", OWN, vt_purge_after="9999999", group_by="tenant")
+    now = server_now(connection)
+    made = [now - (360 - number) * S for number in range(360)]
+    put(connection, "m", [Message(n, 0, at, None, "ab"[n % 2], at) for n, at in enumerate(made, 1)])
+    with_created = report(spark, endpoint, ["m"], created="made")
+    row = told(with_created, "forecast")[None, None]
+    assert row["horizon_s"] == pytest.approx(360, abs=60)
+    assert row["created_per_s"] == pytest.approx(1, rel=0.2)
+    assert (row["in_an_hour"], row["in_a_day"]) == (None, None)
+    assert {key for key in told(with_created, "volumes") if key[0]} == {("tenant", "a"), ("tenant", "b")}
+    text = Path(with_created.write(str(tmp_path))).read_text()
+    assert "unacknowledged in a day" not in text
+    assert re.search(r"It reaches [67] min( \d+ s)? ahead, as far as the data reaches back", text)
+    with_created.close()
 
 
 @pytest.mark.parametrize(
