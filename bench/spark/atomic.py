@@ -1,0 +1,91 @@
+"""One large batch in atomic mode: ten million messages, once, with the time and the CPU of each phase.
+
+A message takes the same CPU on a busy machine, so that figure can be compared where rates cannot. The figures are
+printed, and written to bench/results/spark-atomic.md. `ROWS` is the argument (ten million, which need some 10 GB of
+disk; with fewer nothing is written).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from bench.processes import cpu_s, family
+from bench.spark._stage import rows_asked_for, stage
+from bench.spark.enqueue import CREATE, data
+from pipeline.common.progress import Progress
+from pipeline.enqueue import enqueue
+
+ROWS = 10_000_000
+RESULTS = Path(__file__).parents[1] / "results" / "spark-atomic.md"
+KINDS = {"mariadbd": "server", "mysqld": "server", "java": "Spark"}
+
+
+def cpu_by_kind() -> Mapping[str, float]:
+    """Seconds of CPU so far of the server, of Spark and of the proxy with this program."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for pid in family(os.getpid()):
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:  # ended just now
+            continue
+        found[KINDS.get(name, "proxy and driver")] += cpu_s(pid)
+    return found
+
+
+@dataclass
+class Phases:
+    """The time and the CPU when each phase began."""
+
+    began: dict[str, tuple[float, Mapping[str, float]]] = field(default_factory=dict)
+
+    def note(self, progress: Progress) -> None:
+        """Take notice of a phase."""
+        if progress.phase not in self.began:
+            self.began[progress.phase] = time.monotonic(), cpu_by_kind()
+
+    def lines(self, rows: int) -> list[str]:
+        """A row of the table for each phase."""
+        self.note(Progress("end", 0, 0))
+        kinds = ("server", "Spark", "proxy and driver")
+        table = [
+            "| phase | seconds | messages a second | " + ", ".join(kinds) + ": CPU of a message, µs |",
+            "|---|---|---|---|",
+        ]
+        for (name, (start, before)), (_, (end, after)) in pairwise(self.began.items()):
+            spent = ", ".join(f"{(after[kind] - before[kind]) / rows * 1e6:.1f}" for kind in kinds)
+            table.append(f"| {name} | {end - start:,.0f} | {rows / (end - start):,.0f} | {spent} |")
+        return table
+
+
+def main() -> None:
+    rows = rows_asked_for(ROWS)
+    phases = Phases()
+    with stage() as on, tempfile.TemporaryDirectory(prefix="ackstream-bench-") as directory:
+        frame = data(on.spark, f"{directory}/data", rows)
+        with on.proxy.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(CREATE.format("m"))
+        outcome = enqueue(frame, on.proxy, "m", batch="b", mode="atomic", report=phases.note)
+        table = "\n".join(phases.lines(rows))
+        assert outcome.messages == rows
+        with on.server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT COUNT(*), SUM(epoch) FROM m")
+            assert cursor.fetchone()[0] == rows
+        load = os.getloadavg()[1]
+    text = (
+        f"{rows:,} messages of 100 bytes in atomic mode, MariaDB, `local[2]`, {os.cpu_count()} cores shared by all;"
+        f" load {load:.1f} (2 or 3: a quiet machine).\n\n{table}\n"
+    )
+    print(text)
+    if rows >= ROWS:
+        RESULTS.write_text(f"# A large batch in atomic mode\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()
