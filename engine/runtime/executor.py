@@ -10,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engine.dispatch.measures import Durations
+from engine.runtime.call_threads import CallThreads
 from engine.runtime.server_clock import ServerClock
 from engine.store.port import Store, StoreError, Timed
 
@@ -131,7 +131,7 @@ class StoreExecutor:
         self.on_clock_set: Callable[[], None] = lambda: None
         """Called when a result shows that the server's clock was set."""
         self._reports = FailureLog()
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="store")
+        self._threads = CallThreads(settings.threads, "store")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, method: Callable[..., Timed[T]], *args: Any) -> T:
@@ -146,7 +146,7 @@ class StoreExecutor:
             return called_ns, time.monotonic_ns(), answer
 
         try:
-            called_ns, answered_ns, answer = await asyncio.get_running_loop().run_in_executor(self._threads, timed)
+            called_ns, answered_ns, answer = await self._threads.run(timed)
         except StoreError:
             self.counters.store_errors += 1
             raise
@@ -179,5 +179,5 @@ class StoreExecutor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self.store.close()

@@ -57,6 +57,10 @@ SAME_REASON_NS = 60 * NS_PER_S
 """Least time between two log lines with the same reason why a queue's dead messages cannot be
 moved."""
 
+REARM_S = 0.001
+"""The wake-up time is computed once for all events of this time. A time that has come meanwhile is
+noticed so much later."""
+
 StoreEffect = Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | Purge | MoveDeadLetters
 """The effects that the store carries out."""
 
@@ -141,6 +145,8 @@ class TableRunner:
         self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns: int | None = None
+        self._rearming: asyncio.TimerHandle | None = None
+        """Set: the wake-up time is computed again soon."""
         self._noted = _Noted()
         self._note_timer: asyncio.Handle | None = None
         self._effects: deque[Effect] = deque()
@@ -244,7 +250,7 @@ class TableRunner:
             finally:
                 self._performing = False
             if not self._suspended:
-                self._rearm()
+                self._rearm_soon()
         except Exception as error:  # noqa: BLE001  # A fault in ackstream: it is logged there.
             self._fault(error)
 
@@ -319,18 +325,29 @@ class TableRunner:
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._armed_ns = None
+        if self._rearming is not None:
+            self._rearming.cancel()
+        self._timer = self._armed_ns = self._rearming = None
 
     def _tick(self) -> None:
         self._timer = self._armed_ns = None
         self.handle(self.dispatcher.tick)
 
-    def _rearm(self) -> None:
+    def _rearm_soon(self) -> None:
         if self.dispatcher.settled_down:
             self.settled_down.set()
         else:
             self.settled_down.clear()
-        wake_at_ns = None if self._retired else self.dispatcher.wake_at_ns
+        if self._rearming is None:
+            self._rearming = asyncio.get_running_loop().call_later(REARM_S, self._rearm)
+
+    def _rearm(self) -> None:
+        self._rearming = None
+        try:
+            wake_at_ns = None if self._retired else self.dispatcher.wake_at_ns
+        except Exception as error:  # noqa: BLE001  # A fault in ackstream: it is logged there.
+            self._fault(error)
+            return
         if wake_at_ns == self._armed_ns:
             return
         self._cancel_timer()

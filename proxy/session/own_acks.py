@@ -132,6 +132,10 @@ class OwnAcks:
         form, needed_db = meaning
         return KnownAck(form, int(split[1])) if needed_db in (None, db) else None
 
+    def doubt(self) -> None:
+        """The session has to carry out its next ACK itself, whatever it has shown."""
+        self._proofs.clear()
+
     def forget(self) -> None:
         """The session may have another account, or other privileges."""
         self._proofs.clear()

@@ -28,7 +28,7 @@ from proxy.session.queries import sql
 from proxy.statements.long_statements import in_steps
 from proxy.statements.tables import known_table_id, refused_as_client
 from proxy.wire.commands import COM_STMT_PREPARE
-from proxy.wire.packets import ServerError
+from proxy.wire.packets import AUTOCOMMIT, ServerError
 from proxy.wire.params import make_query
 from sqlrewrite.ack import LeaseColumn, SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
@@ -54,18 +54,21 @@ class Acknowledgement:
 
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
-        known = session.own_acks.known(text, session.classifier.known_db)
+        alone = self._gather and not session.in_transaction and bool(session.status & AUTOCOMMIT)
+        known = session.own_acks.known(text, session.classifier.known_db) if alone else None
         if known is not None:
             alike = Settled(Verb.ACK, known.form.table, (known.key,), certain=True, form=known.form)
             if await self._gathered(session, alike):
                 return
         statement, table, lease = await self._read(session, text)
-        form = await self._form(session, statement, table, binary=False)
+        form = await self._form(session, statement, table, binary=False) if alone else None
         pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
         if known is not None or not await self._gathered(session, pending, _epoch(statement, ())):
             session.forward(make_query(statement.update(lease), attributes=session.classifier.attributes), pending)
         if form is not None:
             _learn(session, text, statement, form)
+        elif not alone:
+            session.own_acks.doubt()  # Its answer is no proof, and may be a refusal.
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the UPDATE."""

@@ -32,6 +32,7 @@ ENGINE_SHELL = {
     "engine.binlog.supervisor",
     "engine.primary.observation",
     "engine.primary.watch",
+    "engine.runtime.call_threads",
     "engine.runtime.executor",
     "engine.runtime.gathered_acks",
     "engine.runtime.indirect_writes",

@@ -121,6 +121,53 @@ def test_a_stream_continues_after_a_fault_in_its_tables_dispatcher(
     assert str(TABLE) in record.getMessage()
 
 
+WAKE_AT_NS: Any = Dispatcher.wake_at_ns
+
+
+def test_the_wake_up_time_is_computed_once_for_many_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = 0
+
+    def counted(self: Dispatcher) -> Any:
+        nonlocal computed
+        computed += 1
+        return WAKE_AT_NS.fget(self)
+
+    async def play() -> None:
+        async with running() as (engine, _):
+            queue, last = await engine.queue(TABLE), Client()
+            monkeypatch.setattr(Dispatcher, "wake_at_ns", property(counted))
+            for holder in range(50):
+                engine.subscribe(queue, Client(), holder=holder, row_format=FORMAT, limit=1)
+            assert computed == 0
+            engine.subscribe(queue, last, holder=50, row_format=FORMAT, first_wait_ns=5_000_000)
+            await last.is_ended()
+            assert computed
+
+    asyncio.run(play())
+
+
+def test_a_fault_in_the_wake_up_time_is_one_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = asyncio.Event()
+
+    def failing(self: Dispatcher) -> Any:
+        if failed.is_set():
+            return WAKE_AT_NS.fget(self)
+        failed.set()
+        raise RuntimeError("a fault in the wake-up time")
+
+    async def play() -> None:
+        async with running() as (engine, store):
+            await streaming(engine, TABLE, mine := Client(), holder=1)
+            monkeypatch.setattr(Dispatcher, "wake_at_ns", property(failing))
+            enqueue(engine, store, TABLE, 1)
+            await failed.wait()
+            enqueue(engine, store, TABLE, 2)
+            await mine.has(2)
+            assert engine.counters.dispatcher_restarts == 1
+
+    asyncio.run(play())
+
+
 def test_faults_in_a_row_cause_longer_and_longer_pauses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,75 @@
+"""Blocking calls on threads, for the event loop.
+
+A call costs half of what it costs through ThreadPoolExecutor (30 and 55 µs of CPU time, of which 3
+would remain without a thread): there is one future instead of two, and no lock besides the queue's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class CallThreads:
+    """Up to `threads_max` threads, which begin when they are needed. Its methods are called on the
+    event loop's thread."""
+
+    def __init__(self, threads_max: int, name: str) -> None:
+        """`name`: of the threads, before their numbers."""
+        self._threads_max = threads_max
+        self._name = name
+        self._begun = 0
+        self._under_way = 0
+        self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call the function on a thread. Returns what it returns, and raises what it raises.
+
+        If the caller is cancelled before the call has begun, it is not made.
+        """
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._under_way += 1
+        if self._begun < min(self._under_way, self._threads_max):
+            threading.Thread(target=self._work, name=f"{self._name}_{self._begun}", daemon=True).start()
+            self._begun += 1
+        self._calls.put((answer, function))
+        return await answer
+
+    def close(self) -> None:
+        """End the threads when their calls return. Calls that have not begun are not made, and their
+        callers are cancelled."""
+        with suppress(Empty):
+            while (call := self._calls.get_nowait()) is not None:
+                call[0].cancel()
+        for _ in range(self._begun):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            answer, function = call
+            result, error = None, None
+            if not answer.cancelled():
+                try:
+                    result = function()
+                except BaseException as raised:  # noqa: BLE001  # The caller handles it.
+                    error = raised
+            try:
+                answer.get_loop().call_soon_threadsafe(self._answered, answer, result, error)
+            except RuntimeError:  # The loop is closed.
+                return
+            del call, answer, function, result, error  # The result may be large, and the next call come late.
+
+    def _answered(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._under_way -= 1
+        if answer.done():  # The caller was cancelled.
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
