@@ -110,6 +110,12 @@ KEEPING = (Verb.STREAM, Verb.QUEUE, Verb.KILL, Verb.USE)
 """Statements that do not use up a SET TRANSACTION: the first two are refused while there is one."""
 
 
+CLASSIFIED_MAX: Final = 1024
+"""Bytes of a text whose head is remembered."""
+NONE_CLASSIFIED: Final = (b"", OTHER)
+"""An empty text is no queue statement."""
+
+
 class NotFast(enum.Enum):
     """A command that the fast path does not decide."""
 
@@ -140,6 +146,9 @@ class CommandClassifier:
         text show whether a statement ends it."""
         self.known_db: str | None = None
         """The default database; None if it has to be read (again)."""
+        self.shown_context: tuple[bytes | None, ...] | None = None
+        """What the server has shown last of the session's context (`context_signature`), if nothing
+        has run in the session since but what showed it; else None."""
         self._ran_nothing_stored = True
         """Whether nothing has run in this session that can have made a temporary table: all were
         queue statements or are known to run no stored program. (The server's init_connect is the
@@ -160,6 +169,8 @@ class CommandClassifier:
         self._something_is_known = True
         """Whether one of these three can still change: only then is the text of other statements
         examined."""
+        self._classified = NONE_CLASSIFIED
+        """The last queue statement that the fast path has left to `classify`, and its head."""
         self._db_may_change = False
         self._multi_statements = False
         self._last_prepared = 0
@@ -295,7 +306,8 @@ class CommandClassifier:
 
     def session_command(self, command: Command) -> None:
         """A command is relayed that changes the state of the session."""
-        self.known_db = None
+        self.known_db = self.shown_context = None
+        self._classified = NONE_CLASSIFIED
         self.next_transaction_is_set &= command.byte not in FORGETTING
         if command.byte in FORGETTING:
             self._not_since_reset = self._alike_since_reset = self._something_is_known = True
@@ -307,7 +319,9 @@ class CommandClassifier:
         byte = command.byte
         if byte == COM_QUERY:
             text = query_text(command.payload, attributes=self.attributes)
-            head = classify(text, multi_statements=self._multi_statements)
+            classified, head = self._classified
+            if classified != text:
+                head = classify(text, multi_statements=self._multi_statements)
             if head.verb not in MESSAGE_VERBS:
                 self._runs(text if command.whole else None)
             self._next_transaction(head, text)

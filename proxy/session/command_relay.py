@@ -198,6 +198,7 @@ class CommandRelay:
         """Send a command on to the server, and expect its answer."""
         self._traffic.relayed += 1
         outstanding = self.walker.expect(byte, pending)
+        self._classifier.shown_context = None
         if byte not in SILENT:
             self._own_acks.catch_up = None
         self._connections.write_server(data)

@@ -391,7 +391,7 @@ class Session:
         if not self._connections.server_ready:
             raise ConnectionResetError("the server closed the connection")
         self._internal_answers = queries
-        self.own_acks.catch_up = None
+        self.own_acks.catch_up = self.classifier.shown_context = None
         try:
             for payload in payloads:
                 self._walker.expect(payload[0], None)
@@ -403,7 +403,7 @@ class Session:
     def forward(self, payload: bytes, pending: PendingCommand) -> None:
         """Send a command in the client's name; its answer goes to the client."""
         self.classifier.preparing = isinstance(pending, Preparing)
-        self.own_acks.catch_up = None
+        self.own_acks.catch_up = self.classifier.shown_context = None
         self._walker.expect(payload[0], pending)
         self._connections.write_server(frame(payload, 0))
 

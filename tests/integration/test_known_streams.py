@@ -26,6 +26,8 @@ from tests.support.turns import Turns
 STREAM = "STREAM id, payload FROM m LIMIT 1 NOWAIT"
 PROOF = ["SELECT HEX", "SHOW CREATE", "UPDATE `"]
 """The beginnings of what proves a known STREAM, in one round trip."""
+SHORT_PROOF = PROOF[1:]
+"""The same if nothing has run in the session since the last one: its context is still known."""
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +100,59 @@ def test_the_execution_of_a_known_stream_costs_one_round_trip(client, turns) -> 
     statement = client.prepare("STREAM id, payload FROM m LIMIT ? NOWAIT")
     first = client.execute(statement, 1)
     turns.taken(number)
-    for _ in range(3):
+    for proof in (PROOF, SHORT_PROOF, SHORT_PROOF):
         answer = client.execute(statement, 1)
         assert len(answer) == len(first)
         assert answer[0] == first[0]
-        assert begin_with(taken := turns.taken(number), [PROOF]), beginnings(taken)
+        assert begin_with(taken := turns.taken(number), [proof]), beginnings(taken)
+
+
+BETWEEN = {
+    "a SELECT": b"\3SELECT 1",
+    "COMMIT": b"\3COMMIT",
+    "an ACK": b"\3ACK m WHERE id = 1",
+    "SHOW QUEUES": b"\3SHOW QUEUES",
+    "COM_PING": bytes([Commands.COM_PING]),
+    "COM_SET_OPTION": bytes([Commands.COM_SET_OPTION, 1, 0]),
+    "COM_RESET_CONNECTION": bytes([Commands.COM_RESET_CONNECTION]),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_the_context_is_read_again_after_any_other_command(watched_proxy, root, database, turns, between) -> None:
+    statement = f"STREAM id, payload FROM {database}.m LIMIT 1 NOWAIT"
+    with RawClient(watched_proxy, BASE, database) as client:
+        number = client.greeting.connection_id
+        for _ in range(3):
+            client.query(statement)
+        for _ in range(2):
+            turns.taken(number)
+            client.query(statement)
+            assert begin_with(taken := turns.taken(number), [SHORT_PROOF]), beginnings(taken)
+        client.ask(between)
+        turns.taken(number)
+        client.query(statement)
+        assert beginnings(turns.taken(number))[0][0].startswith(PROOF[0])
+
+
+def test_an_ack_whose_trigger_changes_the_session_is_noticed_by_the_next_stream(watched_proxy, root, database) -> None:
+    run(root, "ALTER TABLE m ADD COLUMN at TIMESTAMP DEFAULT '2020-01-01 12:00:00'")
+    run(
+        root,
+        "CREATE TRIGGER t BEFORE UPDATE ON m FOR EACH ROW"
+        " SET SESSION time_zone = IF(NEW.time_acked, '+09:00', '+00:00')",
+    )
+    statement = "STREAM id, at FROM m LIMIT 1 NOWAIT"
+    with RawClient(watched_proxy, BASE, database) as client:
+        client.query("SET time_zone = '+03:00'")
+        answers = [client.query(statement) for _ in range(3)]
+        client.query("ACK m WHERE id = 1")
+        new = RawClient(watched_proxy, BASE, database)
+        new.query("SET time_zone = '+09:00'")
+        hours = [answer[-2].payload[-8:-6] for answer in (*answers, client.query(statement), new.query(statement))]
+        new.close()
+        assert hours[0] == hours[1] == hours[2] != hours[3]
+        assert hours[3] == hours[4]
 
 
 def test_without_autocommit_the_transaction_of_the_proof_ends_in_the_same_round_trip(client, turns) -> None:
@@ -113,10 +163,11 @@ def test_without_autocommit_the_transaction_of_the_proof_ends_in_the_same_round_
     client.query(STREAM)
     assert begin_with(taken := turns.taken(number), [[*PROOF, "COMMIT"]]), beginnings(taken)
     client.query("SELECT COUNT(*) FROM m")
-    client.query(STREAM)  # In a transaction now, which stays open.
+    for _ in range(2):
+        client.query(STREAM)  # In a transaction now, which stays open.
     turns.taken(number)
     client.query(STREAM)
-    assert begin_with(taken := turns.taken(number), [PROOF]), beginnings(taken)
+    assert begin_with(taken := turns.taken(number), [SHORT_PROOF]), beginnings(taken)
 
 
 def test_a_known_stream_is_answered_as_it_was_the_first_time(client) -> None:
