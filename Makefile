@@ -26,7 +26,7 @@ demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of the
 
 .PHONY: test
 test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB (9 min)
-	@scripts/prepare mariadb mysql compiler
+	@scripts/prepare mariadb mysql galera compiler
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: test-drivers
@@ -49,6 +49,13 @@ test-peers: .venv/.stamp ## Run the test suites of the drivers' authors, direct 
 	@scripts/prepare mariadb mysql peers
 	@.venv/bin/python -m tests.peers.run $(SUITES)
 
+# TIMES=5 FAILOVERS="galera" makes it shorter; `python -m tests.support.failover_runs --help` lists the kinds.
+TIMES := 20
+.PHONY: test-failover
+test-failover: .venv/.stamp ## Kill a primary under load, 20 times for each kind of replication, and count what is lost (20 min)
+	@scripts/prepare mariadb mysql galera
+	@.venv/bin/python -m tests.support.failover_runs --times $(TIMES) $(FAILOVERS)
+
 .PHONY: test-pipeline
 test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, killed executors and drivers included (12 min)
 	@scripts/prepare mariadb mysql pipeline
@@ -65,7 +72,7 @@ test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kill
 
 .PHONY: test-needs
 test-needs: .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
-	@scripts/prepare mariadb mysql compiler pipeline
+	@scripts/prepare mariadb mysql galera compiler pipeline
 
 VERSIONS := oldest newest
 VERSIONS_TESTS := tests/unit tests/property tests/contract \

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import urllib.error
-import urllib.request
-from typing import Any
-
 import pymysql
 import pytest
 
+from tests.support.failover import client_of, health, url
 from tests.support.proxies import running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.replicas import (
@@ -43,38 +39,12 @@ def workers(request):
     return request.param
 
 
-def url(server) -> str:
-    return f"mysql://root@{server.host}:{server.port}"
-
-
 @pytest.fixture
 def behind(pair, tmp_path):
     """A proxy in front of both."""
     primary, replica = pair
     with running_proxy(primary, tmp_path / "log", ["--backend", url(replica)]) as proxy:
         yield proxy
-
-
-def health(proxy) -> str:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{proxy.admin_port}/health") as answer:
-            return str(answer.read().decode())
-    except urllib.error.HTTPError as error:
-        return error.read().decode()
-
-
-def client_of(proxy, server) -> Any:
-    """A client through the proxy, as soon as the proxy uses this server."""
-
-    def connected() -> Any:
-        with contextlib.suppress(pymysql.MySQLError):
-            client = proxy.connect(database="shop")
-            if rows(client, "SELECT @@port") == [(server.port,)]:
-                return client
-            client.close()
-        return None
-
-    return eventually(connected, timeout_s=20, what=f"a client of {server.port}")
 
 
 def test_the_primary_dies_and_its_replica_takes_over(pair, tmp_path, consume, workers) -> None:

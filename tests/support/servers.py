@@ -135,12 +135,17 @@ def new_server(
     `durable` writes through to the disk at each commit; without it a killed *server* forgets the
     last second (a killed proxy makes no difference). Raises ServerMissingError.
     """
-    binary = server_binary(flavour)
-    shutil.copytree(_template(binary), data_dir)
+    shutil.copytree(_template(server_binary(flavour)), data_dir)
+    return server_on(flavour, data_dir, durable=durable, options=options)
+
+
+def server_on(flavour: Flavour, data_dir: Path, *, durable: bool, options: Sequence[str]) -> EmbeddedServer:
+    """A server that is not started yet, on data that exist. Raises ServerMissingError."""
     durability = () if durable else NOT_DURABLE
     tls = certificates()
     security = (f"--ssl-ca={tls.ca}", f"--ssl-cert={tls.certificate}", f"--ssl-key={tls.key}")
-    return EmbeddedServer(data_dir, binary, [*SMALL, SMALL_LOG[flavour], *security, *durability, *options])
+    fixed = [*SMALL, SMALL_LOG[flavour], *security, *durability, *options]
+    return EmbeddedServer(data_dir, server_binary(flavour), fixed)
 
 
 @contextlib.contextmanager
