@@ -111,6 +111,7 @@ def test_axe_finds_nothing_in_any_colours_and_on_a_phone(
         await tab.evaluate(AXE.read_text() + "; 0")
         assert await tab.evaluate(OFFENCES) == []
         if folder := os.environ.get("PICTURES"):
+            await becomes(tab, f"{READY}.querySelector('polyline')")
             await tab.picture(
                 Path(folder) / f"page-{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}.png"
             )

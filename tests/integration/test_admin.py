@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pymysql
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.proxies import RunningProxy
+from proxy.embedded.server import EmbeddedServer
+from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
 
-def answer(proxy: RunningProxy, path: str) -> tuple[int, bytes]:
+def answer(proxy: RunningProxy, path: str, **headers: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(f"http://127.0.0.1:{proxy.admin_port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{proxy.admin_port}{path}", timeout=30) as found:
+        with urllib.request.urlopen(request, timeout=30) as found:
             return found.status, found.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -98,3 +101,24 @@ def test_a_proxy_is_not_ready_while_its_server_is_read_only(private_proxy: Runni
         assert answer(private_proxy, "/livez")[0] == answer(private_proxy, "/health")[0] == 200
         cursor.execute("SET GLOBAL read_only = 0")
     eventually(lambda: answer(private_proxy, "/readyz")[0] == 200)
+
+
+def test_the_page_is_for_this_machine_alone(proxy: RunningProxy, server: EmbeddedServer, tmp_path: Path) -> None:
+    assert answer(proxy, "/")[0] == answer(proxy, "/content")[0] == 200
+    status, text = answer(proxy, "/", Host="queues.example:9307")
+    assert status == 403
+    assert b"ssh -L" in text
+    with running_proxy(server, tmp_path / "log", ["--admin", "0.0.0.0:0"]) as open_to_all:
+        assert answer(open_to_all, "/")[0] == answer(open_to_all, "/content")[0] == 403
+        assert answer(open_to_all, "/livez")[0] == 200
+
+
+def test_several_workers_have_one_page_and_count_once(server: EmbeddedServer, database: str, tmp_path: Path) -> None:
+    with running_proxy(server, tmp_path / "log", ["--workers", "2"]) as proxy:
+        with proxy.connect(database=database) as client:
+            create_queue(client, "m")
+            enqueue(client, "m", "abc")
+        eventually(lambda: of_queue(proxy, database, "m").get("ready") == 3, timeout_s=40)
+        assert of_queue(proxy, database, "m")["held_backno_consumer"] == 1
+        assert answer(proxy, "/readyz")[0] == 200
+        assert f"{database}.m".encode() in answer(proxy, "/")[1]

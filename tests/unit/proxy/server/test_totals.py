@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
 
 from proxy.server.totals import Totals
 
@@ -71,3 +72,14 @@ def test_a_worker_that_does_not_answer_counts_as_before() -> None:
     second.delivered.inc(5)
     totals.report(2, second.registry.collect())
     assert values(totals)["ackstream_delivered_total"] == 20
+
+
+def test_a_queue_lacks_consumers_if_no_worker_has_one_and_is_limited_if_one_is() -> None:
+    totals = Totals()
+    for number, (no_consumer, limit) in enumerate([(1, 0), (0, 1)], 1):
+        gauge = GaugeMetricFamily("ackstream_queue_held_back", "Held back", labels=["db", "queue", "reason"])
+        gauge.add_metric(["shop", "m", "no_consumer"], no_consumer)
+        gauge.add_metric(["shop", "m", "limit"], limit)
+        totals.report(number, [gauge])
+    (family,) = totals.families()
+    assert {sample.labels["reason"]: sample.value for sample in family.samples} == {"no_consumer": 0, "limit": 1}
