@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ from tests.support.sampling import SEED
 
 TRIES = 3
 """A run may end before the bug has shown itself. Each has another seed."""
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name.replace(" ", "_"))
+def test_the_texts_that_it_changes_are_there(broken: Break) -> None:
+    for module, old, _ in broken.edits:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        assert Path(spec.origin).read_text().count(old) == 1
 
 
 @pytest.mark.timeout(300)

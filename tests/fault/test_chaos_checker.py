@@ -167,6 +167,14 @@ def test_a_claim_after_the_ack_shows_in_the_epoch(history) -> None:
     assert history.rules() == ["delivered after its ACK"]
 
 
+def test_a_claim_after_the_ack_shows_in_its_deadline_too(history) -> None:
+    history.got(2, 1)
+    history.run(3, "ack", [1])
+    history.got(20, 1, 2, wait=8)
+    history.row(1, epoch=2)
+    assert history.rules() == ["delivered after its ACK"]
+
+
 def test_a_delivery_that_was_claimed_before_the_ack_may_arrive_after_it(history) -> None:
     history.got(2, 1)
     history.run(8, "ack", [1])

@@ -180,7 +180,7 @@ BREAKS = (
         "one claim, two deliveries",
         "plain",
         (MYSQL, "if not claim.sent and claim.key not in failed_ns", "if claim.key not in failed_ns"),
-        (MYSQL, "for claim in returns if claim.sent}", "for claim in returns if False}"),
+        (MYSQL, "for claim in ours if claim.sent}", "for claim in ours if False}"),
         misbehave=0.9,
     ),
     _break(

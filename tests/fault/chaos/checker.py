@@ -34,10 +34,10 @@ from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Plan
 S = 1_000_000
 MARGIN_US = 5 * S
 """Nothing may wait longer than its wait and this, once the last fault is over."""
-CLOSE_US = 5 * S
-"""A client may notice so late that the proxy has ended its stream."""
+CLOSE_US = 12 * S
+"""A client may notice so late that the proxy has ended its stream: it may have been stopped meanwhile."""
 AFTERMATH_US = 20 * S
-"""So long after a fault its effects may show: a lock of the roster lives for fifteen seconds."""
+"""So long after a fault its effects on the order may show."""
 VISIBLE_US = S
 """The order holds among messages committed a tenth of a second before a claim; a busy machine is given more."""
 MEMORY_MAX = 500 << 20
@@ -48,11 +48,17 @@ NEVER = 1 << 62
 Certainty = Literal["yes", "no", "maybe"]
 
 FREEING = {
-    "kill_proxy", "stop_proxy", "freeze_proxy", "cut_server", "stall_server", "delay_server", "throttle_server",
-    "split_server", "refuse_server", "kill_server", "restart_server", "stop_server", "offline_mode", "max_connections",
-    "kill_connections", "stop_client", "kill_client",
-}  # fmt: skip
-"""After these a proxy, or the others in its place, may give messages on before their leases end."""
+    "kill_proxy": 5 * S,
+    "freeze_proxy": 20 * S,
+    "cut_server": 5 * S,
+    "refuse_server": 5 * S,
+    "kill_server": 5 * S,
+    "restart_server": 5 * S,
+}
+"""After these the others may take a proxy for gone, and give on what it has in flight; for so long after their end.
+
+A proxy that is stopped, or cut off from its server, for less than the life of its lock keeps what it has.
+"""
 
 
 class Violation(NamedTuple):
@@ -109,6 +115,7 @@ class Connection:
 
     @property
     def by_choice(self) -> bool:
+        """Whether its client has ended it when it wrote that down."""
         return self.why in {"finished", "vanishes", "dies in its transaction"}
 
 
@@ -217,6 +224,11 @@ class Facts:
         connection = self.connections[values["conn"]]
         connection.closed, connection.why = at, values["why"]
 
+    def _note_gone(self, at: int, values: dict[str, Any]) -> None:
+        for connection in self.connections.values():
+            if connection.process == values["process"] and connection.closed == NEVER:
+                connection.closed, connection.why = at, "its process was killed"
+
     def _note_begin(self, at: int, values: dict[str, Any]) -> None:
         what, tx = values["what"], values.get("tx", 0)
         count = sum(1 for _ in unpack(values["tokens"]))
@@ -298,7 +310,7 @@ class Facts:
             fault.what in FREEING
             and fault.proxy in {-1, connection.proxy}
             and fault.begin <= until
-            and fault.end + AFTERMATH_US >= first.at
+            and fault.end + FREEING[fault.what] >= first.at
             for fault in self.faults
         )
 
@@ -365,6 +377,17 @@ def epochs(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violati
             for delivery in life.deliveries:
                 if delivery.locking and facts.operations[delivery.op].begin > effect.end:
                     yield Violation("delivered after its ACK", queue, token, f"locked at {delivery.at}")
+                late_us = _earliest_claim_us(facts.plans[queue], delivery) - facts.latest_server_us(effect.end)
+                if not delivery.locking and late_us > 0:
+                    text = f"epoch {delivery.epoch} was claimed {late_us / S:.3f} s after the ACK was answered"
+                    yield Violation("delivered after its ACK", queue, token, text)
+
+
+def _earliest_claim_us(plan: Plan, delivery: Delivery) -> float:
+    """When the claim was made at the earliest, by the server's clock: the wait of a first delivery has no jitter."""
+    wait_s: float = min(plan.ack_wait_s * 2 ** min(delivery.epoch - 1, 30), max(plan.ack_wait_s, plan.max_wait_s))
+    wait_us = wait_s * S
+    return delivery.until - (wait_us if delivery.epoch == 1 else wait_us * 4 / 3)
 
 
 def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violation]:

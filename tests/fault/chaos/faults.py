@@ -46,6 +46,9 @@ class Site(Protocol):
     def start_server(self) -> None:
         """Start the server that has ended."""
 
+    def client_ends(self, number: int) -> None:
+        """Write down that this process is about to be killed."""
+
     def start_client(self, number: int) -> None:
         """Start a process in the place of one that has ended."""
 
@@ -86,6 +89,7 @@ def _stop_server(site: Site, fault: Fault) -> Undo:
 
 def _kill_client(site: Site, fault: Fault) -> Undo:
     number, process = site.client(random.Random(fault.values["seed"]))
+    site.client_ends(number)
     process.kill()
     process.wait()
     return lambda: site.start_client(number)

@@ -114,6 +114,7 @@ class Harness:
         self.server_shift_s = 0.0
         self._stack = stack
         self._clients: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, int] = {}
         self._started: Counter[int] = Counter()
         self._process_numbers = itertools.count(1)
         self.server: EmbeddedServer
@@ -144,6 +145,9 @@ class Harness:
         with self._starting, environment(**self.server_clock.environment):
             self.server.start()
 
+    def client_ends(self, number: int) -> None:
+        self.history.write("gone", process=self._processes[number])
+
     def start_client(self, number: int) -> None:
         """Each process has tokens of its own, so the one in the place of another has another number."""
         run = self.plan
@@ -171,7 +175,7 @@ class Harness:
         assert client.stdin is not None
         client.stdin.write(json.dumps(orders).encode() + b"\n")
         client.stdin.flush()
-        self._clients[number] = client
+        self._clients[number], self._processes[number] = client, process
         self.history.write("process", process=process, place=number, pid=client.pid)
 
     # The run.

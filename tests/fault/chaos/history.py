@@ -24,6 +24,7 @@ Kind = Literal[
     "done",  # op, outcome (ok, error, unknown), affected, error
     "got",  # conn, op, queue, rows: [epoch, time_next in us, tokens] for each delivery of equal epoch and time
     "process",  # process, place, pid: a process of the workload has begun in this place
+    "gone",  # process: it is about to be killed
     "fault",  # number, what, phase (begin, begun, end), proxy (-1: not of one), values, shift_us (the server's clock)
     "phase",  # name: run, healed (all faults are over, no more messages), end
     "sample",  # what, and figures: memory of a proxy, due messages of a queue

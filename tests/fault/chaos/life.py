@@ -16,7 +16,7 @@ def life(events: Iterable[Event], queue: str, token: int) -> Iterator[str]:
         if event.kind == "fault" and not first <= event.at <= max(mine):
             continue
         values = {name: value for name, value in event.values.items() if name not in {"tokens", "rows"}}
-        shown = " ".join(f"{name}={value}" for name, value in values.items() if value not in ("", None, 0, {}))
+        shown = " ".join(f"{name}={value}" for name, value in values.items() if value not in ("", None, {}))
         yield f"{(event.at - first) / 1e6:12.6f} s  {event.kind:7s} {shown}"
 
 
