@@ -69,8 +69,8 @@ BREAKS = (
         "plain",
         (
             MYSQL,
-            'self._limits.cases), statement("commit")]\n            if fetch_of',
-            "self._limits.cases)]\n            if fetch_of",
+            'deadlines_ns, self._limits.cases), statement("commit")]',
+            "deadlines_ns, self._limits.cases)]",
         ),
     ),
     _break(
@@ -78,7 +78,7 @@ BREAKS = (
         "two holders",
         "plain",
         in_sql((CLAIM_LOCK, CLAIM_LOCK.replace(f"    AND {DUE}\n", ""))),
-        (MYSQL, "(entry := found.get(key)) and want.epoch == entry.epoch", "(entry := found.get(key))"),
+        ("engine.store.claim_plan", " and want.epoch == entry.epoch", ""),
     ),
     _break(
         "a release frees the claim of another proxy",
@@ -117,14 +117,15 @@ BREAKS = (
         seconds=20,
     ),
     _break(
-        "max_in_flight is not heeded",
+        "max_in_flight is counted by each proxy alone",
         "max_in_flight",
         "limited",
         (
-            "engine.dispatch.capacity",
-            "            most = min(most, self._policy.max_in_flight)",
-            "            pass",
+            "engine.store.claim_limits",
+            "self._most = policy.max_in_flight if policy.counted else None",
+            "self._most = None",
         ),
+        misbehave=0.9,
     ),
     _break(
         "dead messages are deleted and not copied",

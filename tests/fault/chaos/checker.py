@@ -185,7 +185,6 @@ class Facts:
 
     def __init__(self) -> None:
         self.plans: dict[str, Plan] = {}
-        self.proxies = 1
         self.operations: dict[str, Operation] = {}
         self.transactions: dict[str, Transaction] = defaultdict(Transaction)
         self.connections: dict[str, Connection] = {}
@@ -212,7 +211,6 @@ class Facts:
 
     def _note_plan(self, at: int, values: dict[str, Any]) -> None:
         self.plans = {plan["name"]: Plan.of(plan) for plan in values["plans"]}
-        self.proxies = values["proxies"]
 
     def _note_clock(self, at: int, values: dict[str, Any]) -> None:
         self._wall_us = values["wall_us"] - at
@@ -486,9 +484,9 @@ def surroundings(facts: Facts) -> Iterator[Violation]:
 
 
 def limits(facts: Facts, held: dict[str, list[tuple[int, int]]]) -> Iterator[Violation]:
-    """No more messages of a queue are certainly in flight than its max_in_flight."""
+    """No more messages of a queue are certainly in flight than its max_in_flight, over all proxies."""
     for queue, changes in held.items():
-        allowed = facts.plans[queue].max_in_flight * (1 if LIMITS_OVER_PROXIES else facts.proxies)
+        allowed = facts.plans[queue].max_in_flight
         count = most = when = 0
         for at, change in sorted(changes):
             count += change
@@ -524,10 +522,6 @@ def first_claim(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Fi
             if committed.certain == "yes":
                 claimed = delivery.until - int(facts.plans[queue].ack_wait_s * S) - facts.latest_server_us(0)
                 yield First(claimed, token, committed.end)
-
-
-LIMITS_OVER_PROXIES = False
-"""Whether limits hold over all proxies together. Today each proxy has its own."""
 
 
 def certainly_held(facts: Facts, life: Life) -> Iterator[tuple[int, int]]:
