@@ -110,7 +110,7 @@ PLANS = (
         ddl=("alter", "comment", "truncate", "recreate", "pause"),
     ),
     Plan("ordered", made("ordered", *SHORT), 5, 8, share=0.3, streams=0, pollers=1, quota_per_s=30, ordered=True),
-    Plan("singles", made("singles", *SHORT), 5, 8, share=0.5, streams=0, pollers=6, singles=True),
+    Plan("singles", made("singles", *SHORT), 5, 8, quota_per_s=25, streams=0, pollers=6, singles=True),
     Plan(
         "audited", VITESS.format(name="audited"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,
         audited=True,
