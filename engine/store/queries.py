@@ -151,7 +151,7 @@ class TableStatements:
             "group": group_expressions(table),
             "group_index": quoted(table.group_index or ""),
             "group_order": ", ".join(quoted(column.name) for column in table.group_columns),
-            "arrival_order": "time_next DESC, id DESC" if table.scan_ties_by_id else "time_next DESC",
+            "arrival_order": _arrival_order(table),
         }
 
     @property
@@ -259,6 +259,13 @@ def _selected(table: TableId, selection: Selection) -> str:
     if not selection.partitions:
         return qualified(table)
     return f"{qualified(table)} PARTITION ({', '.join(map(quoted, selection.partitions))})"
+
+
+def _arrival_order(table: QueueTable) -> str:
+    """The order of the scan index when it is read by descending time."""
+    if not table.scan_ties_by_id:
+        return "time_next DESC"
+    return "time_next DESC, id" if table.scan_descending else "time_next DESC, id DESC"
 
 
 def _scan_order(table: QueueTable) -> str:
