@@ -44,6 +44,10 @@ test-empty-root: .venv/.stamp ## Type README's first screen in an empty Debian s
 	@scripts/prepare debootstrap
 	@.venv/bin/python -m pytest -m empty_root tests/empty_root
 
+.PHONY: docs
+docs: .venv-docs/.stamp ## Build the documents as a site in build/site, which works offline, and check its links (5 s)
+	@.venv-docs/bin/python scripts/site/build.py
+
 .PHONY: test-peers
 test-peers: .venv/.stamp ## Run the test suites of the drivers' authors, direct and through the proxy (15 min)
 	@scripts/prepare mariadb mysql peers
@@ -165,7 +169,7 @@ lock: .venv/.stamp ## Lock the newest versions that pyproject.toml allows into l
 
 .PHONY: clean
 clean: ## Remove what was made here (1 s; the cache of servers stays)
-	@rm -rf .venv examples/node/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-docs examples/node/node_modules scripts/site/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made anew when the lock changes, so that nothing older is left in it.
@@ -176,6 +180,13 @@ clean: ## Remove what was made here (1 s; the cache of servers stays)
 
 .venv/.stamp: .venv/.locked pyproject.toml hatch_build.py
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv-docs/.stamp: locks/docs.txt scripts/site/package-lock.json
+	@scripts/prepare npm
+	@python=$$(scripts/prepare python) && echo "making .venv-docs, fetching MkDocs (40 MB)" >&2 && "$$python" -m venv --clear .venv-docs
+	@.venv-docs/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes --requirement locks/docs.txt
+	@npm ci --prefix scripts/site --loglevel error --no-audit --no-fund --ignore-scripts
 	@touch $@
 
 .venv/.drivers: .venv/.stamp locks/drivers.txt

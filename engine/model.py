@@ -66,6 +66,8 @@ class Policy:
     on_disconnect: OnDisconnect = OnDisconnect.RELEASE
     lease: str | None = None
     """The lease column, as the comment spells it; None: the table has none."""
+    reason: str | None = None
+    """The column for the reason of a NACK, as the comment spells it; None: the table has none."""
     max_attempts: int = 0
     """Deliveries until a message is dead; 0: it never is."""
     dead_letter: str | None = None
@@ -111,6 +113,16 @@ class GroupColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasonColumn:
+    """The columns of a queue for the reason of a NACK, and its time."""
+
+    text: str
+    at: str | None
+    chars_max: int
+    """How many characters the first one holds."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueueTable:
     """A message table that can be a queue: its name, its policy, and how its rows are reached."""
 
@@ -129,6 +141,8 @@ class QueueTable:
     """All columns in the table's order, invisible ones included."""
     default_columns: tuple[str, ...]
     """What `*` means."""
+    reason: ReasonColumn | None = None
+    """Where the reason of a NACK is kept; None: nowhere."""
     lease_column: str | None = None
     """The column into which a claim writes the new time_next again (`lease_end_ns`), so that a lease
     differs from a message that was scheduled; None: there is none."""
@@ -187,6 +201,17 @@ def _folded(table: TableId) -> TableId:
     """The name with ASCII letters in lower case. Which other letters are the same is decided by the
     server: they must be written as in the server's spelling."""
     return TableId(*(part.encode().lower().decode() for part in (table.db, table.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class SettleColumns:
+    """A table whose messages are settled, in the server's spelling, and its optional columns."""
+
+    table: TableId
+    lease: str | None = None
+    counted: bool = False
+    """Whether the database counts what is in flight by the lease column."""
+    reason: ReasonColumn | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,18 @@ from engine.dispatch.subscribers import Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.keys import certain as certain_key
 from engine.keys import key_of
-from engine.model import ANYTHING, BrokenTable, Entry, IdKind, Key, QueueTable, RowFormat, Selection, TableId
+from engine.model import (
+    ANYTHING,
+    BrokenTable,
+    Entry,
+    IdKind,
+    Key,
+    QueueTable,
+    RowFormat,
+    Selection,
+    SettleColumns,
+    TableId,
+)
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
 from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
@@ -151,9 +162,9 @@ class Engine:
         """The table as a queue if the digest `text` is known (Queues.known_by); else None."""
         return self._queues.known_by(table, text)
 
-    async def to_settle(self, table: TableId) -> tuple[TableId, str | None, bool]:
-        """The table in the server's spelling, if its messages can be settled, its lease column, and
-        whether the database counts what is in flight by it.
+    async def to_settle(self, table: TableId) -> SettleColumns:
+        """The table in the server's spelling, if its messages can be settled, and the columns that
+        settling writes.
 
         Raises UnusableQueue, StoreError.
         """
@@ -224,6 +235,11 @@ class Engine:
         """A client connection has ended: release the messages that it holds."""
         for runner in self._by_holder.pop(holder, ()):
             runner.handle(runner.dispatcher.disconnected, holder)
+
+    def holds(self, holder: int) -> bool:
+        """Whether a client connection has messages in flight."""
+        runners = self._by_holder.get(holder, ())
+        return any(runner.dispatcher.parts.leases.held_by(holder) for runner in runners)
 
     def transaction_ended(self, holder: int, *, failed: bool) -> None:
         """The transaction of a connection has ended in which it had messages locked. `failed`: it

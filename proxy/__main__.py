@@ -296,7 +296,9 @@ async def _ready(
 ) -> Admin:
     """Serve the admin port, and print that clients can connect."""
     endpoint = settings.admin
-    admin_at = shown(*await listening("admin", endpoint, admin.start(endpoint.host, endpoint.port)))
+    admin_at = shown(
+        *await listening("admin", endpoint, admin.start(endpoint.host, endpoint.port, reuse_port=settings.reuse_port))
+    )
     stack.push_async_callback(admin.stop)
     path = settings.listen_socket
     also = "" if path is None else f" socket={path}"

@@ -148,6 +148,14 @@ class Settings(BaseSettings):
     gather_acks: bool = True
     """Whether acknowledgements of single messages that several clients send at about the same time
     outside transactions are committed together, on a connection of the engine."""
+    drain_work_s: float = Field(default=0.0, ge=0)
+    """Time at a stop for clients to acknowledge the messages that they hold, before these are
+    released and `drain_timeout_s` begins. With 0, a restart takes a message from a consumer that is
+    at work on it."""
+    reuse_port: bool = False
+    """Whether another proxy may listen on the same addresses (SO_REUSEPORT), so that a new one can
+    take over before this one stops. Off, because a second proxy on an address is usually a
+    mistake."""
     drain_timeout_s: float = Field(default=4.0, gt=0)
     """Time for commands under way when the proxy stops; a private server may take 5 s more to
     stop."""

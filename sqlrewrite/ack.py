@@ -1,7 +1,7 @@
 """The statements that settle messages: ACK, NACK and EXTEND, each made into one guarded UPDATE.
 
     ACK [FROM] t WHERE condition
-    NACK [FROM] t WHERE condition [DELAY seconds]
+    NACK [FROM] t WHERE condition [DELAY seconds] [REASON 'text']
     EXTEND [FROM] t WHERE condition BY seconds
 
 The condition is not parsed. It keeps the client's bytes and its `?`, runs in the client's session,
@@ -10,8 +10,9 @@ cannot leave the parentheses that the UPDATE puts around it. A newline behind it
 comment. Text that the server might read in another way is refused: a comment that the server
 executes, a NUL, two dashes before a byte beyond ASCII.
 
-DELAY and BY are clauses only at the end of the statement, outside quotes and parentheses, before
-one number or `?`. No expression of SQL ends like that, so a column may have such a name.
+DELAY, REASON and BY are clauses only at the end of the statement, outside quotes and parentheses,
+before one number, text or `?`. No expression of SQL ends like that, so a column may have such a
+name.
 
 Most conditions are `id = …` or `id IN (…)`. One pattern (`_keys_pattern`) matches these and yields
 the keys: 10,000 of them take less than a millisecond. The keys of a longer list are not read
@@ -119,6 +120,18 @@ class LeaseColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasonColumns:
+    """Where a queue keeps why a message was given back."""
+
+    text: bytes
+    """The quoted name of the column with the text."""
+    at: bytes | None
+    """The quoted name of the column with the time, in UTC; None: it has none."""
+    chars_max: int
+    """How much of the text is kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class SettleStatement:
     """An ACK, NACK or EXTEND. Its bytes are in the client's character set."""
 
@@ -141,13 +154,20 @@ class SettleStatement:
     last."""
     epoch: bytes | Param | None = None
     """The digits of `AND epoch = …` behind the keys; None without it, or if there are no keys."""
+    reason: bytes | Param | None = None
+    """NACK: why, as the literal was written. A parameter is the statement's last."""
 
-    def update(self, lease: LeaseColumn | None = None) -> bytes:
+    @property
+    def moved_params(self) -> int:
+        """How many of its last parameters are the first ones of the UPDATE: SET stands before
+        WHERE."""
+        return isinstance(self.delay_s, Param) + isinstance(self.reason, Param)
+
+    def update(self, lease: LeaseColumn | None = None, reason: ReasonColumns | None = None) -> bytes:
         """The UPDATE to run in its place: one affected row per message. `lease`: the table's lease
-        column.
+        column; `reason`: its columns for the reason, required if there is one.
 
-        Its parameters are the statement's, except that `delay_s` comes first: SET stands before
-        WHERE.
+        Its parameters are the statement's, except that the last `moved_params` come first.
         """
         if self.verb is Verb.ACK:
             changes, guard = ACKNOWLEDGED, b"time_acked IS NULL"
@@ -156,6 +176,12 @@ class SettleStatement:
             if self.verb is Verb.EXTEND and lease is not None:  # The lease keeps the mark of its proxy.
                 changes = lease.extended_by(self._delay_ns())
             guard = b"time_acked IS NULL AND epoch > 0"
+            if self.reason is not None:
+                assert reason is not None
+                written = b"?" if isinstance(self.reason, Param) else self.reason
+                changes += b", %b = LEFT(%b, %d)" % (reason.text, written, reason.chars_max)
+                if reason.at is not None:
+                    changes += b", %b = UTC_TIMESTAMP(6)" % reason.at
         return b"UPDATE %b SET %b WHERE %b AND (%b\n)" % (self.table_sql, changes, guard, self.condition)
 
     def _delay_ns(self) -> bytes:
@@ -168,9 +194,8 @@ class SettleStatement:
         be."""
         if isinstance(self.delay_s, Param) and _seconds(values[self.delay_s.index]) is None:
             given = repr(values[self.delay_s.index])[:40]
-            raise wrong_argument(
-                f"{_TAIL_WORDS[self.verb]} takes {_TAKES}, and parameter {self.param_count} is {given}"
-            )
+            parameter = self.delay_s.index + 1
+            raise wrong_argument(f"{_TAIL_WORDS[self.verb]} takes {_TAKES}, and parameter {parameter} is {given}")
 
 
 def _seconds(value: object) -> Decimal | None:
@@ -231,6 +256,7 @@ _BARE_NAME = rf"(?!(?:FROM|WHERE){WORD_END}){WORD_BYTE}++"
 _TAIL_WORDS: Final[Mapping[Verb, str]] = {Verb.NACK: "DELAY", Verb.EXTEND: "BY"}
 """The word that precedes a number of seconds behind the condition, by verb."""
 _TAKES = f"seconds from 0 to {DELAY_MAX_S}, with up to {FRACTION_DIGITS_MAX} digits of a fraction"
+_REASON_TAKES = "REASON takes a text in quotes, behind DELAY, and ends the statement"
 _BY_EXPECTED = f"BY was expected: it takes {_TAKES}"
 _SECONDS = re.compile(rb"[0-9]{1,10}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _OPERAND_END = bytes_pattern(rf"(?:[)'\"`?]|(?<!{WORD_BYTE})(?:[0-9]++|TRUE|FALSE|NULL)){BLANK}*+\Z")
@@ -273,11 +299,16 @@ class _Grammar:
 @cache
 def _grammar(verb: Verb, *, no_backslash_escapes: bool, ansi_quotes: bool) -> _Grammar:
     marks = escaping_marks(no_backslash_escapes=no_backslash_escapes, ansi_quotes=ansi_quotes)
+    string_marks = "'" if ansi_quotes else "'\""
     short = "|".join(quoted(mark, escapes=escapes, pieces_max=INNER_PIECES) for mark, escapes in marks.items())
     comment = block_comment(INNER_PIECES)
     word = _TAIL_WORDS.get(verb)
     clauses = "ORDER|LIMIT" if word is None else f"ORDER|LIMIT|{word}"
-    tail = rf"{_tail_pattern(verb)}{_GAP_PIECES}(?>(?:;{_GAP_PIECES})?)\Z"
+    tail = _tail_pattern(verb)
+    if verb is Verb.NACK:
+        clauses += "|REASON"
+        tail += _reason_pattern({mark: escapes for mark, escapes in marks.items() if mark in string_marks})
+    tail = rf"{tail}{_GAP_PIECES}(?>(?:;{_GAP_PIECES})?)\Z"
     return _Grammar(
         name=bytes_pattern("|".join((_BARE_NAME, *_SHORT_NAMES[: 1 + ansi_quotes]))),
         keys=bytes_pattern(_keys_pattern(ansi_quotes=ansi_quotes) + GAP + tail),
@@ -320,6 +351,12 @@ def _tail_pattern(verb: Verb) -> str:
     return pattern if verb is Verb.EXTEND else rf"(?>(?:{pattern})?)"
 
 
+def _reason_pattern(marks: Mapping[str, bool]) -> str:
+    """REASON and its text, or nothing. A doubled quote is an end followed by a start."""
+    texts = "|".join(rf"(?>(?:{quoted(mark, escapes=escapes)})+)" for mark, escapes in marks.items())
+    return rf"(?>(?:{_GAP_PIECES}(?<!{WORD_BYTE})REASON{WORD_END}{_GAP_PIECES}(?P<reason>\?|{texts}))?)"
+
+
 class _SettleParser:
     """Reads one statement from left to right. Patterns match the shadow; text is cut from the
     original."""
@@ -346,7 +383,7 @@ class _SettleParser:
         start = self._position
         shape = self._grammar.keys.match(self._text, start) if self._keys_can_be_read(start) else None
         if shape is None:
-            end, param_count, seconds = yield from self._measure(start)
+            end, param_count, tail = yield from self._measure(start)
             keys, key_literals, epoch = None, KeyLiterals.NUMBERS, None
         else:
             end = shape.end("condition")
@@ -354,14 +391,24 @@ class _SettleParser:
             if (epoch := shape["epoch"]) == b"?":
                 epoch = Param(param_count)
                 param_count += 1
-            seconds = shape.groupdict().get("seconds")
+            tail = shape
             self._position = end
         condition = self._sql[start:end].rstrip()
         if not condition:
             self._fail(f"a condition was expected; {self._for_all}")
-        delay_s = self._delay(seconds, param_count)
+        delay_s = self._delay(_group(tail, "seconds"), param_count)
         param_count += isinstance(delay_s, Param)
-        return SettleStatement(self._verb, table, table_sql, condition, keys, param_count, key_literals, delay_s, epoch)
+        reason = self._reason(tail, param_count)
+        param_count += isinstance(reason, Param)
+        return SettleStatement(
+            self._verb, table, table_sql, condition, keys, param_count, key_literals, delay_s, epoch, reason
+        )
+
+    def _reason(self, tail: re.Match[bytes] | None, param_count: int) -> bytes | Param | None:
+        written = _group(tail, "reason")
+        if tail is None or written is None:
+            return None
+        return Param(param_count) if written == b"?" else self._sql[tail.start("reason") : tail.end("reason")]
 
     @property
     def _for_all(self) -> str:
@@ -411,9 +458,8 @@ class _SettleParser:
     def _keys_can_be_read(self, start: int) -> bool:
         return len(self._text) - start <= KEYS_BYTES_MAX and self._text.count(b",", start) < KEYS_MAX
 
-    def _measure(self, start: int) -> Generator[None, None, tuple[int, int, bytes | None]]:
-        """Find where the condition ends, the count of its parameters, and the seconds that follow
-        it."""
+    def _measure(self, start: int) -> Generator[None, None, tuple[int, int, re.Match[bytes] | None]]:
+        """Find where the condition ends, the count of its parameters, and what follows it."""
         depth = param_count = scanned = 0
         position = start
         while position < len(self._text):
@@ -431,7 +477,7 @@ class _SettleParser:
                 position = end_of_long
                 continue
             if depth == 0 and (end := self._grammar.tail.match(self._text, self._position)):
-                return self._position, param_count, end.groupdict().get("seconds")
+                return self._position, param_count, end
             match piece[0]:
                 case b"(":
                     depth += 1
@@ -475,6 +521,10 @@ class _SettleParser:
         if word in {"ORDER", "LIMIT"}:
             self._fail(_NO_CLAUSES)
         before = self._text[max(start, self._position - 64) : self._position]
+        if word == "REASON":
+            if _OPERAND_END.search(before):
+                self._fail(_REASON_TAKES)
+            return
         if word == "BY" or _OPERAND_END.search(before):
             self._fail(f"{word} takes {_TAKES}, and ends the statement")
 
@@ -487,6 +537,11 @@ class _SettleParser:
             self._position,
             expected,
         )
+
+
+def _group(match: re.Match[bytes] | None, name: str) -> bytes | None:
+    """What a group has matched; None if the pattern does not have it."""
+    return None if match is None else match.groupdict().get(name)
 
 
 def _keys(listed: bytes) -> tuple[tuple[bytes | Param, ...], int, KeyLiterals]:

@@ -89,6 +89,39 @@ def lease_definition(name: str) -> str:
     return f"{quote(name)} BIGINT DEFAULT NULL INVISIBLE"
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Further columns that options of a queue name; None: it has no such column."""
+
+    reason: str | None = None
+    delay_by: str | None = None
+
+    def definitions(self) -> dict[str, str]:
+        """The definitions of the columns, by name."""
+        found: dict[str, str] = {}
+        if self.reason is not None:
+            at = f"{self.reason}_at"
+            found[self.reason] = f"{quote(self.reason)} TEXT CHARACTER SET utf8mb4 DEFAULT NULL INVISIBLE"
+            found[at] = f"{quote(at)} DATETIME(6) DEFAULT NULL INVISIBLE"
+        if self.delay_by is not None:
+            found[self.delay_by] = f"{quote(self.delay_by)} DECIMAL(20,6) DEFAULT NULL INVISIBLE"
+        return found
+
+
+NO_EXTRAS: Final = Extras()
+
+
+def time_next_default(delay_by: str | None, type_word: str = "") -> str:
+    """The default of time_next, an expression in parentheses: now, or when the column `delay_by` says.
+    A DATETIME or TIMESTAMP is the time itself, in the time zone of the session that inserts; any
+    other type is a number of seconds from now."""
+    if delay_by is None:
+        return f"({NOW_NS})"
+    if type_word in {"DATETIME", "TIMESTAMP"}:
+        return f"(COALESCE(CAST(UNIX_TIMESTAMP({quote(delay_by)}) * 1000000000 AS SIGNED), {NOW_NS}))"
+    return f"({NOW_NS} + CAST(COALESCE({quote(delay_by)}, 0) * 1000000000 AS SIGNED))"
+
+
 def lease_key(lease: str) -> str:
     """The key that shows what is in flight, so that messages in flight can be counted."""
     return f"KEY (time_acked, {quote(lease)}, time_next)"
@@ -127,13 +160,18 @@ def missing(
     lease: str | None = None,
     group_by: Sequence[str] = (),
     counted: bool = False,
+    extras: Extras = NO_EXTRAS,
+    delay_type: str = "",
 ) -> tuple[list[str], list[str]]:
     """The columns and keys to be added for a queue. `by_time`: the table is partitioned by
     time_acked. `lease`: the name of its lease column, if it has one. `group_by`: its group columns.
-    `counted`: messages in flight are counted by the lease column."""
-    added = [text for name, text in OWN_COLUMNS.items() if not declares(definitions, name)]
+    `counted`: messages in flight are counted by the lease column. `delay_type`: the type of the
+    column that delays messages, if it is declared."""
+    own = OWN_COLUMNS | {"time_next": f"time_next BIGINT DEFAULT {time_next_default(extras.delay_by, delay_type)}"}
+    added = [text for name, text in own.items() if not declares(definitions, name)]
     if lease is not None and not declares(definitions, lease):
         added.append(lease_definition(lease))
+    added += [text for name, text in extras.definitions().items() if not declares(definitions, name)]
     keys: list[str] = []
     has_primary = any(definition.kind is Kind.PRIMARY or definition.primary for definition in definitions)
     if by_time:

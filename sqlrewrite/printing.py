@@ -7,7 +7,7 @@ both servers print them, and the keys. Everything else is printed unchanged.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,14 +24,22 @@ _PRINTED: Final = {
     "time_next": re.compile(rf"`time_next` bigint(?:\(20\))? DEFAULT \(+{_NOW}\)+"),
     "time_acked": re.compile(r"`time_acked` bigint(?:\(20\))? DEFAULT NULL"),
 }
-_PRINTED_LEASE: Final = re.compile(
-    r"`([^`]+)` bigint(?:\(20\))? (?:DEFAULT NULL /\*!80023 INVISIBLE \*/|INVISIBLE DEFAULT NULL)"
+_DELAYED: Final = re.compile(r"`time_next` bigint(?:\(20\))? DEFAULT \(.*coalesce\(.*1000000000.*\)", re.IGNORECASE)
+"""The default of time_next with DELAY_BY."""
+_INVISIBLE: Final = r"(?:(?: DEFAULT NULL)? /\*!80023 INVISIBLE \*/| INVISIBLE DEFAULT NULL)"
+_EXTRAS: Final = (
+    ("LEASE", "", re.compile(rf"`([^`]+)` bigint(?:\(20\))?{_INVISIBLE}")),
+    ("REASON", "", re.compile(rf"`([^`]+)` text(?: CHARACTER SET utf8mb4)?(?: COLLATE \w+)?{_INVISIBLE}")),
+    ("REASON", "_at", re.compile(rf"`([^`]+)` datetime\(6\){_INVISIBLE}")),
+    ("DELAY_BY", "", re.compile(rf"`([^`]+)` decimal\(20,6\){_INVISIBLE}")),
 )
+"""The columns that options add, in order: the option, what follows its value in the name, and the
+column as both servers print it."""
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
 _PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
 _PRINTED_LEASE_KEY: Final = re.compile(r"KEY `time_acked_\d` \(([^()]*)\)")
-_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|NONE")
+_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|reason|delay_s|NONE")
 _RETENTION: Final = re.compile(
     r"(?:/\*!\d+ )?PARTITION BY RANGE \([`\"]?time_acked[`\"]?\)\s*"
     r"\(PARTITION [`\"]?live[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*"
@@ -71,7 +79,7 @@ def print_queue(
     lease_columns = f"`time_acked`,{quote(lease)},`time_next`" if lease and "MAX_IN_FLIGHT" in given else None
     kept = [
         text
-        for _, text in _without_columns(texts, lease)
+        for _, text in _without_columns(texts, given)
         if (key := text.replace('"', "`")) not in added
         and not ((found := _PRINTED_GROUP_KEY.fullmatch(key)) and found[1].casefold() == group_by.casefold())
         and not ((found := _PRINTED_LEASE_KEY.fullmatch(key)) and found[1] == lease_columns)
@@ -86,7 +94,9 @@ def print_queue(
     return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*own, others]).strip()
 
 
-def _without_columns(texts: Sequence[tuple[Definition, str]], lease: str | None) -> Sequence[tuple[Definition, str]]:
+def _without_columns(
+    texts: Sequence[tuple[Definition, str]], options: Mapping[str, str]
+) -> Sequence[tuple[Definition, str]]:
     """The definitions that follow those that CREATE QUEUE adds at the head."""
     declared = {definition.name for definition, _ in texts if definition.kind is Kind.COLUMN}
     at = 0
@@ -94,12 +104,16 @@ def _without_columns(texts: Sequence[tuple[Definition, str]], lease: str | None)
         if at == len(texts):
             break
         definition, text = texts[at]
-        if definition.name == name and _PRINTED[name].fullmatch(text.replace('"', "`")):
+        delayed = name == "time_next" and "DELAY_BY" in options
+        printed = _DELAYED if delayed else _PRINTED[name]
+        if definition.name == name and printed.fullmatch(text.replace('"', "`")):
             at += 1
         elif name not in declared or definition.name == name:
             break
-    added = _PRINTED_LEASE.fullmatch(texts[at][1].replace('"', "`")) if lease and at < len(texts) else None
-    return texts[at + (added is not None and added[1] == lease) :]
+    for option, suffix, printed in _EXTRAS:
+        added = printed.fullmatch(texts[at][1].replace('"', "`")) if at < len(texts) else None
+        at += added is not None and option in options and added[1] == options[option] + suffix
+    return texts[at:]
 
 
 def _text(statement: CreateQueue, definition: Definition) -> str:

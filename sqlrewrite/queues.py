@@ -14,7 +14,16 @@ from typing import Final, NoReturn
 
 from sqlrewrite import literals
 from sqlrewrite.condition import GRAMMAR, Condition, read_condition
-from sqlrewrite.definitions import Definition, missing, nullable_id, of_dead_letters, read_definitions
+from sqlrewrite.definitions import (
+    NO_EXTRAS,
+    Definition,
+    Extras,
+    Kind,
+    missing,
+    nullable_id,
+    of_dead_letters,
+    read_definitions,
+)
 from sqlrewrite.errors import wrong_argument
 from sqlrewrite.lexicon import PLAIN, SqlMode
 from sqlrewrite.names import TableName
@@ -47,7 +56,9 @@ class CreateQueue:
     """The text behind them, without the queue's options."""
     tokens: TokenStream
 
-    def definitions_sql(self, lease: str | None, group_by: Sequence[str] = (), *, counted: bool = False) -> bytes:
+    def definitions_sql(
+        self, lease: str | None, group_by: Sequence[str] = (), *, counted: bool = False, extras: Extras = NO_EXTRAS
+    ) -> bytes:
         """The definitions, with the queue's own columns and keys. `lease`: the name of its lease
         column, if it has one. `group_by`: its group columns. `counted`: messages in flight are counted
         by the lease column."""
@@ -56,22 +67,44 @@ class CreateQueue:
             at = column.tokens[-1].end - self.definitions[0].start
             body = body[:at] + b" NOT NULL" + body[at:]
         by_time = self.by_partition or self.by_time
-        return self._with_own(body, lease, group_by, by_time=by_time, counted=counted)
+        return self._with_own(body, lease, group_by, by_time=by_time, counted=counted, extras=extras)
 
-    def dead_letter_sql(self, lease: str | None, *, counted: bool = False) -> bytes:
+    def dead_letter_sql(self, lease: str | None, *, counted: bool = False, extras: Extras = NO_EXTRAS) -> bytes:
         """The definitions of its dead-letter table."""
         body = b",".join(of_dead_letters(self.tokens, self.definitions))
-        return self._with_own(body, lease, by_time=self.by_time, counted=counted)
+        return self._with_own(body, lease, by_time=self.by_time, counted=counted, extras=extras)
 
     def _with_own(
-        self, body: bytes, lease: str | None, group_by: Sequence[str] = (), *, by_time: bool, counted: bool
+        self,
+        body: bytes,
+        lease: str | None,
+        group_by: Sequence[str] = (),
+        *,
+        by_time: bool,
+        counted: bool,
+        extras: Extras,
     ) -> bytes:
-        columns, keys = missing(self.definitions, by_time=by_time, lease=lease, group_by=group_by, counted=counted)
+        columns, keys = missing(
+            self.definitions,
+            by_time=by_time,
+            lease=lease,
+            group_by=group_by,
+            counted=counted,
+            extras=extras,
+            delay_type=self._type_word(extras.delay_by or ""),
+        )
         before = "".join(f"{column},\n" for column in columns).encode(self.tokens.codec)
         after = ",\n".join(keys).encode(self.tokens.codec)
         if not body.strip():
             return before + after if after else before.rstrip(b",\n")
         return before + body + (b"\n,\n" + after if after else b"\n")
+
+    def _type_word(self, column: str) -> str:
+        """The first word of a column's type, in capitals; empty if it is not declared."""
+        for definition in self.definitions:
+            if definition.kind is Kind.COLUMN and definition.name == column.casefold():
+                return self.tokens.word_of(definition.tokens[1]) if len(definition.tokens) > 1 else ""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

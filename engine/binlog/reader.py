@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from engine.binlog.changes import ChangeSet, Layout, Transactions, UnreadableRowError
 from engine.binlog.event_filter import EventFilter, OwnTransactions
@@ -80,6 +80,10 @@ this many mean that the library is stuck: each attempt then fails at once and re
 LAYOUTS_MAX = 10_000
 """Table numbers whose layout is remembered. The server gives a table a new number whenever it opens
 it."""
+
+
+TO_CONFIGURE: Final = "set log_bin = binlog and binlog_format = ROW in the server's configuration and restart it"
+"""MariaDB's defaults are other ones."""
 
 
 class UnreadableLogError(Exception):
@@ -278,9 +282,11 @@ class LogReader:
             self._ahead_s = time.monotonic() - now_ns(now) / 1e9
             values = dict(_texts(row)[:2] for row in variables.rows)
             if values.get("log_bin", "ON") != "ON":
-                raise UnreadableLogError("the server keeps no binary log (log_bin is off)")
+                raise UnreadableLogError(f"log_bin is OFF: {TO_CONFIGURE}")
             if (kind := values.get("binlog_format", "ROW")) != "ROW":
-                raise UnreadableLogError(f"its binary log holds statements, not rows: binlog_format is {kind}, not ROW")
+                raise UnreadableLogError(
+                    f"binlog_format is {kind}, and its binary log holds statements: {TO_CONFIGURE}"
+                )
             try:
                 (end,) = connection.run([statement("binlog_end")])
             except StoreError as error:

@@ -197,7 +197,9 @@ class ReaderSupervisor(ABC):
                 self._server_changed.clear()
             elif ended.refused:
                 self._log_once(
-                    "the binlog is not followed (%s): what bypasses the proxy is noticed by polling", ended.text
+                    "the binlog is not followed (%s): what bypasses the proxy is noticed by polling, every"
+                    " vt_poller_interval of its queue",
+                    ended.text,
                 )
                 await self._pause(self._limits.refused_s)
             else:

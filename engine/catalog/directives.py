@@ -195,6 +195,7 @@ class _Reader:
             max_in_flight=values["max_in_flight"],
             on_disconnect=values["on_disconnect"] or OnDisconnect.RELEASE,
             lease=values["lease"],
+            reason=values["reason"],
             max_attempts=values["max_attempts"] or 0,
             dead_letter=values["dead_letter"],
             dead_letter_of=values["dead_letter_of"] or (),
@@ -333,6 +334,8 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "max_in_flight": (_whole(1, ROWS_MOST), "delivered and unacknowledged messages at most", "1000"),
     "on_disconnect": (_on_disconnect, "what becomes of a vanished subscriber's messages", "release"),
     "lease": (_column, "the column that shows which messages are in flight, and at which proxy", "lease"),
+    "reason": (_column, "the column for the REASON of a NACK", "reason"),
+    "delay_by": (_column, "the column by which producers delay a message, in seconds or to a time", "delay_s"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
     "group_by": (_columns, "the columns whose values divide the messages into groups", "tenant|region"),
 }

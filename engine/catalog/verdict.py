@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from engine.catalog.directives import comment_warnings, parse_comment
-from engine.model import BrokenTable, GroupColumn, IdKind, Policy, QueueTable, TableId
+from engine.model import BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn, TableId
 from engine.quoting import quoted
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
@@ -19,6 +19,18 @@ OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
 
 LEASE_COLUMN_TYPE = "BIGINT DEFAULT NULL INVISIBLE"
 """The definition of a lease column. It may be visible, too."""
+
+REASON_COLUMN_TYPE = "TEXT CHARACTER SET utf8mb4 DEFAULT NULL INVISIBLE"
+"""The definition of a column for reasons. It may be visible, and of another type of text."""
+
+REASON_AT = "_at"
+"""The name of the column with the time of a reason: that of the reason, and this."""
+
+_REASON_CHARS = MappingProxyType(
+    {"varchar": 0, "tinytext": 60, "text": 16_000, "mediumtext": 16_000, "longtext": 16_000}
+)
+"""How many characters of a reason a type keeps, whatever the character set; 0: as many as the column
+declares."""
 
 INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 
@@ -119,6 +131,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         *_column_problems(columns),
         *(_message_column_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(_lease_problems(policy, columns) if isinstance(policy, Policy) else ()),
+        *(_reason_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(_group_problems(policy, columns) if isinstance(policy, Policy) else ()),
     ]
     if id_index is None and "id" in columns:
@@ -144,6 +157,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         scan_ties_by_id=scan.ties_by_id if scan else False,
         columns=tuple(column.name for column in facts.columns),
         default_columns=_default_columns(policy, facts.columns),
+        reason=_reason(policy, columns),
         lease_column=columns[policy.lease.lower()].name if policy.lease else None,
         lease_index=lease_index,
         group_columns=group_columns,
@@ -221,6 +235,26 @@ def _lease_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[s
         yield f"lease={policy.lease} names a column with another purpose: add one, {LEASE_COLUMN_TYPE}"
     elif column.data_type != "bigint" or not column.nullable or column.generated:
         yield f"lease={policy.lease} names a column of another type: it has to be {LEASE_COLUMN_TYPE}"
+
+
+def _reason_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
+    if policy.reason is None:
+        return
+    column = columns.get(policy.reason.lower())
+    if column is None:
+        yield f"reason={policy.reason} names a column that the table does not have: {REASON_COLUMN_TYPE}"
+    elif column.data_type not in _REASON_CHARS or column.generated:
+        yield f"reason={policy.reason} names a column of another type: it has to be VARCHAR or TEXT"
+
+
+def _reason(policy: Policy, columns: Mapping[str, Column]) -> ReasonColumn | None:
+    if policy.reason is None:
+        return None
+    column = columns[policy.reason.lower()]
+    at = columns.get(column.name.lower() + REASON_AT)
+    fits = at is not None and at.data_type == "datetime" and not at.generated
+    chars_max = _REASON_CHARS[column.data_type] or column.length_chars
+    return ReasonColumn(column.name, at.name if at is not None and fits else None, chars_max)
 
 
 def _limit_warnings(table: TableId, policy: Policy) -> Iterable[str]:

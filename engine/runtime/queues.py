@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from engine.catalog.privileges import OF_A_QUEUE
-from engine.model import BrokenTable, QueueTable, TableId
+from engine.model import BrokenTable, QueueTable, SettleColumns, TableId
 from engine.quoting import qualified
 from engine.runtime.executor import StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites
@@ -183,17 +183,17 @@ class Queues:
                     " (or the account that was given to --backend may not see it)"
                 )
 
-    async def to_settle(self, table: TableId) -> tuple[TableId, str | None, bool]:
-        """The table in the server's spelling, if its messages can be settled, its lease column, and
-        whether the database counts what is in flight by it.
+    async def to_settle(self, table: TableId) -> SettleColumns:
+        """The table in the server's spelling, if its messages can be settled, and the columns that
+        settling writes besides the required ones.
 
         Settling requires no privilege of the engine's account. Raises UnusableQueue, StoreError.
         """
         found = await self.inspect(table)
         if isinstance(found, BrokenTable) and found.denied:
-            return found.id, None, False
+            return SettleColumns(found.id)
         queue = await self.queue(table)
-        return queue.id, queue.lease_column, queue.policy.counted
+        return SettleColumns(queue.id, queue.lease_column, queue.policy.counted, queue.reason)
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False

@@ -69,7 +69,8 @@ export class Worker {
       } catch (error) {
         console.error(`${task}, delivery ${epoch}: ${error}`);
         await connection.rollback();
-        await connection.query("NACK jobs WHERE id = ? AND epoch = ? DELAY ?", [id, epoch, epoch]);
+        const back = "NACK jobs WHERE id = ? AND epoch = ? DELAY ? REASON ?";
+        await connection.query(back, [id, epoch, epoch, String(error)]);
       } finally {
         finished.abort();
         this.busy = false;

@@ -77,7 +77,8 @@ class Worker:
                 except Exception as error:
                     print(f"{task}, delivery {epoch}: {error!r}", file=sys.stderr)
                     connection.rollback()
-                    cursor.execute("NACK jobs WHERE id = %s AND epoch = %s DELAY %s", (message, epoch, epoch))
+                    back = "NACK jobs WHERE id = %s AND epoch = %s DELAY %s REASON %s"
+                    cursor.execute(back, (message, epoch, epoch, repr(error)))
                     connection.commit()
                 finally:
                     finished.set()

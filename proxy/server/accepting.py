@@ -30,8 +30,9 @@ NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 class Acceptor:
     """Accepts clients while it is not paused. `pass_on` takes a client and closes its socket."""
 
-    def __init__(self, pass_on: Callable[[socket.socket], None]) -> None:
-        self._pass_on = pass_on
+    def __init__(self, pass_on: Callable[[socket.socket], None], *, reuse_port: bool = False) -> None:
+        """`reuse_port`: whether another proxy may listen on the same addresses."""
+        self._pass_on, self._reuse_port = pass_on, reuse_port
         self._sockets: list[socket.socket] = []
         self._unix_socket: UnixSocket | None = None
         self._paused = True
@@ -45,6 +46,7 @@ class Acceptor:
             listening = socket.socket(family, socket.SOCK_STREAM)
             self._sockets.append(listening)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, self._reuse_port)
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind((address[0], address[1] if first is None else first[1], *address[2:]))

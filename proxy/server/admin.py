@@ -146,10 +146,11 @@ class Admin:
         )
         self._runner = web.AppRunner(app, access_log=None)
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and return the address that is listened on. Raises OSError."""
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
+        """Listen, and return the address that is listened on. `reuse_port`: another proxy may
+        listen there, too. Raises OSError."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        await web.TCPSite(self._runner, host, port, reuse_port=reuse_port or None).start()
         taken_host, taken_port = self._runner.addresses[0][:2]
         self._local = all(ipaddress.ip_address(address[0]).is_loopback for address in self._runner.addresses)
         return taken_host, taken_port

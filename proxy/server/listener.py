@@ -7,6 +7,7 @@ that id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
@@ -19,10 +20,11 @@ from engine.store.connection import BackendAddress
 from engine.store.port import NoPrimaryError, Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
 from engine.store.route import Route
+from proxy.server.silence import silent_s
 from proxy.server.transports import BackingConnection, ClientConnection
 from proxy.session.session import Session
 from proxy.session.statement_memory import StatementMemory
-from proxy.session.stream import INTERRUPTED, SERVER_LOST
+from proxy.session.stream import INTERRUPTED, SERVER_LOST, SHUTDOWN
 from proxy.session.traffic import Traffic
 from proxy.settings import Settings
 from proxy.statements.show import OthersStreams, no_others
@@ -35,6 +37,9 @@ from sqlrewrite.classify import Kill
 log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
+
+SILENT_S = 0.25
+"""A client that has neither sent nor received anything for so long is not about to send a statement, but by chance."""
 
 SERVERS_MAX = 64
 """How many servers are distinguished. A proxy has one, or a few behind one name."""
@@ -85,7 +90,9 @@ class Proxy:
     async def start(self) -> tuple[str, int]:
         """Listen. Returns the address. Raises OSError."""
         endpoint = self.settings.listen
-        listener = await asyncio.get_running_loop().create_server(self._accept, endpoint.host, endpoint.port)
+        listener = await asyncio.get_running_loop().create_server(
+            self._accept, endpoint.host, endpoint.port, reuse_port=self.settings.reuse_port or None
+        )
         self._listeners.append(listener)
         host, port = listener.sockets[0].getsockname()[:2]
         return host, port
@@ -109,7 +116,10 @@ class Proxy:
             self._unix_socket.remove()
 
     async def drain(self) -> None:
-        """Close connections as their commands end, streams first; all of them after `drain_timeout_s`."""
+        """Close connections as their commands end, streams first; all of them after `drain_timeout_s`. Before,
+        clients have `drain_work_s` to acknowledge what they hold."""
+        if self.settings.drain_work_s:
+            await self._let_work_end()
         try:
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 await self.engine.drain()
@@ -123,6 +133,21 @@ class Proxy:
         for session in list(self.sessions):
             session.client.abort()
         self._statements.close()
+
+    async def _let_work_end(self) -> None:
+        """End all streams, then close connections that hold no message, after a pause of their clients: a client
+        that uses its connection again and again would otherwise lose a statement."""
+        self._statements.refuse_streams()
+        for session in self.streams():
+            session.interrupt(SHUTDOWN.again())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_work_s):
+                while self.sessions:
+                    for session in list(self.sessions):
+                        busy = not session.idle or self.engine.holds(session.number)
+                        if session.logging_in or not (busy or silent_s(session.client) < SILENT_S):
+                            session.client.close()
+                    await asyncio.sleep(DRAIN_POLL_S)
 
     # What sessions report.
 

@@ -138,7 +138,7 @@ class Workers(Collector):
     def __init__(self, settings: Settings, fork_server: ForkServer, route: Route, lost: asyncio.Event) -> None:
         """`lost` is set when the fork server has ended, and all workers with it."""
         self.reader = SharedReader(self, route, settings.workers)
-        self.acceptor = Acceptor(self._pass_on)
+        self.acceptor = Acceptor(self._pass_on, reuse_port=settings.reuse_port)
         self._lost = lost
         self._settings, self._fork_server, self._route = settings, fork_server, route
         self._used = route.present
@@ -191,7 +191,7 @@ class Workers(Collector):
         for worker in self.running():
             worker.channel.send(messages.Drain())
         try:
-            async with asyncio.timeout(self._settings.drain_timeout_s + KILL_AFTER_S):
+            async with asyncio.timeout(self._settings.drain_work_s + self._settings.drain_timeout_s + KILL_AFTER_S):
                 await self._all_ended()
         except TimeoutError:
             log.warning("%d workers that did not end are killed", len(self.running()))

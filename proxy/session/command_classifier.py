@@ -291,16 +291,16 @@ class CommandClassifier:
         return own is not None and isinstance(own.statement, PreparedStream | PreparedSettle)
 
     def renumbered(self, command: Command) -> bytes:
-        """COM_STMT_SEND_LONG_DATA as the server expects it: for a statement whose last parameter is
-        the first of its UPDATE, with the index moved likewise."""
+        """COM_STMT_SEND_LONG_DATA as the server expects it: for a statement whose last
+        parameters are the first of its UPDATE, with the index moved likewise."""
         own = self.statement(execute_id(command.payload))
-        if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.delay_is_param:
+        if own is None or not isinstance(own.statement, PreparedSettle) or not own.statement.statement.moved_params:
             return command.data
         index = Reader(command.payload, LONG_DATA_INDEX_AT).uint(2)
         count = own.statement.statement.param_count
         if index >= count:
             return command.data  # The server refuses it.
-        moved = (index + 1) % count
+        moved = (index + own.statement.statement.moved_params) % count
         at = HEADER + LONG_DATA_INDEX_AT
         return command.data[:at] + moved.to_bytes(2, "little") + command.data[at + 2 :]
 
@@ -378,7 +378,7 @@ class CommandClassifier:
             match own.statement:
                 case PreparedSettle() as prepared if self._may_be_gathered(own, prepared, command):
                     return prepared
-                case PreparedSettle() as prepared if not prepared.delay_is_param:
+                case PreparedSettle() as prepared if not prepared.statement.moved_params:
                     return self._prepared_settle(own, prepared, command)
                 case PreparedStream() if command.byte == COM_STMT_BULK_EXECUTE:
                     return None  # The server has prepared a SELECT, and refuses to execute that in bulk.

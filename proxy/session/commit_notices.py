@@ -78,11 +78,6 @@ class PreparedSettle:
     form: AckForm | None = None
     """Of an ACK of one id that may be carried out with those of other clients."""
 
-    @property
-    def delay_is_param(self) -> bool:
-        """Whether the delay is a parameter. The UPDATE then has its parameters in another order."""
-        return isinstance(self.statement.delay_s, Param)
-
     def settled(self, values: Sequence[object] | None, *, may_be_hidden: bool) -> Settled:
         """The messages that an execution with these values settles; None: the values could not be
         read."""

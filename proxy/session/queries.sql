@@ -116,8 +116,8 @@ WHERE table_schema = $db AND table_name = $name
 LIMIT 100
 
 -- name: table_columns
--- The columns of a table and what is said of each besides its type.
-SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra)
+-- The columns of a table, what is said of each besides its type, and its type.
+SELECT HEX(CONVERT(column_name USING utf8mb4)), HEX(extra), HEX(data_type)
 FROM information_schema.columns
 WHERE table_schema = $db AND table_name = $name
 ORDER BY ordinal_position
@@ -157,6 +157,10 @@ ALTER TABLE $table $changes
 -- name: add_key
 -- ALTER QUEUE … GROUP_BY, for a table without that key. Both servers make it while the table is used.
 ALTER TABLE $table ADD $key
+
+-- name: default_time_next
+-- ALTER QUEUE … DELAY_BY.
+ALTER TABLE $table ALTER COLUMN time_next SET DEFAULT $default
 
 -- name: drop_table
 -- DROP QUEUE.

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from engine.model import TableId
+from engine.model import SettleColumns, TableId
 from engine.packets import WireError
-from engine.quoting import quoted
+from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.port import AckUnknownError
 from proxy.session.commit_notices import DIGITS_MAX, PreparedSettle, Preparing, Settled, settled
@@ -30,7 +30,7 @@ from proxy.statements.tables import known_table_id, refused_as_client
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.packets import AUTOCOMMIT, ServerError
 from proxy.wire.params import make_query
-from sqlrewrite.ack import LeaseColumn, SettleStatement, settle_steps
+from sqlrewrite.ack import LeaseColumn, ReasonColumns, SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
 from sqlrewrite.names import Param, TableName
 
@@ -42,6 +42,9 @@ OUTCOME_UNKNOWN: Final = (
     "It is not known whether the message is acknowledged: the connection to the server broke at the commit ({})."
     " Send the ACK again: it affects 0 rows if the message is acknowledged already"
 )
+
+
+NO_REASON_COLUMN: Final = "{} has no column for a REASON: ALTER QUEUE {} REASON = reason adds one"
 
 
 class Acknowledgement:
@@ -60,11 +63,11 @@ class Acknowledgement:
             alike = Settled(Verb.ACK, known.form.table, (known.key,), certain=True, form=known.form)
             if await self._gathered(session, alike):
                 return
-        statement, table, lease = await self._read(session, text)
+        statement, table, update = await self._read(session, text)
         form = await self._form(session, statement, table, binary=False) if alone else None
         pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
         if known is not None or not await self._gathered(session, pending, _epoch(statement, ())):
-            session.forward(make_query(statement.update(lease), attributes=session.classifier.attributes), pending)
+            session.forward(make_query(update, attributes=session.classifier.attributes), pending)
         if form is not None:
             _learn(session, text, statement, form)
         elif not alone:
@@ -72,17 +75,18 @@ class Acknowledgement:
 
     async def prepare(self, session: ClientSession, text: bytes) -> None:
         """PREPARE: the server prepares the UPDATE."""
-        statement, table, lease = await self._read(session, text)
+        statement, table, update = await self._read(session, text)
         form = await self._form(session, statement, table, binary=True)
         prepared = PreparedSettle(table, replace(statement, condition=b""), form)  # The server keeps the condition.
-        session.forward(bytes([COM_STMT_PREPARE]) + statement.update(lease), Preparing(prepared))
+        session.forward(bytes([COM_STMT_PREPARE]) + update, Preparing(prepared))
 
     async def execute(
         self, session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes
     ) -> None:
-        """Run a prepared NACK or EXTEND whose delay is a parameter, or an ACK that may be gathered."""
+        """Run a prepared NACK or EXTEND whose delay or reason is a parameter, or an ACK that may be
+        gathered."""
         statement, attributes = prepared.statement, session.classifier.attributes
-        if not prepared.delay_is_param:
+        if not statement.moved_params:
             try:
                 values = own.read_values(payload, statement.param_count, attributes=attributes)
             except WireError:
@@ -92,11 +96,12 @@ class Acknowledgement:
             if not await self._gathered(session, pending, _epoch(statement, values)):
                 session.forward(payload, pending)
             return
-        # The delay is the client's last parameter, and the first of the UPDATE.
+        # The delay and the reason are the client's last parameters, and the first of the UPDATE.
         execution = own.read_execution(payload, statement.param_count, attributes=attributes)
         statement.check_delay(execution.values)
-        others = statement.param_count - 1
-        reordered = own.rearranged(payload, (others, *range(others)), attributes=attributes)
+        others = statement.param_count - statement.moved_params
+        order = (*range(others, statement.param_count), *range(others))
+        reordered = own.rearranged(payload, order, attributes=attributes)
         session.forward(reordered, prepared.settled(execution.values, may_be_hidden=True))
 
     async def _form(
@@ -133,9 +138,9 @@ class Acknowledgement:
         session.send(answers.of(count))
         return True
 
-    async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId, LeaseColumn | None]:
-        """The statement, its table, which is a queue, and the lease column. Raises SqlError, Refused,
-        UnusableQueue."""
+    async def _read(self, session: ClientSession, text: bytes) -> tuple[SettleStatement, TableId, bytes]:
+        """The statement, its table, which is a queue, and its UPDATE. Raises SqlError, Refused,
+        UnusableQueue, ServerError."""
         codec, ansi_quotes = "utf-8", False
         if b'"' in text or not text.isascii():
             context = await read_context(session)
@@ -146,9 +151,20 @@ class Acknowledgement:
         )
         db = statement.table.db or session.classifier.known_db or (await read_context(session)).db
         table = TableName(statement.table.name, db)
-        queue, lease, counted = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
+        columns = await refused_as_client(session, table, self._engine.to_settle(known_table_id(table)))
         session.check_interrupted()
-        return statement, queue, None if lease is None else LeaseColumn(quoted(lease).encode(), counted=counted)
+        reason = _reason_columns(columns)
+        if statement.reason is not None and reason is None:
+            raise ServerError(1105, "HY000", NO_REASON_COLUMN.format(columns.table, qualified(columns.table)))
+        lease = None if columns.lease is None else LeaseColumn(quoted(columns.lease).encode(), counted=columns.counted)
+        return statement, columns.table, statement.update(lease, reason)
+
+
+def _reason_columns(columns: SettleColumns) -> ReasonColumns | None:
+    if columns.reason is None:
+        return None
+    at = None if columns.reason.at is None else quoted(columns.reason.at).encode()
+    return ReasonColumns(quoted(columns.reason.text).encode(), at, columns.reason.chars_max)
 
 
 def _epoch(statement: SettleStatement, values: Sequence[object]) -> int | None:

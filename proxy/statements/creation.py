@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.model import NS_PER_S, BrokenTable, Policy, TableId
+from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
-from proxy.session.internal_queries import Refused, rows, server_time_ns
+from proxy.session.internal_queries import Refused, from_hex, rows, server_time_ns
 from proxy.session.queries import sql
-from proxy.statements.declared import problems_of
+from proxy.statements.declared import extras_of, problems_of
 from proxy.statements.tables import (
     change_comment,
     change_schema,
@@ -34,6 +35,7 @@ from proxy.wire.packets import ServerError
 from sqlrewrite.definitions import (
     TIME_KEY,
     Definition,
+    Extras,
     declares,
     group_key,
     has_group_key,
@@ -41,6 +43,7 @@ from sqlrewrite.definitions import (
     lease_definition,
     lease_key,
     not_by_time,
+    time_next_default,
 )
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
@@ -49,6 +52,9 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 TABLE_EXISTS = 1050
+
+COLUMNS_MAX = 4_096
+"""The most columns that a table can have."""
 
 
 class Creation:
@@ -68,7 +74,9 @@ class Creation:
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
         counted = "max_in_flight" in values
-        definitions = statement.definitions_sql(values.get("lease"), group_columns(values), counted=counted)
+        definitions = statement.definitions_sql(
+            values.get("lease"), group_columns(values), counted=counted, extras=extras_of(values)
+        )
         create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
         text, if_none = create(), create(if_not_exists=True)
         if await comment_of(session, statement.table) is not None:
@@ -109,7 +117,8 @@ class Creation:
             statement = await definition()
             own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
             made_for = make_comment(_consenting(own, dead, table))
-            definitions = statement.dead_letter_sql(values.get("lease"), counted="max_in_flight" in values)
+            counted = "max_in_flight" in values
+            definitions = statement.dead_letter_sql(values.get("lease"), counted=counted, extras=extras_of(values))
             text = _create_table(session, statement, dead, definitions, made_for)
             answer = await change_schema(self._engine, session, text, may_fail=True)
             if answer.error is None:
@@ -134,6 +143,29 @@ class Creation:
         if parts:
             changes = ", ".join(f"ADD {part}" for part in parts)
             await self._change_schema(session, sql("add_to_table", table=table.quoted(), changes=changes))
+
+    async def extra_columns(self, session: ClientSession, table: TableName, extras: Extras, dead: str | None) -> None:
+        """Add the columns that the table of a queue lacks, and first to its dead-letter table, where
+        messages are moved with all their columns. Both servers do that without a copy of the
+        table."""
+        await marked_comment(session, table)
+        tables = [table]
+        letters = _dead_letter({"dead_letter": dead} if dead else {}, table)
+        if letters is not None and await comment_of(session, letters) is not None:
+            tables.insert(0, letters)
+        for changed in tables:
+            types = await _column_types(session, changed)
+            lacking = [text for name, text in extras.definitions().items() if name.casefold() not in types]
+            if lacking:
+                changes = ", ".join(f"ADD COLUMN {text}" for text in lacking)
+                await self._change_schema(session, sql("add_to_table", table=changed.quoted(), changes=changes))
+
+    async def delay_by(self, session: ClientSession, table: TableName, column: str | None) -> None:
+        """Let the default of time_next depend on a column, or on none."""
+        await marked_comment(session, table)
+        types = await _column_types(session, table)
+        default = time_next_default(column, types.get((column or "").casefold(), "").upper())
+        await self._change_schema(session, sql("default_time_next", table=table.quoted(), default=default))
 
     async def group_index(self, session: ClientSession, statement: CreateQueue, values: Mapping[str, str]) -> None:
         """Add the index of the message groups to an existing queue (`statement`: its definition), unless
@@ -181,6 +213,13 @@ def _dead_letter(values: Mapping[str, str], table: TableName) -> TableName | Non
         return None
     db, _, name = values["dead_letter"].rpartition(".")
     return TableName(name, db or table.db)
+
+
+async def _column_types(session: ClientSession, table: TableName) -> dict[str, str]:
+    """The types of the columns of a table, by casefolded names."""
+    assert table.db is not None
+    text = sql("table_columns", db=text_literal(table.db), name=text_literal(table.name), limit=COLUMNS_MAX)
+    return {from_hex(name).casefold(): from_hex(data_type) for name, _, data_type in await rows(session, text)}
 
 
 def _takes(comment: str, dead: TableName, source: TableName) -> bool:

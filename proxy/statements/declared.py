@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
-from engine.catalog.directives import parse_comment
+from engine.catalog.directives import parse_comment, split_comment
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts, evaluate
 from engine.model import BrokenTable, Policy
 from proxy.statements.tables import table_id
-from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind, declares, missing, nullable_id
+from sqlrewrite.definitions import OWN_COLUMNS, Definition, Extras, Kind, declares, missing, nullable_id
+from sqlrewrite.names import quote
 from sqlrewrite.queues import CreateQueue
 
 _INTEGERS: Final[Mapping[str, str]] = {
@@ -42,12 +43,13 @@ def problems_of(statement: CreateQueue, comment: str, storage_engine: str) -> tu
     """Why the table could not be a queue; empty if it could."""
     by_time = statement.by_partition or statement.by_time
     lease = _lease_column(comment)
-    _, added = missing(statement.definitions, by_time=by_time, lease=lease)
+    extras = extras_of(split_comment(comment)[0])
+    _, added = missing(statement.definitions, by_time=by_time, lease=lease, extras=extras)
     facts = TableFacts(
         table_id(statement.table),
         comment,
         storage_engine,
-        list(_columns(statement, lease, id_is_added_as_key=any("PRIMARY" in key for key in added))),
+        list(_columns(statement, lease, extras, id_is_added_as_key=any("PRIMARY" in key for key in added))),
         [*_indexes(statement), *([_ID_KEY] if any("KEY (id" in key for key in added) else ())],
         by_time,
     )
@@ -60,7 +62,14 @@ def _lease_column(comment: str) -> str | None:
     return policy.lease if isinstance(policy, Policy) else None
 
 
-def _columns(statement: CreateQueue, lease: str | None, *, id_is_added_as_key: bool) -> Iterator[Column]:
+def extras_of(values: Mapping[str, str]) -> Extras:
+    """The further columns that directives name."""
+    return Extras(values.get("reason"), values.get("delay_by"))
+
+
+def _columns(
+    statement: CreateQueue, lease: str | None, extras: Extras, *, id_is_added_as_key: bool
+) -> Iterator[Column]:
     declared = [definition for definition in statement.definitions if definition.kind is Kind.COLUMN]
     primary = {
         name for definition in statement.definitions if definition.kind is Kind.PRIMARY for name in definition.columns
@@ -72,6 +81,10 @@ def _columns(statement: CreateQueue, lease: str | None, *, id_is_added_as_key: b
             yield Column(name, text.split()[1].lower(), "NOT NULL" not in text and name not in primary, 0, "")
     if lease is not None and not declares(statement.definitions, lease):
         yield Column(lease, "bigint", nullable=True, length_chars=0, extra="INVISIBLE")
+    for name, text in extras.definitions().items():
+        if not declares(statement.definitions, name):
+            data_type = text.removeprefix(quote(name)).split("(")[0].split()[0].lower()
+            yield Column(name, data_type, nullable=True, length_chars=0, extra="INVISIBLE")
     for column in declared:
         words = _words(statement, column)
         written = words[0] if words else ""

@@ -25,6 +25,7 @@ from engine.service import Engine
 from proxy.session.internal_queries import Context, refuse_temporary
 from proxy.session.queries import sql
 from proxy.statements.creation import Creation
+from proxy.statements.declared import extras_of
 from proxy.statements.results import NAME, TEXT, Column, Result
 from proxy.statements.tables import (
     change_comment,
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
+
+
+EXTRA_COLUMNS = ("reason", "delay_by")
+"""The directives that name a column which ALTER QUEUE adds."""
 
 
 class Definition:
@@ -80,6 +85,13 @@ class Definition:
             values, _ = split_comment(await marked_comment(session, statement.table))
             definition_now = await self._definition(session, context, statement.table)
             await self._creation.group_index(session, definition_now, {**values, **changed})
+        named = {key: changed[key] for key in EXTRA_COLUMNS if key in changed}
+        if named:
+            values, _ = split_comment(await marked_comment(session, statement.table))
+            dead = {**values, **changed}.get("dead_letter")
+            await self._creation.extra_columns(session, statement.table, extras_of(named), dead)
+        if "delay_by" in changed.keys() | reset | without:
+            await self._creation.delay_by(session, statement.table, changed.get("delay_by"))
 
         async def add_what_is_missing() -> None:
             if not {"lease", "max_in_flight"} & (changed.keys() | reset):

@@ -226,5 +226,5 @@ async def _written_columns(session: ClientSession, queue: QueueTable) -> list[tu
     """The columns that are not generated, each with its `extra`."""
     db, table = text_literal(queue.id.db), text_literal(queue.id.name)
     read = await rows(session, sql("table_columns", db=db, name=table, limit=COLUMNS_MAX))
-    found = [(from_hex(name), from_hex(extra).lower()) for name, extra in read]
+    found = [(from_hex(name), from_hex(extra).lower()) for name, extra, _ in read]
     return [(name, extra) for name, extra in found if "generated" not in extra.replace("default_generated", "")]

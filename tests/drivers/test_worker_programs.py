@@ -151,6 +151,8 @@ def test_an_error_rolls_the_effect_back_and_the_message_comes_again(start, proxy
     assert status == 0
     assert complaints.startswith("fail, delivery 1: ")
     assert "no water" in complaints
+    ((reason,),) = rows(tables, "SELECT reason FROM jobs")
+    assert "no water" in reason
 
 
 def test_a_message_that_takes_longer_than_its_wait_is_kept(start, proxy, database, tables) -> None:

@@ -306,6 +306,8 @@ def test_without_a_log_to_read_it_says_so_once_and_polls(
         expected = 0 if reason == "switched off" else 1
         eventually(lambda: proxy.output.count(polled) == expected)
         assert proxy.output.count("the binlog") == expected
+        if reason == "no log":
+            assert "log_bin is OFF: set log_bin = binlog and binlog_format = ROW in the server's" in proxy.output
         consumer.vanish()
 
 

@@ -13,6 +13,7 @@ from sqlrewrite.ack import (
     KEYS_MAX,
     NOW,
     STEP_PIECES,
+    ReasonColumns,
     SettleStatement,
     parse_settle,
     settle_steps,
@@ -455,3 +456,43 @@ def test_a_long_condition_means_what_a_short_one_does_wherever_a_step_ends() -> 
         assert (statement.condition, statement.param_count) == (condition, 0)
         with pytest.raises(SqlError):
             parse_settle(b"EXTEND FROM t WHERE " + condition + b") OR (1 BY 5")
+
+
+REASON = ReasonColumns(b"`reason`", b"`reason_at`", 16_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "condition", "delay", "reason"),
+    [
+        (b"NACK t WHERE id = 1 REASON 'x'", b"id = 1", Decimal(0), b"'x'"),
+        (b"NACK t WHERE id = 1 DELAY 5 REASON 'it''s'", b"id = 1", Decimal(5), b"'it''s'"),
+        (b"NACK t WHERE a > 1 /* x */ DELAY 5\nREASON /* y */ 'a\\'b' -- z", b"a > 1 /* x */", Decimal(5), b"'a\\'b'"),
+        (b"NACK t WHERE id = ? DELAY ? REASON ?;", b"id = ?", Param(1), Param(2)),
+        (b"NACK t WHERE id = ? REASON ?", b"id = ?", Decimal(0), Param(1)),
+        (b"NACK t WHERE reason = 'x'", b"reason = 'x'", Decimal(0), None),
+        (b"NACK t WHERE id = 1 AND reason = 'x' REASON 'y'", b"id = 1 AND reason = 'x'", Decimal(0), b"'y'"),
+    ],
+)
+def test_a_reason_ends_a_nack(
+    text: bytes, condition: bytes, delay: Decimal | Param, reason: bytes | Param | None
+) -> None:
+    statement = parse_settle(text)
+    assert (statement.condition, statement.delay_s, statement.reason) == (condition, delay, reason)
+    assert statement.moved_params == isinstance(delay, Param) + isinstance(reason, Param)
+    if reason is not None:
+        written = b"?" if isinstance(reason, Param) else reason
+        assert b", `reason` = LEFT(%b, 16000), `reason_at` = UTC_TIMESTAMP(6) WHERE" % written in statement.update(
+            None, REASON
+        )
+
+
+def test_only_a_nack_has_a_reason() -> None:
+    for text in (b"ACK t WHERE id = 1 REASON 'x'", b"EXTEND t WHERE id = 1 REASON 'x' BY 5"):
+        assert parse_settle(text).reason is None  # The server refuses it.
+
+
+def test_double_quotes_are_a_text_unless_the_mode_makes_them_a_name() -> None:
+    text = b'NACK t WHERE id = 1 REASON "x"'
+    assert parse_settle(text).reason == b'"x"'
+    with pytest.raises(SqlError):
+        parse_settle(text, ansi_quotes=True)
