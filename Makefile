@@ -20,9 +20,9 @@ serve: .venv/.stamp ## Start the proxy with a private server, data in ./ackstrea
 	@exec .venv/bin/ackstream serve
 
 .PHONY: demo
-demo: .venv/.demo ## Show it at work: 20,000 messages, two consumers, one of them killed (12 s)
+demo: .venv/.demo ## Show it at work: 20,000 messages, a consumer killed, then the proxy (15 s; DEMO=--keep goes on)
 	@scripts/prepare server
-	@.venv/bin/python demo/run.py
+	@.venv/bin/python demo/run.py $(DEMO)
 
 .PHONY: test
 test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB (9 min)

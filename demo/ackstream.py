@@ -8,36 +8,51 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 DIRECTIVES = "vt_ack_wait=30,vt_purge_after=86400,vt_batch_size=100,vt_cache_size=10000,vt_poller_interval=30"
 
+READY = re.compile(r"ackstream ready listen=\S+:(\d+) admin=\S+:(\d+) backend=\S+:(\d+)$")
 
-@dataclass(frozen=True, slots=True)
+
 class Running:
-    """The ports of a running proxy, of its server, and of its admin address."""
+    """A running proxy: the ports of the proxy, of its server, and of its admin address."""
 
-    port: int
-    server_port: int
-    admin_port: int
+    def __init__(self, directory: str) -> None:
+        """Start the proxy. The program exits if it does not start."""
+        self._directory = directory
+        self.port = self.admin_port = self.server_port = 0
+        self._start()
+
+    def _start(self) -> None:
+        listen, admin = f"127.0.0.1:{self.port}", f"127.0.0.1:{self.admin_port}"
+        command = [sys.executable, "-m", "proxy", "serve", "--listen", listen, "--admin", admin]
+        self._process = subprocess.Popen(
+            [*command, "--data-dir", self._directory, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        ready = READY.match(self._process.stdout.readline())
+        if ready is None:
+            sys.exit("ackstream did not start: see above")
+        self.port, self.admin_port, self.server_port = int(ready[1]), int(ready[2]), int(ready[3])
+
+    def kill_and_start_again(self) -> None:
+        """End the proxy as kill -9 does, and its private server with it; then start both on the same ports."""
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def stop(self) -> None:
+        """End the proxy."""
+        self._process.terminate()
+        self._process.wait()
 
 
 @contextlib.contextmanager
 def ackstream() -> Iterator[Running]:
     """Start the proxy; it is terminated on exit. The program exits if it does not start."""
     with tempfile.TemporaryDirectory(prefix="ackstream-") as directory:
-        command = [sys.executable, "-m", "proxy", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-        process = subprocess.Popen(
-            [*command, "--data-dir", directory, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
-        )
+        running = Running(directory)
         try:
-            assert process.stdout is not None
-            ready = re.match(
-                r"ackstream ready listen=\S+:(\d+) admin=\S+:(\d+) backend=\S+:(\d+)$", process.stdout.readline()
-            )
-            if ready is None:
-                sys.exit("ackstream did not start: see above")
-            yield Running(port=int(ready[1]), server_port=int(ready[3]), admin_port=int(ready[2]))
+            yield running
         finally:
-            process.terminate()
-            process.wait()
+            running.stop()

@@ -1,4 +1,5 @@
-"""An ordinary worker: it long-polls, works, acknowledges, and prints a line for each step."""
+"""An ordinary worker: it long-polls, works, acknowledges, and prints a line for each step. When its connection is lost,
+it connects again."""
 
 from __future__ import annotations
 
@@ -13,7 +14,18 @@ WORK_S = 0.02
 """Time spent on a batch, besides parsing it."""
 
 
+RECONNECT_S = 0.2
+
+
 def main(port: int, name: str) -> None:
+    while True:
+        try:
+            work(port, name)
+        except pymysql.MySQLError:
+            time.sleep(RECONNECT_S)
+
+
+def work(port: int, name: str) -> None:
     connection = pymysql.connect(host="127.0.0.1", port=port, user="root", database="demo", autocommit=True)
     with connection.cursor() as cursor:
         while True:

@@ -1,4 +1,4 @@
-"""`make demo`: 20,000 flights, two consumers, one of them killed half way, and nothing lost.
+"""`make demo`: 20,000 flights, two consumers, one of them killed half way, then the proxy, and nothing lost.
 
 It runs the real program with its private server, in a temporary directory and on free ports, so it
 disturbs nothing. The records are the flights that left New York in January 2013, from the package
@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from demo.ackstream import ackstream
+from demo.ackstream import Running, ackstream
 
 RECORDS = 20_000
 RECORDS_PER_INSERT = 1_000
 FOLDER = Path(__file__).parent
 CHECK_S = 0.1
-RUN_MAX_S = 45.0
+RUN_MAX_S = 90.0
 
 CREATE = """
 CREATE TABLE flights (
@@ -57,6 +57,7 @@ class Score:
 
     by_name: dict[str, int] = field(default_factory=dict)
     killed_holding: int | None = None
+    proxy_killed: bool = False
 
 
 def records() -> Iterator[str]:
@@ -104,12 +105,13 @@ def unacknowledged(connection: Connection) -> int:
     return int(count)
 
 
-def consume(port: int, connection: Connection, progress: Progress) -> Score:
-    """Run both consumers until all is acknowledged; kill the first half way, with a batch held."""
+def consume(running: Running, connection: Connection, progress: Progress) -> Score:
+    """Run both consumers until all is acknowledged; kill the first half way, with a batch held, and
+    the proxy at three quarters."""
     score = Score()
     bar = progress.add_task("acknowledged", total=RECORDS)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    consumers = {name: start_consumer(port, name, lines) for name in ("one", "two")}
+    consumers = {name: start_consumer(running.port, name, lines) for name in ("one", "two")}
     try:
         deadline = time.monotonic() + RUN_MAX_S
         left = RECORDS
@@ -122,6 +124,12 @@ def consume(port: int, connection: Connection, progress: Progress) -> Score:
                     consumers["one"].kill()
                     score.killed_holding = int(count)
                     progress.console.print(f"  consumer one: [red]killed[/] while it held {count} messages")
+            if not score.proxy_killed and left <= RECORDS // 4:
+                score.proxy_killed = True
+                progress.console.print("  the proxy and its private server: [red]killed[/], and started again")
+                running.kill_and_start_again()
+                connection.connect()
+                connection.select_db("demo")
             left = unacknowledged(connection)
             progress.update(bar, completed=RECORDS - left)
     finally:
@@ -141,7 +149,7 @@ def show(console: Console, connection: Connection, score: Score, seconds: float)
         ("enqueued", f"{enqueued:,}"),
         ("acknowledged", f"{acknowledged:,}"),
         ("lost", f"{enqueued - acknowledged:,}"),
-        ("delivered again", f"{redelivered:,}, after consumer one was killed"),
+        ("delivered again", f"{redelivered:,}, after consumer one and the proxy were killed"),
         ("consumers", ", ".join(f"{name}: {count:,}" for name, count in sorted(score.by_name.items()))),
         ("rate", f"{RECORDS / seconds:,.0f} messages/s delivered, processed and acknowledged"),
     ):
@@ -158,14 +166,23 @@ def main() -> int:
         connection = pymysql.connect(host="127.0.0.1", port=running.port, user="root", autocommit=True)
         with connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE demo")
-            cursor.execute("USE demo")
+            connection.select_db("demo")
             cursor.execute(CREATE)
         console.print(f"enqueueing {RECORDS:,} flights in one transaction …")
         enqueue(connection)
         began = time.monotonic()
         with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
-            score = consume(running.port, connection, progress)
+            score = consume(running, connection, progress)
         in_order = show(console, connection, score, time.monotonic() - began)
+        if "--keep" in sys.argv[1:]:
+            console.print(
+                f"\nstill running: mysql -h 127.0.0.1 -P {running.port} -u root demo; http://127.0.0.1:{running.admin_port}/"
+                "\nCtrl-C ends it",
+                highlight=False,
+                soft_wrap=True,
+            )
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
     console.print(
         "\ntry it yourself:\n"
         "  .venv/bin/ackstream serve\n"
