@@ -24,8 +24,22 @@ SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "sit
 NAVIGATION = {
     "Begin": ("README.md", "docs/start.md", "docs/concepts.md", "docs/faq.md", "docs/comparison.md"),
     "Workers": ("docs/workers.md", "docs/recipes.md", "docs/drivers.md", "docs/spark.md"),
-    "Reference": ("docs/sql.md", "docs/tables.md", "docs/settings.md", "docs/limits.md", "docs/vitess.md"),
-    "Operating": ("docs/operating.md", "docs/upgrading.md", "docs/troubleshooting.md", "docs/performance.md"),
+    "Reference": (
+        "docs/sql.md",
+        "docs/guarantees.md",
+        "docs/groups.md",
+        "docs/tables.md",
+        "docs/settings.md",
+        "docs/limits.md",
+        "docs/vitess.md",
+    ),
+    "Operating": (
+        "docs/operating.md",
+        "docs/upgrading.md",
+        "docs/metrics.md",
+        "docs/troubleshooting.md",
+        "docs/performance.md",
+    ),
     "Project": ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 }
 """The order of the pages. A page of docs/ that is not named comes behind those of "Reference"."""
