@@ -22,6 +22,9 @@ end behind its last whole microsecond."""
 SLOT_LOCK = "ackstream/"
 """The name of the lock that a proxy holds while it lives, without the slot."""
 
+RATES = "ackstream_rates"
+"""The table with the state of `max_rate` of all queues of its database."""
+
 Key = int | Decimal | str | bytes
 """A message's id in the engine: a number for numeric columns, bytes for binary ones, else text."""
 
@@ -78,6 +81,9 @@ class Policy:
     """Deliveries a second."""
     paused: bool = False
     """Whether nothing is delivered, by any proxy."""
+    paced: bool = False
+    """Whether the database keeps `max_rate`, so that it holds over all proxies. Not in the comment: it
+    follows from the table of rates and the privileges on it."""
     counted: bool = False
     """Whether the database counts the messages in flight for `max_in_flight`, so that it holds over all
     proxies. Not in the comment: it follows from the table's indexes."""
@@ -173,6 +179,11 @@ class QueueTable:
     acks_alike: bool = False
     """Whether an ACK by id does the same in any session, as far as the columns and constraints
     decide it, and the engine's account may carry it out and see triggers."""
+
+    @property
+    def rates(self) -> TableId:
+        """The table of rates of its database."""
+        return TableId(self.id.db, RATES)
 
     @property
     def is_shareable(self) -> bool:
@@ -492,11 +503,13 @@ class LimitsLeft(NamedTuple):
 
     left_out: tuple[Key, ...]
     """Messages that could have been claimed, and for which there was no place."""
-    places: int
-    """How many more messages could have been claimed."""
+    places: int | None
+    """How many more messages may be in flight; None: any number."""
     free_ns: int | None = None
     """When the first wait of a message in flight ends (server's clock), and its place is free at the
     latest; None: unknown."""
+    paced_until_ns: int | None = None
+    """When `max_rate` allows the next messages (server's clock); None: it is not kept there."""
 
 
 class ClaimResult(NamedTuple):

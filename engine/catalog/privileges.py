@@ -24,6 +24,9 @@ OF_DEAD_LETTERS = ("SELECT", "INSERT", "DELETE")
 OF_GATHERED_ACKS = ("SELECT", "UPDATE", "TRIGGER")
 """To acknowledge for clients, and to see whether the table has triggers."""
 
+OF_RATES = ("SELECT", "INSERT", "UPDATE")
+"""On the table of rates of the queue's database."""
+
 _GRANT = re.compile(r"GRANT (?P<what>.+?) ON (?P<where>\*\.\*|`(?:[^`]|``)+`\.(?:\*|`(?:[^`]|``)+`)) TO ")
 _ON_COLUMNS = re.compile(r"[A-Z ]+\([^()]*\)")
 _KILLS = frozenset({"CONNECTION_ADMIN", "CONNECTION ADMIN", "SUPER"})

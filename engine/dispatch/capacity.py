@@ -8,7 +8,8 @@ With `policy.counted`, the database counts the messages in flight of all proxies
 `places` is how many more it has allowed since. It is a hint: the next claim counts again. While
 there is none, no claim starts before a report that a place may be free: an own delivery is over
 (`place_freed`), a message of another proxy may be over (`reopen`), the first wait of all messages in
-flight ends, or a pause is over.
+flight ends, or a pause is over. With `policy.paced`, the database also keeps the rate of all proxies, and
+returns when it allows the next messages. The token bucket here bounds the claims of this proxy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Capacity:
         self._bucket = TokenBucket(policy.max_rate, now.mono_ns)
         self._places: int | None = None
         """How many more messages the database allows; None: unknown, a claim may find out."""
+        self._paced_until_ns = 0
+        """When the rate over all proxies allows the next messages (monotonic)."""
         self._free_ns: int | None = None
         """When the first wait of a message in flight ends (server's clock)."""
         self._pause = ExponentialBackoff(limits.limited_pause_min_ns, limits.limited_pause_max_ns)
@@ -56,20 +59,28 @@ class Capacity:
         return not self._policy.paused and self.free > 0 and not self._is_full
 
     @property
+    def _in_database(self) -> bool:
+        """Whether the database keeps a limit."""
+        return self._policy.counted or self._policy.paced
+
+    @property
     def _is_full(self) -> bool:
         return self._places is not None and self._places <= 0
 
     @property
     def next_token_ns(self) -> int | None:
         """When the rate allows the next message (monotonic); None: at any time."""
-        return self._bucket.ready_ns()
+        ready_ns = self._bucket.ready_ns()
+        return None if ready_ns is None else max(ready_ns, self._paced_until_ns)
 
     def claim_size(self, demand: int, now: Instant) -> int:
         """How many messages a claim that starts now may take; 0: no claim may start. `demand`: how
         many messages are ready and can be given to somebody."""
         most = min(self.lock_size(demand, now), self._limits.claim_max)
-        if len(self._claims) >= (1 if self._policy.counted else self._limits.claims_max):
-            return 0  # Claims of a counted queue would wait for each other in the database.
+        if len(self._claims) >= (1 if self._in_database else self._limits.claims_max):
+            return 0  # Claims with the same limit wait for each other in the database.
+        if now.mono_ns < self._paced_until_ns:
+            return 0
         if self._places is not None:
             most = min(most, max(0, self._places))
         if len(self._claims) and most < self._policy.batch_size:
@@ -104,11 +115,13 @@ class Capacity:
         """A claim of so many messages was answered, with what the limits leave behind it."""
         if left is None:
             return
-        self._places = None if self._reopened else left.places + self._freed
+        if left.paced_until_ns is not None:
+            self._paced_until_ns = now.until(left.paced_until_ns)
+        self._places = None if self._reopened or left.places is None else left.places + self._freed
         self._free_ns = left.free_ns
-        if claimed or left.places:
+        if claimed or left.places != 0:
             self._pause.reset()
-        if not left.places:
+        if left.places == 0:
             self._pause.lengthen(now.mono_ns)
 
     def place_freed(self) -> None:
@@ -138,5 +151,6 @@ class Capacity:
     def set_policy(self, policy: Policy, now: Instant) -> None:
         """The table's comment has changed."""
         self._policy = policy
+        self._paced_until_ns = 0
         self.reopen()
         self._bucket.set_rate(policy.max_rate, now.mono_ns)

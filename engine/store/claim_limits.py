@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from engine.model import Claimed, Key, LimitsLeft, QueueTable
 from engine.packets import text_values
-from engine.quoting import quoted, text_literal
+from engine.quoting import qualified, quoted, text_literal
 from engine.store.connection import Result
+from engine.store.pace import Pace
 from engine.store.queries import TableStatements, statement
 
 LOCK_WAIT_S = 1
@@ -25,26 +27,26 @@ _TAKEN = b"1"
 class ClaimLimits:
     """The limits of one claim. Without any, all lists of statements are empty."""
 
-    def __init__(self, table: QueueTable, sql: TableStatements) -> None:
+    def __init__(self, table: QueueTable, sql: TableStatements, claim_s: float) -> None:
+        """`claim_s`: how long the last claim of this queue took."""
         policy = table.policy
         self._most = policy.max_in_flight if policy.counted else None
-        self._lock = "" if self._most is None else text_literal(lock_name(table))
-        self._sql = sql
-        self._lease = quoted(table.lease_column or "")
-        self._index = quoted(table.lease_index or "")
-        self.places: int | None = None
-        """How many messages may be claimed; None: any number. Known after `read`."""
-        self._free_ns: int | None = None
-
-    @property
-    def any(self) -> bool:
+        burst_s = BURST_S + min(claim_s, CLAIM_MAX_S)
+        self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
+        self.any = self._most is not None or self._pace is not None
         """Whether there is a limit, and the claim holds a lock for it."""
-        return self._most is not None
+        self._lock = text_literal(lock_name(table)) if self.any else ""
+        self._sql = sql
+        self._table = table
+        self._taken = False
+        self._free: int | None = None
+        self._free_ns: int | None = None
+        self._full_ns: int | None = None
 
     @property
     def before(self) -> list[str]:
         """Before the transaction."""
-        if self._most is None:
+        if not self.any:
             return []
         take = statement("limit_take", lock=self._lock, wait_s=LOCK_WAIT_S)
         return [statement("limit_session", idle_s=HOLDER_IDLE_S), take]
@@ -52,36 +54,70 @@ class ClaimLimits:
     @property
     def within(self) -> list[str]:
         """In the transaction, before the rows are locked."""
-        if self._most is None:
-            return []
-        return [self._sql("limit_count", lease=self._lease, lease_index=self._index, most=self._most)]
+        statements = []
+        if self._most is not None:
+            words = {
+                "lease": quoted(self._table.lease_column or ""),
+                "lease_index": quoted(self._table.lease_index or ""),
+            }
+            statements.append(self._sql("limit_count", most=self._most, **words))
+        if self._pace is not None:
+            statements.append(statement("rate_read", **self._rate_words))
+        return statements
 
     @property
     def behind(self) -> list[str]:
         """Behind the commit."""
-        if self._most is None:
+        if not self.any:
             return []
         return [statement("limit_release", lock=self._lock), statement("limit_session", idle_s="DEFAULT")]
 
     def read(self, before: Sequence[Result], within: Sequence[Result]) -> None:
         """Take the results of `before` and `within`."""
-        if self._most is None:
+        if not self.any:
             return
         (taken,) = text_values(before[-1].rows[0])
-        if taken != _TAKEN:
-            self.places = 0
-            return
-        count, free_ns = text_values(within[0].rows[0])
-        self.places = max(0, self._most - int(count or 0))
-        self._free_ns = None if free_ns is None else int(free_ns)
+        self._taken = taken == _TAKEN
+        if self._most is not None:
+            count, free_ns = text_values(within[0].rows[0])
+            self._free = max(0, self._most - int(count or 0))
+            self._free_ns = None if free_ns is None else int(free_ns)
+        if self._pace is not None and within[-1].rows:
+            (full_ns,) = text_values(within[-1].rows[0])
+            self._full_ns = int(full_ns or 0)
 
-    def left(self, claims: Sequence[Claimed], left_out: Sequence[Key]) -> LimitsLeft | None:
-        """What is left behind these claims; None without a limit."""
-        if self.places is None:
+    def places(self, now_ns: int) -> int | None:
+        """How many messages may be claimed; None: any number."""
+        if not self.any:
             return None
-        ends = [claim.deadline_ns for claim in claims]
+        if not self._taken:
+            return 0
+        paced = None if self._pace is None else self._pace.allowed(self._full_ns, now_ns)
+        return min(places for places in (self._free, paced) if places is not None)
+
+    def writes(self, now_ns: int, claimed: int) -> list[str]:
+        """With the claims of so many messages, in the transaction."""
+        if self._pace is None or not claimed:
+            return []
+        full_ns = self._pace.after(self._full_ns, now_ns, claimed)
+        return [statement("rate_write", full_ns=full_ns, **self._rate_words)]
+
+    def left(self, now_ns: int, claims: Sequence[Claimed], left_out: Sequence[Key]) -> LimitsLeft | None:
+        """What is left behind these claims; None without a limit."""
+        if not self.any:
+            return None
+        if not self._taken:
+            return LimitsLeft(tuple(left_out), 0)
+        ends = [claim.deadline_ns for claim in claims] if self._most is not None else []
         ends += [self._free_ns] if self._free_ns is not None else []
-        return LimitsLeft(tuple(left_out), self.places - len(claims), min(ends, default=None))
+        places = None if self._free is None else self._free - len(claims)
+        pace = self._pace
+        paced = None if pace is None else pace.ready_ns(pace.after(self._full_ns, now_ns, len(claims)))
+        return LimitsLeft(tuple(left_out), places, min(ends, default=None), paced)
+
+    @property
+    def _rate_words(self) -> dict[str, str]:
+        return {"rates": qualified(self._table.rates), "queue": text_literal(self._table.id.name)}
 
 
 def lock_name(table: QueueTable) -> str:

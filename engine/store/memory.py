@@ -40,6 +40,7 @@ from engine.model import (
 )
 from engine.store.acks import Ack, shares
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step, choose
+from engine.store.pace import Pace
 from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
 from engine.store.rotation import Rotation
 from engine.store.scan_result import ScanAssembly, is_behind
@@ -105,6 +106,8 @@ class MemoryStore:
     """The bare names, casefolded, of views and of tables with triggers."""
     slots_held: set[int] = field(default_factory=set)
     """The slots of the proxies that live."""
+    rates: dict[TableId, int] = field(default_factory=dict)
+    """The times in the tables of rates."""
     limit_locks: dict[TableId, MemoryClaim] = field(default_factory=dict)
     """The claims under way that hold the lock of their queue's limits."""
     roster_found: Roster = field(default_factory=lambda: Roster(0))
@@ -428,7 +431,12 @@ class MemoryClaim:
         self.result = ClaimResult((), None)
         self._store, self._table, self._slot = store, table, slot
         self._wanted = {want.key: want for want in wanted}
-        self._most = table.policy.max_in_flight if table.policy.counted else None
+        policy = table.policy
+        self._most = policy.max_in_flight if policy.counted else None
+        self._pace = Pace(policy.max_rate) if policy.paced and policy.max_rate is not None else None
+        self._limited = policy.counted or policy.paced
+        self._full_ns: int | None = None
+        self._paced_until_ns: int | None = None
         self._places: int | None = None
         self._free_ns: int | None = None
         self._now_ns = store.now_ns
@@ -439,11 +447,12 @@ class MemoryClaim:
         """Carry out a step. Raises StoreError."""
         rows = self._store.rows_of(self._table)
         match step:
-            case Step.TAKE_LOCK if self._most is not None:
+            case Step.TAKE_LOCK if self._limited:
                 self._store.limit_locks.setdefault(self._table.id, self)
             case Step.BEGIN:
                 self._now_ns = self._store.now_ns
-            case Step.COUNT if self._most is not None:
+            case Step.COUNT if self._limited:
+                self._full_ns = self._store.rates.get(self._table.id)
                 self._count(rows.values(), self._most)
             case Step.LOCK_ROWS:
                 self._locked = {want.key: row for want, row in self._store.claimable(rows, [*self._wanted.values()])}
@@ -452,6 +461,9 @@ class MemoryClaim:
                 self._write()
             case Step.COMMIT:
                 rows.update(self._written)
+                if self._pace is not None and self._written:
+                    full_ns = self._pace.after(self._full_ns, self._now_ns, len(self._written))
+                    self._store.rates[self._table.id] = full_ns
                 self._unlock()
             case Step.RELEASE_LOCK if self._store.limit_locks.get(self._table.id) is self:
                 del self._store.limit_locks[self._table.id]
@@ -461,9 +473,10 @@ class MemoryClaim:
         self._unlock()
         self.do(Step.RELEASE_LOCK)
 
-    def _count(self, rows: Collection[Row], most: int) -> None:
+    def _count(self, rows: Collection[Row], most: int | None) -> None:
         ends = sorted(row.time_next_ns or 0 for row in rows if row.is_in_flight(self._store.now_ns))
-        self._places, self._free_ns = max(0, most - len(ends)), min(ends, default=None)
+        if most is not None:
+            self._places, self._free_ns = max(0, most - len(ends)), min(ends, default=None)
         if self._store.limit_locks.get(self._table.id) is not self:
             self._places, self._free_ns = 0, None
 
@@ -472,16 +485,25 @@ class MemoryClaim:
             return deadline_ns if self._table.lease_column is None else end_with_slot(deadline_ns, self._slot)
 
         found = {key: row.entry for key, row in self._locked.items()}
-        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, self._places)
+        places = self._places
+        if self._pace is not None:
+            paced = self._pace.allowed(self._full_ns, self._now_ns)
+            places = paced if places is None else min(places, paced)
+        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, places)
         for claim in claims:
             lease_ns = None if self._table.lease_column is None else claim.deadline_ns
             self._written[claim.key] = replace(
                 self._locked[claim.key], epoch=claim.epoch, time_next_ns=claim.deadline_ns, lease_ns=lease_ns
             )
         left = None
-        if self._places is not None:
+        if self._limited:
             ends = [claim.deadline_ns for claim in claims] + ([] if self._free_ns is None else [self._free_ns])
-            left = LimitsLeft(left_out, self._places - len(claims), min(ends, default=None))
+            free = None if self._places is None else self._places - len(claims)
+            paced_until_ns = None
+            if self._pace is not None:
+                full_ns = self._pace.after(self._full_ns, self._now_ns, len(claims))
+                paced_until_ns = self._pace.ready_ns(full_ns)
+            left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns)
         self.result = ClaimResult(claims, None, left)
 
     def _unlock(self) -> None:

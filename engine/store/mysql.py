@@ -162,6 +162,7 @@ class MySQLStore:
         # Memories that only save time, so the value of whichever thread wrote last is good enough.
         self._priorities: Recent[TableId, Sequence[int]] = Recent(remembered)
         self._row_bytes: Recent[TableId, int] = Recent(remembered)
+        self._claim_s: Recent[TableId, float] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
         self._servers: set[Origin] = set()
         """The servers found so far. With several behind one address, a connection id does not
@@ -407,7 +408,7 @@ class MySQLStore:
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows by the Fetch that `fetch_of` makes."""
         sql = TableStatements(table)
-        limits = ClaimLimits(table, sql)
+        limits, began_s = ClaimLimits(table, sql, self._claim_s.get(table.id, 0.0)), time.monotonic()
         (context, first), *others = _claim_locks(table, wanted.values()).items()
         with self._pool.connection(context) as connection, _closed_on_error(connection, limits):
             before, within = limits.before, limits.within
@@ -419,17 +420,19 @@ class MySQLStore:
                 locked += connection.run(locks, other_context)
             end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
             found = {entry.key: entry for entry in entries_of(sql, *locked)}
-            claims, left_out = choose(wanted.values(), found, now_at, end_ns, limits.places)
-            left = limits.left(claims, left_out)
+            claims, left_out = choose(wanted.values(), found, now_at, end_ns, limits.places(now_at))
+            left = limits.left(now_at, claims, left_out)
             deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
-            writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases), statement("commit")]
-            writes += limits.behind
+            writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases)]
+            writes += [*limits.writes(now_at, len(claims)), statement("commit"), *limits.behind]
             if fetch_of is None or not claims:
                 connection.run(writes)
+                self._claim_s.put(table.id, time.monotonic() - began_s)
                 return Timed(ClaimResult(claims, None, left), now_at)
             fetch = fetch_of({claim.key: claim.delivery for claim in claims})
             rows = fetch.run_behind(connection, writes)
         self._row_bytes.put(table.id, fetch.row_bytes)
+        self._claim_s.put(table.id, time.monotonic() - began_s)
         return Timed(ClaimResult(claims, rows, left), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:

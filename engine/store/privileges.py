@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, Grants
+from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, OF_RATES, Grants
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.packets import text_values
 from engine.quoting import qualified, quoted
@@ -42,6 +42,8 @@ def with_rights(
             return BrokenTable(found.id, (grants.missing_problem(found.id, lacking),), denied=True)
         if _is_denied(connection, found.id, "claim", and_lease(found)):
             return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
+    if isinstance(found, QueueTable) and found.policy.max_rate is not None:
+        found = _with_rate(connection, grants, found)
     if isinstance(found, QueueTable) and found.acks_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
         found = replace(found, acks_alike=False)
     if not isinstance(found, QueueTable) or (place := found.dead_letter) is None:
@@ -50,6 +52,23 @@ def with_rights(
         warning = f"dead messages stay here: {grants.missing_problem(place, lacking)}"
         return replace(found, warnings=(*found.warnings, warning))
     return found
+
+
+def _with_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -> QueueTable:
+    """Whether the rate holds over all proxies; otherwise with the remedy as a warning."""
+    alone = "max_rate holds at each proxy alone"
+    rates = qualified(found.rates)
+    try:
+        connection.run([statement("rights_rates_read", rates=rates), statement("rights_rates_write", rates=rates)])
+    except StoreError as error:
+        if connection.broken:
+            raise
+        if error.code in DENIED:
+            problem = grants.missing_problem(found.rates, OF_RATES)
+            return replace(found, warnings=(*found.warnings, f"{alone}: {problem}"))
+        remedy = f"ALTER QUEUE {found.id} MAX_RATE = {found.policy.max_rate:g} makes the table {found.rates}"
+        return replace(found, warnings=(*found.warnings, f"{alone}: {remedy}"))
+    return replace(found, policy=replace(found.policy, paced=True))
 
 
 def _lacking(connection: StoreConnection, table: TableId, wanted: Sequence[str], and_lease: str = "") -> list[str]:

@@ -227,6 +227,32 @@ FROM (
     LIMIT $most
 ) AS in_flight
 
+-- name: rate_read
+-- When the queue has its full rate again. The lock of the limit is held.
+SELECT CAST(full_ns AS BINARY)
+FROM $rates
+WHERE queue = $queue
+
+-- name: rate_write
+-- One more claim: one row, however many messages.
+INSERT INTO $rates (queue, full_ns)
+VALUES ($queue, $full_ns)
+ON DUPLICATE KEY UPDATE full_ns = $full_ns
+
+-- name: rights_rates_read
+-- Whether there is a table of rates, and it may be read.
+SELECT queue, full_ns
+FROM $rates
+WHERE FALSE
+
+-- name: rights_rates_write
+-- Whether it may be written to.
+INSERT INTO $rates (queue, full_ns)
+SELECT '', 0
+FROM DUAL
+WHERE FALSE
+ON DUPLICATE KEY UPDATE full_ns = 0
+
 -- name: limit_release
 -- Releases it, behind the commit.
 DO RELEASE_LOCK($lock)

@@ -39,7 +39,7 @@ def _limits(policy: Policy) -> dict[Kind, int]:
     limits = {}
     if policy.max_in_flight is not None and not policy.counted:
         limits[Kind.IN_FLIGHT] = policy.max_in_flight
-    if policy.max_rate is not None:
+    if policy.max_rate is not None and not policy.paced:
         limits[Kind.RATE] = RATE_UNITS
     return limits
 
@@ -81,7 +81,7 @@ class LimitedQueues:
             policy = replace(policy, paused=True)
         if (messages_max := units.get(Kind.IN_FLIGHT)) is not None:
             policy = replace(policy, max_in_flight=max(1, messages_max))
-        if policy.max_rate is not None:
+        if policy.max_rate is not None and not policy.paced:
             policy = replace(policy, max_rate=policy.max_rate * max(1, units[Kind.RATE]) / RATE_UNITS)
         return replace(queue, policy=policy)
 

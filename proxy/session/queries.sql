@@ -150,6 +150,14 @@ $definitions) COMMENT = $comment $options $partitions
 -- Writes the directives of a queue.
 ALTER TABLE $table COMMENT = $comment
 
+-- name: create_rates
+-- The state of MAX_RATE of all queues of a database: when each has its full rate again, by the server's
+-- clock in nanoseconds since 1970.
+CREATE TABLE IF NOT EXISTS $table (
+    queue VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
+    full_ns BIGINT NOT NULL
+) ENGINE = InnoDB COMMENT 'ackstream: MAX_RATE of the queues over all proxies'
+
 -- name: add_to_table
 -- ALTER QUEUE, for a table without a column or an index that an option requires.
 ALTER TABLE $table $changes

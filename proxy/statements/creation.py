@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
-from engine.model import NS_PER_S, BrokenTable, Policy, TableId
+from engine.model import NS_PER_S, RATES, BrokenTable, Policy, TableId
 from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
@@ -86,6 +86,8 @@ class Creation:
         async def itself() -> CreateQueue:
             return statement
 
+        if "max_rate" in values:
+            await self.rates(session, statement.table)
         await self.dead_letter(session, statement.table, values, itself)
         answer = await change_schema(self._engine, session, text, may_fail=True)
         if answer.error is None:
@@ -130,6 +132,14 @@ class Creation:
         elif not is_marked(comment):
             raise no_queue(dead, "so it cannot be a DEAD_LETTER")
         await self._let_in(session, dead, table)
+
+    async def rates(self, session: ClientSession, table: TableName) -> None:
+        """Create the table of rates in the database of a queue, unless it is there. A client that may not
+        create it gets the queue all the same: `SHOW QUEUES` reports that each proxy keeps the rate for
+        itself."""
+        rates = TableName(RATES, table.db)
+        if await comment_of(session, rates) is None:
+            await change_schema(self._engine, session, sql("create_rates", table=rates.quoted()), may_fail=True)
 
     async def lease_column(
         self, session: ClientSession, table: TableName, definitions: Sequence[Definition], name: str, *, counted: bool

@@ -94,6 +94,8 @@ class Definition:
             await self._creation.delay_by(session, statement.table, changed.get("delay_by"))
 
         async def add_what_is_missing() -> None:
+            if "max_rate" in changed:
+                await self._creation.rates(session, statement.table)
             if not {"lease", "max_in_flight"} & (changed.keys() | reset):
                 return
             values, rest = split_comment(await marked_comment(session, statement.table))

@@ -162,3 +162,31 @@ def test_the_limit_holds_while_a_proxy_is_killed_and_the_others_get_its_places(p
     assert observer.most == LIMIT
     assert view.most <= LIMIT
     assert len(set(view.acknowledged)) == len(view.acknowledged)
+
+
+RATE = 60
+
+
+def claim_times(direct: Any) -> list[int]:
+    """When each message was claimed, by the server's clock: its lease without the wait of an hour."""
+    direct.rollback()
+    return sorted(row[0] - 3600 * 10**9 for row in rows(direct, "SELECT lease FROM m WHERE lease IS NOT NULL"))
+
+
+def test_three_proxies_together_keep_the_rate_while_one_is_killed(proxies, running, database) -> None:
+    view, _, begin = running
+    with proxies[0].connect(database=database) as connection:
+        run(connection, f"ALTER QUEUE m MAX_IN_FLIGHT = NONE, MAX_RATE = {RATE}")
+    for proxy in proxies:  # Each knows of it.
+        with proxy.connect(database=database) as connection:
+            eventually(lambda: rows(connection, "STREAM id FROM m NOWAIT") == [], timeout_s=20)
+    produce(proxies[0], database, 4 * RATE)
+    begin()
+    eventually(lambda: len(view.acknowledged) > RATE, timeout_s=60)
+    proxies[2].kill()
+    with connect(proxies[0].server) as direct:
+        direct.select_db(database)
+        eventually(lambda: len(claim_times(direct)) == 4 * RATE, timeout_s=90)
+        times_ns = claim_times(direct)
+    busiest = max(sum(at <= other < at + 10**9 for other in times_ns) for at in times_ns)
+    assert busiest <= 1.05 * RATE + 2

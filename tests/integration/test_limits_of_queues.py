@@ -145,3 +145,41 @@ def test_for_update_is_refused_with_the_reason(connection) -> None:
     with pytest.raises(pymysql.MySQLError, match="not possible on a queue with MAX_IN_FLIGHT"):
         rows(connection, "STREAM id FROM m LIMIT 1 NOWAIT FOR UPDATE")
     assert rows(connection, "SELECT 1") == [(1,)]
+
+
+def test_max_rate_holds_over_all_proxies_by_a_table_that_create_queue_makes(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_RATE = 100")
+    assert problem(connection) is None
+    run(connection, "INSERT INTO m (body) VALUES (1), (2), (3)")
+    assert len(rows(connection, "STREAM id FROM m LIMIT 3 WAIT 10")) == 3
+    ((name, is_near),) = rows(connection, f"SELECT queue, ABS(full_ns - {NOW}) < 60000000000 FROM ackstream_rates")
+    assert (name, is_near) == ("m", 1)
+
+
+def test_alter_queue_makes_the_table_of_rates(connection) -> None:
+    create_queue(connection, "m")
+    run(connection, "ALTER QUEUE m MAX_RATE = 100")
+    assert problem(connection) is None
+    assert rows(connection, "SELECT COUNT(*) FROM ackstream_rates") == [(0,)]
+
+
+def test_a_queue_without_the_table_of_rates_shows_what_to_do(connection) -> None:
+    create_queue(connection, "m", max_rate="50")
+    found = problem(connection)
+    assert found is not None
+    assert "max_rate holds at each proxy alone" in found
+    run(connection, found[found.index("ALTER QUEUE") : found.index(" makes the table")])
+    run(connection, "ALTER QUEUE m MAX_RATE = 60")
+    assert problem(connection) is None
+
+
+def test_a_table_of_rates_that_is_dropped_is_missed_and_messages_come_all_the_same(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_RATE = 100")
+    run(connection, "DROP TABLE ackstream_rates")
+    run(connection, "INSERT INTO m (body) VALUES (1)")
+    assert rows(connection, "STREAM id FROM m LIMIT 1 WAIT 20") == [(1,)]
+
+
+def test_a_queue_without_a_rate_makes_no_table(connection) -> None:
+    run(connection, "CREATE QUEUE m (body INT) MAX_IN_FLIGHT = 2")
+    assert rows(connection, "SHOW TABLES LIKE 'ackstream%'") == []

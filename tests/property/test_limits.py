@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim
 from engine.dispatch.instant import Instant
-from engine.model import NS_PER_S, Claimed, FetchResult, Key, LimitsLeft
+from engine.model import NS_PER_S, Claimed, FetchResult, Key, LimitsLeft, Policy, TableId
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
 from engine.store.memory import MemoryClaim, MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
@@ -30,6 +30,7 @@ T = TypeVar("T")
 PICK = st.integers(0, 1_000)
 KEYS = st.integers(1, 14)
 LIMIT = 3
+RATE = 4
 WAIT_NS = 30 * NS_PER_S
 IDLE_NS = 3 * NS_PER_S
 """After this time the server ends the session of a proxy that is frozen in the middle of a claim."""
@@ -66,6 +67,8 @@ class Limited(RuleBasedStateMachine):
     dispatcher_type: type[Dispatcher] = Dispatcher
     claim_type: type[MemoryClaim] = MemoryClaim
     steps: ClassVar[Sequence[Step]] = (*FIRST_PACKET, *SECOND_PACKET)
+    policy: ClassVar[Policy] = COUNTED
+    limit = LIMIT
     followed = False
     """Whether the binary log shows the proxies what others do."""
 
@@ -88,7 +91,7 @@ class Limited(RuleBasedStateMachine):
     def start_a_proxy(self) -> None:
         slot = next(slot for slot in range(1, 1_000) if slot not in self.store.slots_held)
         stage = Stage(
-            policy=COUNTED, dispatcher_type=self.dispatcher_type, store=self.store, mono_ns=self.mono_ns,
+            policy=self.policy, dispatcher_type=self.dispatcher_type, store=self.store, mono_ns=self.mono_ns,
             holdings=self.holdings, acked_seen=self.acked,
         )  # fmt: skip
         stage.queue = replace(stage.queue, lease_index="by_lease")
@@ -224,7 +227,7 @@ class Limited(RuleBasedStateMachine):
         """The limit, counted from the rows."""
         rows = self.store.rows[TABLE].values()
         in_flight = [row.key for row in rows if row.is_in_flight(self.store.now_ns)]
-        assert len(in_flight) <= LIMIT, f"{in_flight} are in flight"
+        assert len(in_flight) <= self.limit, f"{in_flight} are in flight"
 
     @precondition(lambda self: self._asked())
     @rule(pick=PICK)
@@ -303,7 +306,7 @@ class Limited(RuleBasedStateMachine):
 
     def _all_places_are_held(self) -> bool:
         rows = self.store.rows[TABLE].values()
-        return sum(row.is_in_flight(self.store.now_ns) for row in rows) >= LIMIT
+        return sum(row.is_in_flight(self.store.now_ns) for row in rows) >= self.limit
 
     def _asked(self) -> list[tuple[Proxy, Asked]]:
         return [(proxy, asked) for proxy in self.proxies for asked in proxy.stage.asked]
@@ -315,6 +318,29 @@ class Limited(RuleBasedStateMachine):
 
 class Followed(Limited):
     followed = True
+
+
+class Paced(Limited):
+    """With a rate as well."""
+
+    policy = replace(COUNTED, max_in_flight=30, max_rate=RATE, paced=True)
+    limit = 30
+
+    @initialize()
+    def open_paced(self) -> None:
+        self.claimed_ns: list[int] = []
+        self.noted: set[tuple[Key, int]] = set()
+
+    def check(self) -> None:
+        super().check()
+        if not hasattr(self, "claimed_ns"):
+            return
+        for row in self.store.rows[TABLE].values():
+            if row.is_in_flight(self.store.now_ns) and (row.key, row.epoch) not in self.noted:
+                self.noted.add((row.key, row.epoch))
+                self.claimed_ns.append(self.store.now_ns)
+        lately = [at_ns for at_ns in self.claimed_ns if at_ns > self.store.now_ns - NS_PER_S]
+        assert len(lately) <= RATE + 1, "the rate is exceeded"
 
 
 class CountedBeforeTheLock(Limited):
@@ -351,6 +377,26 @@ class ClaimOfOwnMessages(MemoryClaim):
 
 class CountedPerProxy(Limited):
     claim_type = ClaimOfOwnMessages
+
+
+class ClaimOfAnOwnRate(MemoryClaim):
+    """Keeps a time for each slot."""
+
+    def do(self, step: Step) -> None:
+        rates, own = self._store.rates, TableId("slot", str(self._slot))
+        if step is Step.COUNT:
+            rates[self._table.id] = rates.get(own, 0)
+        super().do(step)
+        if step is Step.COMMIT:
+            rates[own] = rates[self._table.id]
+
+
+class RatePerProxy(Paced):
+    claim_type = ClaimOfAnOwnRate
+
+
+class RateWithoutLock(Paced):
+    steps = (Step.COUNT, Step.TAKE_LOCK, Step.BEGIN, Step.LOCK_ROWS, *SECOND_PACKET)
 
 
 class DispatcherThatMisses(Dispatcher):
@@ -393,6 +439,8 @@ BREAKS: list[type[Limited]] = [
     ReleasedBeforeTheCommit,
     TheLockIsNotNeeded,
     CountedPerProxy,
+    RatePerProxy,
+    RateWithoutLock,
     LeftOutIsForgotten,
     OnlyOwnEndsOpenIt,
 ]
@@ -419,3 +467,5 @@ TestLimited = Limited.TestCase
 TestLimited.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
 TestFollowed = Followed.TestCase
 TestFollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestPaced = Paced.TestCase
+TestPaced.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.model import NS_PER_S, GroupColumn, IdKind, Key, Policy, QueueTable, Selection, TableId
+from engine.model import NS_PER_S, RATES, GroupColumn, IdKind, Key, Policy, QueueTable, Selection, TableId
 from engine.store.connection import (
     OWN_CONTEXT,
     BackendAddress,
@@ -29,6 +29,7 @@ from engine.store.pool import Pool
 from engine.store.port import Origin, Store
 from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer
+from proxy.session.queries import sql as client_sql
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
@@ -112,13 +113,25 @@ class MemorySubject:
     """The in-memory store."""
 
     def __init__(
-        self, *, lease: bool = False, groups: Sequence[GroupColumn] = (), in_flight: int | None = None
+        self,
+        *,
+        lease: bool = False,
+        groups: Sequence[GroupColumn] = (),
+        in_flight: int | None = None,
+        rate: float | None = None,
     ) -> None:
-        """`in_flight`: the messages in flight over all proxies at most. It implies `lease`."""
+        """`in_flight`: the messages in flight over all proxies at most. It implies `lease`. `rate`: their
+        deliveries a second."""
         lease = lease or in_flight is not None
         self.table = QueueTable(
             TableId("test", "messages"),
-            replace(POLICY, max_in_flight=in_flight, counted=in_flight is not None),
+            replace(
+                POLICY,
+                max_in_flight=in_flight,
+                counted=in_flight is not None,
+                max_rate=rate,
+                paced=rate is not None,
+            ),
             IdKind.INTEGER,
             "PRIMARY",
             "next_up",
@@ -194,15 +207,17 @@ class ServerSubject:
         lease: bool = False,
         groups: Sequence[str] = (),
         in_flight: int | None = None,
+        rate: float | None = None,
     ) -> None:
         """`groups`: the names of the group columns, which are among `columns`. `in_flight`: the messages
-        in flight over all proxies at most. It implies `lease`."""
+        in flight over all proxies at most. It implies `lease`. `rate`: their deliveries a second."""
         lease = lease or in_flight is not None
         self.server = server
         self._groups = "".join(f", {name}" for name in groups)
         self._lease = ", lease" if lease else ""
         columns += ", lease BIGINT DEFAULT NULL INVISIBLE" if lease else ""
         comment = COMMENT + (",lease=lease" if lease else "")
+        comment += f",max_rate={rate:g}" if rate is not None else ""
         if in_flight is not None:
             comment += f",max_in_flight={in_flight}"
             columns += ", INDEX by_lease (time_acked, lease, time_next)"
@@ -214,6 +229,8 @@ class ServerSubject:
         self.execute(f"CREATE DATABASE {database}")
         self.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')")
         self.connection.select_db(database)
+        if rate is not None:
+            self.execute(client_sql("create_rates", table=RATES))
         self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}")
         self.store = mysql_store(server)
         described = self.store.describe(TableId(database, "messages")).value

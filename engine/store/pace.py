@@ -1,0 +1,46 @@
+"""A rate over all proxies, kept as one time in the database: a token bucket whose state is the time at
+which it is full again.
+
+Each claimed message moves that time by `1 / rate`. So a claim of many messages writes one number, and
+nothing has to be written while time passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
+from engine.model import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """At most `rate` messages a second, and those of `burst_s` at once. `full_ns`: the time that is kept,
+    by the server's clock; None: there is none yet."""
+
+    rate: float
+    burst_s: float = BURST_S
+
+    def allowed(self, full_ns: int | None, now_ns: int) -> int:
+        """How many messages may be claimed now."""
+        spent = (self._current(full_ns, now_ns) - now_ns) * self.rate / NS_PER_S
+        return max(0, int(self._capacity - spent + 1e-6))
+
+    def after(self, full_ns: int | None, now_ns: int, claimed: int) -> int:
+        """The time to keep behind a claim of so many messages."""
+        return self._current(full_ns, now_ns) + round(claimed * NS_PER_S / self.rate)
+
+    def ready_ns(self, full_ns: int) -> int:
+        """When half a burst may be claimed, and at least one message."""
+        least = max(1.0, self.rate * BURST_S / 2)
+        return full_ns - int((self._capacity - least) * NS_PER_S / self.rate)
+
+    @property
+    def _capacity(self) -> float:
+        return max(1.0, self.rate * self.burst_s)
+
+    def _current(self, full_ns: int | None, now_ns: int) -> int:
+        """The time that is kept. If it is later than any claim can have made it, the server's clock was
+        set back, or the rate was raised."""
+        latest_ns = now_ns + int((BURST_S + CLAIM_MAX_S + 1 / self.rate) * NS_PER_S)
+        return now_ns if full_ns is None else min(max(full_ns, now_ns), latest_ns)

@@ -1,0 +1,143 @@
+"""A rate that holds over all proxies: each claim takes what the claims of all proxies have left of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.model import NS_PER_S, Key, LimitsLeft, Wanted
+from engine.store.memory import Row
+from engine.store.mysql import MySQLStore
+from tests.support.servers import ServerPool
+from tests.support.stores import GROWING, MemorySubject, ServerSubject, counted_store, mysql_store
+
+S = NS_PER_S
+RATE = 5
+WAIT_NS = 30 * S
+
+AnySubject = MemorySubject | ServerSubject
+
+
+@pytest.fixture(scope="module")
+def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
+    """Makes one table for each kind of server, and empties it for each test."""
+    subjects: dict[str, ServerSubject] = {}
+
+    def find(flavour: str) -> ServerSubject:
+        if flavour not in subjects:
+            server = server_pool.get("mysql" if flavour == "mysql" else "mariadb")
+            subjects[flavour] = ServerSubject(server, columns=GROWING, rate=RATE)
+        subjects[flavour].renew()
+        subjects[flavour].execute("DELETE FROM ackstream_rates")
+        return subjects[flavour]
+
+    yield find
+    for subject in subjects.values():
+        subject.close()
+
+
+@pytest.fixture(params=["mysql", "mariadb"])
+def server(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> ServerSubject:
+    return on_server(request.param)
+
+
+@pytest.fixture(params=["memory", "mysql", "mariadb"])
+def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSubject]) -> AnySubject:
+    kind: str = request.param
+    return MemorySubject(rate=RATE) if kind == "memory" else on_server(kind)
+
+
+def put(subject: AnySubject, *keys: Key) -> None:
+    subject.put(*(Row(key, time_next_ns=subject.now_ns() - S) for key in keys))
+
+
+def claim(subject: AnySubject, *keys: Key) -> tuple[list[Key], LimitsLeft]:
+    wanted = [Wanted(key, 0, WAIT_NS) for key in keys]
+    answer = subject.store.claim_and_fetch(subject.table, wanted, None, 0).value
+    assert answer.limits is not None
+    return [claim.key for claim in answer.claims], answer.limits
+
+
+def test_the_first_claim_takes_the_messages_of_a_burst(subject: AnySubject) -> None:
+    put(subject, 1, 2, 3)
+    before_ns = subject.now_ns()
+    claimed, left = claim(subject, 3, 1, 2)
+    assert claimed == [3]
+    assert left.left_out == (1, 2)
+    assert left.places is None
+    assert left.paced_until_ns is not None
+    assert before_ns + S // RATE <= left.paced_until_ns <= subject.now_ns() + S // RATE
+
+
+def test_the_next_one_can_be_claimed_when_the_rate_allows_it(subject: AnySubject) -> None:
+    put(subject, 1, 2, 3)
+    _, left = claim(subject, 1)
+    assert left.paced_until_ns is not None
+    subject.wait_until(left.paced_until_ns)
+    assert claim(subject, 2)[0] == [2]
+
+
+def test_a_claim_that_takes_nothing_costs_nothing(subject: AnySubject) -> None:
+    put(subject, 1)
+    assert claim(subject, 7, 8)[0] == []
+    assert claim(subject, 1)[0] == [1]
+
+
+def test_a_state_that_no_claim_can_have_left_delays_messages_by_a_second_or_two(subject: AnySubject) -> None:
+    """The server's clock was set back by an hour."""
+    later_ns = subject.now_ns() + 3600 * S
+    if isinstance(subject, MemorySubject):
+        subject.store.rates[subject.table.id] = later_ns
+    else:
+        subject.execute("INSERT INTO ackstream_rates VALUES ('messages', %s)", later_ns)
+    put(subject, 1)
+    claimed, left = claim(subject, 1)
+    assert claimed == []
+    assert left.paced_until_ns is not None
+    assert left.paced_until_ns <= subject.now_ns() + 2 * S
+
+
+def test_several_stores_together_keep_the_rate(server: ServerSubject) -> None:
+    """By the server's clock, which decided each claim."""
+    put(server, *range(1, 301))
+    stores = [mysql_store(server.server) for _ in range(3)]
+    ends: list[int] = []
+    begun_ns = server.now_ns()
+
+    def work(number: int, store: MySQLStore) -> None:
+        for key in range(number * 100 + 1, number * 100 + 101):
+            made = store.claim(server.table, [Wanted(key, 0, WAIT_NS)]).value
+            ends.extend(claim.deadline_ns for claim in made)
+
+    threads = [threading.Thread(target=work, args=(number, store)) for number, store in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for store in stores:
+        store.close()
+    times_ns = sorted(end_ns - WAIT_NS for end_ns in ends)
+    assert times_ns
+    assert len(times_ns) <= 1 + (times_ns[-1] - begun_ns) * RATE / S * 1.05 + 1
+
+
+def test_it_costs_no_further_packet_and_one_write_a_claim(server: ServerSubject) -> None:
+    put(server, 1)
+    with counted_store(server) as (store, sent):
+        store.claim(server.table, [Wanted(1, 0, WAIT_NS)])
+    assert len(sent) == 2
+    assert b" ".join(sent).count(b"ackstream_rates") == 2
+
+
+class TestPrivileges:
+    def test_without_the_table_each_proxy_keeps_the_rate_and_the_remedy_is_named(self, server: ServerSubject) -> None:
+        server.execute("RENAME TABLE ackstream_rates TO away")
+        found = server.store.describe(server.table.id).value
+        server.execute("RENAME TABLE away TO ackstream_rates")
+        assert found is not None
+        assert not found.policy.paced  # type: ignore[union-attr]
+        assert "MAX_RATE = 5 makes the table" in " ".join(found.warnings)  # type: ignore[union-attr]
+        again = server.store.describe(server.table.id).value
+        assert again == server.table
