@@ -135,26 +135,6 @@ def test_the_context_is_read_again_after_any_other_command(watched_proxy, root, 
         assert beginnings(turns.taken(number))[0][0].startswith(PROOF[0])
 
 
-def test_an_ack_whose_trigger_changes_the_session_is_noticed_by_the_next_stream(watched_proxy, root, database) -> None:
-    run(root, "ALTER TABLE m ADD COLUMN at TIMESTAMP DEFAULT '2020-01-01 12:00:00'")
-    run(
-        root,
-        "CREATE TRIGGER t BEFORE UPDATE ON m FOR EACH ROW"
-        " SET SESSION time_zone = IF(NEW.time_acked, '+09:00', '+00:00')",
-    )
-    statement = "STREAM id, at FROM m LIMIT 1 NOWAIT"
-    with RawClient(watched_proxy, BASE, database) as client:
-        client.query("SET time_zone = '+03:00'")
-        answers = [client.query(statement) for _ in range(3)]
-        client.query("ACK m WHERE id = 1")
-        new = RawClient(watched_proxy, BASE, database)
-        new.query("SET time_zone = '+09:00'")
-        hours = [answer[-2].payload[-8:-6] for answer in (*answers, client.query(statement), new.query(statement))]
-        new.close()
-        assert hours[0] == hours[1] == hours[2] != hours[3]
-        assert hours[3] == hours[4]
-
-
 def test_without_autocommit_the_transaction_of_the_proof_ends_in_the_same_round_trip(client, turns) -> None:
     number = client.greeting.connection_id
     client.query("SET autocommit = 0")
@@ -490,3 +470,23 @@ def test_a_session_that_repeats_its_streams_is_answered_like_one_that_does_not(
             script.append(f"{kind}: {text}")
             repeats, other = (side.execute() if kind == "execute" else getattr(side, kind)(text) for side in sides)
             assert repeats == other, "\n".join(script)
+
+
+def test_an_ack_whose_trigger_changes_the_session_is_noticed_by_the_next_stream(watched_proxy, root, database) -> None:
+    run(root, "ALTER TABLE m ADD COLUMN at TIMESTAMP DEFAULT '2020-01-01 12:00:00'")
+    run(
+        root,
+        "CREATE TRIGGER t BEFORE UPDATE ON m FOR EACH ROW"
+        " SET SESSION time_zone = IF(NEW.time_acked, '+09:00', '+00:00')",
+    )
+    statement = "STREAM id, at FROM m LIMIT 1 NOWAIT"
+    with RawClient(watched_proxy, BASE, database) as client:
+        client.query("SET time_zone = '+03:00'")
+        answers = [client.query(statement) for _ in range(3)]
+        client.query("ACK m WHERE id = 1")
+        new = RawClient(watched_proxy, BASE, database)
+        new.query("SET time_zone = '+09:00'")
+        hours = [answer[-2].payload[-8:-6] for answer in (*answers, client.query(statement), new.query(statement))]
+        new.close()
+        assert hours[0] == hours[1] == hours[2] != hours[3]
+        assert hours[3] == hours[4]
