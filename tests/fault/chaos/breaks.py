@@ -65,7 +65,7 @@ PURGE = "UTC_TIMESTAMP(6)) * 1000 - $age_ns\nORDER BY time_acked"
 BREAKS = (
     _break(
         "a claim is sent and not committed",
-        "one claim, two deliveries",
+        "one claim, two deliveries|stuck",
         "plain",
         (
             MYSQL,
