@@ -58,8 +58,6 @@ def _break(name: str, rules: str, queues: str, *edits: tuple[str, str, str], **m
 
 CLAIM_LOCK = f"WHERE id IN ($ids) AND time_acked IS NULL\n    AND {DUE}\n    AND ($condition)\nORDER BY id\nFOR UPDATE"
 
-CLAIM_UPDATE = "time_next = $time_next $and_lease\nWHERE id IN ($ids) AND time_acked IS NULL"
-FETCH = "$columns\nFROM $table FORCE INDEX ($id_index)\nWHERE id IN ($ids) AND time_acked IS NULL\n\n-- name: lookup"
 PURGE = "UTC_TIMESTAMP(6)) * 1000 - $age_ns\nORDER BY time_acked"
 
 BREAKS = (
@@ -154,17 +152,6 @@ BREAKS = (
             "self.configured and self._policy.max_attempts <= entry.epoch + 1",
         ),
         misbehave=0.9,
-    ),
-    _break(
-        "acknowledged messages are claimed",
-        "delivered after its ACK",
-        "rescheduled",
-        in_sql(
-            (CLAIM_LOCK, CLAIM_LOCK.replace("time_acked IS NULL", "TRUE")),
-            (CLAIM_UPDATE, CLAIM_UPDATE.replace(" AND time_acked IS NULL", "")),
-            (FETCH, FETCH.replace(" AND time_acked IS NULL", "")),
-        ),
-        settings=(("ACKSTREAM_BINLOG", "off"),),
     ),
     _break(
         "FOR UPDATE locks nothing",
