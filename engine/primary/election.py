@@ -16,8 +16,10 @@ is unknown when it was promoted, so it counts as promoted together with the last
 * Within a unit, the present primary stays while it is writable. If it is not, the first writable
   member in the order of the settings follows it.
 
-Of two proxies that see the same, one may therefore have no primary, but they never have different
-ones (tests/property/test_election.py plays histories, and states for which).
+Of two proxies that have seen the same changes, one may therefore have no primary, but they never have
+different ones (tests/property/test_election.py plays histories). A proxy that misses a change of
+`read_only`, because it does not reach the server or the change is shorter than the interval of its
+observations, may choose another primary than the others.
 """
 
 from __future__ import annotations
