@@ -1,4 +1,7 @@
-"""The harness finds bugs: each break of the real proxy is found by a short run."""
+"""The harness finds bugs: each break of the real proxy is found by a short run.
+
+How soon a bug shows itself depends on the machine. So `make test-long` runs them, and `make test` does
+not."""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def test_the_texts_that_it_changes_are_there(broken: Break) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name.replace(" ", "_"))
 def test_it_is_found(broken: Break, flavour, tmp_path: Path) -> None:
     found: list[set[str]] = []
