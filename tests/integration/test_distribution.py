@@ -27,6 +27,9 @@ from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 
+SUFFIXES = {".py", ".typed", ".sql", ".css", ".js"}
+"""The files of the proxy's package."""
+
 
 def built(folder: Path, directory: Path) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
@@ -69,13 +72,13 @@ def test_the_wheel_has_one_package_of_its_own_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     metadata = f"ackstream-{proxy.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"ackstream", metadata}
-    assert {Path(name).suffix for name in names if not name.startswith(metadata)} == {".py", ".typed", ".sql"}
+    assert {Path(name).suffix for name in names if not name.startswith(metadata)} == SUFFIXES
 
 
 def test_every_module_of_the_repository_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("proxy", "engine", "sqlrewrite"):
-        files = {path for path in (REPOSITORY / folder).rglob("*") if path.suffix in {".py", ".sql", ".typed"}}
+        files = {path for path in (REPOSITORY / folder).rglob("*") if path.suffix in SUFFIXES}
         assert {f"ackstream/{path.relative_to(REPOSITORY)}" for path in files} <= names
 
 

@@ -67,8 +67,8 @@ BREAKS = (
         "plain",
         (
             MYSQL,
-            'deadlines_ns, self._limits.cases), statement("commit")]',
-            "deadlines_ns, self._limits.cases)]",
+            'limits.writes(now_at, len(claims)), statement("commit"), *limits.behind]',
+            "limits.writes(now_at, len(claims)), *limits.behind]",
         ),
     ),
     _break(
