@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim, FindAbandoned
 from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, SLOTS, Key, Return
 from engine.store.memory import MemoryStore, Row
+from tests.support.hunting import assert_objects
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
 from tests.support.sampling import examples
 
@@ -279,18 +280,7 @@ def test_the_play_objects_to_a_dispatcher_that_is_broken_on_purpose(broken: type
     class BrokenFleet(Fleet):
         dispatcher_type = broken
 
-    hunt = settings(
-        max_examples=2_000,
-        stateful_step_count=60,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(BrokenFleet, settings=hunt)
+    assert_objects(BrokenFleet)
 
 
 TestFleet = Fleet.TestCase

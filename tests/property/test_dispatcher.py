@@ -15,14 +15,13 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from engine.dispatch.capacity import Capacity
@@ -55,6 +54,7 @@ from engine.model import (
     Share,
 )
 from engine.store.memory import Row
+from tests.support.hunting import assert_objects
 from tests.support.play import DEAD_LETTERS, EVEN, LOW, POLICY, TABLE, Asked, Stage
 from tests.support.sampling import examples
 
@@ -803,18 +803,7 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
         shares = broken in BREAKS_OF_SHARES
         plain = broken not in BREAKS_OF_MORE
 
-    hunt = settings(
-        max_examples=2_000,
-        stateful_step_count=60,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(PlayBroken, settings=hunt)
+    assert_objects(PlayBroken)
 
 
 TestPlay = Play.TestCase

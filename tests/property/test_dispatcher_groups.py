@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, rule
 
 from engine.dispatch.effects import ScanGroups
 from engine.dispatch.group_scans import GroupScans
@@ -35,6 +35,7 @@ from engine.model import (
     ScanResult,
 )
 from tests.property.test_dispatcher import Play
+from tests.support.hunting import assert_objects
 from tests.support.play import DEAD_LETTERS, POLICY, Stage, queue_table
 from tests.support.sampling import examples
 
@@ -254,15 +255,4 @@ def test_the_machine_objects_to_a_part_that_is_broken_on_purpose(
         shares = False
         plain = True
 
-    hunt = settings(
-        max_examples=50,
-        stateful_step_count=30,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(PlayBroken, settings=hunt)
+    assert_objects(PlayBroken, plays=50, steps=30)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from engine.binlog.changes import ChangeSet, RowChange
 from engine.dispatch.dispatcher import Dispatcher, Effects
@@ -24,6 +24,7 @@ from engine.dispatch.verification import NOTHING_BEFORE
 from engine.model import NS_PER_S, Delivery, Entry, Key
 from engine.store.memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
+from tests.support.hunting import assert_objects
 from tests.support.play import TABLE
 from tests.support.sampling import examples
 
@@ -245,18 +246,7 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
     play: type[PlayWithLog], broken: type[Dispatcher]
 ) -> None:
     broken_play = type("PlayBroken", (play,), {"dispatcher_type": broken})
-    hunt = settings(
-        max_examples=2_000,
-        stateful_step_count=60,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(broken_play, settings=hunt)
+    assert_objects(broken_play)
 
 
 TestPlayWithLog = PlayWithLog.TestCase

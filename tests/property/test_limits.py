@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim
@@ -22,6 +22,7 @@ from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, Claimed, FetchResult, Key, LimitsLeft, Policy, TableId
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
 from engine.store.memory import MemoryClaim, MemoryStore, Row
+from tests.support.hunting import assert_objects
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
 from tests.support.sampling import examples
 
@@ -449,18 +450,7 @@ BREAKS: list[type[Limited]] = [
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda play: play.__name__)
 def test_the_play_objects_to_limits_that_are_broken_on_purpose(broken: type[Limited]) -> None:
-    hunt = settings(
-        max_examples=2_000,
-        stateful_step_count=60,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(broken, settings=hunt)
+    assert_objects(broken)
 
 
 TestLimited = Limited.TestCase
