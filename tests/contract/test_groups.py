@@ -24,31 +24,20 @@ from engine.model import (
 )
 from engine.store.memory import Row
 from tests.support.servers import ServerPool
-from tests.support.stores import EVEN, GROWING, MemorySubject, ServerSubject
+from tests.support.stores import EVEN, GROWING, AnySubject, MemorySubject, ServerSubject, kept_subjects
 
 S = NS_PER_S
 
 COLUMNS = (GroupColumn("tenant", IdKind.TEXT), GroupColumn("region", IdKind.INTEGER))
 
-AnySubject = MemorySubject | ServerSubject
-
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
     """Makes one table for each kind of server, and empties it for each test."""
-    subjects: dict[str, ServerSubject] = {}
-
-    def find(flavour: str) -> ServerSubject:
-        if flavour not in subjects:
-            server = server_pool.get("mysql" if flavour == "mysql" else "mariadb")
-            columns = GROWING + ", tenant VARCHAR(20), region INT"
-            subjects[flavour] = ServerSubject(server, columns=columns, groups=("tenant", "region"))
-        subjects[flavour].renew()
-        return subjects[flavour]
-
-    yield find
-    for subject in subjects.values():
-        subject.close()
+    columns = GROWING + ", tenant VARCHAR(20), region INT"
+    yield from kept_subjects(
+        server_pool, lambda server, _: ServerSubject(server, columns=columns, groups=("tenant", "region"))
+    )
 
 
 @pytest.fixture(params=["memory", "mysql", "mariadb"])

@@ -14,30 +14,16 @@ import pytest
 from engine.model import NS_PER_S, SLOT_LOCK, SLOTS, Claimed, Key, Return, Wanted
 from engine.store.memory import Row
 from tests.support.servers import ServerPool
-from tests.support.stores import GROWING, MemorySubject, ServerSubject
+from tests.support.stores import GROWING, AnySubject, MemorySubject, ServerSubject, kept_subjects
 from tests.support.waiting import eventually
 
 S = NS_PER_S
-
-AnySubject = MemorySubject | ServerSubject
 
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
     """Makes one table for each kind of server, and empties it for each test."""
-    subjects: dict[str, ServerSubject] = {}
-
-    def find(flavour: str) -> ServerSubject:
-        if flavour not in subjects:
-            subjects[flavour] = ServerSubject(
-                server_pool.get("mysql" if flavour == "mysql" else "mariadb"), columns=GROWING, lease=True
-            )
-        subjects[flavour].renew()
-        return subjects[flavour]
-
-    yield find
-    for subject in subjects.values():
-        subject.close()
+    yield from kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, lease=True))
 
 
 @pytest.fixture(params=["memory", "mysql", "mariadb"])

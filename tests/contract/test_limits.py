@@ -16,10 +16,12 @@ from engine.store.port import StoreError
 from tests.support.servers import ServerPool
 from tests.support.stores import (
     GROWING,
+    AnySubject,
     MemorySubject,
     ServerSubject,
     counted_store,
     interrupted_store,
+    kept_subjects,
     mysql_store,
 )
 from tests.support.waiting import eventually
@@ -29,25 +31,11 @@ LIMIT = 3
 WAIT_NS = 30 * S
 TEXT = RowFormat(("id",), binary=False)
 
-AnySubject = MemorySubject | ServerSubject
-
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
     """Makes one table for each kind of server, and empties it for each test."""
-    subjects: dict[str, ServerSubject] = {}
-
-    def find(flavour: str) -> ServerSubject:
-        if flavour not in subjects:
-            subjects[flavour] = ServerSubject(
-                server_pool.get("mysql" if flavour == "mysql" else "mariadb"), columns=GROWING, in_flight=LIMIT
-            )
-        subjects[flavour].renew()
-        return subjects[flavour]
-
-    yield find
-    for subject in subjects.values():
-        subject.close()
+    yield from kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, in_flight=LIMIT))
 
 
 @pytest.fixture(params=["mysql", "mariadb"])

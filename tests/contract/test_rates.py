@@ -11,31 +11,25 @@ from engine.model import NS_PER_S, Key, LimitsLeft, Wanted
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from tests.support.servers import ServerPool
-from tests.support.stores import GROWING, MemorySubject, ServerSubject, counted_store, mysql_store
+from tests.support.stores import (
+    GROWING,
+    AnySubject,
+    MemorySubject,
+    ServerSubject,
+    counted_store,
+    kept_subjects,
+    mysql_store,
+)
 
 S = NS_PER_S
 RATE = 5
 WAIT_NS = 30 * S
 
-AnySubject = MemorySubject | ServerSubject
-
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
     """Makes one table for each kind of server, and empties it for each test."""
-    subjects: dict[str, ServerSubject] = {}
-
-    def find(flavour: str) -> ServerSubject:
-        if flavour not in subjects:
-            server = server_pool.get("mysql" if flavour == "mysql" else "mariadb")
-            subjects[flavour] = ServerSubject(server, columns=GROWING, rate=RATE)
-        subjects[flavour].renew()
-        subjects[flavour].execute("DELETE FROM ackstream_rates")
-        return subjects[flavour]
-
-    yield find
-    for subject in subjects.values():
-        subject.close()
+    yield from kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, rate=RATE))
 
 
 @pytest.fixture(params=["mysql", "mariadb"])

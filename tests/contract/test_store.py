@@ -28,8 +28,18 @@ from engine.model import (
 from engine.store.acks import Ack
 from engine.store.memory import Row
 from engine.store.port import StoreError
+from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import ServerPool
-from tests.support.stores import EVEN, GROWING, SCAN_INDEXES, MemorySubject, ServerSubject, Subject, partitioned_queue
+from tests.support.stores import (
+    EVEN,
+    GROWING,
+    SCAN_INDEXES,
+    MemorySubject,
+    ServerSubject,
+    Subject,
+    kept_subjects,
+    partitioned_queue,
+)
 
 S = NS_PER_S
 HOUR = 3600 * S
@@ -53,25 +63,14 @@ TWO_PARTITIONS = (
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
-    """Makes a table for each kind of server and index, and keeps it: creating it takes longer than most tests."""
-    subjects: dict[str, ServerSubject] = {}
+    """Makes a table for each kind of server and index, and empties it for each test."""
 
-    def find(name: str) -> ServerSubject:
-        if name not in subjects:
-            flavour, _, index = name.partition(" ")
-            server = server_pool.get("mysql" if flavour == "mysql" else "mariadb")
-            if index == "partitioned":
-                subjects[name] = partitioned_queue(server, TWO_PARTITIONS)
-            else:
-                subjects[name] = ServerSubject(
-                    server, columns=GROWING, index=SCAN_INDEXES.get(index or "ascending", "")
-                )
-        subjects[name].renew()
-        return subjects[name]
+    def make(server: EmbeddedServer, index: str) -> ServerSubject:
+        if index == "partitioned":
+            return partitioned_queue(server, TWO_PARTITIONS)
+        return ServerSubject(server, columns=GROWING, index=SCAN_INDEXES.get(index or "ascending", ""))
 
-    yield find
-    for subject in subjects.values():
-        subject.close()
+    yield from kept_subjects(server_pool, make)
 
 
 BY_KEY = [store for store in STORES if not store.endswith(("descending", "unindexed"))]

@@ -30,7 +30,7 @@ from engine.store.port import Origin, Store
 from engine.store.queries import statement
 from proxy.embedded.server import EmbeddedServer
 from proxy.session.queries import sql as client_sql
-from tests.support.servers import connect
+from tests.support.servers import ServerPool, connect
 from tests.support.waiting import eventually
 
 # A proxy that other tests run on the same server sees these tables too: it must never find anything to purge in them,
@@ -242,10 +242,12 @@ class ServerSubject:
         return connect(self.server, database=self.database, ssl_disabled=True, **options)
 
     def renew(self) -> None:
-        """Empty the table and reset the store."""
+        """Empty the table and the table of rates, and reset the store."""
         self.store.close()
         self.store = mysql_store(self.server)
         self.execute("DELETE FROM messages")
+        if self.table.policy.max_rate is not None:
+            self.execute(f"DELETE FROM {RATES}")
         self.execute("DROP TABLE IF EXISTS dead")
 
     def close(self) -> None:
@@ -402,3 +404,26 @@ def counted_store(subject: ServerSubject) -> Iterator[tuple[MySQLStore, list[byt
     store._pool = Pool(lambda: Counted(address, sent), 1)
     yield store, sent
     store.close()
+
+
+AnySubject = MemorySubject | ServerSubject
+
+
+def kept_subjects(
+    pool: ServerPool, make: Callable[[EmbeddedServer, str], ServerSubject]
+) -> Iterator[Callable[[str], ServerSubject]]:
+    """A fixture's body. Yields a function that returns the empty table of a name ("mysql", or "mysql partitioned"). The
+    first word is the server's flavour. A table is made by `make`, which gets its server and the rest of its name, and
+    is kept until the end: creating it takes longer than most tests."""
+    subjects: dict[str, ServerSubject] = {}
+
+    def find(name: str) -> ServerSubject:
+        if name not in subjects:
+            flavour, _, kind = name.partition(" ")
+            subjects[name] = make(pool.get("mysql" if flavour == "mysql" else "mariadb"), kind)
+        subjects[name].renew()
+        return subjects[name]
+
+    yield find
+    for subject in subjects.values():
+        subject.close()
