@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.own_writes import OwnWrites
 from engine.store.reach import Reach
 from engine.store.route import Route
-from proxy import __version__
+from proxy import __version__, logs
 from proxy.commandline import conceal
 from proxy.commands.consume import consume
 from proxy.commands.doctor import doctor
@@ -62,24 +61,6 @@ log = logging.getLogger("ackstream")
 EXIT_NO_WORKERS = 1
 """The workers have ended, and no others can be started."""
 EXIT_BAD_SETTING = 2
-
-
-class _JsonFormatter(logging.Formatter):
-    def __init__(self, worker: int | None) -> None:
-        super().__init__()
-        self._worker = {} if worker is None else {"worker": worker}
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            **self._worker,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
 
 
 @click.group()
@@ -126,12 +107,13 @@ def serve(config: Path | None, **flags: Any) -> None:
     except BadSetting as error:
         _give_up(str(error))
     concealed = _conceal_password(settings)
-    _set_up_logging(settings)
+    logs.set_up(settings.log_level, settings.log_format)
     for line in advice(settings, os.environ):
-        log.warning("%s", line)
+        log.warning("%s", line, extra={"event": "settings.advice"})
     if not concealed:
         log.warning(
-            "other users can read the password of the URL in the process list: --backend-password-file hides it"
+            "other users can read the password of the URL in the process list: --backend-password-file hides it",
+            extra={"event": "settings.password_exposed"},
         )
     try:
         _check_libraries()
@@ -175,17 +157,6 @@ def _give_up(text: str) -> NoReturn:
     sys.exit(EXIT_BAD_SETTING)
 
 
-def _set_up_logging(settings: Settings, worker: int | None = None) -> None:
-    """Write the log to standard error. `worker`: the number that each line has."""
-    handler = logging.StreamHandler()
-    if settings.log_format == "json":
-        handler.setFormatter(_JsonFormatter(worker))
-    else:
-        of_worker = "" if worker is None else f"worker {worker}: "
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s: {of_worker}%(message)s"))
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=worker is not None)
-
-
 for command in (consume, doctor, enqueue, peek, export):
     main.add_command(command)
 
@@ -205,7 +176,7 @@ async def _serve(settings: Settings, fork_server: ForkServer | None) -> int:
         starting = asyncio.ensure_future(start)
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            log.info("stopped before it was ready")
+            log.info("stopped before it was ready", extra={"event": "start.stopped"})
             starting.cancel()
             await asyncio.wait({starting})
             return 0
@@ -214,7 +185,7 @@ async def _serve(settings: Settings, fork_server: ForkServer | None) -> int:
         await asyncio.wait({stopping, losing}, return_when=asyncio.FIRST_COMPLETED)
         if lost.is_set():
             return EXIT_NO_WORKERS
-        log.info("draining")
+        log.info("draining", extra={"event": "drain.began"})
         admin.drain()
         await drain()
     return 0
@@ -303,6 +274,7 @@ async def _ready(
     path = settings.listen_socket
     also = "" if path is None else f" socket={path}"
     exempt_from_garbage_collection()
+    log.info("clients can connect", extra={"event": "proxy.ready"})
     print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
     return admin
 
@@ -315,7 +287,7 @@ def _follow(switch: Switch, watch: BinlogFollower) -> None:
 
 def _work(settings: Settings, number: int, channel: socket.socket, clients: socket.socket) -> None:
     """The main function of a worker, in a process of its own."""
-    _set_up_logging(settings, number)
+    logs.set_up(settings.log_level, settings.log_format, number)
     exempt_from_garbage_collection()
     uvloop.run(work(settings, number, channel, clients))
 

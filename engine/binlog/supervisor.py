@@ -189,7 +189,7 @@ class ReaderSupervisor(ABC):
                 ended = await self._follow()
             except Exception as error:  # A fault in ackstream must not end the follower.
                 self.following.faults += 1
-                log.exception("the changes in the binlog could not be processed")
+                log.exception("the changes in the binlog could not be processed", extra={"event": "binlog.fault"})
                 ended = ReaderEnded(f"its changes could not be processed: {error!r}")
             if self._server_changed.is_set() or clock() - began > self._limits.lasting_s:
                 pause_s = self._limits.again_min_s
@@ -197,6 +197,7 @@ class ReaderSupervisor(ABC):
                 self._server_changed.clear()
             elif ended.refused:
                 self._log_once(
+                    "binlog.refused",
                     "the binlog is not followed (%s): what bypasses the proxy is noticed by polling, every"
                     " vt_poller_interval of its queue",
                     ended.text,
@@ -204,7 +205,9 @@ class ReaderSupervisor(ABC):
                 await self._pause(self._limits.refused_s)
             else:
                 if await self.server_is_reachable():  # If not, engine.store.reach logs that.
-                    self._log_once("the binlog cannot be followed now, polling until it can: %s", ended.text)
+                    self._log_once(
+                        "binlog.interrupted", "the binlog cannot be followed now, polling until it can: %s", ended.text
+                    )
                 await self._pause(pause_s)
                 pause_s = min(2 * pause_s, self._limits.again_max_s)
 
@@ -214,11 +217,11 @@ class ReaderSupervisor(ABC):
             await asyncio.wait_for(self._server_changed.wait(), pause_s)
         self._server_changed.clear()
 
-    def _log_once(self, text: str, detail: str, level: int = logging.WARNING) -> None:
+    def _log_once(self, event: str, text: str, detail: str, level: int = logging.WARNING) -> None:
         """Log a change of state, once."""
         if text != self._last_logged:
             self._last_logged = text
-            log.log(level, text, detail)
+            log.log(level, text, detail, extra={"event": event})
 
     def reader_command(self) -> tuple[str, ...]:
         """The command that runs the reader."""
@@ -267,7 +270,7 @@ class ReaderSupervisor(ABC):
             match received:
                 case ReaderStarted(at, locked):
                     self.following.now = True
-                    self._log_once("following the binlog from %s", at, logging.INFO)
+                    self._log_once("binlog.followed", "following the binlog from %s", at, logging.INFO)
                     self.reader_started(lock if locked else "")
                 case ChangeBatch():
                     self._count(received)

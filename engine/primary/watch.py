@@ -133,11 +133,13 @@ class PrimaryWatch:
 
     def _log(self, decision: Decision) -> None:
         if decision.primary is None:
-            log.warning("there is no primary: %s", decision.problem)
+            log.warning("there is no primary: %s", decision.problem, extra={"event": "primary.lost"})
         elif decision.problem:
-            log.warning("%s is the primary; %s", decision.primary, decision.problem)
+            log.warning(
+                "%s is the primary; %s", decision.primary, decision.problem, extra={"event": "primary.doubtful"}
+            )
         else:
-            log.info("%s is the primary", decision.primary)
+            log.info("%s is the primary", decision.primary, extra={"event": "primary.found"})
 
     async def _watch(self) -> None:
         limits = self.limits
@@ -145,7 +147,7 @@ class PrimaryWatch:
             try:
                 await self.observe()
             except Exception:  # A fault in ackstream must not end the watch.
-                log.exception("the servers could not be observed")
+                log.exception("the servers could not be observed", extra={"event": "primary.fault"})
             await asyncio.sleep(limits.requested_s)
             pause_s = limits.interval_s * random.uniform(0.8, 1.0) - limits.requested_s
             with suppress(TimeoutError):

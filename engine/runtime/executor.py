@@ -117,7 +117,13 @@ class FailureLog:
             return
         self._quiet_until_s[error.code] = now_s + LOG_INTERVAL_S
         more = self._passed_over.pop(error.code, 0)
-        log.warning("%s failed: %s%s", what, error, f" ({more} more since the last such line)" if more else "")
+        log.warning(
+            "%s failed: %s%s",
+            what,
+            error,
+            f" ({more} more since the last such line)" if more else "",
+            extra={"event": "store.failed"},
+        )
 
 
 class StoreExecutor:
@@ -171,7 +177,7 @@ class StoreExecutor:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error, extra={"event": "task.fault"})
 
     async def close(self) -> None:
         """Cancel all tasks, and close the store."""

@@ -254,7 +254,7 @@ class Queues:
             raise
         except Exception as error:  # A fault in ackstream ends this one call, and nothing else.
             self._count_fault()
-            log.exception("%s could not be described", table)
+            log.exception("%s could not be described", table, extra={"event": "catalog.fault", "queue": str(table)})
             self._known.pop(table, None)
             raise StoreError(f"a fault of ackstream's own, see its log: {error!r}") from error
         return found
@@ -282,15 +282,20 @@ class Queues:
         table = found.id
         if isinstance(found, QueueTable):
             if table not in self._reported:
-                log.info("queue %s: %s", table, "; ".join(found.advice) or "ready")
+                log.info(
+                    "queue %s: %s",
+                    table,
+                    "; ".join(found.advice) or "ready",
+                    extra={"event": "queue.ready", "queue": str(table)},
+                )
             known_before = before.warnings if isinstance(before, QueueTable) else ()
             for warning in found.warnings:
                 if warning not in known_before:
-                    log.warning("queue %s: %s", table, warning)
+                    log.warning("queue %s: %s", table, warning, extra={"event": "queue.warning", "queue": str(table)})
             self._listener.found(found)
             self._reported.add(table)
             return
-        log.warning("%s", found)
+        log.warning("%s", found, extra={"event": "queue.unusable", "queue": str(table)})
         self._report_lost(table, str(found))
 
     def _record_absent(self, table: TableId, read: int) -> None:
@@ -336,7 +341,7 @@ class Queues:
         """Remember the engine's account, and log each new problem of its privileges."""
         for problem in listing.problems:
             if problem not in self._problems:
-                log.warning("%s", problem)
+                log.warning("%s", problem, extra={"event": "account.lacks_privilege"})
         self._account, self._problems = listing.account, listing.problems
 
     def _is_unchanged(self, table: TableId, listing: Listing, read: int) -> bool:
@@ -356,7 +361,7 @@ class Queues:
         except Exception as error:
             if not isinstance(error, StoreError):
                 self._count_fault()
-                log.exception("%d tables could not be described", len(tables))
+                log.exception("%d tables could not be described", len(tables), extra={"event": "catalog.fault"})
             for table in tables:
                 await self._describe_alone(table)
             return
@@ -372,7 +377,11 @@ class Queues:
                     self._record(seen, read, listing.marked.get(table))
             except Exception:
                 self._count_fault()
-                log.exception("the description of %s could not be used", table)
+                log.exception(
+                    "the description of %s could not be used",
+                    table,
+                    extra={"event": "catalog.fault", "queue": str(table)},
+                )
                 self._known.pop(table, None)
 
     async def _describe_alone(self, table: TableId) -> None:
@@ -382,7 +391,9 @@ class Queues:
         except StoreError as error:
             self._mark_outdated(table)
             if not error.unreachable:
-                log.warning("cannot describe %s: %s", table, error)
+                log.warning(
+                    "cannot describe %s: %s", table, error, extra={"event": "queue.not_described", "queue": str(table)}
+                )
 
     def _mark_outdated(self, table: TableId) -> None:
         if known := self._known.get(table):
@@ -422,7 +433,7 @@ class Queues:
             return False
         except Exception:
             self._count_fault()
-            log.exception("the catalog's refresh failed")
+            log.exception("the catalog's refresh failed", extra={"event": "catalog.fault"})
             for known in self._known.values():  # Describe every table again.
                 known.stamp = None
             self._refresh_soon.set()
@@ -434,7 +445,7 @@ class Queues:
         """Log a warning, unless it is the same as the last one."""
         if text != self._last_warning:
             self._last_warning = text
-            log.warning("%s", text)
+            log.warning("%s", text, extra={"event": "catalog.not_read"})
 
     def _count_fault(self) -> None:
         """Count an unexpected exception, which affects nothing else."""

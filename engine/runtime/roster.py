@@ -86,9 +86,17 @@ class RosterWatch:
     def _log(self, before: Roster) -> None:
         if self.found.slot is None:
             if before.others != self.found.others:
-                log.warning("there are more proxies than slots for them: this one takes messages of all shares")
+                log.warning(
+                    "there are more proxies than slots for them: this one takes messages of all shares",
+                    extra={"event": "roster.full"},
+                )
         elif self.found.others != before.others:
-            log.info("proxy in slot %d, one of %d on this server", self.found.slot, len(self.found.others) + 1)
+            log.info(
+                "proxy in slot %d, one of %d on this server",
+                self.found.slot,
+                len(self.found.others) + 1,
+                extra={"event": "roster.changed"},
+            )
 
     async def _watch(self) -> None:
         while True:

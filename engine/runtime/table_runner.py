@@ -269,7 +269,11 @@ class TableRunner:
         """Take the table's new description."""
         before, self.queue = self.queue, queue
         if before.policy != queue.policy:
-            log.info("queue %s: its policy changed", queue.id)
+            log.info(
+                "queue %s: its policy changed",
+                queue.id,
+                extra={"event": "queue.policy_changed", "queue": str(queue.id)},
+            )
             self.handle(self.dispatcher.policy_changed, queue.policy)
 
     def set_slot(self, slot: int) -> None:
@@ -282,7 +286,12 @@ class TableRunner:
         """This proxy takes the messages of this share first; None: all messages."""
         if share != self._share:
             self._share = share
-            log.info("queue %s: %s", self.queue.id, share or "all messages are this proxy's")
+            log.info(
+                "queue %s: %s",
+                self.queue.id,
+                share or "all messages are this proxy's",
+                extra={"event": "queue.share_changed", "queue": str(self.queue.id)},
+            )
             self.handle(self.dispatcher.share_changed, share)
 
     def server_changed(self) -> None:
@@ -368,7 +377,13 @@ class TableRunner:
         self._fault_ns = mono_ns
         pause_s = self._faults.last_ns / NS_PER_S
         text = "the dispatcher of %s failed; another one begins in %.1f s"
-        log.error(text, self.queue.id, pause_s, exc_info=error)
+        log.error(
+            text,
+            self.queue.id,
+            pause_s,
+            exc_info=error,
+            extra={"event": "dispatcher.fault", "queue": str(self.queue.id)},
+        )
         self._forget()
         if self._ending is None:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._restart)
@@ -422,7 +437,9 @@ class TableRunner:
         try:
             stream.sink.deliver(rows)
         except Exception:  # A fault in ackstream that concerns one client.
-            log.exception("a stream of %s failed", self.queue.id)
+            log.exception(
+                "a stream of %s failed", self.queue.id, extra={"event": "stream.fault", "queue": str(self.queue.id)}
+            )
             self._end(subscriber, Cause.UNUSABLE, "internal error: see the proxy's log")
             self.handle(self.dispatcher.disconnected, stream.spec.holder)
 
@@ -443,7 +460,11 @@ class TableRunner:
         try:
             stream.sink.end(cause, text)
         except Exception:
-            log.exception("a stream of %s could not be ended", self.queue.id)
+            log.exception(
+                "a stream of %s could not be ended",
+                self.queue.id,
+                extra={"event": "stream.fault", "queue": str(self.queue.id)},
+            )
 
     async def _run_in_store(self, dispatcher: Dispatcher, effect: StoreEffect) -> None:
         """Execute an effect in the store, and hand its outcome to the dispatcher unless that was
@@ -457,7 +478,12 @@ class TableRunner:
             text = no_queue_text(self.queue.id) if error.code in NO_TABLE else str(error)
             outcome = partial(self._failed, dispatcher, effect, text, lasting=error.lasting)
         except Exception as error:  # A fault in ackstream: without an outcome the dispatcher would wait for ever.
-            log.exception("%s of %s failed", type(effect).__name__.lower(), self.queue.id)
+            log.exception(
+                "%s of %s failed",
+                type(effect).__name__.lower(),
+                self.queue.id,
+                extra={"event": "store.fault", "queue": str(self.queue.id)},
+            )
             outcome = partial(self._failed, dispatcher, effect, str(error), lasting=False)
         if dispatcher is self.dispatcher:
             outcome()
@@ -551,7 +577,7 @@ class TableRunner:
         mono_ns = self._executor.clock.now().mono_ns
         if text != self._unmoved_text or mono_ns >= self._log_again_ns:
             self._unmoved_text, self._log_again_ns = text, mono_ns + SAME_REASON_NS
-            log.error("%s", text)
+            log.error("%s", text, extra={"event": "dead_letter.failed", "queue": str(self.queue.id)})
 
     def _failed(self, dispatcher: Dispatcher, effect: StoreEffect, text: str, *, lasting: bool) -> None:
         match effect:

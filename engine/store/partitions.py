@@ -87,10 +87,16 @@ class Retention:
                         "queue %s: made the partitions %s",
                         table.id,
                         ", ".join(partition.name for partition in plan.add),
+                        extra={"event": "partitions.made", "queue": str(table.id)},
                     )
                 if step is _drop and plan.drop:
                     self._undroppable.forget(table.id)
-                    log.info("queue %s: dropped the partitions %s", table.id, ", ".join(plan.drop))
+                    log.info(
+                        "queue %s: dropped the partitions %s",
+                        table.id,
+                        ", ".join(plan.drop),
+                        extra={"event": "partitions.dropped", "queue": str(table.id)},
+                    )
         self._busy_rounds.forget(table.id)
 
     def _retry_while_locked(self, connection: StoreConnection, step: Callable[[], None]) -> None:
@@ -118,7 +124,12 @@ class Retention:
             self._undroppable.put(table, True)
         if table not in self._logged_problems:
             self._logged_problems.put(table, str(error))
-            log.warning("queue %s: its partitions cannot be maintained: %s", table, error)
+            log.warning(
+                "queue %s: its partitions cannot be maintained: %s",
+                table,
+                error,
+                extra={"event": "partitions.failed", "queue": str(table)},
+            )
 
 
 def _add(connection: StoreConnection, sql: TableStatements, plan: PartitionPlan, nowait: str) -> None:

@@ -43,7 +43,11 @@ class Reach:
             before, self._reason = self._reason, None
             ever, self._ever = self._ever, True
             if before is not None and ever and self._logged:
-                log.info("the server takes connections again, after %.1f s", time.monotonic() - self._since_s)
+                log.info(
+                    "the server takes connections again, after %.1f s",
+                    time.monotonic() - self._since_s,
+                    extra={"event": "server.reached"},
+                )
 
     def failed(self, error: StoreError) -> None:
         """A connection could not be opened.
@@ -57,4 +61,8 @@ class Reach:
                 self._since_s = time.monotonic()
                 self._logged = not isinstance(error, NoPrimaryError)  # engine.primary logs that.
                 if self._ever and self._logged:
-                    log.warning("the server takes no connection; until it does, only a count is kept: %s", error)
+                    log.warning(
+                        "the server takes no connection; until it does, only a count is kept: %s",
+                        error,
+                        extra={"event": "server.unreachable"},
+                    )

@@ -94,7 +94,7 @@ class Acceptor:
                 client, _ = listening.accept()
             except OSError as error:
                 if error.errno in NO_ROOM:
-                    log.error("clients wait for a free file descriptor: %s", error)  # noqa: TRY400  # the text says it all
+                    log.error("clients wait for a free file descriptor: %s", error, extra={"event": "accepting.paused"})  # noqa: TRY400  # the text says it all
                     self.pause()
                     asyncio.get_running_loop().call_later(AGAIN_S, self._resume_if_open)
                 return  # Nobody waits, or the client has gone.

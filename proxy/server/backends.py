@@ -55,7 +55,13 @@ class Backends:
                 raise BadSetting(f"--backend {self.shown}: {decision.problem}")
             if not waiting:
                 waiting = True
-                log.warning("waiting up to %g s for a primary among %s: %s", wait_s, self.shown, decision.problem)
+                log.warning(
+                    "waiting up to %g s for a primary among %s: %s",
+                    wait_s,
+                    self.shown,
+                    decision.problem,
+                    extra={"event": "primary.awaited"},
+                )
             await asyncio.sleep(self._watch.limits.interval_s)
 
     def start(self, changed: Callable[[], None]) -> None:

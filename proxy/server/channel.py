@@ -96,5 +96,9 @@ class Channel(asyncio.Protocol):
             try:
                 self._receive(value)
             except Exception:  # A fault in ackstream that concerns one message.
-                log.exception("a message between processes could not be processed: %r", type(value))
+                log.exception(
+                    "a message between processes could not be processed: %r",
+                    type(value),
+                    extra={"event": "channel.fault"},
+                )
         del received[:at]

@@ -129,7 +129,11 @@ class Proxy:
                             session.client.close()
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
-            log.warning("%d connections were cut off at the end of the drain", len(self.sessions))
+            log.warning(
+                "%d connections were cut off at the end of the drain",
+                len(self.sessions),
+                extra={"event": "drain.cut_off"},
+            )
         for session in list(self.sessions):
             session.client.abort()
         self._statements.close()
@@ -195,6 +199,7 @@ class Proxy:
                     " that the engine is connected to, or there are several behind %s:%d",
                     session,
                     *session.origin.address,
+                    extra={"event": "kill.impossible"},
                 )
         except StoreError as error:
             if error.code == ER.KILL_DENIED_ERROR and not self._kill_refused:
@@ -203,6 +208,7 @@ class Proxy:
                     "ackstream may not KILL what vanished clients leave running, which the server finishes for nobody:"
                     " grant its account CONNECTION_ADMIN, or CONNECTION ADMIN on MariaDB (%s)",
                     error,
+                    extra={"event": "kill.refused"},
                 )
         session.server.abort()
 

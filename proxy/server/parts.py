@@ -135,7 +135,13 @@ async def _begin(engine: Engine, settings: Settings, at: str) -> None:
                 raise BadSetting(f"--backend {at}: {error}{_hint(error, settings)}") from None
             if not waiting:
                 waiting = True
-                log.warning("waiting up to %g s for the server at %s: %s", settings.backend_wait_s, at, error)
+                log.warning(
+                    "waiting up to %g s for the server at %s: %s",
+                    settings.backend_wait_s,
+                    at,
+                    error,
+                    extra={"event": "server.awaited"},
+                )
             await asyncio.sleep(START_AGAIN_S)
         else:
             return
@@ -158,9 +164,9 @@ def reload_certificate(tls: Tls, settings: Settings) -> None:
     try:
         tls.reload(settings)
     except BadSetting as error:
-        log.error("the certificate stays as it was: %s", error)  # noqa: TRY400  # the text says it all
+        log.error("the certificate stays as it was: %s", error, extra={"event": "certificate.refused"})  # noqa: TRY400  # the text says it all
     else:
-        log.info("the certificate was read again")
+        log.info("the certificate was read again", extra={"event": "certificate.reloaded"})
 
 
 async def listening(name: str, endpoint: object, start: Awaitable[_Taken]) -> _Taken:

@@ -231,7 +231,7 @@ class Worker:
     def _parent_lost(self) -> None:
         self.ended.set()
         if not self._closing:
-            log.error("the parent process has ended")
+            log.error("the parent process has ended", extra={"event": "worker.orphaned"})
             os._exit(1)
 
     # Messages to the parent.
@@ -293,13 +293,13 @@ class Worker:
             except BlockingIOError:
                 return
             except OSError as error:  # As without a free file descriptor.
-                log.error("a client could not be taken: %s", error)  # noqa: TRY400  # the text says it all
+                log.error("a client could not be taken: %s", error, extra={"event": "client.not_taken"})  # noqa: TRY400  # the text says it all
                 return
             if not data:
                 asyncio.get_running_loop().remove_reader(self._clients)
                 return
             if not descriptors:
-                log.error("a client was lost: there is no free file descriptor")
+                log.error("a client was lost: there is no free file descriptor", extra={"event": "client.lost"})
                 self.client_gone()
                 continue
             client = socket.socket(fileno=descriptors[0])

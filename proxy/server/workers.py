@@ -194,7 +194,7 @@ class Workers(Collector):
             async with asyncio.timeout(self._settings.drain_work_s + self._settings.drain_timeout_s + KILL_AFTER_S):
                 await self._all_ended()
         except TimeoutError:
-            log.warning("%d workers that did not end are killed", len(self.running()))
+            log.warning("%d workers that did not end are killed", len(self.running()), extra={"event": "worker.killed"})
 
     async def close(self) -> None:
         """End all workers at once, and the reader."""
@@ -282,6 +282,7 @@ class Workers(Collector):
         log.warning(
             "worker %d (pid %d) has ended (%s); another one starts in %.1f s",
             *(worker.number, worker.pid, worker.failure or _how(status), pause_s),
+            extra={"event": "worker.ended"},
         )
         self._started_again += 1
         loop.call_later(pause_s, self._start_again, worker.number)
@@ -295,7 +296,10 @@ class Workers(Collector):
 
     def _fork_server_lost(self) -> None:
         if not self._stopping:
-            log.error("the process from which workers are forked has ended, and they with it")
+            log.error(
+                "the process from which workers are forked has ended, and they with it",
+                extra={"event": "fork_server.ended"},
+            )
         self._lost.set()
         for worker in self.running():
             worker.changed.set()
@@ -320,7 +324,7 @@ class Workers(Collector):
                     continue
                 worker.connections += 1
                 return
-            log.error("a client was turned away: no worker takes it")
+            log.error("a client was turned away: no worker takes it", extra={"event": "client.turned_away"})
 
     # Messages.
 

@@ -275,7 +275,9 @@ class Session:
             self._relay.resume()
 
     def _cannot_follow(self, error: WireError) -> None:
-        log.warning("%r: the server's answer cannot be followed: %s", self, error)
+        log.warning(
+            "%r: the server's answer cannot be followed: %s", self, error, extra={"event": "answer.not_followed"}
+        )
         if self._task is not None:  # The client has received nothing of the answer.
             self.hang_up(ServerError(error.code, error.sqlstate, f"ackstream cannot follow the server: {error}"))
         self.client.close()
@@ -283,7 +285,7 @@ class Session:
     def _fail(self, error: Exception) -> None:
         """End the connection: an unforeseen error outside a queue statement leaves it unknown where
         in the protocol the two sides are."""
-        log.error("%r: the connection ends", self, exc_info=error)
+        log.error("%r: the connection ends", self, exc_info=error, extra={"event": "session.fault"})
         self.hang_up(unforeseen(error, self.number))
 
     def leave_server_unless(self, address: BackendAddress) -> None:
@@ -424,10 +426,10 @@ class Session:
     # Login.
 
     def _client_tls_failed(self, reason: str) -> None:
-        log.info("%r: TLS with the client failed: %s", self, reason)
+        log.info("%r: TLS with the client failed: %s", self, reason, extra={"event": "client.tls_failed"})
 
     def _server_tls_failed(self, reason: str) -> None:
-        log.warning("%r: TLS with the server failed: %s", self, reason)
+        log.warning("%r: TLS with the server failed: %s", self, reason, extra={"event": "server.tls_failed"})
         self.hang_up(
             ServerError(UNREACHABLE, "HY000", f"ackstream has no TLS connection to the backing server: {reason}")
         )
@@ -440,7 +442,12 @@ class Session:
         self.proxy.session_opened(self)
 
     def _login_too_slow(self) -> None:
-        log.info("%r: not logged in after %g s", self, self.proxy.settings.login_timeout_s)
+        log.info(
+            "%r: not logged in after %g s",
+            self,
+            self.proxy.settings.login_timeout_s,
+            extra={"event": "login.timed_out"},
+        )
         self.client.abort()
 
     # Answers.
@@ -501,7 +508,7 @@ class Session:
         if isinstance(error, WireError):
             self._cannot_follow(error)
         elif error is not None and not isinstance(error, ConnectionError):
-            log.error("%r: a statement failed", self, exc_info=error)
+            log.error("%r: a statement failed", self, exc_info=error, extra={"event": "statement.fault"})
         if error is not None or not self._connections.server_ready:
             self.client.close()
             return

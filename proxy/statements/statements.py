@@ -92,7 +92,7 @@ class Statements:
         except ConnectionError:
             failed = SERVER_LOST
         except Exception as error:
-            log.exception("%r: a statement failed", session)
+            log.exception("%r: a statement failed", session, extra={"event": "statement.fault"})
             failed = unforeseen(error, session.number)
         if session.in_step:
             with suppress(ConnectionError, WireError):

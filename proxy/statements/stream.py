@@ -114,7 +114,7 @@ class Streaming:
         except ConnectionError:
             assert stream.over  # The session ended it when it lost its server.
         except Exception as error:
-            log.exception("%r: a stream failed", session)
+            log.exception("%r: a stream failed", session, extra={"event": "stream.fault"})
             stream.refuse(unforeseen(error, session.number))
         finally:
             handle.cancel()

@@ -45,7 +45,7 @@ def self_signed(directory: Path) -> Path:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _certificate(key).public_bytes(Encoding.PEM)
         _keep(path, key, certificate)
-        log.info("made a self-signed certificate for clients: %s", path)
+        log.info("made a self-signed certificate for clients: %s", path, extra={"event": "certificate.made"})
     return path
 
 

@@ -138,7 +138,7 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_name_in_the_environment_is_a_line_in_the_log() -> None:
     done = serve("--backend", "mysql://root@127.0.0.1:1", ACKSTREAM_LISTN="[::]:1", ACKSTREAM_BACKEND_WAIT_S="0")
     assert (
-        "WARNING ackstream: ACKSTREAM_LISTN is ignored: there is no such setting; did you mean ACKSTREAM_LISTEN?"
+        "WARNING settings.advice: ACKSTREAM_LISTN is ignored: there is no such setting; did you mean ACKSTREAM_LISTEN?"
         in (done.stderr)
     )
 
@@ -285,9 +285,11 @@ def test_a_server_that_dies_is_told_of_once_to_clients_in_words_and_to_health(
     assert health_becomes(private_proxy, 200) == {"status": "ok"}
     assert private_proxy.metric("server_reachable") == 1
     eventually(lambda: private_proxy.metric("binlog_following") == 1, timeout_s=30)
-    told = [line.partition(" ")[2] for line in private_proxy.output.splitlines() if " WARNING " in line]
+    told = [line.partition(" WARNING ")[2] for line in private_proxy.output.splitlines() if " WARNING " in line]
     assert len(told) == 1, told
-    assert "engine.store.reach: the server takes no connection; until it does, only a count is kept: " in told[0]
+    assert told[0].startswith(
+        "server.unreachable: the server takes no connection; until it does, only a count is kept: "
+    )
     assert private_proxy.output.count("the server takes connections again, after ") == 1
 
 
