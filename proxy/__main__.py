@@ -32,6 +32,7 @@ from proxy.commands.doctor import doctor
 from proxy.commands.enqueue import enqueue
 from proxy.commands.export import export, peek
 from proxy.server.accepting import Acceptor
+from proxy.server.access import Access
 from proxy.server.admin import Admin, Probe
 from proxy.server.backends import Switch
 from proxy.server.fork_server import ForkServer
@@ -194,6 +195,7 @@ async def _serve(settings: Settings, fork_server: ForkServer | None) -> int:
 async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Drain, Admin]:
     """Create all parts, to be closed with the stack, and print that clients can connect. Raises
     BadSetting."""
+    access = await Access.of(settings)
     servers = await stack.enter_async_context(backends(settings))
     tls = Tls.of(settings)
     reach = Reach()
@@ -211,13 +213,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.callback(proxy.stop_listening)
     if (path := settings.listen_socket) is not None:
         await listening("listen-socket", path, proxy.start_locally(path))
-    _reload_on_hangup(settings, partial(reload_certificate, tls, settings))
+    _reload_on_hangup(settings, partial(reload_certificate, tls, settings), access)
     metrics, probe = ProcessMetrics(proxy, reach), Probe(engine)
     metrics.registry.register(BinlogMetrics(watch.following))
     metrics.start()
     stack.push_async_callback(metrics.stop)
     stack.push_async_callback(probe.close)
-    admin = await _ready(settings, stack, Admin(metrics.collected, probe.reason, probe.unready), listen, servers.shown)
+    admin = Admin(metrics.collected, probe.reason, probe.unready, access)
+    await _ready(settings, stack, admin, listen, servers.shown)
 
     async def drain() -> None:
         proxy.stop_listening()
@@ -230,6 +233,7 @@ async def _start_workers(
     settings: Settings, fork_server: ForkServer, stack: contextlib.AsyncExitStack, lost: asyncio.Event
 ) -> tuple[Drain, Admin]:
     """As `_start`, with several workers. `lost` is set when all workers have ended by a fault."""
+    access = await Access.of(settings)
     servers = await stack.enter_async_context(backends(settings))
     Tls.of(settings)  # A new certificate is made once, before there are workers.
     if settings.proxy_protocol:
@@ -242,10 +246,9 @@ async def _start_workers(
     if settings.listen_socket is not None:
         await listening("listen-socket", settings.listen_socket, _listen_locally(acceptor, settings))
     await workers.start()
-    _reload_on_hangup(settings, workers.reload)
-    admin = await _ready(
-        settings, stack, Admin(workers.collected, workers.unreachable, workers.unready), listen, servers.shown
-    )
+    _reload_on_hangup(settings, workers.reload, access)
+    admin = Admin(workers.collected, workers.unreachable, workers.unready, access)
+    await _ready(settings, stack, admin, listen, servers.shown)
     workers.accept()
     return workers.drain, admin
 
@@ -255,16 +258,20 @@ async def _listen_locally(acceptor: Acceptor, settings: Settings) -> None:
     acceptor.listen_locally(UnixSocket(settings.listen_socket, settings.listen_socket_mode))
 
 
-def _reload_on_hangup(settings: Settings, reload: Callable[[], None]) -> None:
+def _reload_on_hangup(settings: Settings, reload: Callable[[], None], access: Access) -> None:
     """Read the certificate again on SIGHUP. Without one, SIGHUP (a closed terminal) ends the
     program."""
+
+    def reload_all() -> None:
+        reload()
+        if access.context is not None:
+            reload_certificate(access, settings)
+
     if settings.tls_certificate is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_all)
 
 
-async def _ready(
-    settings: Settings, stack: contextlib.AsyncExitStack, admin: Admin, listen: str, backend: str
-) -> Admin:
+async def _ready(settings: Settings, stack: contextlib.AsyncExitStack, admin: Admin, listen: str, backend: str) -> None:
     """Serve the admin port, and print that clients can connect."""
     endpoint = settings.admin
     admin_at = shown(
@@ -276,7 +283,6 @@ async def _ready(
     exempt_from_garbage_collection()
     log.info("clients can connect", extra={"event": "proxy.ready"})
     print(f"ackstream ready listen={listen} admin={admin_at} backend={backend}{also}", flush=True)
-    return admin
 
 
 def _follow(switch: Switch, watch: BinlogFollower) -> None:

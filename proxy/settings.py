@@ -29,6 +29,9 @@ OF_OTHERS = frozenset({"ACKSTREAM_URL", "ACKSTREAM_PASSWORD", "ACKSTREAM_CACHE",
 STATEMENT_BYTES_MIN = 16 << 20
 """The longest queue statement."""
 
+ADMIN_TOKEN_MIN = 16
+"""Characters. Nothing limits how often a token may be guessed."""
+
 
 class BadSetting(Exception):
     """A setting is invalid. The text is one line with its name and the reason."""
@@ -79,7 +82,14 @@ class Settings(BaseSettings):
     listen: Endpoint = Endpoint("127.0.0.1:3307")
     """Where clients connect."""
     admin: Endpoint = Endpoint("127.0.0.1:9307")
-    """Where metrics and health are served over HTTP."""
+    """Where metrics, health and the page are served over HTTP. Elsewhere than on a loopback address
+    this requires `admin_token_file` and `admin_tls`."""
+    admin_token_file: Path | None = None
+    """The file with a token, in one line, that requests to `admin` must show: as a bearer token, or
+    as the password of any user. The probes need none."""
+    admin_tls: bool = False
+    """Whether `admin` is served over HTTPS, with the certificate of `tls_certificate` or the
+    self-signed one."""
     listen_socket: Path | None = None
     """A unix socket on which clients may connect as well. They log in by password, as over TCP.
     libmysql sends the password there without TLS, because nothing leaves the machine."""
@@ -169,6 +179,7 @@ class Settings(BaseSettings):
     read. It takes a process."""
 
     _password: str = PrivateAttr("")
+    _admin_token: str = PrivateAttr("")
 
     @field_validator("backend", mode="before")
     @classmethod
@@ -206,8 +217,17 @@ class Settings(BaseSettings):
                 "backend has a password already: take it out of the URL, or leave backend_password_file out"
             )
         if self.backend_password_file is not None:
-            self._password = _password_of(self.backend_password_file)
+            self._password = _line_of(self.backend_password_file, "backend_password_file")
+        if self.admin_token_file is not None:
+            self._admin_token = _line_of(self.admin_token_file, "admin_token_file")
+            if len(self._admin_token) < ADMIN_TOKEN_MIN:
+                raise ValueError(f"admin_token_file: the token has fewer than {ADMIN_TOKEN_MIN} characters")
         return self
+
+    @property
+    def admin_token(self) -> str:
+        """The token that requests to `admin` must show; empty without one."""
+        return self._admin_token
 
     def password_of(self, backend: Backend) -> str:
         """The password of the engine's account on this server, wherever it was given."""
@@ -266,17 +286,22 @@ def advice(settings: Settings, environment: Mapping[str, str]) -> list[str]:
     names = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
     unknown = sorted(name for name in environment if name.startswith(PREFIX) and name not in names | OF_OTHERS)
     lines = [f"{name} is ignored: there is no such setting{_nearest(name, names)}" for name in unknown]
-    file = settings.backend_password_file
-    if file is not None and is_exposed(file):
-        lines.append(f"backend_password_file: others than its owner may read or change {file}: chmod 600 {file}")
+    files = {
+        "backend_password_file": settings.backend_password_file,
+        "admin_token_file": settings.admin_token_file,
+    }
+    for name, file in files.items():
+        if file is not None and is_exposed(file):
+            lines.append(f"{name}: others than its owner may read or change {file}: chmod 600 {file}")
     return lines
 
 
-def _password_of(path: Path) -> str:
+def _line_of(path: Path, setting: str) -> str:
+    """The secret in the file of a setting. Raises ValueError."""
     try:
         return password_in(path)
     except ValueError as error:
-        raise ValueError(f"backend_password_file: {error}") from None
+        raise ValueError(f"{setting}: {error}") from None
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

@@ -2,17 +2,18 @@
 
 | path       | answer |
 |------------|--------|
-| `/`        | the page of queues (proxy.server.page), for this machine alone |
+| `/`        | the page of queues (proxy.server.page) |
 | `/livez`   | 200 as long as the event loop runs |
 | `/readyz`  | 200 if clients can be served here; else 503 with the reasons |
 | `/health`  | 200 if the proxy accepts clients and reaches a server; else 503 with the reason |
 | `/metrics` | the Prometheus text format (proxy.server.metrics); `?counted=no`: no count in the database |
+
+proxy.server.access has who may read what.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from engine.service import Engine
 from engine.store.port import StoreError
 from proxy.server import page
+from proxy.server.access import Access
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
 from proxy.session.queries import sql
@@ -33,11 +35,6 @@ PROBE_WAIT_S = 2.0
 PROBE_LASTS_S = 1.0
 """An answer is used for so long: any number of health checks costs one query a second."""
 
-LOCAL_NAMES = frozenset({"127.0.0.1", "::1", "localhost"})
-NOT_LOCAL = (
-    "The page is for this machine alone: it has no password. Listen on 127.0.0.1 (--admin), and forward the port:"
-    " ssh -L 9307:127.0.0.1:9307 HOST\n"
-)
 PAGE_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
@@ -125,14 +122,14 @@ class Admin:
         metrics: Metrics,
         unreachable: Callable[[], Awaitable[str | None]],
         unready: Callable[[], Awaitable[str | None]],
+        access: Access,
     ) -> None:
         """`unreachable`: why the server is out of reach. `unready`: why clients cannot be served."""
         self._collect, self._unreachable, self._unready = metrics, unreachable, unready
+        self._access = access
         self._draining = False
-        self._local = False
-        """Whether only this machine reaches the listener."""
         self._history = History()
-        app = web.Application()
+        app = web.Application(middlewares=[access.check])
         app.add_routes(
             [
                 web.get("/", self._page),
@@ -150,9 +147,9 @@ class Admin:
         """Listen, and return the address that is listened on. `reuse_port`: another proxy may
         listen there, too. Raises OSError."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, reuse_port=reuse_port or None).start()
+        context = self._access.context
+        await web.TCPSite(self._runner, host, port, ssl_context=context, reuse_port=reuse_port or None).start()
         taken_host, taken_port = self._runner.addresses[0][:2]
-        self._local = all(ipaddress.ip_address(address[0]).is_loopback for address in self._runner.addresses)
         return taken_host, taken_port
 
     def drain(self) -> None:
@@ -200,10 +197,7 @@ class Admin:
         return web.Response(text=page.asset(name), content_type=kind, headers=PAGE_HEADERS)
 
     async def _html(self, request: web.Request, render: Callable[[Overview, page.Request], str]) -> web.Response:
-        """Only this machine gets the page, and only by a name of this machine: another site could
-        otherwise have its own name lead here."""
-        if not self._local or request.url.host not in LOCAL_NAMES:
-            raise web.HTTPForbidden(text=NOT_LOCAL)
+        self._access.check_name(request)
         overview = self._history.view(await self._collect(counted=True), asyncio.get_running_loop().time())
         text = await asyncio.to_thread(render, overview, page.Request.of(request.query))
         return web.Response(text=text, content_type="text/html", headers=PAGE_HEADERS)

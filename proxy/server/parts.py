@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
@@ -25,7 +25,6 @@ from proxy.embedded.server import EmbeddedServer, EmbeddedServerError
 from proxy.server.backends import Backends, backends_of
 from proxy.settings import BadSetting, Endpoint, Settings
 from proxy.transport.addresses import beyond_loopback, shown
-from proxy.transport.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -159,10 +158,17 @@ def _hint(error: StoreError, settings: Settings) -> str:
     return f" ({ENCODED})" if encoded and error.code == ER.ACCESS_DENIED_ERROR else ""
 
 
-def reload_certificate(tls: Tls, settings: Settings) -> None:
+class Certified(Protocol):
+    """What presents the proxy's certificate."""
+
+    def reload(self, settings: Settings) -> None:
+        """Use a renewed certificate for new connections. Raises BadSetting and keeps the old one."""
+
+
+def reload_certificate(certified: Certified, settings: Settings) -> None:
     """Read the certificate again, on SIGHUP."""
     try:
-        tls.reload(settings)
+        certified.reload(settings)
     except BadSetting as error:
         log.error("the certificate stays as it was: %s", error, extra={"event": "certificate.refused"})  # noqa: TRY400  # the text says it all
     else:

@@ -208,18 +208,23 @@ class Tls:
 
 
 def client_context(settings: Settings) -> ssl.SSLContext:
-    """The context for clients, with our certificate. Raises BadSetting."""
+    """A context with our certificate, for clients or the admin port. Raises BadSetting."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Otherwise a write might have to wait for a read.
     context.options |= ssl.OP_NO_RENEGOTIATION
+    load_certificate(context, settings)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+    """Have new connections use our certificate as it is now. Raises BadSetting."""
     certificate = settings.tls_certificate or certificates.self_signed(settings.data_dir)
     try:
         context.load_cert_chain(certificate, settings.tls_key, password=_no_password)
     except (OSError, ValueError) as error:
         files = f"{certificate}" + (f" with {settings.tls_key}" if settings.tls_key else "")
         raise BadSetting(f"tls_certificate: {files} cannot be used: {error}") from None
-    return context
 
 
 def _no_password() -> str:

@@ -105,7 +105,8 @@ def test_the_dashboard_has_what_grafana_needs_to_load_it() -> None:
 
 @pytest.mark.deploy
 def test_prometheus_accepts_the_configuration_and_each_expression_of_the_dashboard(tmp_path: Path) -> None:
-    assert promtool("check", "config", DOCKER / "prometheus" / "prometheus.yaml") == ""
+    # The token's file is in the container alone.
+    assert promtool("check", "config", "--syntax-only", DOCKER / "prometheus" / "prometheus.yaml") == ""
     expressions = [target["expr"] for panel in panels() for target in panel["targets"]]
     quoted = [json.dumps(text.replace("$__rate_interval", "1m")) for text in expressions]
     rules = "".join(f"      - {{record: 'r:{at}', expr: {text}}}\n" for at, text in enumerate(quoted))

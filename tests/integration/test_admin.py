@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pymysql
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.embedded.server import EmbeddedServer
+from proxy.settings import BadSetting, load
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+TOKEN = "0123456789abcdef"
+SELF_SIGNED = ssl._create_unverified_context()
 
-def answer(proxy: RunningProxy, path: str, **headers: str) -> tuple[int, bytes]:
-    request = urllib.request.Request(f"http://127.0.0.1:{proxy.admin_port}{path}", headers=headers)
+
+def answer(proxy: RunningProxy, path: str, *, scheme: str = "http", **headers: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(f"{scheme}://127.0.0.1:{proxy.admin_port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as found:
+        with urllib.request.urlopen(request, timeout=30, context=SELF_SIGNED) as found:
             return found.status, found.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -103,14 +112,63 @@ def test_a_proxy_is_not_ready_while_its_server_is_read_only(private_proxy: Runni
     eventually(lambda: answer(private_proxy, "/readyz")[0] == 200)
 
 
-def test_the_page_is_for_this_machine_alone(proxy: RunningProxy, server: EmbeddedServer, tmp_path: Path) -> None:
+def test_without_a_token_the_page_answers_to_names_of_this_machine_alone(proxy: RunningProxy) -> None:
     assert answer(proxy, "/")[0] == answer(proxy, "/content")[0] == 200
     status, text = answer(proxy, "/", Host="queues.example:9307")
     assert status == 403
     assert b"ssh -L" in text
-    with running_proxy(server, tmp_path / "log", ["--admin", "0.0.0.0:0"]) as open_to_all:
-        assert answer(open_to_all, "/")[0] == answer(open_to_all, "/content")[0] == 403
-        assert answer(open_to_all, "/livez")[0] == 200
+
+
+@pytest.mark.parametrize("set_", [(), ("admin_tls",), ("admin_token_file",)], ids=["none", "TLS", "token"])
+def test_elsewhere_than_on_loopback_a_token_and_tls_are_required(tmp_path: Path, set_: tuple[str, ...]) -> None:
+    values = protection(tmp_path)
+    text = "".join(f"{name} = {values[name]}\n" for name in set_)
+    (tmp_path / "settings.toml").write_text(f"admin = '0.0.0.0:0'\nbackend = 'mysql://root@127.0.0.1:1'\n{text}")
+    argv = [sys.executable, "-m", "proxy", "serve", "--config", str(tmp_path / "settings.toml")]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ackstream: --admin 0.0.0.0:0: other machines can reach 0.0.0.0: set admin_")
+    assert ["admin_tls = true" in line, "admin_token_file" in line] == [name not in set_ for name in values]
+
+
+def test_a_short_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    with pytest.raises(BadSetting, match="admin_token_file: the token has fewer than 16 characters"):
+        load({"admin_token_file": str(tmp_path / "token")}, None)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_with_a_token_all_but_the_probes_requires_it(server: EmbeddedServer, tmp_path: Path, workers: str) -> None:
+    (tmp_path / "settings.toml").write_text(
+        "".join(f"{name} = {value}\n" for name, value in protection(tmp_path).items())
+    )
+    options = ["--admin", "0.0.0.0:0", "--config", str(tmp_path / "settings.toml"), "--workers", workers]
+    with running_proxy(server, tmp_path / "log", options) as proxy:
+        for path in ("/livez", "/readyz", "/health"):
+            assert answer(proxy, path, scheme="https")[0] == 200
+        basic = "Basic " + base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
+        wrong = "Basic " + base64.b64encode(b"anybody").decode()
+        for path in ("/", "/content", "/page.js", "/metrics", "/absent"):
+            for shown in (
+                {},
+                {"Authorization": f"Bearer {TOKEN}x"},
+                {"Authorization": wrong},
+                {"Authorization": TOKEN},
+            ):
+                assert answer(proxy, path, scheme="https", **shown)[0] == 401
+            for scheme in (f"Bearer {TOKEN}", f"bearer {TOKEN}", basic):
+                status, _ = answer(proxy, path, scheme="https", Authorization=scheme, Host="queues.example")
+                assert status == (404 if path == "/absent" else 200)
+        with pytest.raises(OSError, match=r"RemoteDisconnected|reset|without response"):
+            answer(proxy, "/livez")
+
+
+def protection(folder: Path) -> dict[str, str]:
+    """The settings of a protected admin port, as TOML."""
+    (folder / "token").write_text(f"{TOKEN}\n")
+    (folder / "token").chmod(0o600)
+    return {"admin_tls": "true", "admin_token_file": f"'{folder / 'token'}'"}
 
 
 def test_several_workers_have_one_page_and_count_once(server: EmbeddedServer, database: str, tmp_path: Path) -> None:
