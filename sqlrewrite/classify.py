@@ -30,6 +30,7 @@ from sqlrewrite.lexicon import (
     bytes_pattern,
     strings,
 )
+from sqlrewrite.misspelt import MISSPELT
 from sqlrewrite.names import unquote
 
 
@@ -72,6 +73,9 @@ class Head:
     inserts: bool = False
     """Whether it only adds rows, and quickly: INSERT … VALUES that neither updates nor skips
     any."""
+    before_queue_statement: bool = False
+    """Whether a statement behind it in the packet probably is a queue statement, or nearly one, which
+    the server refuses there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,15 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
         return head if len(text) > OWN_BYTES_MAX or _stands_alone(text) else NEARLY
     if not multi_statements or _stands_alone(text, LEXED_BYTES_MAX):
         return head
-    return ANY_SCHEMA if _SCHEMA_WORD.search(text, 0, LEXED_BYTES_MAX) else ANY_WRITE
+    words = (match[1].upper() for match in _LATER_WORD.finditer(text, 0, LEXED_BYTES_MAX))
+    later = any(word in _NEAR_VERBS for word in words) or _LATER_NOUN.search(text, 0, LEXED_BYTES_MAX) is not None
+    verb = Verb.SCHEMA if _SCHEMA_WORD.search(text, 0, LEXED_BYTES_MAX) else Verb.WRITE
+    return Head(verb, before_queue_statement=later)
+
+
+def statement_at(text: bytes, begin: int) -> Head:
+    """What the statement is that begins there, behind the semicolon of another one."""
+    return _first_statement(text[begin:])
 
 
 def may_be_queue_statement(text: bytes) -> bool:
@@ -199,6 +211,15 @@ _STRING = strings(no_backslash_escapes=False, ansi_quotes=False)
 _FIRST = bytes_pattern(rf"{GAP}(?:([A-Z]{{2,8}}+){WORD_END}|/\*)")
 _REST_IS_GAP = bytes_pattern(rf"{GAP}\Z")
 _SCHEMA_WORD = bytes_pattern(rf"(?<![\w$])(?:CREATE|ALTER|DROP|RENAME|TRUNCATE){WORD_END}")
+_LATER_WORD = bytes_pattern(rf";{GAP}([A-Z]{{2,8}}+){WORD_END}")
+_LATER_NOUN = bytes_pattern(
+    rf";{GAP}(?:CREATE|ALTER|DROP|SHOW|EXPLAIN|DESCRIBE|DESC){WORD_END}{GAP}"
+    rf"(?>(?:(?:CREATE|FULL){WORD_END}{GAP})?)(?:QUEUES?|STREAMS?|ACK|NACK|EXTEND){WORD_END}"
+)
+_NEAR_VERBS: Final = frozenset({b"STREAM", b"ACK", b"NACK", b"EXTEND", b"PAUSE", b"RESUME", b"PURGE", b"REDRIVE"}) | (
+    MISSPELT.keys()
+)
+"""First words of queue statements and of what is nearly one."""
 _PLAIN = rf"[^;'\"`\#/-]++|{_STRING}|{COMMENT}|-|/(?!\*(?!M?!))"
 _ONE_STATEMENT = bytes_pattern(rf"(?>(?:{_PLAIN})*)(?>(?:;{GAP})?)\Z")
 _KILL = bytes_pattern(
@@ -328,6 +349,7 @@ def _bare_name(written: bytes) -> str | None:
 
 
 _RULES: Final[Mapping[bytes, _Rule]] = {
+    **dict.fromkeys(MISSPELT, _if(_NOT_OUR_SHAPE, OTHER, _always(NEARLY))),
     **{verb.name.encode(): _own(verb) for verb in MESSAGE_VERBS},
     **dict.fromkeys(
         (b"PAUSE", b"RESUME", b"PURGE", b"REDRIVE"),

@@ -1,14 +1,18 @@
 """What to write instead of a statement that is nearly a queue statement.
 
-Pure: text in, a hint out. `classify` finds such statements (Verb.NEARLY); the server's own error
-stays, and the hint follows it.
+Pure: text in, a hint out. `classify` finds such statements (Verb.NEARLY, and
+`before_queue_statement`); the server's own error stays, and the hint follows it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb, classify, statement_at
+from sqlrewrite.errors import PARSE_ERROR
 from sqlrewrite.lexicon import GAP, NAME, WORD_END, bytes_pattern
+from sqlrewrite.misspelt import MISSPELT
+from sqlrewrite.server_errors import quoted_place
 
 _WORDS = bytes_pattern(rf"{GAP}(?P<verb>[A-Z]{{2,8}}+){WORD_END}{GAP}(?P<next>{NAME}|)")
 
@@ -17,11 +21,35 @@ ALONE: Final = (
     " send the statements one by one"
 )
 
+NO_SUCH_TABLE: Final = 1146
+
+
+def hint_for(text: bytes, code: int, message: str) -> str | None:
+    """The hint that follows the server's error about a packet with this text; None if the error is
+    about anything else.
+
+    The server may know the statement: `DESCRIBE queue c` shows a column of a table with that name.
+    """
+    written = text.decode("utf-8", "replace")
+    place = quoted_place(message, written) if code == PARSE_ERROR else None
+    begin = 0 if place is None else written.rfind(";", 0, place) + 1
+    if begin:
+        later = written[begin:].encode()
+        verb = statement_at(later, 0).verb
+        if verb in QUEUE_STATEMENT_VERBS:
+            return ALONE
+        if verb is Verb.NEARLY:
+            return f"{hint(later)}; {ALONE}"
+    nearly = classify(text, multi_statements=False).verb is Verb.NEARLY
+    return hint(text) if nearly and code in (PARSE_ERROR, NO_SUCH_TABLE) else None
+
 
 def hint(text: bytes) -> str:
     """The hint for a statement whose verb is NEARLY."""
     words = _WORDS.match(text)
     verb, following = (words[1].decode().upper(), words[2].decode("utf-8", "replace")) if words else ("", "")
+    if meant := MISSPELT.get(verb.encode()):
+        return f"{verb} is no statement: write {meant}"
     match verb, following.upper():
         case (("PAUSE" | "RESUME" | "PURGE" | "REDRIVE"), other) if other != "QUEUE":
             return f"write {verb} QUEUE {following}"

@@ -25,10 +25,12 @@ from proxy.session.commit_notices import (
 )
 from proxy.session.own_acks import OwnAcks
 from proxy.session.prepared import TrackedStatement
+from proxy.session.rephrasing import Rephrase
 from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_PREPARE
 from proxy.wire.fields import Reader
 from proxy.wire.framing import Command
 from proxy.wire.mimic_adapter import Capabilities, Commands
+from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, query_text
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX
@@ -47,6 +49,7 @@ from sqlrewrite.classify import (
     transaction_end,
 )
 from sqlrewrite.harmless import keeps_updates_alike, runs_nothing_stored, shows_counts
+from sqlrewrite.hints import hint_for
 
 QUERY_ATTRIBUTES = int(Capabilities.CLIENT_QUERY_ATTRIBUTES)
 MULTI_STATEMENTS = int(Capabilities.CLIENT_MULTI_STATEMENTS)
@@ -255,7 +258,7 @@ class CommandClassifier:
                 self._runs(text)
             if head is OTHER and not (self.next_transaction_is_set or self.locks_messages):
                 return None
-            if head.verb in QUEUE_STATEMENT_VERBS or head.verb is Verb.NEARLY:
+            if head.verb in QUEUE_STATEMENT_VERBS or head.verb is Verb.NEARLY or head.before_queue_statement:
                 return NOT_FAST
             self._next_transaction(head, text)
             return self._pending_of(head, text)
@@ -269,12 +272,25 @@ class CommandClassifier:
         return NOT_FAST
 
     def classify(self, command: Command) -> tuple[Verb, PendingCommand | CarriedOutHere]:
-        """The verb of a command, and its pending command or the prepared statement to carry out."""
+        """The verb of a command, and its pending command or the prepared statement to carry out. The
+        verb is NEARLY also if only a later statement in the packet is nearly a queue statement."""
         try:
             return self._classify(command)
         except WireError:
             self._runs(None)
             return Verb.OTHER, Touched(None)  # It is cut off or malformed. The server decides.
+
+    def with_hint(self, command: Command) -> Rephrase:
+        """What follows the server's error about a command whose verb is NEARLY."""
+        text = command.payload[1:]
+        if command.byte == COM_QUERY:
+            text = query_text(command.payload, attributes=self.attributes)
+
+        def rephrase(error: ServerError) -> ServerError | None:
+            hint = hint_for(text, error.code, error.message)
+            return None if hint is None else ServerError(error.code, error.sqlstate, f"{error.message}; {hint}")
+
+        return rephrase
 
     def wants_whole(self, head: bytes) -> bool:
         """Whether a long command must be read to its end before it is decided."""
@@ -325,7 +341,7 @@ class CommandClassifier:
             if head.verb not in MESSAGE_VERBS:
                 self._runs(text if command.whole else None)
             self._next_transaction(head, text)
-            return head.verb, self._pending_of(head, text)
+            return Verb.NEARLY if head.before_queue_statement else head.verb, self._pending_of(head, text)
         if byte == COM_STMT_PREPARE:
             head = classify(command.payload[1:], multi_statements=False)
             pending = self._pending_of(head, command.payload[1:])

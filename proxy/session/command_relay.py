@@ -25,11 +25,12 @@ from proxy.session.command_classifier import (
 from proxy.session.commit_notices import PendingCommand
 from proxy.session.connections import Connections
 from proxy.session.own_acks import OwnAcks
+from proxy.session.rephrasing import Rephrase
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.traffic import Traffic
 from proxy.session.withheld import Withheld
 from proxy.settings import Settings
-from proxy.wire.commands import COM_CHANGE_USER, COM_QUERY, SILENT
+from proxy.wire.commands import COM_CHANGE_USER, SILENT
 from proxy.wire.fields import PacketTooLarge
 from proxy.wire.framing import Command, CommandFramer, Dropped, Event
 from proxy.wire.packets import ServerError
@@ -46,6 +47,9 @@ class RelayingSession(Protocol):
     def begin_catch_up(self, statement: bytes) -> None:
         """Run a statement whose answer the client does not see; `CommandRelay.statement_over`
         follows."""
+
+    def rephrase_error(self, rephrase: Rephrase) -> None:
+        """Put an error that is the answer to the next command into other words."""
 
     def send_error(self, error: ServerError) -> None:
         """Answer the client's command with an error."""
@@ -184,8 +188,10 @@ class CommandRelay:
             self._session.begin_catch_up(self._own_acks.catch_up)
             return False
         verb, pending = self._classifier.classify(event)
-        if verb is Verb.NEARLY and event.byte == COM_QUERY and event.whole:
-            return self._begin_statement(verb, event)
+        if verb is Verb.NEARLY and event.whole:
+            if not self.walker.idle:
+                return False
+            self._session.rephrase_error(self._classifier.with_hint(event))
         if (verb is not Verb.OTHER and verb in QUEUE_STATEMENT_VERBS) or (
             pending is not None and isinstance(pending, CarriedOutHere)
         ):

@@ -17,6 +17,7 @@ from proxy.session.command_classifier import CommandClassifier
 from proxy.session.commit_notices import CommitNotices, PendingCommand
 from proxy.session.known_streams import KnownStreams
 from proxy.session.own_acks import OwnAcks
+from proxy.session.rephrasing import Rephrase
 from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import Stream
 from proxy.session.traffic import Traffic
@@ -104,8 +105,9 @@ class ClientSession(Protocol):
         """Raise the error that the running queue statement is to end with, if it was
         interrupted."""
 
-    def forward(self, payload: bytes, pending: PendingCommand) -> None:
-        """Send a command in the client's name; its answer goes to the client."""
+    def forward(self, payload: bytes, pending: PendingCommand, rephrase: Rephrase | None = None) -> None:
+        """Send a command in the client's name; its answer goes to the client, an error in the words that
+        `rephrase` returns."""
 
     def show(self, answer: Answer, pending: PendingCommand) -> None:
         """Send the answer to an internal command to the client."""

@@ -34,6 +34,7 @@ from proxy.session.command_relay import CommandRelay
 from proxy.session.commit_notices import CommitNotices, Killed, PendingCommand, Preparing, Settled
 from proxy.session.connections import Connections
 from proxy.session.known_streams import KnownStreams
+from proxy.session.rephrasing import Rephrase, Rephrasing
 from proxy.session.stream import INTERRUPTED, SERVER_LOST, Stream, unforeseen
 from proxy.transport.proxy_protocol import announcement
 from proxy.wire.mimic_adapter import ServerStatus
@@ -93,6 +94,8 @@ class Session:
         self._walker: ResponseWalker[PendingCommand]
         self._task: asyncio.Task[None] | None = None
         self._internal_answers: InternalQueries | None = None
+        self._rephrasing: Rephrasing | None = None
+        """Follows the answer under way if its error is to be put into other words."""
         self._farewell: ServerError | None = None
         """The error that ends the connection as soon as the server has answered everything."""
         self._closed = False
@@ -244,7 +247,7 @@ class Session:
                     self._logged_in()
                 return
             change_user = self._authentication.change_user
-            not_relayed = self._closed or change_user or self._internal_answers or self.stream
+            not_relayed = self._closed or change_user or self._internal_answers or self.stream or self._rephrasing
             if not not_relayed:
                 # Before the answer is analysed, so that the client does not wait for that.
                 self._connections.client.write(data)
@@ -254,6 +257,8 @@ class Session:
                     self._authentication.server_continues(change_user, data)
                 elif self._internal_answers is not None:
                     self._internal_answers.feed(data)
+                elif self._rephrasing is not None:
+                    self._send_rephrased(self._rephrasing, data, events)
             for event in events:
                 if isinstance(event, FileRequest):
                     self._relay.file_requested()
@@ -273,6 +278,13 @@ class Session:
                 self.hang_up(self._farewell)
         elif (self._relay.withheld or self._connections.client_is_held) and self._task is None:
             self._relay.resume()
+
+    def _send_rephrased(
+        self, rephrasing: Rephrasing, data: bytes, events: Sequence[Outcome[PendingCommand] | FileRequest]
+    ) -> None:
+        self._connections.client.write(rephrasing.feed(data, events))
+        if rephrasing.over:
+            self._rephrasing = None
 
     def _cannot_follow(self, error: WireError) -> None:
         log.warning(
@@ -402,12 +414,20 @@ class Session:
         finally:
             self._internal_answers = None
 
-    def forward(self, payload: bytes, pending: PendingCommand) -> None:
-        """Send a command in the client's name; its answer goes to the client."""
+    def forward(self, payload: bytes, pending: PendingCommand, rephrase: Rephrase | None = None) -> None:
+        """Send a command in the client's name; its answer goes to the client, an error in the words that
+        `rephrase` returns."""
+        if rephrase is not None:
+            self.rephrase_error(rephrase)
         self.classifier.preparing = isinstance(pending, Preparing)
         self.own_acks.catch_up = self.classifier.shown_context = None
         self._walker.expect(payload[0], pending)
         self._connections.write_server(frame(payload, 0))
+
+    def rephrase_error(self, rephrase: Rephrase) -> None:
+        """Put an error that is the answer to the next command into other words. The server owes no
+        answer."""
+        self._rephrasing = Rephrasing(rephrase)
 
     def show(self, answer: Answer, pending: PendingCommand) -> None:
         """Send the answer to an internal command to the client, as if the client had sent that

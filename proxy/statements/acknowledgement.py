@@ -25,6 +25,7 @@ from proxy.session.commit_notices import DIGITS_MAX, PreparedSettle, Preparing, 
 from proxy.session.internal_queries import read_context
 from proxy.session.own_acks import AckForm
 from proxy.session.queries import sql
+from proxy.session.rephrasing import Rephrase
 from proxy.statements.long_statements import in_steps
 from proxy.statements.tables import known_table_id, refused_as_client
 from proxy.wire.commands import COM_STMT_PREPARE
@@ -32,7 +33,9 @@ from proxy.wire.packets import AUTOCOMMIT, ServerError
 from proxy.wire.params import make_query
 from sqlrewrite.ack import LeaseColumn, ReasonColumns, SettleStatement, settle_steps
 from sqlrewrite.classify import Verb
+from sqlrewrite.errors import PARSE_ERROR
 from sqlrewrite.names import Param, TableName
+from sqlrewrite.server_errors import TEXT_MAX, in_own_words
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -43,6 +46,14 @@ OUTCOME_UNKNOWN: Final = (
     " Send the ACK again: it affects 0 rows if the message is acknowledged already"
 )
 
+UNREADABLE_CONDITION: Final = {
+    verb: f"the server cannot read the condition here; {behind}"
+    for verb, behind in (
+        (Verb.ACK, "an ACK ends with it: DELAY and REASON belong to NACK, BY to EXTEND"),
+        (Verb.NACK, "behind it NACK takes DELAY seconds and REASON 'text'"),
+        (Verb.EXTEND, "behind it EXTEND takes BY seconds"),
+    )
+}
 
 NO_REASON_COLUMN: Final = "{} has no column for a REASON: ALTER QUEUE {} REASON = reason adds one"
 
@@ -67,7 +78,8 @@ class Acknowledgement:
         form = await self._form(session, statement, table, binary=False) if alone else None
         pending = settled(statement, table, form, may_be_hidden=session.classifier.may_be_hidden(table))
         if known is not None or not await self._gathered(session, pending, _epoch(statement, ())):
-            session.forward(make_query(update, attributes=session.classifier.attributes), pending)
+            query = make_query(update, attributes=session.classifier.attributes)
+            session.forward(query, pending, _about_own_text(session, statement, text, update))
         if form is not None:
             _learn(session, text, statement, form)
         elif not alone:
@@ -78,7 +90,8 @@ class Acknowledgement:
         statement, table, update = await self._read(session, text)
         form = await self._form(session, statement, table, binary=True)
         prepared = PreparedSettle(table, replace(statement, condition=b""), form)  # The server keeps the condition.
-        session.forward(bytes([COM_STMT_PREPARE]) + update, Preparing(prepared))
+        rephrase = _about_own_text(session, statement, text, update)
+        session.forward(bytes([COM_STMT_PREPARE]) + update, Preparing(prepared), rephrase)
 
     async def execute(
         self, session: ClientSession, own: TrackedStatement, prepared: PreparedSettle, payload: bytes
@@ -158,6 +171,23 @@ class Acknowledgement:
             raise ServerError(1105, "HY000", NO_REASON_COLUMN.format(columns.table, qualified(columns.table)))
         lease = None if columns.lease is None else LeaseColumn(quoted(columns.lease).encode(), counted=columns.counted)
         return statement, columns.table, statement.update(lease, reason)
+
+
+def _about_own_text(session: ClientSession, statement: SettleStatement, text: bytes, update: bytes) -> Rephrase | None:
+    """Turns the server's syntax error about the UPDATE into one about the client's statement. None: the
+    condition is of a form that each server can read, or of megabytes."""
+    if statement.keys is not None or len(update) > TEXT_MAX:
+        return None
+    codec = session.codec
+
+    def rephrase(error: ServerError) -> ServerError | None:
+        if error.code != PARSE_ERROR:
+            return None
+        own, sent = text.decode(codec, "replace"), update.decode(codec, "replace")
+        rephrased = in_own_words(error.message, sent, own, statement.verb.name, UNREADABLE_CONDITION[statement.verb])
+        return ServerError(rephrased.code, rephrased.sqlstate, rephrased.message)
+
+    return rephrase
 
 
 def _reason_columns(columns: SettleColumns) -> ReasonColumns | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
 from engine.model import NS_PER_S, RATES, BrokenTable, Policy, TableId
@@ -19,6 +19,7 @@ from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
 from engine.store.queries import first_partition_clause
+from proxy.session.answers import Answer
 from proxy.session.internal_queries import Refused, from_hex, rows, server_time_ns
 from proxy.session.queries import sql
 from proxy.statements.declared import extras_of, problems_of
@@ -45,13 +46,20 @@ from sqlrewrite.definitions import (
     not_by_time,
     time_next_default,
 )
+from sqlrewrite.errors import PARSE_ERROR, SqlError
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import CreateQueue
+from sqlrewrite.server_errors import in_own_words
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
 
 TABLE_EXISTS = 1050
+
+UNREADABLE_DEFINITION: Final = (
+    "the server cannot read this; columns and keys are written as in CREATE TABLE, and behind them the options of the"
+    " table and of the queue"
+)
 
 COLUMNS_MAX = 4_096
 """The most columns that a table can have."""
@@ -80,7 +88,7 @@ class Creation:
         create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
         text, if_none = create(), create(if_not_exists=True)
         if await comment_of(session, statement.table) is not None:
-            return await self._change_schema(session, if_none if statement.if_not_exists else text)
+            return await self._create(session, statement, if_none if statement.if_not_exists else text)
         await refuse_unfit(session, statement, comment, "This would be no queue")
 
         async def itself() -> CreateQueue:
@@ -96,8 +104,8 @@ class Creation:
         if (
             answer.error.code == TABLE_EXISTS and statement.if_not_exists
         ):  # Another session was quicker. Its table is left alone.
-            return await self._change_schema(session, if_none)
-        raise Refused(answer.packets[-1].payload)
+            return await self._create(session, statement, if_none)
+        raise _refusal(statement, text, answer)
 
     async def dead_letter(
         self,
@@ -126,7 +134,7 @@ class Creation:
             if answer.error is None:
                 return
             if answer.error.code != TABLE_EXISTS:
-                raise Refused(answer.packets[-1].payload)
+                raise _refusal(statement, text, answer)
             # It was created meanwhile, or this client may not see it. Then the server refuses what
             # follows.
         elif not is_marked(comment):
@@ -208,12 +216,27 @@ class Creation:
             hint = f"the table was made: ALTER TABLE {table.quoted()} can mend it, or DROP TABLE removes it"
             raise ServerError(1105, "HY000", f"This is no queue: {'; '.join(found.problems)}; {hint}")
 
+    async def _create(self, session: ClientSession, statement: CreateQueue, text: str) -> bytes:
+        answer = await change_schema(self._engine, session, text, may_fail=True)
+        if answer.error is not None:
+            raise _refusal(statement, text, answer)
+        return answer.packets[0].payload
+
     async def _change_schema(self, session: ClientSession, text: str) -> bytes:
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
 
 _NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by"})
 """The directives of a queue that its dead-letter table does not get."""
+
+
+def _refusal(statement: CreateQueue, sent: str, answer: Answer) -> SqlError | Refused:
+    """The server's error about the CREATE TABLE, or a syntax error about the CREATE QUEUE in its
+    place."""
+    if answer.error is None or answer.error.code != PARSE_ERROR:
+        return Refused(answer.packets[-1].payload)
+    own = statement.tokens.decode(0, len(statement.tokens.sql))
+    return in_own_words(answer.error.message, sent, own, "CREATE QUEUE", UNREADABLE_DEFINITION)
 
 
 def _dead_letter(values: Mapping[str, str], table: TableName) -> TableName | None:

@@ -26,11 +26,10 @@ from proxy.statements.show import OthersStreams, Show, no_others
 from proxy.statements.stream import Streaming
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE
 from proxy.wire.mimic_adapter import Commands
-from proxy.wire.packets import ServerError, parse_err
+from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, query_text
 from sqlrewrite.classify import Verb
 from sqlrewrite.errors import SqlError
-from sqlrewrite.hints import hint
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession
@@ -40,9 +39,6 @@ log = logging.getLogger(__name__)
 NO_BULK = ServerError(
     1295, "HY000", "This statement cannot be executed in bulk: execute it once for each set of parameters"
 )
-
-NOT_KNOWN = (1064, 1146)
-"""A statement that the server cannot read; a table that does not exist."""
 
 SETTLING = (Verb.ACK, Verb.NACK, Verb.EXTEND)
 """The statements that are one UPDATE in the client's transaction."""
@@ -83,7 +79,7 @@ class Statements:
         failed: Exception
         try:
             session.check_interrupted()
-            if verb not in SETTLING and verb is not Verb.NEARLY:
+            if verb not in SETTLING:
                 keep_next_transaction(session)
             await self._dispatch(session, verb, payload)
             return
@@ -105,8 +101,6 @@ class Statements:
         if verb is Verb.STREAM and self._refuses_streams:
             raise SHUTDOWN.again()
         match payload[0], verb:
-            case (Commands.COM_QUERY, Verb.NEARLY):
-                await _answer_with_hint(session, query_text(payload, attributes=session.classifier.attributes))
             case (Commands.COM_QUERY, Verb.QUEUE):
                 await self._queue_statements.query(session, payload)
             case (Commands.COM_STMT_PREPARE, Verb.QUEUE):
@@ -146,14 +140,3 @@ class Statements:
                 own.long_data = frozenset()
                 await session.internal_command(bytes([Commands.COM_STMT_RESET]) + payload[1:5])
             raise
-
-
-async def _answer_with_hint(session: ClientSession, text: bytes) -> None:
-    """Let the server answer a statement that is nearly a queue statement. If it does not know the
-    statement, or the table, a hint follows its error. The server may know it: `DESCRIBE queue c`
-    is a column of a table with that name."""
-    answer = await session.internal_query(text)
-    last = answer.packets[-1]
-    if not answer.outcome.ok and (error := parse_err(last.payload)).code in NOT_KNOWN:
-        raise ServerError(error.code, error.sqlstate, f"{error.message}; {hint(text)}")
-    session.send(b"".join(frame(packet.payload, packet.seq) for packet in answer.packets))

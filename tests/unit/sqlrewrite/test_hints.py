@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqlrewrite.classify import Verb, classify
-from sqlrewrite.hints import ALONE, hint
+from sqlrewrite.hints import ALONE, hint, hint_for
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,10 @@ from sqlrewrite.hints import ALONE, hint
             "DESC ACK orders WHERE id = 1",
             "DESC is not possible for ACK: SHOW FULL QUEUES and SHOW STREAMS return what it does",
         ),
+        ("STREEM * FROM orders", "STREEM is no statement: write STREAM"),
+        ("nak orders WHERE id = 1", "NAK is no statement: write NACK"),
+        ("ACKK orders WHERE id = 1", "ACKK is no statement: write ACK"),
+        ("PUASE QUEUE orders", "PUASE is no statement: write PAUSE"),
         ("STREAM * FROM orders; SELECT 1", ALONE),
         ("PAUSE QUEUE orders; SELECT 1", ALONE),
         ("ACK orders WHERE note = 'not closed; SELECT 1", ALONE),
@@ -50,9 +54,50 @@ def test_a_statement_that_is_nearly_ours_has_a_hint(text: str, expected: str) ->
         "PURGE MASTER LOGS BEFORE '2026-01-01'",
         "pause: LOOP LEAVE pause; END LOOP",
         "PAUSE",
+        "strem: LOOP LEAVE strem; END LOOP",
         "SHOW QUEUESTATUS",
         "SELECT 1; STREAM * FROM t",
     ],
 )
 def test_all_else_has_none(text: str) -> None:
     assert classify(text.encode()).verb is not Verb.NEARLY
+
+
+SYNTAX = "You have an error in your SQL syntax; … near '{}' at line 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "near", "expected"),
+    [
+        ("SELECT 1; STREAM * FROM t", "STREAM * FROM t", ALONE),
+        ("INSERT INTO t VALUES (1); ack t WHERE id = 1; SELECT 2", "ack t WHERE id = 1; SELECT 2", ALONE),
+        ("SELECT 1; CREATE QUEUE t (a INT)", "QUEUE t (a INT)", ALONE),
+        ("SELECT 1; SHOW FULL QUEUES", "QUEUES", ALONE),
+        ("SELECT 1; STREEM * FROM t", "STREEM * FROM t", f"STREEM is no statement: write STREAM; {ALONE}"),
+        ("SELECT 1; PAUSE t", "PAUSE t", f"write PAUSE QUEUE t; {ALONE}"),
+        ("SELECT 1; EXPLAIN STREAM * FROM t", "* FROM t", f"{hint(b'EXPLAIN STREAM')}; {ALONE}"),
+        ("SELECT 1; DESC QUEUE t; SELECT 1", "QUEUE t; SELECT 1", f"{hint(b'DESC QUEUE')}; {ALONE}"),
+    ],
+)
+def test_a_queue_statement_behind_another_statement_has_a_hint(text: str, near: str, expected: str) -> None:
+    assert classify(text.encode()).before_queue_statement
+    assert hint_for(text.encode(), 1064, SYNTAX.format(near)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "near"),
+    [
+        ("SELECT 1; SELEC 2; STREAM * FROM t", 1064, "SELEC 2; STREAM * FROM t"),
+        ("SELEC 1; STREAM * FROM t", 1064, "SELEC 1; STREAM * FROM t"),
+        ("SELECT * FROM nowhere; STREAM * FROM t", 1146, ""),
+        ("SELECT '; ack '; SELEC 1", 1064, "SELEC 1"),
+        ("SELECT 1; STREAM * FROM t", 1317, ""),
+    ],
+)
+def test_an_error_about_another_statement_of_the_packet_has_none(text: str, code: int, near: str) -> None:
+    assert hint_for(text.encode(), code, SYNTAX.format(near)) is None
+
+
+@pytest.mark.parametrize("text", ["SELECT 1; SELECT 2", "UPDATE t SET stream = 1; COMMIT", "SELECT 1; SHOW TABLES"])
+def test_packets_of_ordinary_statements_are_not_examined_further(text: str) -> None:
+    assert not classify(text.encode()).before_queue_statement
