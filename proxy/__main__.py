@@ -50,6 +50,7 @@ from proxy.server.parts import (
 from proxy.server.worker import work
 from proxy.server.workers import Workers
 from proxy.settings import BadSetting, Settings, advice, load
+from proxy.statements.proxies import introduction
 from proxy.transport.addresses import shown
 from proxy.transport.proxy_protocol import check_taken
 from proxy.transport.tls import Tls
@@ -200,7 +201,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     tls = Tls.of(settings)
     reach = Reach()
     own_writes = OwnWrites()
-    store = MySQLStore(servers.route, store_limits(settings), reach=reach, own_writes=own_writes)
+    store = MySQLStore(
+        servers.route, store_limits(settings), reach=reach, own_writes=own_writes, introduction=introduction(settings)
+    )
     engine = Engine(store, engine_settings(settings))
     await stack.enter_async_context(running(engine, settings, servers.shown))
     if settings.proxy_protocol:

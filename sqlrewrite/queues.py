@@ -29,6 +29,9 @@ from sqlrewrite.lexicon import PLAIN, SqlMode
 from sqlrewrite.names import TableName
 from sqlrewrite.tokens import Token, TokenStream
 
+DELIVERIES_MAX: Final = 10_000
+"""The greatest LIMIT of SHOW DELIVERIES: two megabytes."""
+
 Options = tuple[tuple[str, str | None], ...]
 """Names of options in capitals, with their values as text; None for DEFAULT."""
 
@@ -177,6 +180,19 @@ class ShowStreams:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowDeliveries:
+    """SHOW DELIVERIES [FROM t] [LIMIT n]."""
+
+    table: TableName | None
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowProxies:
+    """SHOW PROXIES."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShowCreateQueue:
     """SHOW CREATE QUEUE t."""
 
@@ -192,6 +208,8 @@ QueueStatement = (
     | RedriveQueue
     | ShowQueues
     | ShowStreams
+    | ShowDeliveries
+    | ShowProxies
     | ShowCreateQueue
 )
 
@@ -325,6 +343,10 @@ class _QueueParser:
             statement: QueueStatement = ShowCreateQueue(self._table())
         elif self._tokens.take("STREAMS"):
             statement = ShowStreams()
+        elif self._tokens.take("PROXIES"):
+            statement = ShowProxies()
+        elif self._tokens.take("DELIVERIES"):
+            statement = self._show_deliveries()
         else:
             full = bool(self._tokens.take("FULL"))
             self._tokens.expect("QUEUES")
@@ -346,6 +368,16 @@ class _QueueParser:
             else:
                 tokens.fail("FROM db, LIKE 'pattern' or the end was expected")
         return ShowQueues(db, like, full)
+
+    def _show_deliveries(self) -> ShowDeliveries:
+        table = self._table() if self._tokens.take("FROM", "IN") else None
+        if not self._tokens.take("LIMIT"):
+            return ShowDeliveries(table, None)
+        numeral = self._tokens.numeral()
+        if not (numeral.isdecimal() and 1 <= int(numeral) <= DELIVERIES_MAX):
+            self._tokens.fail(f"a whole number from 1 to {DELIVERIES_MAX} was expected")
+        self._tokens.step_numeral()
+        return ShowDeliveries(table, int(numeral))
 
     # The parts of CREATE QUEUE.
 

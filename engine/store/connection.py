@@ -61,6 +61,9 @@ _WRITING = ("INSERT", "UPDATE", "DELETE")
 _CHANGING = (*_WRITING, "ALTER")
 """The first words of all statements of the engine that change data or tables."""
 
+PROGRAM = "ackstream"
+"""The program's name in the attributes of its connections."""
+
 COM_RESET_CONNECTION = 0x1F
 """PyMySQL defines no name for it."""
 
@@ -150,10 +153,17 @@ class StoreConnection:
     """A connection, for one thread at a time, except for `abort`."""
 
     def __init__(
-        self, address: BackendAddress, limits: ConnectionLimits, mark: str = "", *, checks_writable: bool = False
+        self,
+        address: BackendAddress,
+        limits: ConnectionLimits,
+        mark: str = "",
+        *,
+        checks_writable: bool = False,
+        program: str = PROGRAM,
     ) -> None:
         """`mark` is put before each statement that writes. `checks_writable`: nothing is written to
-        a server that is read-only, whatever the account may."""
+        a server that is read-only, whatever the account may. `program`: the name that the
+        connection's attributes give the program."""
         self.broken = False
         self.context: SessionContext | None = OWN_CONTEXT
         """None: unknown."""
@@ -167,7 +177,9 @@ class StoreConnection:
         self._reset_due = False
         self._buffer, self._at = b"", 0
         with self._as_store_errors():
-            self._connection: Connection = connect(address, limits, Connection, read_timeout=limits.login_s)
+            self._connection: Connection = connect(
+                address, limits, Connection, read_timeout=limits.login_s, program_name=program
+            )
         try:
             self._socket = channel(self._connection)
         except IncompatibleVersionError as error:
@@ -418,7 +430,7 @@ class StoreConnection:
 def connect(address: BackendAddress, limits: ConnectionLimits, kind: type[_Kind], **more: Any) -> _Kind:
     """A connection of PyMySQL or of a subclass, with `more` of its options."""
     options: dict[str, Any] = {
-        "program_name": "ackstream",
+        "program_name": PROGRAM,
         "host": address.host,
         "port": address.port,
         "user": address.user,

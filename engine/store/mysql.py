@@ -74,7 +74,7 @@ from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.store.reach import Reach
 from engine.store.recent import Recent
-from engine.store.roster import RosterConnection
+from engine.store.roster import Introduction, RosterConnection
 from engine.store.route import Route
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
 
@@ -138,7 +138,9 @@ class MySQLStore:
         link_limits: ConnectionLimits | None = None,
         reach: Reach | None = None,
         own_writes: OwnWrites | None = None,
+        introduction: Introduction | None = None,
     ) -> None:
+        """`introduction`: what the proxy publishes of itself, apart from its start."""
         self._limits = limits or StoreLimits()
         timing, own = link_limits or ConnectionLimits(), own_writes or OwnWrites()
         route = address if isinstance(address, Route) else Route(address)
@@ -147,9 +149,9 @@ class MySQLStore:
             return StoreConnection(route.address, timing, own.mark, checks_writable=route.several)
 
         self._pool = Pool(connection, self._limits.connections, reach, own, route.failed, route.check)
-        self._roster = RosterConnection(
-            lambda: StoreConnection(route.address, timing), self._limits.proxies_max, self._limits.roster_idle_s
-        )
+        self._route, self._timing = route, timing
+        self._introduction = introduction or Introduction()
+        self._roster = RosterConnection(self._roster_connection, self._limits.proxies_max, self._limits.roster_idle_s)
         remembered = self._limits.tables_remembered
         self._retention = Retention(
             self._limits.locked_pauses_s,
@@ -183,6 +185,12 @@ class MySQLStore:
     def roster(self, queues: Collection[TableId]) -> Timed[Roster]:
         """Announce this proxy's queues, and read what other proxies announce."""
         return self._roster.check(queues)
+
+    def _roster_connection(self) -> StoreConnection:
+        """A connection whose attributes introduce the proxy."""
+        if self._introduction.since_ns is None:
+            self._introduction = replace(self._introduction, since_ns=self.ping().now_ns)
+        return StoreConnection(self._route.address, self._timing, program=self._introduction.program)
 
     def read(self, text: str) -> Timed[Sequence[Sequence[str | None]]]:
         """The rows of a statement that only reads, whose values are ASCII."""

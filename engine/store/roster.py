@@ -13,16 +13,46 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import threading
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from engine.model import SLOT_LOCK, TableId
 from engine.packets import text_values
 from engine.quoting import text_literal
-from engine.store.connection import StoreConnection
+from engine.store.connection import PROGRAM, StoreConnection
 from engine.store.pool import CLOSED
 from engine.store.port import Roster, StoreError, Timed
 from engine.store.queries import statement
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a proxy publishes of itself: the program in the attributes of its roster connection."""
+
+    name: str = ""
+    version: str = ""
+    since_ns: int | None = None
+    """When it started, on the server's clock; None: it is not known."""
+
+    @property
+    def program(self) -> str:
+        """The text that is published."""
+        since = "" if self.since_ns is None else f" since {self.since_ns}"
+        return f"{PROGRAM} {self.version or '-'} {self.name or '-'}{since}"
+
+    @classmethod
+    def read(cls, program: str) -> Introduction | None:
+        """What a text that was published means; None: it is none."""
+        found = _PROGRAM.fullmatch(program)
+        if found is None:
+            return None
+        since = found["since"]
+        return cls(found["name"], found["version"], None if since is None else int(since))
+
+
+_PROGRAM = re.compile(rf"{PROGRAM} (?P<version>[^ ]++) (?P<name>.*?)(?: since (?P<since>[0-9]{{1,19}}))?")
 
 
 class RosterConnection:

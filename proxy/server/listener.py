@@ -27,7 +27,7 @@ from proxy.session.statement_memory import StatementMemory
 from proxy.session.stream import INTERRUPTED, SERVER_LOST, SHUTDOWN
 from proxy.session.traffic import Traffic
 from proxy.settings import Settings
-from proxy.statements.show import OthersStreams, no_others
+from proxy.statements.others import Others, no_others
 from proxy.statements.statements import Statements
 from proxy.transport.tls import Tls
 from proxy.transport.unixsocket import UnixSocket
@@ -59,10 +59,10 @@ class Proxy:
         settings: Settings,
         route: Route,
         tls: Tls,
-        others_streams: OthersStreams = no_others,
+        others: Others = no_others,
     ) -> None:
-        """`route`: to the server that new clients are connected to. `others_streams`: the streams
-        of the other workers."""
+        """`route`: to the server that new clients are connected to. `others`: asks the other
+        workers."""
         self.engine = engine
         self.settings = settings
         self.route = route
@@ -82,8 +82,9 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kill_refused = False
         self.statement_memory = StatementMemory(settings.statement_bytes_max)
-        self._statements = Statements(engine, settings, self.streams, others_streams)
+        self._statements = Statements(engine, settings, lambda: self.sessions, others)
         self.carry_out = self._statements.carry_out
+        self.own = self._statements.own
 
     # Life.
 

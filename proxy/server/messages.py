@@ -11,6 +11,7 @@ from engine.model import TableId
 from engine.store.connection import BackendAddress
 from engine.store.port import Origin
 from proxy.server.allowances import Limited
+from proxy.statements.others import Subject
 from sqlrewrite.classify import Kill
 
 
@@ -27,8 +28,6 @@ class Topic(Enum):
     """Why clients cannot be served; None if they can."""
     REACHABLE = auto()
     """Whether the server is in reach now."""
-    STREAMS = auto()
-    """A list of RunningStream (proxy.statements.show)."""
 
 
 # To a worker.
@@ -81,15 +80,16 @@ class Ask:
     """The worker sends an Answer with this number."""
 
     number: int
-    topic: Topic
+    topic: Topic | Subject
+    """A Subject: the list that `Statements.own` returns."""
 
 
 @dataclass(frozen=True, slots=True)
-class OthersStreams:
-    """The answer to AskOthers: the streams of the other workers."""
+class OthersAnswers:
+    """The answer to AskOthers: what the other workers have answered, in one list."""
 
     number: int
-    streams: Sequence[object]
+    found: Sequence[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +173,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AskOthers:
-    """The worker is sent OthersStreams with this number."""
+    """The worker is sent OthersAnswers with this number."""
 
     number: int
+    subject: Subject
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any, cast
+from typing import Any
 
 from engine.binlog.supervisor import EngineChanges
 from engine.model import TableId
@@ -38,7 +38,8 @@ from proxy.server.shared_engine import SharedEngine, SharedStore
 from proxy.server.shares import settings_of
 from proxy.session.session import Session
 from proxy.settings import BadSetting, Settings
-from proxy.statements.show import RunningStream, running_stream
+from proxy.statements.others import Subject
+from proxy.statements.proxies import introduction
 from proxy.transport.addresses import shown
 from proxy.transport.tls import Tls
 from sqlrewrite.classify import Kill
@@ -55,7 +56,7 @@ class WorkerProxy(Proxy):
     """The sessions of one worker."""
 
     def __init__(self, worker: Worker, engine: Engine, settings: Settings, route: Route, tls: Tls) -> None:
-        super().__init__(engine, settings, route, tls, worker.others_streams)
+        super().__init__(engine, settings, route, tls, worker.others)
         self._worker = worker
 
     def session_closed(self, session: Session) -> None:
@@ -92,7 +93,7 @@ class Worker:
         self._own_writes = OwnWrites()
         self._reach = Reach()
         self._tls = Tls.of(settings)
-        self._asked: dict[int, asyncio.Future[Sequence[RunningStream]]] = {}
+        self._asked: dict[int, asyncio.Future[Sequence[Any]]] = {}
         self._numbers = itertools.count(1)
         self._notices: list[CommitNotice] = []
         self._gone = 0
@@ -105,7 +106,13 @@ class Worker:
     async def start(self, route: Route, stack: AsyncExitStack) -> Proxy:
         """Start the engine, and take clients. Raises BadSetting."""
         loop = asyncio.get_running_loop()
-        store = SharedStore(route, store_limits(self.settings), reach=self._reach, own_writes=self._own_writes)
+        store = SharedStore(
+            route,
+            store_limits(self.settings),
+            reach=self._reach,
+            own_writes=self._own_writes,
+            introduction=introduction(self.settings),
+        )
         engine = SharedEngine(store, engine_settings(self.settings), self._notify, self.channel.send, self._part_of)
 
         def released(table: TableId) -> None:  # It is called on any thread.
@@ -164,9 +171,9 @@ class Worker:
                     self._switch.follow()
             case messages.Drain():
                 self.draining.set()
-            case messages.OthersStreams(number, streams):
+            case messages.OthersAnswers(number, found):
                 if (asked := self._asked.get(number)) is not None and not asked.done():
-                    asked.set_result(cast(Sequence[RunningStream], streams))
+                    asked.set_result(found)
             case _ if self._parts is not None:
                 self._receive_running(message, *self._parts)
             case _:
@@ -204,8 +211,8 @@ class Worker:
                 self.channel.send(messages.Answer(number, metrics.families(counted=False)))
             case messages.Ask(number, Topic.COUNTED_METRICS):
                 self.channel.send(messages.Answer(number, metrics.families()))
-            case messages.Ask(number, Topic.STREAMS):
-                self.channel.send(messages.Answer(number, list(map(running_stream, proxy.streams()))))
+            case messages.Ask(number, Subject() as subject):
+                self.channel.send(messages.Answer(number, proxy.own(subject)))
             case messages.Ask(number, Topic.HEALTH):
                 self._spawn(self._answer_health(number, probe.reason()))
             case messages.Ask(number, Topic.READY):
@@ -270,12 +277,12 @@ class Worker:
     def _send_connections(self, numbers: frozenset[int]) -> None:
         self.channel.send(messages.EngineConnections(self._own_writes.mark, numbers))
 
-    async def others_streams(self) -> Sequence[RunningStream]:
-        """The streams of the other workers that answer in time."""
+    async def others(self, subject: Subject) -> Sequence[Any]:
+        """What the other workers have of it, those that answer in time."""
         number = next(self._numbers)
-        asked: asyncio.Future[Sequence[RunningStream]] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
         self._asked[number] = asked
-        self.channel.send(messages.AskOthers(number))
+        self.channel.send(messages.AskOthers(number, subject))
         try:
             async with asyncio.timeout(OTHERS_WAIT_S):
                 return await asked

@@ -39,6 +39,7 @@ from proxy.server.metrics import BinlogMetrics
 from proxy.server.shares import Restarts, settings_of
 from proxy.server.totals import Totals
 from proxy.settings import BadSetting, Settings
+from proxy.statements.others import Subject
 
 log = logging.getLogger(__name__)
 
@@ -345,8 +346,8 @@ class Workers(Collector):
                 self._send_orders(self._allowances.demand(worker.number, limits))
             case messages.Uses(limited, ordered, used):
                 self._send_orders(self._allowances.uses(worker.number, limited, ordered, used))
-            case messages.AskOthers(number):
-                self._spawn(self._answer_others_streams(worker, number))
+            case messages.AskOthers(number, subject):
+                self._spawn(self._answer_for_others(worker, number, subject))
             case messages.Tables(tables):
                 worker.tables = tables
                 self.reader.send_tables_soon()
@@ -383,12 +384,12 @@ class Workers(Collector):
     def _others(self, worker: WorkerProcess) -> list[WorkerProcess]:
         return [other for other in self.running() if other is not worker]
 
-    async def _answer_others_streams(self, worker: WorkerProcess, number: int) -> None:
-        answers = await self._ask(Topic.STREAMS, self._others(worker))
-        streams = [stream for found in answers.values() for stream in found or ()]
-        worker.channel.send(messages.OthersStreams(number, streams))
+    async def _answer_for_others(self, worker: WorkerProcess, number: int, subject: Subject) -> None:
+        answers = await self._ask(subject, self._others(worker))
+        found = [item for answer in answers.values() for item in answer or ()]
+        worker.channel.send(messages.OthersAnswers(number, found))
 
-    async def _ask(self, topic: Topic, workers: Iterable[WorkerProcess]) -> Mapping[int, Any]:
+    async def _ask(self, topic: Topic | Subject, workers: Iterable[WorkerProcess]) -> Mapping[int, Any]:
         """The answers of those that give one within ASK_S, by their numbers."""
         number = next(self._numbers)
         asked: dict[int, asyncio.Future[Any]] = {}

@@ -137,6 +137,38 @@ LIMIT $limit
 -- The connections that the client may see: without the privilege PROCESS, those of its own account.
 SELECT id, HEX(CONVERT(user USING utf8mb4)) FROM information_schema.processlist LIMIT $limit
 
+-- name: slot_holders
+-- The connections that hold the slots of proxies; NULL for a slot that was released meanwhile.
+SELECT $locks LIMIT 1
+
+-- name: published
+-- What proxies publish of themselves. On a connection of the engine's account, which sees the attributes
+-- of its own connections. Empty with performance_schema=OFF, MariaDB's default.
+SELECT processlist_id, HEX(CONVERT(attr_value USING utf8mb4))
+FROM performance_schema.session_account_connect_attrs
+WHERE attr_name = 'program_name' AND processlist_id IN ($connections) LIMIT $limit
+
+-- name: deliveries_by_lease
+-- Messages in flight, by the index on the lease column. It also has entries of messages that were
+-- rescheduled since their claim, until the wait of that delivery is over.
+SELECT $id, COALESCE(r.epoch, 0), r.time_next, $lease FROM $table AS r FORCE INDEX ($lease_index)
+WHERE r.time_acked IS NULL AND $lease > $now_ns AND r.time_next = $lease
+ORDER BY $lease LIMIT $limit
+
+-- name: deliveries_by_time
+-- Messages in flight of one priority, of those that are due next. Only the rows hold the lease, so the
+-- inner SELECT reads the index alone, as in count_delivered.
+SELECT $id, COALESCE(r.epoch, 0), r.time_next, $lease
+FROM (SELECT id FROM $index
+    WHERE time_acked IS NULL AND priority = $priority AND time_next > $now_ns $order LIMIT $read_max) AS q
+STRAIGHT_JOIN $table AS r FORCE INDEX ($id_index) ON r.id = q.id AND r.time_acked IS NULL
+WHERE r.time_next = $lease LIMIT $limit
+
+-- name: deliveries_by_id
+-- Messages that this proxy holds.
+SELECT $id, COALESCE(r.epoch, 0), COALESCE(r.time_next, 0), $lease FROM $table AS r FORCE INDEX ($id_index)
+WHERE r.id IN ($ids) AND r.time_acked IS NULL LIMIT $limit
+
 -- name: storage_engine
 -- The storage engine of a table whose definition names none.
 SELECT @@default_storage_engine LIMIT 1

@@ -141,11 +141,11 @@ async def measure(counting: Counting, queue: QueueTable) -> Depth:
     assert queue.scan_index is not None
     table = _indexed(queue)
     depth = Depth(now_ns=await counting.now_ns())
-    priorities, all_found = await _priorities(counting, table)
+    levels, all_found = await priorities(counting, table)
     if not all_found:
         depth.estimated |= {"ready", "scheduled", "in_flight"}
-    bound = max(1, COUNT_MAX // max(1, len(priorities)))
-    parts = [_Priority(priority, depth.now_ns, queue.policy, bound) for priority in priorities]
+    bound = max(1, COUNT_MAX // max(1, len(levels)))
+    parts = [_Priority(priority, depth.now_ns, queue.policy, bound) for priority in levels]
     acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
     recent = _Range(f"time_acked > {depth.now_ns - RATE_WINDOW_S * NS_PER_S}", COUNT_MAX)
     ranges = [acknowledged, recent, *(entries for part in parts for entries in part.ranges)]
@@ -243,7 +243,7 @@ def _indexed(queue: QueueTable) -> str:
     return f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index or '')})"
 
 
-async def _priorities(counting: Counting, table: str) -> tuple[list[str], bool]:
+async def priorities(counting: Counting, table: str) -> tuple[list[str], bool]:
     """The priorities that have unacknowledged messages, most urgent first, and whether the list is
     complete."""
     found: list[str] = []

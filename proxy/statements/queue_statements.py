@@ -7,7 +7,7 @@ statement of the server, so it is done or not done, whenever the server dies.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,10 @@ from proxy.session.internal_queries import NO_DATABASE, UNBOUND, Context, end_ow
 from proxy.session.prepared import python_values
 from proxy.session.queries import sql
 from proxy.statements.definition import CREATE_QUEUE_COLUMNS, Definition
+from proxy.statements.deliveries import DELIVERY_COLUMNS, Deliveries
 from proxy.statements.long_statements import LongStatementReader
+from proxy.statements.others import Subject
+from proxy.statements.proxies import PROXY_COLUMNS, Proxies
 from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
 from proxy.statements.results import Column, Result, answer_execute, answer_query
 from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, SUMMARY_COLUMNS, Show
@@ -35,6 +38,8 @@ from sqlrewrite.queues import (
     QueueStatement,
     RedriveQueue,
     ShowCreateQueue,
+    ShowDeliveries,
+    ShowProxies,
     ShowQueues,
     ShowStreams,
     parse_queue_statement,
@@ -48,12 +53,31 @@ Answer = bytes | Result
 """An OK packet, or rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """What carries out the SHOW statements."""
+
+    queues: Show
+    deliveries: Deliveries
+    proxies: Proxies
+
+    def own(self, subject: Subject) -> Sequence[Any]:
+        """What this process has of it, for another worker."""
+        match subject:
+            case Subject.STREAMS:
+                return self.queues.own()
+            case Subject.DELIVERIES:
+                return self.deliveries.own()
+            case Subject.PROXIES:
+                return [self.proxies.own()]
+
+
 class QueueStatements:
     """Carries out the statements about queues."""
 
-    def __init__(self, engine: Engine, show: Show, reader: LongStatementReader) -> None:
+    def __init__(self, engine: Engine, showing: Showing, reader: LongStatementReader) -> None:
         self._reader = reader
-        self._show = show
+        self._showing = showing
         self._purge_redrive = PurgeRedrive(engine)
         self._definition = Definition(engine)
 
@@ -138,9 +162,13 @@ class QueueStatements:
                 refuse_in_transaction(statement, in_transaction=in_transaction)
                 return await self._purge_redrive.redrive(session, statement)
             case ShowQueues():
-                return await self._show.queues(session, statement)
+                return await self._showing.queues.queues(session, statement)
             case ShowStreams():
-                return await self._show.streams(session)
+                return await self._showing.queues.streams(session)
+            case ShowDeliveries(table, limit):
+                return await self._showing.deliveries.show(session, table, limit)
+            case ShowProxies():
+                return await self._showing.proxies.show(session)
             case ShowCreateQueue(table):
                 return await self._definition.show_create(session, context, table)
 
@@ -159,6 +187,10 @@ def _columns(statement: QueueStatement) -> Sequence[Column]:
             return QUEUE_COLUMNS if full else SUMMARY_COLUMNS
         case ShowStreams():
             return STREAM_COLUMNS
+        case ShowDeliveries():
+            return DELIVERY_COLUMNS
+        case ShowProxies():
+            return PROXY_COLUMNS
         case ShowCreateQueue():
             return CREATE_QUEUE_COLUMNS
         case _:

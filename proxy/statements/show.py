@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from engine.store.port import StoreError
 from proxy.session.internal_queries import Refused, from_hex, rows
 from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, Depth, count_unacknowledged, measure
+from proxy.statements.others import Others, Subject
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.wire.packets import ServerError, parse_err
 from sqlrewrite.queues import ShowQueues
@@ -113,32 +114,25 @@ class RunningStream:
     """The columns of SHOW STREAMS behind `User`."""
 
 
-OthersStreams = Callable[[], Awaitable[Sequence[RunningStream]]]
-"""The streams of the other workers. A worker that does not answer is left out."""
-
-
-async def no_others() -> Sequence[RunningStream]:
-    """There are no other workers."""
-    return ()
-
-
 class Show:
     """Carries out SHOW QUEUES and SHOW STREAMS."""
 
-    def __init__(
-        self, engine: Engine, streams: Callable[[], Iterable[ClientSession]], others_streams: OthersStreams
-    ) -> None:
+    def __init__(self, engine: Engine, sessions: Callable[[], Iterable[ClientSession]], others: Others) -> None:
         self._engine = engine
-        self._streams = streams
-        self._others_streams = others_streams
+        self._sessions = sessions
+        self._others = others
         self._samples: dict[TableId, deque[_Sample]] = {}
+
+    def own(self) -> list[RunningStream]:
+        """The running streams of this process."""
+        return [running_stream(session) for session in self._sessions() if session.stream is not None]
 
     async def queues(self, session: ClientSession, statement: ShowQueues) -> Result:
         """The message tables that the client may see, and their state."""
-        tables = await _visible_tables(session, statement.db, statement.like)
+        tables = await visible_tables(session, statement.db, statement.like)
         if len(tables) > QUEUES_MAX:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
-        subscribers = Counter(stream.table for stream in await self._others_streams())
+        subscribers = Counter(stream.table for stream in await self._others(Subject.STREAMS))
         subscribers.update({queue.id: len(dispatcher.subscribers) for queue, dispatcher in self._engine.runners()})
         full = [await self._row(session, table, subscribers) for table in tables]
         return Result(QUEUE_COLUMNS, full) if statement.full else _summary(full)
@@ -147,7 +141,7 @@ class Show:
         """The running streams that the client may see."""
         visible = await rows(session, sql("visible_connections", limit=CONNECTIONS_MAX))
         users = {int(number or 0): from_hex(user) for number, user in visible}
-        running = [*map(running_stream, self._streams()), *await self._others_streams()]
+        running = [*self.own(), *await self._others(Subject.STREAMS)]
         seen = sorted(
             (stream for stream in running if stream.connection_id in users), key=lambda stream: stream.connection_id
         )
@@ -263,7 +257,8 @@ def _bare_row(table: TableId, state: str, problem: str) -> list[object]:
     return [table.db, table.name, state, *[None] * (len(QUEUE_COLUMNS) - 4), problem]
 
 
-async def _visible_tables(session: ClientSession, db: str | None, like: bytes | None) -> list[TableId]:
+async def visible_tables(session: ClientSession, db: str | None, like: bytes | None) -> list[TableId]:
+    """The message tables that the client may see, of a database or with a name like a literal."""
     narrowed = "" if db is None else f" AND table_schema = {text_literal(db)}"
     if like is not None:
         narrowed += f" AND table_name LIKE {like.decode(UNCHANGED)}"
@@ -271,17 +266,21 @@ async def _visible_tables(session: ClientSession, db: str | None, like: bytes | 
     return [TableId(from_hex(schema), from_hex(name)) for schema, name in await rows(session, text.encode(UNCHANGED))]
 
 
-def running_stream(session: ClientSession) -> RunningStream:
-    """The present state of the session's stream."""
-    stream, info = session.stream, session.info
-    assert stream is not None
+def peer_of(session: ClientSession) -> tuple[str, str | None]:
+    """The address of the client, and its name for itself."""
     peer = session.client.get_extra_info("peername")
     host = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "localhost"
+    return host, session.info.response.program_name if session.info else None
+
+
+def running_stream(session: ClientSession) -> RunningStream:
+    """The present state of the session's stream."""
+    stream = session.stream
+    assert stream is not None
     standing = stream.standing
     now_s = time.monotonic()
     row = (
-        host,
-        info.response.program_name if info else None,
+        *peer_of(session),
         str(standing.table) if standing else None,
         stream.condition,
         stream.rows,

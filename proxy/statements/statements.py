@@ -20,9 +20,12 @@ from proxy.session.internal_queries import Refused, as_packet, end_own_transacti
 from proxy.session.stream import SERVER_LOST, SHUTDOWN, unforeseen
 from proxy.settings import Settings
 from proxy.statements.acknowledgement import Acknowledgement
+from proxy.statements.deliveries import Deliveries
 from proxy.statements.long_statements import LongStatementReader
-from proxy.statements.queue_statements import QueueStatements
-from proxy.statements.show import OthersStreams, Show, no_others
+from proxy.statements.others import Others, no_others
+from proxy.statements.proxies import Proxies
+from proxy.statements.queue_statements import QueueStatements, Showing
+from proxy.statements.show import Show
 from proxy.statements.stream import Streaming
 from proxy.wire.commands import COM_STMT_BULK_EXECUTE
 from proxy.wire.mimic_adapter import Commands
@@ -51,16 +54,20 @@ class Statements:
         self,
         engine: Engine,
         settings: Settings,
-        sessions_with_streams: Callable[[], Iterable[ClientSession]],
-        others_streams: OthersStreams = no_others,
+        sessions: Callable[[], Iterable[ClientSession]],
+        others: Others = no_others,
     ) -> None:
         self._refuses_streams = False
         self._reader = LongStatementReader()
         self._streaming = Streaming(engine, settings, self._reader)
         self._acknowledgement = Acknowledgement(engine, gather=settings.gather_acks)
-        self._queue_statements = QueueStatements(
-            engine, Show(engine, sessions_with_streams, others_streams), self._reader
+        showing = Showing(
+            Show(engine, sessions, others),
+            Deliveries(engine, sessions, others),
+            Proxies(engine, settings, others),
         )
+        self.own = showing.own
+        self._queue_statements = QueueStatements(engine, showing, self._reader)
 
     def refuse_streams(self) -> None:
         """Answer each further STREAM with error 1053: the proxy is stopping."""

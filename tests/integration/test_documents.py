@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PROGRAM = re.compile(r"^```(python|bash)\n((?:(?!```).*\n)*)```\n```output\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 
 VOLATILE = re.compile(
-    r"^( *(?:Id|Host|Since|Idle_s|Oldest_ready_s|Enqueued_per_s|Acked_per_s): ).*$",
+    r"^( *(?:Id|Connection|Proxy|Host|Since|Until|Idle_s|Oldest_ready_s|Enqueued_per_s|Acked_per_s): ).*$",
     re.MULTILINE,
 )
 """Columns whose values differ from run to run."""
@@ -52,7 +52,7 @@ def test_the_statements_of_a_page_answer_what_it_says(proxy, database, consume, 
         return text.replace(database, "shop")
 
     failures: list[str] = []
-    with proxy.connect(database=database) as connection:
+    with proxy.connect(database=database, program_name="mysql") as connection:
         for step in steps(DOCS / name):
             if step.elsewhere:
                 consumer = consume(proxy.connect(database=database, program_name="mysql"), step.sql)

@@ -201,6 +201,19 @@ def test_streams_of_all_workers_are_shown(serve: Serve, database: str, consume: 
     assert subscribers == 3
 
 
+def test_deliveries_and_proxies_of_all_workers_are_shown(serve: Serve, database: str) -> None:
+    proxy = serve(3)
+    *holding, asking = connections(proxy, database, 4)
+    run(asking, "CREATE QUEUE m (body INT)")
+    run(asking, "INSERT INTO m (body) VALUES (1), (2), (3)")
+    for connection in holding:
+        assert len(rows(connection, "STREAM id FROM m LIMIT 1 WAIT 20")) == 1
+    shown = rows(asking, "SHOW DELIVERIES FROM m")
+    assert sorted(row[6] for row in shown) == sorted(connection.thread_id() for connection in holding)
+    eventually(lambda: len({row[0] for row in rows(asking, "SHOW PROXIES") if row[0] and row[4] is not None}) == 3)
+    assert sum(row[5] or 0 for row in rows(asking, "SHOW PROXIES")) == 3
+
+
 def in_the_end(proxy: RunningProxy, database: str, count: int) -> None:
     """Consume and acknowledge all messages of the queue m."""
     with proxy.connect(database=database) as connection:
