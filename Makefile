@@ -20,12 +20,12 @@ serve: .venv/.stamp ## Start the proxy with a private server, data in ./ackstrea
 	@exec .venv/bin/ackstream serve
 
 .PHONY: demo
-demo: .venv/.demo ## Show it at work: 20,000 messages, a consumer killed, then the proxy (15 s; DEMO=--keep goes on)
+demo: .venv/.demo ## Show it at work: a tenant that floods, a consumer killed, then the proxy (about 15 s; DEMO=--keep goes on)
 	@scripts/prepare server
 	@.venv/bin/python demo/run.py $(DEMO)
 
 .PHONY: test
-test: .venv/.stamp ## Run all tests, on MySQL 9.x and on MariaDB (9 min)
+test: .venv/.demo ## Run all tests, on MySQL 9.x and on MariaDB (9 min)
 	@scripts/prepare mariadb mysql galera compiler
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
@@ -75,7 +75,7 @@ test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kill
 	@$(MAKE) fuzz
 
 .PHONY: test-needs
-test-needs: .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
+test-needs: .venv/.demo .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
 	@scripts/prepare mariadb mysql galera compiler pipeline
 
 VERSIONS := oldest newest
