@@ -35,7 +35,7 @@ test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the pr
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
 .PHONY: test-deploy
-test-deploy: .venv/.stamp ## Test docker/ by promtool, HAProxy and systemd, and the admin port's page in Chromium (3 min)
+test-deploy: .venv/.stamp docs ## Test docker/ by promtool, HAProxy and systemd; the admin port's page and the site in Chromium (3 min)
 	@scripts/prepare mariadb mysql relays monitoring browser
 	@.venv/bin/python -m pytest -m deploy tests/deploy
 
@@ -75,7 +75,7 @@ test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kill
 	@$(MAKE) fuzz
 
 .PHONY: test-needs
-test-needs: .venv/.demo .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
+test-needs: .venv/.demo .venv-docs/.stamp .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
 	@scripts/prepare mariadb mysql galera compiler pipeline
 
 VERSIONS := oldest newest

@@ -44,6 +44,8 @@ NAVIGATION = {
 }
 """The order of the pages. A page of docs/ that is not named comes behind those of "Reference"."""
 
+PICTURES = {".png", ".svg"}
+
 SHIM_URL = "https://unpkg.com/iframe-worker/shim"
 SHIM = HERE / "node_modules" / "iframe-worker" / "shim" / "index.js"
 """Browsers run no worker from a file, and the search is one. The theme loads this replacement."""
@@ -123,8 +125,9 @@ def adapted(text: str, page: str, pages: list[str]) -> str:
         if path.is_dir():
             return words
         (SOURCE / "files" / inside).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, SOURCE / "files" / f"{inside}.txt")  # Shown by a browser, whatever it is.
-        return f"[{words}](files/{inside}.txt)"
+        shown = inside if path.suffix in PICTURES else f"{inside}.txt"  # A browser shows text, whatever it is.
+        shutil.copyfile(path, SOURCE / "files" / shown)
+        return f"[{words}](files/{shown})"
 
     return LINK.sub(replaced, text)
 
