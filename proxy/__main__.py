@@ -36,6 +36,7 @@ from proxy.server.access import Access
 from proxy.server.admin import Admin, Probe
 from proxy.server.backends import Switch
 from proxy.server.fork_server import ForkServer
+from proxy.server.inspection import Inspector
 from proxy.server.listener import Proxy
 from proxy.server.metrics import BinlogMetrics, ProcessMetrics
 from proxy.server.parts import (
@@ -47,6 +48,7 @@ from proxy.server.parts import (
     running,
     store_limits,
 )
+from proxy.server.sources import Sources, own_streams
 from proxy.server.worker import work
 from proxy.server.workers import Workers
 from proxy.settings import BadSetting, Settings, advice, load
@@ -222,7 +224,10 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     metrics.start()
     stack.push_async_callback(metrics.stop)
     stack.push_async_callback(probe.close)
-    admin = Admin(metrics.collected, probe.reason, probe.unready, access)
+    inspector = Inspector(engine, show_payload=settings.admin_show_payload)
+    stack.callback(inspector.close)
+    sources = Sources(metrics.collected, probe.reason, probe.unready, inspector.inspect, partial(own_streams, proxy))
+    admin = Admin(sources, access, show_payload=settings.admin_show_payload)
     await _ready(settings, stack, admin, listen, servers.shown)
 
     async def drain() -> None:
@@ -250,7 +255,7 @@ async def _start_workers(
         await listening("listen-socket", settings.listen_socket, _listen_locally(acceptor, settings))
     await workers.start()
     _reload_on_hangup(settings, workers.reload, access)
-    admin = Admin(workers.collected, workers.unreachable, workers.unready, access)
+    admin = Admin(workers.sources, access, show_payload=settings.admin_show_payload)
     await _ready(settings, stack, admin, listen, servers.shown)
     workers.accept()
     return workers.drain, admin

@@ -90,6 +90,9 @@ class Settings(BaseSettings):
     admin_tls: bool = False
     """Whether `admin` is served over HTTPS, with the certificate of `tls_certificate` or the
     self-signed one."""
+    admin_show_payload: bool = False
+    """Whether the pages of `admin` show payloads and the conditions of streams. Who may read the
+    page then reads messages with the rights of the engine's account."""
     listen_socket: Path | None = None
     """A unix socket on which clients may connect as well. They log in by password, as over TCP.
     libmysql sends the password there without TLS, because nothing leaves the machine."""

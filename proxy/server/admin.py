@@ -3,6 +3,7 @@
 | path       | answer |
 |------------|--------|
 | `/`        | the page of queues (proxy.server.page) |
+| `/queue`, `/message`, `/proxies` | further pages (proxy.server.queue_page) |
 | `/livez`   | 200 as long as the event loop runs |
 | `/readyz`  | 200 if clients can be served here; else 503 with the reasons |
 | `/health`  | 200 if the proxy accepts clients and reaches a server; else 503 with the reason |
@@ -14,19 +15,19 @@ proxy.server.access has who may read what.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from aiohttp import web
-from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from engine.model import TableId
 from engine.service import Engine
 from engine.store.port import StoreError
-from proxy.server import page
+from proxy.server import markup, page, queue_page
 from proxy.server.access import Access
+from proxy.server.inspection import Question
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
+from proxy.server.sources import Sources
 from proxy.session.queries import sql
 
 PROBE_WAIT_S = 2.0
@@ -42,6 +43,11 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+
+NAME_MAX = 64
+"""Characters of a name, as the servers have it."""
+ID_MAX = 3_072
+"""Characters of an id: what an index can hold."""
 
 DRAINING = "the proxy is being stopped"
 READ_ONLY = "the server is read-only: messages cannot be claimed or acknowledged"
@@ -106,34 +112,21 @@ class Probe:
         return self._reason
 
 
-class Metrics(Protocol):
-    """The source of all metrics."""
-
-    def __call__(self, *, counted: bool) -> Awaitable[list[Metric]]:
-        """The present values. `counted`: whether they are to contain what is counted in the
-        database."""
-
-
 class Admin:
     """The HTTP listener."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        unreachable: Callable[[], Awaitable[str | None]],
-        unready: Callable[[], Awaitable[str | None]],
-        access: Access,
-    ) -> None:
-        """`unreachable`: why the server is out of reach. `unready`: why clients cannot be served."""
-        self._collect, self._unreachable, self._unready = metrics, unreachable, unready
-        self._access = access
+    def __init__(self, sources: Sources, access: Access, *, show_payload: bool = False) -> None:
+        """`show_payload`: whether the page of a message shows what the application has written."""
+        self._sources, self._access, self._show_payload = sources, access, show_payload
         self._draining = False
         self._history = History()
         app = web.Application(middlewares=[access.check])
         app.add_routes(
             [
                 web.get("/", self._page),
-                web.get("/content", self._content),
+                web.get("/queue", self._queue),
+                web.get("/message", self._message),
+                web.get("/proxies", self._proxies),
                 web.get(r"/{name:page\.(?:css|js)}", self._asset),
                 web.get("/livez", self._livez),
                 web.get("/readyz", self._readyz),
@@ -163,7 +156,7 @@ class Admin:
     async def _health(self, request: web.Request) -> web.Response:
         if self._draining:
             return _unavailable("draining", DRAINING)
-        if (reason := await self._unreachable()) is not None:
+        if (reason := await self._sources.unreachable()) is not None:
             return _unavailable("unreachable", reason)
         return web.json_response({"status": "ok"})
 
@@ -172,35 +165,68 @@ class Admin:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         reasons = [DRAINING] if self._draining else []
-        if (reason := await self._unready()) is not None:
+        if (reason := await self._sources.unready()) is not None:
             reasons.append(reason)
         if reasons:
             return web.json_response({"status": "not ready", "reasons": reasons}, status=503)
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        families = await self._collect(counted=request.query.get("counted") != "no")
+        families = await self._sources.collected(counted=request.query.get("counted") != "no")
         self._history.view(families, asyncio.get_running_loop().time())
         return web.Response(body=await exposition(families), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    # The page.
+    # The pages. With `part=content`, the answer is the part that the script replaces.
 
     async def _page(self, request: web.Request) -> web.Response:
-        return await self._html(request, page.document)
+        self._access.check_name(request)
+        overview, wanted = await self._overview(), page.Request.of(request.query)
+        render = page.content if _is_part(request) else page.document
+        return _html(await asyncio.to_thread(render, overview, wanted))
 
-    async def _content(self, request: web.Request) -> web.Response:
-        return await self._html(request, page.content)
+    async def _queue(self, request: web.Request) -> web.Response:
+        self._access.check_name(request)
+        name = _table(request)
+        overview, streams = await self._overview(), await self._sources.streams()
+        inspected = await self._sources.inspect(Question(name))
+        content = queue_page.queue_content(overview, inspected, streams, name, show_payload=self._show_payload)
+        return _answer(request, f"ackstream: {name}", content, queue_page.search_form(name))
+
+    async def _message(self, request: web.Request) -> web.Response:
+        self._access.check_name(request)
+        name, number = _table(request), request.query.get("id", "")[:ID_MAX]
+        content = queue_page.message_content(await self._sources.inspect(Question(name, number)), name, number)
+        return _answer(request, f"ackstream: message of {name}", content, queue_page.search_form(name))
+
+    async def _proxies(self, request: web.Request) -> web.Response:
+        self._access.check_name(request)
+        inspected = await self._sources.inspect(Question(TableId("", "")))
+        content = queue_page.proxies_content(await self._overview(), inspected, await self._sources.streams())
+        return _answer(request, "ackstream: proxies", content)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         kind = "text/css" if name.endswith("css") else "text/javascript"
-        return web.Response(text=page.asset(name), content_type=kind, headers=PAGE_HEADERS)
+        return web.Response(text=markup.asset(name), content_type=kind, headers=PAGE_HEADERS)
 
-    async def _html(self, request: web.Request, render: Callable[[Overview, page.Request], str]) -> web.Response:
-        self._access.check_name(request)
-        overview = self._history.view(await self._collect(counted=True), asyncio.get_running_loop().time())
-        text = await asyncio.to_thread(render, overview, page.Request.of(request.query))
-        return web.Response(text=text, content_type="text/html", headers=PAGE_HEADERS)
+    async def _overview(self) -> Overview:
+        return self._history.view(await self._sources.collected(counted=True), asyncio.get_running_loop().time())
+
+
+def _table(request: web.Request) -> TableId:
+    return TableId(request.query.get("db", "")[:NAME_MAX], request.query.get("name", "")[:NAME_MAX])
+
+
+def _is_part(request: web.Request) -> bool:
+    return request.query.get("part") == "content"
+
+
+def _answer(request: web.Request, title: str, content: str, before: str = "") -> web.Response:
+    return _html(content if _is_part(request) else markup.document(title, content, before))
+
+
+def _html(text: str) -> web.Response:
+    return web.Response(text=text, content_type="text/html", headers=PAGE_HEADERS)
 
 
 def _unavailable(status: str, reason: str) -> web.Response:

@@ -11,6 +11,7 @@ from engine.model import TableId
 from engine.store.connection import BackendAddress
 from engine.store.port import Origin
 from proxy.server.allowances import Limited
+from proxy.server.inspection import Question
 from proxy.statements.others import Subject
 from sqlrewrite.classify import Kill
 
@@ -28,6 +29,8 @@ class Topic(Enum):
     """Why clients cannot be served; None if they can."""
     REACHABLE = auto()
     """Whether the server is in reach now."""
+    INSPECT = auto()
+    """The answer (proxy.server.inspection.Inspected) to the question that comes with it."""
 
 
 # To a worker.
@@ -82,6 +85,7 @@ class Ask:
     number: int
     topic: Topic | Subject
     """A Subject: the list that `Statements.own` returns."""
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True)

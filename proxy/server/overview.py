@@ -6,6 +6,7 @@ The metrics are those of all workers, so the page is the same with one process a
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ dropped."""
 
 PREFIX = "ackstream_"
 OF_QUEUES = "ackstream_queue_"
+BUCKETS = {
+    "ackstream_queue_pickup_delay_seconds_bucket": "pickup",
+    "ackstream_queue_acknowledge_delay_seconds_bucket": "work",
+}
 LABELS = frozenset({"db", "queue"})
 
 COUNTED = ("ready", "scheduled", "leased", "dead", "oldest_ready_age_seconds")
@@ -39,6 +44,16 @@ class Sample:
     ready: float
     enqueued: float
     acknowledged: float
+    delivered: float = 0.0
+    pickup_s: float | None = None
+    """The 99th percentile of the time from due to delivered, since the sample before. None without
+    a delivery."""
+    work_s: float | None = None
+    """The same of the time from the delivery to the acknowledgement."""
+
+
+Buckets = tuple[tuple[float, float], ...]
+"""Upper bounds in seconds and how many were below them, since the start."""
 
 
 @dataclass(slots=True)
@@ -54,6 +69,17 @@ class QueueState:
     """Ready messages during the last hour, the oldest first."""
     enqueued_per_s: float | None = None
     acknowledged_per_s: float | None = None
+    pickup: Buckets = ()
+    work: Buckets = ()
+    samples: tuple[Sample, ...] = ()
+    """Of the last hour, the oldest first."""
+
+    def rates(self, name: str) -> list[float | None]:
+        """How much a counter grew a second, between each sample and the one before."""
+        return [
+            max(0.0, getattr(after, name) - getattr(before, name)) / (after.at_s - before.at_s)
+            for before, after in itertools.pairwise(self.samples)
+        ]
 
     def count(self, name: str) -> float | None:
         """A value; None if it is not known."""
@@ -79,6 +105,8 @@ class History:
 
     def __init__(self) -> None:
         self._samples: dict[Name, deque[Sample]] = {}
+        self._buckets: dict[Name, tuple[Buckets, Buckets]] = {}
+        """Of the last sample."""
         self._sampled_s = float("-inf")
 
     def view(self, families: Iterable[Metric], now_s: float) -> Overview:
@@ -89,6 +117,7 @@ class History:
             self._take(queues, now_s)
         for name, queue in queues.items():
             samples = self._samples.get(name, deque())
+            queue.samples = tuple(samples)
             queue.ready = tuple(sample.ready for sample in samples)
             if len(samples) > 1:
                 before, last = samples[-2], samples[-1]
@@ -99,19 +128,42 @@ class History:
 
     def _take(self, queues: Mapping[Name, QueueState], now_s: float) -> None:
         self._samples = {name: samples for name, samples in self._samples.items() if name in queues}
+        self._buckets = {name: buckets for name, buckets in self._buckets.items() if name in queues}
         for name, queue in queues.items():
             if (ready := queue.count("ready")) is None:
                 continue
             samples = self._samples.setdefault(name, deque())
             values = queue.values
+            pickup, work = self._buckets.get(name, ((), ()))
             samples.append(
-                Sample(now_s, ready, values.get("enqueued_total", 0.0), values.get("acknowledged_total", 0.0))
+                Sample(
+                    now_s,
+                    ready,
+                    values.get("enqueued_total", 0.0),
+                    values.get("acknowledged_total", 0.0),
+                    values.get("delivered_total", 0.0),
+                    percentile(pickup, queue.pickup),
+                    percentile(work, queue.work),
+                )
             )
+            self._buckets[name] = (queue.pickup, queue.work)
             while samples[0].at_s < now_s - KEPT_S:
                 samples.popleft()
             if len(samples) > SAMPLES_MAX:
                 last = samples[-1]
                 self._samples[name] = deque([*list(samples)[:-2:2], samples[-2], last])
+
+
+def percentile(before: Buckets, after: Buckets, share: float = 0.99) -> float | None:
+    """The upper bound of the bucket that contains this share of what came between; None if nothing
+    came. Above the last bound: that bound."""
+    earlier = dict(before)
+    grown = [(bound, count - earlier.get(bound, 0.0)) for bound, count in after]
+    total = grown[-1][1] if grown else 0.0
+    if total <= 0:
+        return None
+    bound = next(bound for bound, count in grown if count >= share * total)
+    return bound if bound != float("inf") else max((finite for finite, _ in grown[:-1]), default=0.0)
 
 
 def _read(families: Iterable[Metric]) -> tuple[dict[Name, QueueState], dict[str, float]]:
@@ -120,7 +172,10 @@ def _read(families: Iterable[Metric]) -> tuple[dict[Name, QueueState], dict[str,
     for family in families:
         for sample in family.samples:
             labels = sample.labels
-            if not sample.name.startswith(PREFIX) or "le" in labels:
+            if not sample.name.startswith(PREFIX):
+                continue
+            if "le" in labels:
+                _read_bucket(queues, sample.name, labels, sample.value)
                 continue
             if not labels:
                 proxy[sample.name.removeprefix(PREFIX)] = sample.value
@@ -132,3 +187,11 @@ def _read(families: Iterable[Metric]) -> tuple[dict[Name, QueueState], dict[str,
                 else:
                     queue.values[sample.name.removeprefix(OF_QUEUES).removeprefix(PREFIX)] = sample.value
     return queues, proxy
+
+
+def _read_bucket(queues: dict[Name, QueueState], metric: str, labels: Mapping[str, str], value: float) -> None:
+    field_name = BUCKETS.get(metric)
+    if field_name is not None and labels["queue"]:
+        name = labels["db"], labels["queue"]
+        queue = queues.setdefault(name, QueueState(name))
+        setattr(queue, field_name, (*getattr(queue, field_name), (float(labels["le"]), value)))

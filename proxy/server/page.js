@@ -1,41 +1,58 @@
 "use strict";
-// Replaces the content every few seconds, also after the proxy was restarted. Open details stay open.
+// Replaces the content every few seconds, also after the proxy was restarted, and copies SQL.
 (() => {
   const EVERY_MS = 5000;
   const content = document.getElementById("content");
   const state = document.getElementById("state");
   const search = document.getElementById("search");
+  document.documentElement.classList.add("scripted");
   const query = () => {
     const asked = new URLSearchParams(location.search);
-    asked.set("search", search.value);
+    if (search) asked.set("search", search.value);
+    asked.set("part", "content");
     return asked;
   };
-  const opened = (root) => [...root.querySelectorAll("tr")].filter((row) => row.querySelector("details[open]"));
-  const nameOf = (row) => row.querySelector("th")?.firstChild?.textContent;
+  const markOf = (element) => element?.dataset.key ?? element?.getAttribute("href");
+  const marked = (mark) => [...content.querySelectorAll("a, button")].filter((element) => markOf(element) === mark);
+  const places = () => [...content.querySelectorAll(".scroll")];
   let latest = 0;
+  let shown = "";
   async function update() {
     const number = ++latest;
     try {
-      const answer = await fetch("/content?" + query(), { cache: "no-store" });
+      const answer = await fetch(location.pathname + "?" + query(), { cache: "no-store" });
       if (!answer.ok) throw new Error(String(answer.status));
       const text = await answer.text();
       if (number !== latest) return;
-      const kept = new Set(opened(content).map(nameOf));
-      const focused = content.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-      const scrolled = content.querySelector(".scroll")?.scrollLeft ?? 0;
-      content.innerHTML = text;
-      for (const row of content.querySelectorAll("tbody tr")) {
-        const details = row.querySelector("details");
-        if (details && kept.has(nameOf(row))) details.open = true;
-      }
-      if (focused) content.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
-      const region = content.querySelector(".scroll");
-      if (region) region.scrollLeft = scrolled;
+      if (text !== shown) replace(text);
       if (state.className) { state.className = ""; state.textContent = "Updated again"; }
     } catch {
       if (!state.className) { state.className = "late"; state.textContent = "The proxy does not answer"; }
     }
   }
-  search.addEventListener("input", update);
+  function replace(text) {
+    shown = text;
+    const selection = getSelection();
+    if (!selection.isCollapsed && content.contains(selection.anchorNode)) return; // Somebody is selecting text.
+    const focused = content.contains(document.activeElement) ? markOf(document.activeElement) : null;
+    const place = focused ? marked(focused).indexOf(document.activeElement) - marked(focused).length : 0;
+    const scrolled = places().map((region) => region.scrollLeft);
+    content.innerHTML = text;
+    places().forEach((region, at) => { region.scrollLeft = scrolled[at] ?? 0; });
+    if (focused) marked(focused).at(place)?.focus();
+  }
+  content.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    const text = button.parentElement.querySelector("pre").textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      state.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(button.parentElement.querySelector("pre"));
+      state.textContent = "Selected: copy it by the keyboard";
+    }
+  });
+  search?.addEventListener("input", update);
   setInterval(() => { if (!document.hidden) update(); }, EVERY_MS);
 })();

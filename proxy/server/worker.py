@@ -30,6 +30,7 @@ from proxy.server.admin import Probe
 from proxy.server.allowances import divide
 from proxy.server.backends import Switch
 from proxy.server.channel import Channel
+from proxy.server.inspection import Inspected, Inspector
 from proxy.server.listener import Proxy
 from proxy.server.messages import CommitNotice, Topic
 from proxy.server.metrics import ProcessMetrics
@@ -101,6 +102,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: SharedEngine | None = None
         self._switch: Switch | None = None
+        self._inspector: Inspector | None = None
         self._parts: tuple[SharedEngine, WorkerProxy, EngineChanges, ProcessMetrics, Probe] | None = None
 
     async def start(self, route: Route, stack: AsyncExitStack) -> Proxy:
@@ -129,6 +131,8 @@ class Worker:
         metrics.start()
         stack.push_async_callback(metrics.stop)
         stack.push_async_callback(probe.close)
+        self._inspector = Inspector(engine, show_payload=self.settings.admin_show_payload)
+        stack.callback(self._inspector.close)
         self._parts = engine, proxy, EngineChanges(engine, self._own_writes), metrics, probe
         self.channel.send(messages.EngineConnections(self._own_writes.mark))
         self._send_tables()
@@ -213,6 +217,8 @@ class Worker:
                 self.channel.send(messages.Answer(number, metrics.families()))
             case messages.Ask(number, Subject() as subject):
                 self.channel.send(messages.Answer(number, proxy.own(subject)))
+            case messages.Ask(number, Topic.INSPECT, question) if question is not None and self._inspector is not None:
+                self._spawn(self._answer_inspection(number, self._inspector.inspect(question)))
             case messages.Ask(number, Topic.HEALTH):
                 self._spawn(self._answer_health(number, probe.reason()))
             case messages.Ask(number, Topic.READY):
@@ -226,6 +232,9 @@ class Worker:
 
     async def _answer_health(self, number: int, reason: Awaitable[str | None]) -> None:
         self.channel.send(messages.Answer(number, await reason))
+
+    async def _answer_inspection(self, number: int, inspected: Awaitable[Inspected]) -> None:
+        self.channel.send(messages.Answer(number, await inspected))
 
     async def _answer_reachable(self, number: int, engine: SharedEngine) -> None:
         reachable = True

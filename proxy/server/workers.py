@@ -15,8 +15,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -34,12 +34,15 @@ from proxy.server.accepting import Acceptor
 from proxy.server.allowances import Allowances, Order
 from proxy.server.channel import Channel
 from proxy.server.fork_server import ForkServer
+from proxy.server.inspection import Inspected, Question
 from proxy.server.messages import Topic
 from proxy.server.metrics import BinlogMetrics
 from proxy.server.shares import Restarts, settings_of
+from proxy.server.sources import Sources
 from proxy.server.totals import Totals
 from proxy.settings import BadSetting, Settings
 from proxy.statements.others import Subject
+from proxy.statements.show import RunningStream
 
 log = logging.getLogger(__name__)
 
@@ -389,7 +392,9 @@ class Workers(Collector):
         found = [item for answer in answers.values() for item in answer or ()]
         worker.channel.send(messages.OthersAnswers(number, found))
 
-    async def _ask(self, topic: Topic | Subject, workers: Iterable[WorkerProcess]) -> Mapping[int, Any]:
+    async def _ask(
+        self, topic: Topic | Subject, workers: Iterable[WorkerProcess], question: Question | None = None
+    ) -> Mapping[int, Any]:
         """The answers of those that give one within ASK_S, by their numbers."""
         number = next(self._numbers)
         asked: dict[int, asyncio.Future[Any]] = {}
@@ -397,7 +402,7 @@ class Workers(Collector):
             if worker.state in {State.READY, State.LEAVING}:
                 future = asyncio.get_running_loop().create_future()
                 asked[worker.number] = self._asked[worker.number, number] = future
-                worker.channel.send(messages.Ask(number, topic))
+                worker.channel.send(messages.Ask(number, topic, question))
         if asked:
             await asyncio.wait(asked.values(), timeout=ASK_S)
         for worker_number in asked:
@@ -428,6 +433,25 @@ class Workers(Collector):
     async def server_is_reachable(self) -> bool:
         """Whether the server answers any worker now."""
         return True in (await self._ask(Topic.REACHABLE, self.running())).values()
+
+    @property
+    def sources(self) -> Sources:
+        """What the admin port shows."""
+        return Sources(self.collected, self.unreachable, self.unready, self.inspect, self.streams)
+
+    async def streams(self) -> Sequence[RunningStream]:
+        """The streams of all workers that answer in time."""
+        answers = await self._ask(Subject.STREAMS, self.running())
+        return [stream for found in answers.values() for stream in found or ()]
+
+    async def inspect(self, question: Question) -> Inspected:
+        """The answer of the first worker that gives one, with the events of all."""
+        workers = self.running()
+        first = await self._ask(Topic.INSPECT, workers[:1], question)
+        others = await self._ask(Topic.INSPECT, workers[1:], replace(question, events_alone=True))
+        found = next(iter(first.values()), None) or Inspected(None, "no worker answers")
+        events = sorted({event for answer in (found, *others.values()) for event in answer.events}, reverse=True)
+        return replace(found, events=tuple(events))
 
     async def collected(self, *, counted: bool) -> list[Metric]:
         """The metrics; `counted` as for ProcessMetrics.families."""

@@ -300,3 +300,27 @@ SELECT HEX(VERSION()), @@global.log_bin, @@global.binlog_format, @@global.binlog
     @@global.max_connections, CONCAT(@@global.read_only),
     CONVERT_TZ('2000-01-01 00:00:00', 'UTC', 'Europe/Berlin') IS NOT NULL
 LIMIT 1
+
+-- name: shown_messages
+-- The first unacknowledged messages of a queue, for the admin port's page. On the engine's connection.
+SELECT $id, epoch, priority, time_next, $reason, $reason_at
+FROM $index WHERE time_acked IS NULL ORDER BY priority, time_next$descending LIMIT $limit
+
+-- name: shown_groups
+-- How the first unacknowledged messages are divided by the values of some columns. On the engine's connection.
+SELECT COUNT(*) AS messages, $values
+FROM (SELECT $columns FROM $index WHERE time_acked IS NULL LIMIT $read) AS first_ones
+WHERE $condition GROUP BY $columns ORDER BY messages DESC LIMIT $limit
+
+-- name: shown_message
+-- One message by its id, for the same page. On the engine's connection.
+SELECT epoch, priority, time_next, time_acked, $lease, $reason, $reason_at$payload
+FROM $table FORCE INDEX ($id_index) WHERE id = $id LIMIT 1
+
+-- name: copied_select
+-- To copy from the page.
+SELECT * FROM $table WHERE id = $id
+
+-- name: copied_delete
+-- To copy from the page.
+DELETE FROM $table WHERE id = $id AND time_acked IS NULL

@@ -52,14 +52,16 @@ async def becomes(tab: Tab, expression: str) -> None:
     assert await asyncio.wait_for(tab.evaluate(poll), WAIT_S)
 
 
-def browse(proxy: RunningProxy, folder: Path, visit: Callable[[Tab], Awaitable[None]]) -> None:
+def browse(proxy: RunningProxy, folder: Path, visit: Callable[[Tab], Awaitable[None]], path: str = "") -> None:
     async def session() -> None:
         async with opened(folder / "profile") as tab:
-            seen = await tab.look(address(proxy))
+            place = address(proxy) + path
+            seen = await tab.look(place)
             assert all(url.startswith((address(proxy), "data:")) for url in seen.requests)
-            await becomes(tab, "document.querySelector('tbody').textContent.includes('orders_dead')")
+            if not path:
+                await becomes(tab, "document.querySelector('tbody').textContent.includes('orders_dead')")
             await visit(tab)
-            assert (await tab.seen(address(proxy))).complaints == []
+            assert (await tab.seen(place)).complaints == []
 
     asyncio.run(session())
 
@@ -72,11 +74,11 @@ def test_the_page_shows_what_is_there_and_what_becomes_of_it(filled: RunningProx
         await becomes(tab, f"{READY}.cells[1].textContent === '7' || {READY}.cells[1].textContent === '5'")
         assert await tab.evaluate("document.querySelector('.stuck').textContent.includes('the queue is paused')")
         assert await tab.evaluate("document.querySelector('tbody').textContent.includes('shop.mails<b>&')")
-        await tab.evaluate(f"{READY}.querySelector('details').open = true")
+        await tab.evaluate(f"{READY}.querySelector('a').focus()")
         with filled.connect(database="shop") as client:
             enqueue(client, "orders", "xyz" * 10)
         await becomes(tab, f"Number({READY}.cells[1].textContent) >= 30")
-        assert await tab.evaluate(f"{READY}.querySelector('details').open")
+        assert await tab.evaluate(f"document.activeElement === {READY}.querySelector('a')")
         await tab.evaluate(
             "document.getElementById('search').value = 'reports';"
             " document.getElementById('search').dispatchEvent(new Event('input'))"
@@ -99,21 +101,49 @@ def test_the_page_survives_a_restart_of_its_proxy(filled: RunningProxy, tmp_path
     asyncio.run(visit())
 
 
+READABLE = {
+    "": f"{READY}.cells[1].textContent !== '–'",
+    "queue?db=shop&name=orders": "document.querySelector('#messages + div tbody')",
+    "message?db=shop&name=orders&id=2": "document.body.textContent.includes('Deliveries')",
+    "proxies": "document.querySelector('#proxies')",
+}
+PICTURED = {
+    "": f"{READY}.querySelector('polyline')",
+    "queue?db=shop&name=orders": "document.querySelectorAll('.plots polyline').length > 2",
+}
+
+
+@pytest.mark.parametrize("path", list(READABLE), ids=["queues", "queue", "message", "proxies"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
 def test_axe_finds_nothing_in_any_colours_and_on_a_phone(
-    filled: RunningProxy, tmp_path: Path, *, width: int, dark: bool
+    filled: RunningProxy, tmp_path: Path, *, width: int, dark: bool, path: str
 ) -> None:
     async def visit(tab: Tab) -> None:
         await tab.emulate(width=width, dark=dark)
-        await becomes(tab, f"{READY}.cells[1].textContent !== '–'")
+        await becomes(tab, READABLE[path])
         assert await tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         await tab.evaluate(AXE.read_text() + "; 0")
         assert await tab.evaluate(OFFENCES) == []
-        if folder := os.environ.get("PICTURES"):
-            await becomes(tab, f"{READY}.querySelector('polyline')")
-            await tab.picture(
-                Path(folder) / f"page-{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}.png"
-            )
+        if (folder := os.environ.get("PICTURES")) and path in PICTURED:
+            await becomes(tab, PICTURED[path])
+            kind = f"{'phone' if width < 600 else 'desk'}-{'dark' if dark else 'light'}"
+            await tab.picture(Path(folder) / f"{'queue' if path else 'page'}-{kind}.png")
 
-    browse(filled, tmp_path, visit)
+    browse(filled, tmp_path, visit, path)
+
+
+def test_the_page_of_a_queue_leads_to_its_messages_and_copies_sql(filled: RunningProxy, tmp_path: Path) -> None:
+    async def visit(tab: Tab) -> None:
+        assert await tab.evaluate("document.querySelector('#messages + div tbody').rows.length") == 2
+        await tab.evaluate("document.querySelector('button.copy').click()")
+        await becomes(tab, "/Copied|Selected/.test(document.getElementById('state').textContent)")
+        with filled.connect(database="shop") as client:
+            run(client, "INSERT INTO orders_dead (epoch) VALUES (5)")
+        await tab.evaluate("getSelection().removeAllRanges()")
+        await becomes(tab, "document.querySelector('#messages + div tbody').rows.length === 3")
+        assert "/message?db=shop&name=orders_dead&id=" in await tab.evaluate(
+            "document.querySelector('#messages + div tbody a').href"
+        )
+
+    browse(filled, tmp_path, visit, "queue?db=shop&name=orders_dead")

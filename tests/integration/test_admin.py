@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
+import re
 import ssl
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.embedded.server import EmbeddedServer
 from proxy.settings import BadSetting, load
 from tests.support.proxies import RunningProxy, running_proxy
-from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
@@ -113,7 +117,7 @@ def test_a_proxy_is_not_ready_while_its_server_is_read_only(private_proxy: Runni
 
 
 def test_without_a_token_the_page_answers_to_names_of_this_machine_alone(proxy: RunningProxy) -> None:
-    assert answer(proxy, "/")[0] == answer(proxy, "/content")[0] == 200
+    assert answer(proxy, "/")[0] == answer(proxy, "/?part=content")[0] == 200
     status, text = answer(proxy, "/", Host="queues.example:9307")
     assert status == 403
     assert b"ssh -L" in text
@@ -149,7 +153,7 @@ def test_with_a_token_all_but_the_probes_requires_it(server: EmbeddedServer, tmp
             assert answer(proxy, path, scheme="https")[0] == 200
         basic = "Basic " + base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
         wrong = "Basic " + base64.b64encode(b"anybody").decode()
-        for path in ("/", "/content", "/page.js", "/metrics", "/absent"):
+        for path in ("/", "/queue", "/message", "/proxies", "/page.js", "/metrics", "/absent"):
             for shown in (
                 {},
                 {"Authorization": f"Bearer {TOKEN}x"},
@@ -180,3 +184,118 @@ def test_several_workers_have_one_page_and_count_once(server: EmbeddedServer, da
         assert of_queue(proxy, database, "m")["held_backno_consumer"] == 1
         assert answer(proxy, "/readyz")[0] == 200
         assert f"{database}.m".encode() in answer(proxy, "/")[1]
+
+
+@pytest.fixture
+def filled(proxy: RunningProxy, database: str) -> Iterator[Any]:
+    with proxy.connect(database=database) as client:
+        run(client, "CREATE QUEUE m (payload TEXT, tenant VARCHAR(20)) GROUP_BY = tenant REASON = reason")
+        run(
+            client,
+            "INSERT INTO m (payload, tenant) VALUES ('<i>secret</i>', '<b>'), ('secret', '<b>'), ('secret', 'c')",
+        )
+        run(client, "INSERT INTO m (payload, time_next) VALUES ('secret', 4000000000000000000)")
+        (row, *_) = rows(client, "STREAM id, epoch FROM m LIMIT 1 NOWAIT")
+        run(client, f"NACK m WHERE id = {row[0]} DELAY 100 REASON 'it <failed>'")
+        yield client
+
+
+def page(proxy: RunningProxy, path: str, **query: object) -> str:
+    status, text = answer(proxy, f"{path}?{urllib.parse.urlencode(query)}")
+    assert status == 200
+    return text.decode()
+
+
+def test_the_page_of_a_queue_shows_what_is_in_it_and_no_payload(
+    proxy: RunningProxy, database: str, filled: Any
+) -> None:
+    stream = Consumer(proxy.connect(database=database), "STREAM * FROM m WHERE payload <> 'secret' LIMIT 100")
+    ending = f"KILL QUERY {stream.connection.thread_id()}"
+    eventually(lambda: ending in page(proxy, "/queue", db=database, name="m"))
+    text = page(proxy, "/queue", db=database, name="m")
+    stream.vanish()
+    assert "it &lt;failed&gt;" in text
+    assert "&lt;b&gt;</th><td>2</td>" in text
+    assert "ACK_WAIT" in text
+    assert f"PAUSE QUEUE `{database}`.`m`" in text
+    assert "<b>" not in text
+    assert "secret" not in text
+    for number in range(1, 5):
+        assert f"id={number}" in text
+
+
+def test_the_page_of_a_message_shows_its_payload_only_if_that_is_allowed(
+    proxy: RunningProxy, server: EmbeddedServer, database: str, filled: Any, tmp_path: Path
+) -> None:
+    text = page(proxy, "/message", db=database, name="m", id="1")
+    assert "it &lt;failed&gt;" in text
+    assert "secret" not in text
+    assert f"NACK `{database}`.`m` WHERE id = 1" in text
+    (tmp_path / "settings.toml").write_text("admin_show_payload = true")
+    with running_proxy(server, tmp_path / "log", ["--config", str(tmp_path / "settings.toml")]) as open_one:
+        assert "&lt;i&gt;secret&lt;/i&gt;" in page(open_one, "/message", db=database, name="m", id="1")
+    run(filled, "ACK m WHERE id = 1")
+    assert "acknowledged" in page(proxy, "/message", db=database, name="m", id="1")
+
+
+@pytest.mark.parametrize("id_", ["5", "x", "1 OR 1", "1'", "", "٣", "9" * 30])
+def test_an_id_that_no_message_has_is_said_to_be_absent(
+    proxy: RunningProxy, database: str, filled: Any, id_: str
+) -> None:
+    assert "The queue has no message with this id" in page(proxy, "/message", db=database, name="m", id=id_)
+
+
+@pytest.mark.parametrize(
+    ("kind", "literal", "shown", "in_sql"),
+    [
+        ("VARCHAR(20) CHARACTER SET utf8mb4", "'a-1'", "a-1", "'a-1'"),
+        ("VARCHAR(20) CHARACTER SET latin1", "'ä''\\\\'", "ä'\\", "_utf8mb4 x'c3a4275c'"),
+        ("VARBINARY(20)", "x'00ff27'", "00ff27", "x'00ff27'"),
+        ("DECIMAL(10,2)", "1.5", "1.50", "'1.50'"),
+        ("DATETIME(3)", "'2026-01-02 03:04:05.678'", "2026-01-02 03:04:05.678", "'2026-01-02 03:04:05.678'"),
+    ],
+    ids=["text", "latin1", "binary", "decimal", "datetime"],
+)
+def test_messages_are_found_by_ids_of_any_kind(
+    proxy: RunningProxy, database: str, kind: str, literal: str, shown: str, in_sql: str
+) -> None:
+    with proxy.connect(database=database) as client:
+        run(client, f"CREATE QUEUE m (id {kind} PRIMARY KEY, payload TEXT)")
+        run(client, f"INSERT INTO m (id) VALUES ({literal})")
+        assert urllib.parse.urlencode({"id": shown}) in page(proxy, "/queue", db=database, name="m")
+        text = page(proxy, "/message", db=database, name="m", id=shown)
+        (statement,) = re.findall(r"<pre>(ACK .*?);</pre>", text)
+        assert html.unescape(statement) == f"ACK `{database}`.`m` WHERE id = {in_sql}"
+        assert run(client, html.unescape(statement)) == 1
+
+
+def test_a_table_that_cannot_be_a_queue_has_its_problems_on_its_page(
+    proxy: RunningProxy, server: EmbeddedServer, database: str, filled: Any
+) -> None:
+    with connect(server) as root:
+        run(root, f"ALTER TABLE {database}.m COMMENT 'vitess_message,vt_ack_wait=x'")
+    text = page(proxy, "/queue", db=database, name="m")
+    eventually(lambda: "vt_ack_wait" in page(proxy, "/queue", db=database, name="m"), timeout_s=20)
+    eventually(lambda: "queue.unusable" in page(proxy, "/queue", db=database, name="m"), timeout_s=20)
+    assert "There is no such queue" in page(proxy, "/queue", db=database, name="absent")
+    assert text
+
+
+def test_several_workers_answer_for_a_queue_of_any_of_them(
+    server: EmbeddedServer, database: str, filled: Any, tmp_path: Path
+) -> None:
+    with running_proxy(server, tmp_path / "log", ["--workers", "2"]) as proxy:
+        eventually(lambda: "it &lt;failed&gt;" in page(proxy, "/queue", db=database, name="m"), timeout_s=20)
+        assert "this proxy" in page(proxy, "/proxies")
+        streams = [Consumer(proxy.connect(database=database), "STREAM * FROM m") for _ in range(3)]
+        eventually(lambda: page(proxy, "/proxies").count("KILL QUERY") == 3)
+        for stream in streams:
+            stream.vanish()
+
+
+def test_any_number_of_pages_reads_a_queue_once(proxy: RunningProxy, database: str, filled: Any) -> None:
+    page(proxy, "/queue", db=database, name="m")
+    before = proxy.metric("store_answers_total")
+    for _ in range(20):
+        page(proxy, "/queue", db=database, name="m", part="content")
+    assert proxy.metric("store_answers_total") - before < 20

@@ -1,0 +1,338 @@
+"""What the pages of a queue and of a message show beyond the metrics: read in the database by the
+engine's account, and from the process's log.
+
+Each read is bounded: the first messages by the scan index, one message by its id. All requests of
+SHARED_S share one reading of a queue. Payloads are read only if `admin_show_payload` is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.model import NS_PER_S, BrokenTable, IdKind, QueueTable, TableId
+from engine.quoting import qualified, quoted, text_literal
+from engine.service import Engine
+from engine.store.port import StoreError
+from proxy.session.queries import sql
+
+MESSAGES_MAX = 50
+"""Messages that a queue's page lists."""
+GROUPS_MAX = 20
+READ_MAX = 2_000
+"""Rows that are read to find the greatest groups and the most frequent reasons: some milliseconds."""
+TEXT_MAX = 200
+"""Characters of a reason."""
+VALUE_MAX = 2_000
+"""Characters of each column of a payload."""
+SHARED_S = 4.0
+QUEUES_KEPT = 50
+EVENTS_MAX = 20
+EVENT_QUEUES_MAX = 1_000
+
+Row = Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a page is to show: a queue, and if `message` is given, the message with this id."""
+
+    table: TableId
+    message: str | None = None
+    events_alone: bool = False
+    """Whether nothing is to be read in the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMessage:
+    """A message without its payload."""
+
+    id: str
+    epoch: int
+    priority: int
+    time_next_ns: int | None
+    reason: str | None = None
+    reason_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """So many of the messages that were read have these values."""
+
+    messages: int
+    values: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDetails:
+    """A queue."""
+
+    table: TableId
+    now_ns: int
+    settings: tuple[tuple[str, str], ...] = ()
+    columns: tuple[str, ...] = ()
+    group_columns: tuple[str, ...] = ()
+    groups: tuple[Count, ...] = ()
+    messages: tuple[ShownMessage, ...] = ()
+    reasons: tuple[Count, ...] = ()
+    dead_letter: TableId | None = None
+    sources: tuple[TableId, ...] = ()
+    """The queues whose dead messages come here."""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDetails:
+    """A message by its id, with `id_literal` for SQL."""
+
+    table: TableId
+    now_ns: int
+    id_literal: str
+    message: ShownMessage
+    time_acked_ns: int | None
+    lease_ns: int | None
+    payload: tuple[tuple[str, str | None], ...] | None
+    """The columns of the application; None: they are not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The answer to a question. `details` is None if there is no such queue or message; `problem`
+    is then the reason, if there is one."""
+
+    details: QueueDetails | MessageDetails | None
+    problem: str = ""
+    events: tuple[str, ...] = ()
+    """Warnings and errors of the log that concern the queue, the last one first."""
+    slot: int | None = None
+    """This proxy's place in the roster."""
+    others: tuple[int, ...] = ()
+    """The places of the other proxies."""
+
+
+class RecentEvents(logging.Handler):
+    """Keeps the last warnings and errors of each queue."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._events: dict[str, deque[str]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it, if it concerns a queue."""
+        queue = getattr(record, "queue", None)
+        if queue is None or (queue not in self._events and len(self._events) >= EVENT_QUEUES_MAX):
+            return
+        at = logging.Formatter().formatTime(record, "%Y-%m-%d %H:%M:%S %z")
+        kept = self._events.setdefault(queue, deque(maxlen=EVENTS_MAX))
+        kept.appendleft(f"{at} {getattr(record, 'event', '')}: {record.getMessage()}"[:500])
+
+    def of(self, table: TableId) -> tuple[str, ...]:
+        """Those of a queue, the last one first."""
+        return tuple(self._events.get(str(table), ()))
+
+
+class Inspector:
+    """Answers questions about queues and messages."""
+
+    def __init__(self, engine: Engine, *, show_payload: bool) -> None:
+        self._engine, self._show_payload = engine, show_payload
+        self._events = RecentEvents()
+        self._readings: dict[TableId, tuple[float, asyncio.Task[QueueDetails]]] = {}
+        logging.getLogger().addHandler(self._events)
+
+    def close(self) -> None:
+        """Keep no more events."""
+        logging.getLogger().removeHandler(self._events)
+
+    async def inspect(self, question: Question) -> Inspected:
+        """The answer to a question."""
+        events, roster = self._events.of(question.table), self._engine.roster
+        places = (roster.slot, tuple(sorted(roster.others)))
+        if question.events_alone:
+            return Inspected(None, "", events, *places)
+        queue = next((queue for queue, _ in self._engine.runners() if queue.id == question.table), None)
+        if queue is None:
+            return Inspected(None, await self._why_none(question.table), events, *places)
+        try:
+            details = await (
+                self._shared(queue) if question.message is None else self._message(queue, question.message)
+            )
+        except StoreError as error:
+            return Inspected(None, str(error), events, *places)
+        return Inspected(details, "", events, *places)
+
+    async def _why_none(self, table: TableId) -> str:
+        if not table.name:
+            return ""
+        try:
+            found = await self._engine.inspect(table)
+        except StoreError as error:
+            return str(error)
+        return "; ".join(found.problems) if isinstance(found, BrokenTable) else ""
+
+    async def _shared(self, queue: QueueTable) -> QueueDetails:
+        """Its details, read at most once in SHARED_S, however many pages are open."""
+        clock = asyncio.get_running_loop().time
+        until_s, task = self._readings.get(queue.id, (0.0, None))
+        if task is None or clock() >= until_s:
+            if len(self._readings) >= QUEUES_KEPT:
+                self._readings.clear()
+            task = asyncio.get_running_loop().create_task(self._queue(queue), name="page of a queue")
+            self._readings[queue.id] = (clock() + SHARED_S, task)
+        return await asyncio.shield(task)
+
+    async def _queue(self, queue: QueueTable) -> QueueDetails:
+        details = QueueDetails(
+            queue.id,
+            0,
+            settings=settings_of_queue(queue),
+            columns=queue.default_columns,
+            group_columns=tuple(column.name for column in queue.group_columns),
+            dead_letter=queue.dead_letter,
+            sources=tuple(TableId(db or queue.id.db, name) for db, name in queue.policy.dead_letter_of),
+            problems=(*queue.warnings, *queue.advice),
+        )
+        if queue.scan_index is None:
+            return details
+        index = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.scan_index)})"
+        values = {"id": _shown_id(queue), "index": index, "descending": " DESC" if queue.scan_descending else ""}
+        text = sql("shown_messages", **values, **_reason(queue), limit=MESSAGES_MAX)
+        rows, now_ns = await self._engine.read(text)
+        messages = tuple(_message_of(queue, row[0], (row[1], row[2], row[3], row[4], row[5])) for row in rows)
+        reason = () if queue.reason is None else (queue.reason.text,)
+        return replace(
+            details,
+            now_ns=now_ns,
+            messages=messages,
+            groups=await self._counts(index, details.group_columns),
+            reasons=await self._counts(index, reason, known=True),
+        )
+
+    async def _counts(self, index: str, columns: tuple[str, ...], *, known: bool = False) -> tuple[Count, ...]:
+        """How the first messages are divided by these columns. `known`: NULL does not count."""
+        if not columns:
+            return ()
+        text = sql(
+            "shown_groups",
+            values=", ".join(_text(quoted(column), TEXT_MAX) for column in columns),
+            columns=", ".join(map(quoted, columns)),
+            index=index,
+            read=READ_MAX,
+            condition=" AND ".join(f"{quoted(column)} IS NOT NULL" for column in columns) if known else "TRUE",
+            limit=GROUPS_MAX,
+        )
+        return tuple(
+            Count(int(count or 0), tuple(map(_decoded, values)))
+            for count, *values in (await self._engine.read(text))[0]
+        )
+
+    async def _message(self, queue: QueueTable, number: str) -> MessageDetails | None:
+        if (literal := id_literal(queue, number)) is None:
+            return None
+        own = {"priority", "epoch", "time_next", "time_acked"}
+        columns = [name for name in queue.default_columns if name not in own] if self._show_payload else []
+        text = sql(
+            "shown_message",
+            lease=quoted(queue.lease_column) if queue.lease_column else "NULL",
+            **_reason(queue),
+            payload="".join(f", {_text(quoted(name), VALUE_MAX)}" for name in columns),
+            table=qualified(queue.id),
+            id_index=quoted(queue.id_index),
+            id=literal,
+        )
+        rows, now_ns = await self._engine.read(text)
+        if not rows:
+            return None
+        epoch, priority, time_next, time_acked, lease, reason, reason_at, *payload = rows[0]
+        message = ShownMessage(
+            number, int(epoch or 0), int(priority or 0), _int(time_next), _decoded(reason), _decoded(reason_at)
+        )
+        shown = tuple(zip(columns, map(_decoded, payload), strict=True)) if self._show_payload else None
+        return MessageDetails(queue.id, now_ns, literal, message, _int(time_acked), _int(lease), shown)
+
+
+def settings_of_queue(queue: QueueTable) -> tuple[tuple[str, str], ...]:
+    """The options of a queue, for people; durations in seconds."""
+    policy = queue.policy
+
+    def seconds(value_ns: int | None) -> str:
+        return "none" if value_ns is None else f"{value_ns / NS_PER_S:g} s"
+
+    def or_none(value: object) -> str:
+        return "none" if value in (None, 0, ()) else str(value)
+
+    return (
+        ("ACK_WAIT", seconds(policy.ack_wait_ns)),
+        ("MIN_BACKOFF", seconds(policy.min_backoff_ns)),
+        ("MAX_BACKOFF", seconds(policy.max_backoff_ns)),
+        ("MAX_ATTEMPTS", or_none(policy.max_attempts)),
+        ("DEAD_LETTER", or_none(policy.dead_letter)),
+        ("MAX_IN_FLIGHT", or_none(policy.max_in_flight)),
+        ("MAX_RATE", or_none(policy.max_rate)),
+        ("BATCH_SIZE", str(policy.batch_size)),
+        ("CACHE_SIZE", str(policy.cache_size)),
+        ("POLLER_INTERVAL", seconds(policy.poller_interval_ns)),
+        ("PURGE_AFTER", seconds(policy.purge_after_ns)),
+        ("ON_DISCONNECT", policy.on_disconnect.name.lower()),
+        ("GROUP_BY", ", ".join(policy.group_by) or "none"),
+        ("PAUSED", "yes" if policy.paused else "no"),
+    )
+
+
+def id_literal(queue: QueueTable, number: str) -> str | None:
+    """The id as a literal; None: no message can have it. A binary id is in hexadecimal."""
+    match queue.id_kind:
+        case IdKind.INTEGER:
+            digits = number.strip().removeprefix("-")
+            return number.strip() if digits.isascii() and digits.isdecimal() and len(digits) <= 20 else None
+        case IdKind.BINARY:
+            try:
+                return f"x'{bytes.fromhex(number).hex()}'"
+            except ValueError:
+                return None
+        case IdKind.TIMESTAMP | IdKind.FLOAT:
+            return None  # Their text does not denote them exactly.
+        case _:
+            return text_literal(number)
+
+
+def _shown_id(queue: QueueTable) -> str:
+    """The expression for an id, read by `_message_of`."""
+    if queue.id_kind is IdKind.BINARY:
+        return "HEX(id)"
+    return _text("id + 0" if queue.id_kind is IdKind.INTEGER else "id", VALUE_MAX)
+
+
+def _message_of(queue: QueueTable, number: str | None, values: Row) -> ShownMessage:
+    epoch, priority, time_next, reason, reason_at = values
+    shown = (number or "").lower() if queue.id_kind is IdKind.BINARY else _decoded(number) or ""
+    return ShownMessage(
+        shown, int(epoch or 0), int(priority or 0), _int(time_next), _decoded(reason), _decoded(reason_at)
+    )
+
+
+def _reason(queue: QueueTable) -> dict[str, str]:
+    reason = queue.reason
+    at = None if reason is None else reason.at
+    return {
+        "reason": "NULL" if reason is None else _text(quoted(reason.text), TEXT_MAX),
+        "reason_at": "NULL" if at is None else _text(quoted(at), TEXT_MAX),
+    }
+
+
+def _text(value: str, chars: int) -> str:
+    """The expression for the beginning of a value, in ASCII. Binary values are taken as UTF-8."""
+    text = f"CONCAT({value}, '')"
+    utf8 = f"CONVERT(LEFT({text}, {chars}) USING utf8mb4)"
+    return f"HEX(IF(CHARSET({text}) = 'binary', LEFT({text}, {chars}), {utf8}))"
+
+
+def _decoded(value: str | None) -> str | None:
+    return None if value is None else bytes.fromhex(value).decode("utf-8", "replace")
+
+
+def _int(value: str | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,125 @@
+"""What the pages of the admin port have in common: the document around the content, numbers for
+people, plots, SQL to copy. All values are escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib import resources
+from urllib.parse import urlencode
+
+SQL_KEY_MAX = 200
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of the pages."""
+    return resources.files(__package__ or "").joinpath(name).read_text("utf-8")
+
+
+def document(title: str, content: str, before: str = "") -> str:
+    """A whole page. `content` is the part that is replaced every few seconds, `before` is not."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/page.css">
+</head>
+<body>
+<header><p class=brand>ackstream</p><nav aria-label="Pages"><a href="/">Queues</a> <a href="/proxies">Proxies</a></nav>
+<p id="state" role="status">Updated now</p></header>
+<main>
+{before}
+<div id="content">
+{content}
+</div>
+</main>
+<script src="/page.js"></script>
+</body>
+</html>
+"""
+
+
+def number(value: float) -> str:
+    """A count."""
+    return f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """Something a second."""
+    return f"{value:,.1f}/s"
+
+
+def age(seconds: float) -> str:
+    """A duration."""
+    if seconds < 0:
+        return f"−{age(-seconds)}"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 or seconds == 0 else duration(seconds)
+
+
+def duration(seconds: float) -> str:
+    """A short time."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms" if seconds else "0 s"
+
+
+def link(path: str, query: Mapping[str, str], text: str) -> str:
+    """A link to another page."""
+    return f'<a href="{escape(path + "?" + urlencode(query), quote=True)}">{escape(text)}</a>'
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Names and values, as HTML."""
+    inner = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in pairs)
+    return f"<dl class=facts>{inner}</dl>"
+
+
+def table(key: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], without: str) -> str:
+    """A section with a table; the cells are HTML. `without`: the text if there are no rows."""
+    heading = f'<h2 id="{key}">{escape(title)}</h2>'
+    if not rows:
+        return f"{heading}<p>{escape(without)}</p>"
+    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in heads)
+    body = "".join(
+        f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>" for first, *rest in rows
+    )
+    return (
+        f"{heading}<div class=scroll tabindex=0 role=region aria-labelledby={key}><table>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def sql_list(statements: Sequence[tuple[str, str]]) -> str:
+    """Statements to copy, each with what it does."""
+    items = "".join(
+        f"<li>{escape(what)}<div class=sql><pre>{escape(text)};</pre>"
+        f'<button class=copy type=button data-key="{escape(text[:SQL_KEY_MAX], quote=True)}"'
+        f' aria-label="Copy: {escape(what, quote=True)}">Copy</button></div></li>'
+        for what, text in statements
+    )
+    return f"<ul class=statements>{items}</ul>"
+
+
+def line(values: Sequence[float | None], label: str, width: int, height: int) -> str:
+    """A line in an SVG. Where a value is None, the line is broken."""
+    most = max((value for value in values if value is not None), default=0.0)
+    across, up = width / max(1, len(values) - 1), (height - 2) / (most or 1)
+    pieces: list[list[str]] = [[]]
+    for at, value in enumerate(values):
+        if value is None:
+            pieces.append([])
+        else:
+            pieces[-1].append(f"{at * across:.0f},{height - 1 - value * up:.0f}")
+    lines = "".join(f'<polyline points="{" ".join(points)}"/>' for points in pieces if points)
+    text = escape(label, quote=True)
+    return (
+        f'<svg role=img aria-label="{text}" viewBox="0 0 {width} {height}" width={width} height={height}>'
+        f"<title>{text}</title>{lines}</svg>"
+    )

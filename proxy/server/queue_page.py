@@ -1,0 +1,283 @@
+"""The pages of one queue, of one message and of the proxies, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from engine.model import NS_PER_S, TableId
+from engine.quoting import qualified, quoted
+from proxy.server.holding import REASONS
+from proxy.server.inspection import Inspected, MessageDetails, QueueDetails, ShownMessage
+from proxy.server.markup import age, duration, facts, line, link, number, rate, sql_list, table
+from proxy.server.overview import Overview, QueueState
+from proxy.session.queries import sql
+from proxy.statements.show import RunningStream
+
+PLOT_WIDTH, PLOT_HEIGHT = 320, 80
+
+
+def queue_content(
+    overview: Overview, inspected: Inspected, streams: Sequence[RunningStream], name: TableId, *, show_payload: bool
+) -> str:
+    """The page of a queue."""
+    state = next((queue for queue in overview.queues if queue.name == (name.db, name.name)), None)
+    head = f"<h1>{escape(str(name))}</h1>"
+    details = inspected.details
+    if not isinstance(details, QueueDetails):
+        reason = inspected.problem or "There is no such queue, or its account may not see it."
+        return f"{head}<p class=late>{escape(reason)}</p>{_events(inspected)}"
+    return "\n".join(
+        [
+            head,
+            _state(state),
+            _problems(state, details),
+            _plots(state),
+            _sql(details),
+            _streams(name, streams, show_payload=show_payload),
+            _messages(details),
+            _reasons(details),
+            _groups(details),
+            _events(inspected),
+            _settings(details),
+        ]
+    )
+
+
+def search_form(name: TableId) -> str:
+    """Find a message by its id."""
+    return (
+        '<form method="get" action="/message" role="search"><label for="id">Message with the id</label>'
+        f'<input type="hidden" name="db" value="{escape(name.db, quote=True)}">'
+        f'<input type="hidden" name="name" value="{escape(name.name, quote=True)}">'
+        '<input id="id" name="id" autocomplete="off"><button>Show</button></form>'
+    )
+
+
+def message_content(inspected: Inspected, name: TableId, number_shown: str) -> str:
+    """The page of a message."""
+    queue = link("/queue", {"db": name.db, "name": name.name}, str(name))
+    head = f"<h1>Message {escape(number_shown)}</h1><p>of {queue}</p>"
+    details = inspected.details
+    if not isinstance(details, MessageDetails):
+        reason = inspected.problem or "The queue has no message with this id: it was purged, deleted or moved."
+        return f"{head}<p class=late>{escape(reason)}</p>"
+    message, now_ns = details.message, details.now_ns
+    pairs = [
+        ("State", _state_of(details)),
+        ("Deliveries", number(message.epoch)),
+        ("Priority", number(message.priority)),
+        ("Due", _when(message.time_next_ns, now_ns)),
+        ("Acknowledged", _when(details.time_acked_ns, now_ns)),
+    ]
+    if details.lease_ns is not None:
+        pairs.append(("Last lease ends", _when(details.lease_ns, now_ns)))
+    if message.reason is not None:
+        pairs.append(("Last reason", escape(message.reason)))
+    if message.reason_at is not None:
+        pairs.append(("Given back at", escape(message.reason_at)))
+    return "\n".join([head, facts(pairs), _payload(details), "<h2>SQL</h2>", sql_list(_message_sql(details))])
+
+
+def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[RunningStream]) -> str:
+    """The page of the proxies on the server."""
+    proxy = overview.proxy
+    here = [
+        ("Connections", f"{number(proxy.get('connections', 0))} of {number(proxy.get('connections_max', 0))}"),
+        ("Streams", number(len(streams))),
+        ("Server", "reachable" if proxy.get("server_reachable") else "out of reach"),
+        ("Binary log", "followed" if proxy.get("binlog_following") else "not followed"),
+        ("Delivered", number(proxy.get("delivered_total", 0))),
+        ("Claims in vain", number(proxy.get("claimed_in_vain_total", 0))),
+        ("Errors of the server", number(proxy.get("store_errors_total", 0))),
+        ("Restarts of dispatchers", number(proxy.get("dispatcher_restarts_total", 0))),
+        ("Memory", f"{proxy.get('process_resident_memory_bytes', 0) / 2**20:,.0f} MB"),
+    ]
+    slots = [] if inspected.slot is None else [inspected.slot]
+    rows = [
+        [f"ackstream/{slot}", "this proxy" if slot == inspected.slot else "another proxy"]
+        for slot in sorted({*slots, *inspected.others})
+    ]
+    shown = table("proxies", "On this server", ["Slot", "Proxy"], rows, "The server has no roster of proxies.")
+    return f"<h1>Proxies</h1>{facts(here)}{shown}{_streams(None, streams, show_payload=False)}"
+
+
+def _state(state: QueueState | None) -> str:
+    if state is None:
+        return ""
+
+    def counted(name: str) -> str:
+        value = state.count(name)
+        return "–" if value is None else number(value)
+
+    oldest = state.count("oldest_ready_age_seconds")
+    return facts(
+        [
+            ("Ready", counted("ready")),
+            ("Oldest ready", "–" if oldest is None else age(oldest)),
+            ("Scheduled", counted("scheduled")),
+            ("In flight", counted("leased")),
+            ("Dead", counted("dead")),
+            ("Retained", counted("retained")),
+            ("Streams", counted("subscribers")),
+        ]
+    )
+
+
+def _problems(state: QueueState | None, details: QueueDetails) -> str:
+    reasons = [] if state is None else [REASONS[reason][1] for reason in state.reasons]
+    items = "".join(f"<li>{escape(text)}</li>" for text in [*reasons, *details.problems])
+    return f"<h2>What holds it back</h2><ul class=stuck>{items}</ul>" if items else ""
+
+
+def _plots(state: QueueState | None) -> str:
+    if state is None or len(state.samples) < 2:
+        return "<h2>Last hour</h2><p>The plots begin with the first request, and have no two points yet.</p>"
+    samples = state.samples
+    plots = [
+        _plot("Ready", [sample.ready for sample in samples], number),
+        _plot("Enqueued", state.rates("enqueued"), rate),
+        _plot("Delivered", state.rates("delivered"), rate),
+        _plot("Acknowledged", state.rates("acknowledged"), rate),
+        _plot("Due to delivered, 99 %", [sample.pickup_s for sample in samples], duration),
+        _plot("Delivered to acknowledged, 99 %", [sample.work_s for sample in samples], duration),
+    ]
+    return f"<h2>Last hour</h2><div class=plots>{''.join(plots)}</div>"
+
+
+def _plot(title: str, values: Sequence[float | None], shown: object) -> str:
+    assert callable(shown)
+    known = [value for value in values if value is not None]
+    text = f"{title}: now {shown(known[-1])}, at most {shown(max(known))}" if known else f"{title}: nothing"
+    return f"<figure><figcaption>{escape(text)}</figcaption>{line(values, text, PLOT_WIDTH, PLOT_HEIGHT)}</figure>"
+
+
+def _sql(details: QueueDetails) -> str:
+    name = qualified(details.table)
+    paused = dict(details.settings).get("PAUSED") == "yes"
+    statements = [
+        ("What it is", f"SHOW CREATE QUEUE {name}"),
+        ("All queues of its database", f"SHOW FULL QUEUES FROM {quoted(details.table.db)}"),
+        ("Deliver again" if paused else "Deliver nothing", f"{'RESUME' if paused else 'PAUSE'} QUEUE {name}"),
+    ]
+    if details.dead_letter is not None:
+        statements.append(("Bring its dead messages back", f"REDRIVE QUEUE {qualified(details.dead_letter)} TO {name}"))
+    statements += [
+        (f"Bring the messages back to {source}", f"REDRIVE QUEUE {name} TO {qualified(source)}")
+        for source in details.sources
+    ]
+    return f"<h2>SQL</h2>{sql_list(statements)}"
+
+
+def _streams(name: TableId | None, streams: Sequence[RunningStream], *, show_payload: bool) -> str:
+    rows = []
+    for stream in streams:
+        host, program, queue, condition, delivered, in_flight, credit, since_s, idle_s = stream.row
+        if name is not None and stream.table != name:
+            continue
+        cells = [str(stream.connection_id), _or_dash(host), _or_dash(program)]
+        cells += [_or_dash(queue)] if name is None else []
+        cells += [_or_dash(condition if show_payload or condition is None else "yes")]
+        cells += [_or_dash(delivered), _or_dash(in_flight), _or_dash(credit)]
+        cells += [age(float(str(since_s))), age(float(str(idle_s))), escape(f"KILL QUERY {stream.connection_id}")]
+        rows.append(cells)
+    heads = ["Connection", "Host", "Program", *(["Queue"] if name is None else []), "Condition"]
+    heads += ["Delivered", "In flight", "Credit", "Since", "Idle", "To end it"]
+    return table("streams", "Streams", heads, rows, "No stream reads it through this proxy.")
+
+
+def _messages(details: QueueDetails) -> str:
+    rows = [
+        [
+            link("/message", {"db": details.table.db, "name": details.table.name, "id": message.id}, message.id),
+            number(message.priority),
+            number(message.epoch),
+            _when(message.time_next_ns, details.now_ns),
+            *([_or_dash(message.reason)] if any(other.reason for other in details.messages) else []),
+        ]
+        for message in details.messages
+    ]
+    heads = ["Id", "Priority", "Deliveries", "Due"]
+    heads += ["Reason"] if any(message.reason for message in details.messages) else []
+    title = "Dead letters" if details.sources else "First messages"
+    more = "" if details.dead_letter is None else f"<p>Dead letters: {_queue_link(details.dead_letter)}</p>"
+    return table("messages", title, heads, rows, "It has no unacknowledged message.") + more
+
+
+def _reasons(details: QueueDetails) -> str:
+    rows = [[_or_dash(count.values[0]), number(count.messages)] for count in details.reasons]
+    return table("reasons", "Reasons of the first messages", ["Reason", "Messages"], rows, "") if rows else ""
+
+
+def _groups(details: QueueDetails) -> str:
+    rows = [[*map(_or_dash, count.values), number(count.messages)] for count in details.groups]
+    heads = [*details.group_columns, "Messages"]
+    return table("groups", "Groups of the first messages", heads, rows, "") if rows else ""
+
+
+def _events(inspected: Inspected) -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in inspected.events)
+    inner = f"<ul>{items}</ul>" if items else "<p>The log has no warning or error about it since the start.</p>"
+    return f"<h2>Recent errors</h2>{inner}"
+
+
+def _settings(details: QueueDetails) -> str:
+    columns = ", ".join(details.columns)
+    return (
+        f"<h2>Settings</h2>{facts((name, escape(value)) for name, value in (*details.settings, ('Columns', columns)))}"
+    )
+
+
+def _queue_link(name: TableId) -> str:
+    return link("/queue", {"db": name.db, "name": name.name}, str(name))
+
+
+def _or_dash(value: object) -> str:
+    return "–" if value is None else escape(str(value))
+
+
+def _when(time_ns: int | None, now_ns: int) -> str:
+    """A time relative to the server's clock."""
+    if time_ns is None:
+        return "–"
+    if time_ns <= 0:
+        return "at once"
+    past_s = (now_ns - time_ns) / NS_PER_S
+    return f"{age(past_s)} ago" if past_s >= 0 else f"in {age(-past_s)}"
+
+
+def _state_of(details: MessageDetails) -> str:
+    message = details.message
+    if details.time_acked_ns is not None:
+        return "acknowledged"
+    if message.time_next_ns is None or message.time_next_ns <= details.now_ns:
+        return "ready"
+    if details.lease_ns is not None:
+        return "in flight" if details.lease_ns == message.time_next_ns else "scheduled"
+    return "in flight or scheduled" if message.epoch else "scheduled"
+
+
+def _payload(details: MessageDetails) -> str:
+    if details.payload is None:
+        return "<h2>Payload</h2><p>It is shown with admin_show_payload = true.</p>"
+    rows = [[escape(name), _or_dash(value)] for name, value in details.payload]
+    return table("payload", "Payload", ["Column", "Value"], rows, "It has no columns of its own.")
+
+
+def _message_sql(details: MessageDetails) -> list[tuple[str, str]]:
+    name, where = qualified(details.table), f"id = {_literal(details.message, details.id_literal)}"
+    statements = [("Read it", sql("copied_select", table=name, id=where.removeprefix("id = ")))]
+    if details.time_acked_ns is None:
+        statements += [
+            ("Deliver it at once", f"NACK {name} WHERE {where}"),
+            ("Deliver it in an hour", f"NACK {name} WHERE {where} DELAY 3600"),
+            ("Never deliver it again", f"ACK {name} WHERE {where}"),
+            ("Delete it", sql("copied_delete", table=name, id=where.removeprefix("id = "))),
+        ]
+    return statements
+
+
+def _literal(message: ShownMessage, literal: str) -> str:
+    """The id for people, where that is safe in any sql_mode."""
+    plain = message.id.isascii() and message.id.isprintable() and not set(message.id) & {"'", '"', "\\"}
+    return f"'{message.id}'" if literal.startswith("_utf8mb4") and plain else literal
