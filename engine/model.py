@@ -92,6 +92,11 @@ class Policy:
     queue has no groups."""
     groups_indexed: bool = False
     """Whether the table has an index by group, so that groups behind the front can be found."""
+    group_limit: int | None = None
+    """How many messages of a group may be in flight; None: any number."""
+    groups_counted: bool = False
+    """Whether the database counts the messages in flight of each group, so that `group_limit` holds over
+    all proxies. Not in the comment: it follows from the table's indexes."""
 
 
 class IdKind(enum.Enum):
@@ -510,6 +515,17 @@ class LimitsLeft(NamedTuple):
     latest; None: unknown."""
     paced_until_ns: int | None = None
     """When `max_rate` allows the next messages (server's clock); None: it is not kept there."""
+    groups: tuple[GroupLeft, ...] = ()
+    """Of the groups of these messages those that may be full."""
+
+
+class GroupLeft(NamedTuple):
+    """What a claim has found of a message group whose places it may have used up."""
+
+    group: Group
+    holders: Mapping[Key, int]
+    """The messages in flight that the claim has counted, apart from its own, and the ends of their
+    leases. Where the server treats several values as equal, those of all of them."""
 
 
 class ClaimResult(NamedTuple):

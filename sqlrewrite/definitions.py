@@ -122,14 +122,16 @@ def time_next_default(delay_by: str | None, type_word: str = "") -> str:
     return f"({NOW_NS} + CAST(COALESCE({quote(delay_by)}, 0) * 1000000000 AS SIGNED))"
 
 
-def lease_key(lease: str) -> str:
-    """The key that shows what is in flight, so that messages in flight can be counted."""
-    return f"KEY (time_acked, {quote(lease)}, time_next)"
+def lease_key(lease: str, counted: Sequence[str] = ()) -> str:
+    """The key that shows what is in flight, so that messages in flight can be counted: all together, or
+    by the columns `counted`."""
+    return f"KEY ({', '.join(['time_acked', quote(lease), 'time_next', *map(quote, counted)])})"
 
 
-def has_lease_key(definitions: Sequence[Definition], lease: str) -> bool:
+def has_lease_key(definitions: Sequence[Definition], lease: str, counted: Sequence[str] = ()) -> bool:
     """Whether a key like `lease_key` is defined."""
-    return any(definition.columns[:3] == ("time_acked", lease.casefold(), "time_next") for definition in definitions)
+    wanted = ("time_acked", lease.casefold(), "time_next", *(name.casefold() for name in counted))
+    return any(definition.columns[: len(wanted)] == wanted for definition in definitions)
 
 
 def declares(definitions: Sequence[Definition], name: str) -> bool:
@@ -159,14 +161,14 @@ def missing(
     by_time: bool,
     lease: str | None = None,
     group_by: Sequence[str] = (),
-    counted: bool = False,
+    counted: Sequence[str] | None = None,
     extras: Extras = NO_EXTRAS,
     delay_type: str = "",
 ) -> tuple[list[str], list[str]]:
     """The columns and keys to be added for a queue. `by_time`: the table is partitioned by
     time_acked. `lease`: the name of its lease column, if it has one. `group_by`: its group columns.
-    `counted`: messages in flight are counted by the lease column. `delay_type`: the type of the
-    column that delays messages, if it is declared."""
+    `counted`: by which columns messages in flight are counted; None: they are not. `delay_type`: the
+    type of the column that delays messages, if it is declared."""
     own = OWN_COLUMNS | {"time_next": f"time_next BIGINT DEFAULT {time_next_default(extras.delay_by, delay_type)}"}
     added = [text for name, text in own.items() if not declares(definitions, name)]
     if lease is not None and not declares(definitions, lease):
@@ -185,8 +187,8 @@ def missing(
         keys.append(SCAN_KEY)
     if group_by and not has_group_key(definitions, group_by):
         keys.append(group_key(group_by))
-    if lease is not None and counted and not has_lease_key(definitions, lease):
-        keys.append(lease_key(lease))
+    if lease is not None and counted is not None and not has_lease_key(definitions, lease, counted):
+        keys.append(lease_key(lease, counted))
     return added, keys
 
 

@@ -76,13 +76,16 @@ def print_queue(
     given = dict(options)
     group_by = ",".join(map(quote, given.get("GROUP_BY", "").split("|")))
     lease = given.get("LEASE")
-    lease_columns = f"`time_acked`,{quote(lease)},`time_next`" if lease and "MAX_IN_FLIGHT" in given else None
+    in_flight = f"`time_acked`,{quote(lease)},`time_next`" if lease else ""
+    lease_columns = {in_flight} if "MAX_IN_FLIGHT" in given else set[str]()
+    if "GROUP_LIMIT" in given:
+        lease_columns.add(f"{in_flight},{group_by}".casefold())
     kept = [
         text
         for _, text in _without_columns(texts, given)
         if (key := text.replace('"', "`")) not in added
         and not ((found := _PRINTED_GROUP_KEY.fullmatch(key)) and found[1].casefold() == group_by.casefold())
-        and not ((found := _PRINTED_LEASE_KEY.fullmatch(key)) and found[1] == lease_columns)
+        and not ((found := _PRINTED_LEASE_KEY.fullmatch(key)) and found[1].casefold() in lease_columns)
     ]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
     own = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]

@@ -60,11 +60,16 @@ class CreateQueue:
     tokens: TokenStream
 
     def definitions_sql(
-        self, lease: str | None, group_by: Sequence[str] = (), *, counted: bool = False, extras: Extras = NO_EXTRAS
+        self,
+        lease: str | None,
+        group_by: Sequence[str] = (),
+        *,
+        counted: Sequence[str] | None = None,
+        extras: Extras = NO_EXTRAS,
     ) -> bytes:
         """The definitions, with the queue's own columns and keys. `lease`: the name of its lease
-        column, if it has one. `group_by`: its group columns. `counted`: messages in flight are counted
-        by the lease column."""
+        column, if it has one. `group_by`: its group columns. `counted`: by which columns messages in
+        flight are counted; None: they are not."""
         body = self.body if self.definitions else b""
         if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
             at = column.tokens[-1].end - self.definitions[0].start
@@ -72,7 +77,9 @@ class CreateQueue:
         by_time = self.by_partition or self.by_time
         return self._with_own(body, lease, group_by, by_time=by_time, counted=counted, extras=extras)
 
-    def dead_letter_sql(self, lease: str | None, *, counted: bool = False, extras: Extras = NO_EXTRAS) -> bytes:
+    def dead_letter_sql(
+        self, lease: str | None, *, counted: Sequence[str] | None = None, extras: Extras = NO_EXTRAS
+    ) -> bytes:
         """The definitions of its dead-letter table."""
         body = b",".join(of_dead_letters(self.tokens, self.definitions))
         return self._with_own(body, lease, by_time=self.by_time, counted=counted, extras=extras)
@@ -84,7 +91,7 @@ class CreateQueue:
         group_by: Sequence[str] = (),
         *,
         by_time: bool,
-        counted: bool,
+        counted: Sequence[str] | None,
         extras: Extras,
     ) -> bytes:
         columns, keys = missing(

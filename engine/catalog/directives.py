@@ -157,6 +157,8 @@ def combination_problem(values: Mapping[str, str]) -> str | None:
         return "MAX_ATTEMPTS needs DEAD_LETTER, the table where dead messages go, for instance DEAD_LETTER = mail_dead"
     if "dead_letter" in values and not int(values.get("max_attempts", "0")):
         return "DEAD_LETTER needs MAX_ATTEMPTS, the deliveries until a message is dead, for instance MAX_ATTEMPTS = 10"
+    if "group_limit" in values and "group_by" not in values:
+        return "GROUP_LIMIT needs GROUP_BY, the columns that make the groups, for instance GROUP_BY = (tenant)"
     least, most = values.get("vt_min_backoff", values["vt_ack_wait"]), values.get("vt_max_backoff")
     if most is not None and Decimal(most) < Decimal(least):
         return f"MAX_BACKOFF = {most} is less than the wait of a first delivery, {least}"
@@ -202,6 +204,7 @@ class _Reader:
             max_rate=values["max_rate"],
             paused=bool(values["paused"]),
             group_by=values["group_by"] or (),
+            group_limit=values["group_limit"],
         )
 
     def _read(self, key: str) -> Any:
@@ -223,6 +226,8 @@ class _Reader:
                 "dead_letter is missing: with max_attempts, the table where dead messages go, "
                 "for instance dead_letter=mail_dead"
             )
+        if values["group_limit"] and "group_by" not in self._values:
+            self.problems.append(f"group_limit needs group_by: {_READERS['group_by'][1]}, for instance group_by=tenant")
         least = values["vt_min_backoff"] or values["vt_ack_wait"]
         most = values["vt_max_backoff"]
         if least and most and most < least:
@@ -338,6 +343,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "delay_by": (_column, "the column by which producers delay a message, in seconds or to a time", "delay_s"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
     "group_by": (_columns, "the columns whose values divide the messages into groups", "tenant|region"),
+    "group_limit": (_whole(1, ROWS_MOST), "messages of a group in flight at most", "2"),
 }
 REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
 

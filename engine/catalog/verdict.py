@@ -143,9 +143,13 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
     if problems or id_index is None or not isinstance(policy, Policy):
         return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)))
     scan = _scan_index(facts.indexes)
-    lease_index = _lease_index(policy, facts.indexes)
-    policy = replace(policy, counted=policy.max_in_flight is not None and lease_index is not None)
     group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.group_by)
+    lease_index = _lease_index(policy, facts.indexes, group_columns)
+    policy = replace(
+        policy,
+        counted=policy.max_in_flight is not None and lease_index is not None,
+        groups_counted=policy.group_limit is not None and lease_index is not None,
+    )
     group_index = _group_index(group_columns, facts.indexes)
     return QueueTable(
         id=facts.id,
@@ -258,12 +262,16 @@ def _reason(policy: Policy, columns: Mapping[str, Column]) -> ReasonColumn | Non
 
 
 def _limit_warnings(table: TableId, policy: Policy) -> Iterable[str]:
-    if policy.max_in_flight is not None and not policy.counted:
-        lacking = "a lease column and an index" if policy.lease is None else "an index on the lease column"
-        yield (
-            f"max_in_flight holds at each proxy alone, for lack of {lacking}: "
-            f"ALTER QUEUE {table} MAX_IN_FLIGHT = {policy.max_in_flight} adds what is missing"
-        )
+    lacking = "a lease column and an index" if policy.lease is None else "an index on the lease column"
+    for name, most, counted in (
+        ("max_in_flight", policy.max_in_flight, policy.counted),
+        ("group_limit", policy.group_limit, policy.groups_counted),
+    ):
+        if most is not None and not counted:
+            yield (
+                f"{name} holds at each proxy alone, for lack of {lacking}: "
+                f"ALTER QUEUE {table} {name.upper()} = {most} adds what is missing"
+            )
 
 
 def _group_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
@@ -338,18 +346,20 @@ def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
     return min(fitting, key=lambda index: (not index.ties_by_id, index.descending, index.name), default=None)
 
 
-def _lease_index(policy: Policy, indexes: Sequence[Index]) -> str | None:
-    """The index that shows what is in flight; None: there is none."""
+def _lease_index(policy: Policy, indexes: Sequence[Index], group: Sequence[GroupColumn]) -> str | None:
+    """The index that shows what is in flight, preferably one that shows the groups, too; None: there is
+    none."""
     if policy.lease is None:
         return None
     wanted = ["time_acked", policy.lease.lower(), "time_next"]
+    columns = [column.name.lower() for column in group]
     fitting = (
-        index.name
+        (not set(columns) <= set(_names(index)), index.name)
         for index in indexes
         if _names(index)[: len(wanted)] == wanted
         and all(column.whole and not column.descending for column in index.columns[: len(wanted)])
     )
-    return min(fitting, default=None)
+    return min(fitting, default=(True, None))[1]
 
 
 def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:

@@ -122,6 +122,7 @@ class Deliveries:
         parts = self._parts
         parts.leases.end(lease)
         parts.capacity.place_freed()
+        parts.places.delivery_over(lease.key)
         parts.verification.lease_ended(lease)
         if lease.subscriber is not None and (subscriber := parts.groups.subscribers.get(lease.subscriber)):
             parts.groups.members_with(subscriber).lease_ended(subscriber, lease)

@@ -207,6 +207,7 @@ class Dispatcher:
         if anywhere:
             self.parts.verification.end_pause()  # It may have been an acknowledgement.
             self.parts.capacity.reopen()
+            self.parts.places.any_over()
         return self._advance(now)
 
     def inserted(self, now: Instant, keys: Sequence[Key]) -> Effects:
@@ -230,7 +231,7 @@ class Dispatcher:
         self.parts.verification.outcome_known(keys)
         for key in keys:
             if (lease := self.parts.leases.get(key)) is None:
-                self.parts.capacity.reopen()
+                self._over_elsewhere(key)
             elif not lease.awaits_lock:
                 self.parts.measures.settled(lease, now)
                 self._deliveries.end_lease(lease)
@@ -243,9 +244,12 @@ class Dispatcher:
         They are looked up at once. `extended`: their holders may also have been given more time."""
         keys = None if keys is None else tuple(keys)
         self.parts.claims.report_changes(keys)
-        if keys is None or any(self.parts.leases.get(key) is None for key in keys):
-            self.parts.capacity.reopen()
+        for key in keys or ():
+            if self.parts.leases.get(key) is None:
+                self._over_elsewhere(key)
         if keys is None:
+            self.parts.capacity.reopen()
+            self.parts.places.any_over()
             self.parts.verification.suspect_any(extended=extended)
         else:
             unleased = bool(self.subscribers) or self.parts.dead_letters.configured
@@ -287,7 +291,12 @@ class Dispatcher:
         """The binary log shows another state of a message that is not in flight here. Unless it was
         inserted or claimed, its place may be free."""
         if before is not None and entry.epoch <= before[0]:
-            self.parts.capacity.reopen()
+            self._over_elsewhere(entry.key)
+
+    def _over_elsewhere(self, key: Key) -> None:
+        """The delivery of a message that is not in flight here may be over, and its place free."""
+        self.parts.capacity.reopen()
+        self.parts.places.delivery_over(key)
 
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""
@@ -372,6 +381,7 @@ class Dispatcher:
         `left`: what the limits of the queue leave, if the database keeps them."""
         attempt = self.parts.claims.record_answer(claim_id, claims, rows, left.left_out if left else ())
         self.parts.capacity.claim_counted(now, left, len(claims))
+        self.parts.places.claim_answered(now, left.groups if left else ())
         self.parts.capacity.claim_took(now.mono_ns - attempt.started_ns)
         self.parts.scans.claim_took(now.mono_ns - attempt.started_ns)
         effects: Effects = []
@@ -444,6 +454,7 @@ class Dispatcher:
                 self._locked.failure_counted(now, claim, claim.failed_wait_ns)
             elif claim.sent and claim.key not in self.parts.dead_letters:
                 self.parts.dead_letters.add_if_dead(Entry(claim.key, claim.epoch, claim.priority, now.server_ns), now)
+            self.parts.places.delivery_over(claim.key)
         self.parts.scans.rescan_returned(returns)
         self.parts.capacity.reopen()
         return self._advance(now)
@@ -499,6 +510,7 @@ class Dispatcher:
             parts.scans.clock_stepped_back()
         parts.now = now
         parts.capacity.reopen_when_due(now)
+        parts.places.forget_ended(now)
         self._deliveries.end_expired(now)
         parts.scans.promote_due(now)
         effects = parts.releases.start_release(now)
@@ -533,6 +545,7 @@ class Dispatcher:
 
     def _claim(self, picked: Picked, now: Instant, *, unscanned: bool = False) -> Effect:
         self.parts.capacity.claim_started()
+        self.parts.places.claim_started()
         return self.parts.claims.start_claim(picked, now, slot=self.parts.abandoned.slot, unscanned=unscanned)
 
     def _start_scans(self, now: Instant) -> Effects:

@@ -56,7 +56,9 @@ class FilterGroup:
         elif closed:
             nothing_to_give, completed = True, self.scans.whole_started + 1
         else:
-            nothing_to_give, completed = self.scans.is_exhausted, self.scans.whole_completed
+            finds_groups = self.scans.by_group.running and self.scans.buffer.more
+            nothing_to_give = self.scans.is_exhausted and not finds_groups
+            completed = self.scans.whole_completed
         return self.subscribers.finished_streams(nothing_to_give=nothing_to_give, completed=completed)
 
 

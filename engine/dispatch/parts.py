@@ -17,6 +17,7 @@ from engine.dispatch.capacity import Capacity
 from engine.dispatch.claims import ClaimsUnderWay
 from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
+from engine.dispatch.group_places import GroupPlaces
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
@@ -43,6 +44,7 @@ class Parts:
     """Of statements and leases: the later one has the greater number."""
     groups: FilterGroups
     in_flight: GroupsInFlight
+    places: GroupPlaces
     leases: Leases
     claims: ClaimsUnderWay
     capacity: Capacity
@@ -67,9 +69,9 @@ class Parts:
         `measures`: what an earlier dispatcher has counted."""
         numbers = count(1)
         in_flight = GroupsInFlight()
-        turns = Turns(in_flight) if policy.group_by else None
-        groups = FilterGroups(limits, policy.batch_size, turns)
         leases, claims = Leases(in_flight), ClaimsUnderWay(policy, jitter, numbers, in_flight)
+        places = GroupPlaces(policy, in_flight, leases)
+        groups = FilterGroups(limits, policy.batch_size, Turns(in_flight, places) if policy.group_by else None)
         return cls(
             policy=policy,
             limits=limits,
@@ -78,6 +80,7 @@ class Parts:
             numbers=numbers,
             groups=groups,
             in_flight=in_flight,
+            places=places,
             leases=leases,
             claims=claims,
             capacity=Capacity(policy, limits, leases, claims, now),
@@ -97,8 +100,10 @@ class Parts:
         """The table's comment has changed."""
         if policy.batch_size != self.policy.batch_size:
             self.groups.resize(policy.batch_size)
-        if policy.group_by != self.policy.group_by:
-            self.groups.set_turns(Turns(self.in_flight) if policy.group_by else None)
+        grouping = policy.group_by, policy.group_limit
+        self.places.set_policy(policy)
+        if grouping != (self.policy.group_by, self.policy.group_limit):
+            self.groups.set_turns(Turns(self.in_flight, self.places) if policy.group_by else None)
         self.policy = policy
         self.claims.set_policy(policy)
         self.capacity.set_policy(policy, now)

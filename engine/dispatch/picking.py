@@ -57,6 +57,8 @@ class Picking:
         parts, main, count = self._parts, self._parts.groups.main, len(keys)
         if parts.draining or parts.is_failing(now) or parts.groups.with_credit() != [main]:
             return False
+        if parts.places.limited:
+            return False  # An INSERT does not show the group.
         if main.credit < count or parts.capacity.claim_size(count, now) != count:
             return False
         known = (parts.is_taken(key) or parts.leases.get(key) or parts.releases.is_under_way(key) for key in keys)

@@ -70,7 +70,15 @@ class ReadAhead:
 
     @property
     def ready(self) -> int:
-        """How many entries may be claimed now."""
+        """How many entries may be claimed now. With groups that have a limit, an estimate: those of
+        groups without a place are left out, and 0 is exact."""
+        if self.order is None or not self.order.limited:
+            return len(self._ready)
+        return 0 if self.head() is None else max(1, len(self._ready) - self.order.parked)
+
+    @property
+    def due(self) -> int:
+        """How many entries are due, those of groups without a place included."""
         return len(self._ready)
 
     @property

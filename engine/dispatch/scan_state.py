@@ -63,13 +63,19 @@ class ScanState:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no message is known to be due apart from those that were taken."""
-        return self.buffer.ready == 0 and not self.buffer.more
+        """Whether no message is known that can be handed out now, apart from those that were taken. If
+        the front is full of messages whose groups have no place, the scan does not go on there."""
+        return self.buffer.ready == 0 and not (self.buffer.more and self.runs_low)
 
     @property
     def has_more(self) -> bool:
         """Whether messages are ready, or the next scan finds some."""
-        return self.buffer.ready > 0 or self.buffer.more
+        return not self.is_exhausted
+
+    @property
+    def runs_low(self) -> bool:
+        """Whether so little of what was read is left that more is read."""
+        return self.buffer.due <= self.limit // 4
 
     def scan_started(self, now: Instant, *, whole: bool) -> None:
         """A scan starts. It shows everything that has been committed by now, of all shares

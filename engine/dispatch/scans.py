@@ -235,7 +235,7 @@ class ScanScheduler:
         """Whether the buffer of a group without a condition shows that no message is due, and no scan
         is under way or due that could show one."""
         scans = group.scans
-        at_rest = scans.started > 0 and not scans.running and not scans.buffer.ready
+        at_rest = scans.started > 0 and not scans.running and not scans.buffer.due
         return at_rest and not self._is_due(group, now)
 
     def inserted_unscanned(self, group: FilterGroup, now: Instant) -> None:
@@ -324,7 +324,7 @@ class ScanScheduler:
         for one group is removed from the buffers of the others."""
         turns = self._groups.turns
         if turns is not None:
-            freed = turns.begin_round()
+            freed = turns.take_freed()
             for group in self._groups if freed else ():
                 group.scans.buffer.requeue(freed)
         wanting = [(group, most) for group, most in demand if most > 0]
@@ -373,9 +373,13 @@ class ScanScheduler:
     def promote_due(self, now: Instant) -> None:
         """Make entries ready that have come due, and request a scan for messages awaiting
         visibility if it is time for one."""
+        turns = self._groups.turns
+        freed = turns.take_freed() if turns is not None and turns.limited else ()
         for group in self._groups:
             group.scans.buffer.promote_due(now)
             group.scans.others.note_requests(now)
+            if freed:
+                group.scans.buffer.requeue(freed)
         if self._awaiting.start_rescan(now.mono_ns):
             self.request_scans(anywhere=self._awaiting.commit_is_slow)
 
@@ -473,7 +477,7 @@ class ScanScheduler:
     def _start_scan(self, group: FilterGroup, now: Instant, unavailable: int) -> Scan:
         scans, part = group.scans, None
         # With message groups, entries behind its reach stay: a small scan shows what is more urgent.
-        peeks = scans.buffer.order is not None and scans.buffer.more and scans.buffer.ready > scans.limit // 4
+        peeks = scans.buffer.order is not None and scans.buffer.more and not scans.runs_low
         peeks = peeks and scans.position is None and now.mono_ns < self.full_scan_ns(group)
         if scans.position is not None:
             if now.mono_ns >= self.full_scan_ns(group):
@@ -574,10 +578,11 @@ class ScanScheduler:
         buffer = scans.buffer
         if scans.running:
             return False
-        if buffer.ready <= scans.limit // 4:
+        shows_all = scans.others.share is None or not scans.has_more
+        if group.awaits_scan and shows_all and buffer.ready <= scans.limit // 4:
+            return True
+        if scans.runs_low:
             if scans.dirty or buffer.more:
-                return True
-            if group.awaits_scan and (scans.others.share is None or not scans.has_more):
                 return True
             if buffer.horizon_ns is not None and buffer.horizon_ns <= now.server_ns:
                 return True

@@ -8,6 +8,9 @@ groups, for the whole table. `TurnOrder` orders the ready entries of one read-ah
 A step costs the logarithm of the number of groups. An entry of a heap is not moved when its order
 changes. It is checked when it comes to the top, and `requeue` pushes another one for a group that
 moved forward.
+
+A group that has as many messages in flight as allowed is *parked* when it comes to the top: its
+entry leaves the heap, its messages stay, and `requeue` brings it back.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 from itertools import count
 
+from engine.dispatch.group_places import GroupPlaces
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.model import Entry, Group, Key
 
@@ -28,8 +32,10 @@ class Turns:
     """What decides which group is next. Messages that were taken since the round began count as in
     flight."""
 
-    def __init__(self, in_flight: GroupsInFlight) -> None:
+    def __init__(self, in_flight: GroupsInFlight, places: GroupPlaces | None = None) -> None:
+        """`places`: None where groups have no limit."""
         self._in_flight = in_flight
+        self._places = places
         self._taken: dict[Group | None, int] = {}
         self._last: dict[Group | None, int] = {}
         """The number of the last turn of each group, in ascending order."""
@@ -40,6 +46,17 @@ class Turns:
         turn."""
         return self._in_flight.count(group) + self._taken.get(group, 0), self._last.get(group, 0)
 
+    @property
+    def limited(self) -> bool:
+        """Whether groups have a limit."""
+        return self._places is not None and self._places.limited
+
+    def has_place(self, group: Group | None) -> bool:
+        """Whether another message of this group may be in flight."""
+        if self._places is None:
+            return True
+        return self._places.has_place(group, self._in_flight.count(group) + self._taken.get(group, 0))
+
     def note_turn(self, group: Group | None) -> None:
         """A message of this group was taken."""
         self._taken[group] = self._taken.get(group, 0) + 1
@@ -48,7 +65,7 @@ class Turns:
         if len(self._last) > TURNS_MAX:
             del self._last[next(iter(self._last))]
 
-    def begin_round(self) -> set[Group]:
+    def take_freed(self) -> set[Group]:
         """Returns the groups that may be next earlier than before."""
         return self._in_flight.take_freed()
 
@@ -69,6 +86,9 @@ class _Level:
         self.groups: dict[int, Group | None] = {}
         """The group of each valid entry of the heap, by its number."""
         self.numbers: dict[Group | None, int] = {}
+        """The number of each group that is not parked."""
+        self.listed = True
+        """Whether its priority is among those that have messages to hand out."""
 
 
 class TurnOrder:
@@ -81,6 +101,17 @@ class TurnOrder:
         self._priorities: list[int] = []
         self._numbers = count()
         self._size = 0
+        self._parked = 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether groups have a limit."""
+        return self._turns.limited
+
+    @property
+    def parked(self) -> int:
+        """About how many ready messages are of groups that are parked."""
+        return self._parked
 
     @property
     def size(self) -> int:
@@ -98,7 +129,7 @@ class TurnOrder:
 
     def rebuild(self, entries: Iterable[Entry]) -> None:
         """Replace everything by these entries."""
-        self._levels, self._priorities, self._size = {}, [], 0
+        self._levels, self._priorities, self._size, self._parked = {}, [], 0, 0
         for entry in entries:
             level = self._levels.get(entry.priority)
             if level is None:
@@ -126,7 +157,9 @@ class TurnOrder:
         queue = level.queues.get(entry.group)
         if queue is None:
             queue = level.queues[entry.group] = []
-            self._enter(level, entry.group)
+            self._enter(entry.priority, entry.group)
+        elif entry.group not in level.numbers:
+            self._parked += 1
         heapq.heappush(queue, (entry.due_ns, entry.key, entry.epoch))
         self._size += 1
 
@@ -139,20 +172,23 @@ class TurnOrder:
         """Leave `keep` messages of each group at this priority, the first ones. Returns the groups that
         had more, each with the ids of the others."""
         level, trimmed = self._levels.get(priority), list[tuple[Group, list[Key]]]()
-        for group, queue in level.queues.items() if level else ():
+        if level is None:
+            return trimmed
+        for group, queue in level.queues.items():
             if group is not None and len(queue) > keep:
                 queue.sort()
                 trimmed.append((group, [key for _, key, _ in queue[keep:]]))
                 self._size -= len(queue) - keep
+                self._parked -= 0 if group in level.numbers else len(queue) - keep
                 del queue[keep:]
         return trimmed
 
     def requeue(self, groups: Iterable[Group | None]) -> None:
         """These groups may be next earlier than before."""
-        for level in self._levels.values():
+        for priority, level in self._levels.items():
             for group in groups:
                 if group in level.queues:
-                    self._enter(level, group)
+                    self._enter(priority, group)
 
     def head(self, ready: Mapping[Key, Entry]) -> Entry | None:
         """The next entry; None: there is none."""
@@ -160,7 +196,10 @@ class TurnOrder:
             level = self._levels[self._priorities[0]]
             if (entry := self._first(level, ready)) is not None:
                 return entry
-            del self._levels[heapq.heappop(self._priorities)]
+            priority = heapq.heappop(self._priorities)
+            level.listed = False
+            if not level.queues:
+                del self._levels[priority]
         return None
 
     def pop(self) -> None:
@@ -186,6 +225,8 @@ class TurnOrder:
                 del level.queues[group], level.groups[number], level.numbers[group]
             elif (rank := self._turns.rank(group)) != (load, turn):
                 heapq.heapreplace(heap, (*rank, number))
+            elif not self._turns.has_place(group):
+                self._park(level, group, number)
             else:
                 return entry
         return None
@@ -202,11 +243,23 @@ class TurnOrder:
             self._size -= 1
         return None
 
-    def _enter(self, level: _Level, group: Group | None) -> None:
+    def _park(self, level: _Level, group: Group | None, number: int) -> None:
+        """The group at the top of the heap has as many messages in flight as allowed."""
+        heapq.heappop(level.heap)
+        del level.groups[number], level.numbers[group]
+        self._parked += len(level.queues[group])
+
+    def _enter(self, priority: int, group: Group | None) -> None:
         """Push a valid entry of the heap for a group, in place of the one before."""
+        level = self._levels[priority]
         before = level.numbers.get(group)
         if before is not None:
             del level.groups[before]
+        else:
+            self._parked -= len(level.queues[group])
+        if not level.listed:
+            level.listed = True
+            heapq.heappush(self._priorities, priority)
         number = level.numbers[group] = next(self._numbers)
         level.groups[number] = group
         if len(level.heap) > 2 * len(level.numbers) + 64:

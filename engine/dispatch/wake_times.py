@@ -36,6 +36,8 @@ def _scan_times(parts: Parts) -> list[int | None]:
             times.append(parts.capacity.next_token_ns)
     if parts.groups.with_credit():
         times.append(parts.capacity.reopen_ns(now))
+        if (free_ns := parts.places.next_ns) is not None:
+            times.append(now.until(free_ns))
     if dead_letters.scanned_for:
         times.append(scans.dead_scan_ns(now))
     if groups or dead_letters.due_count or dead_letters.scanned_for:

@@ -193,7 +193,8 @@ class Queues:
         if isinstance(found, BrokenTable) and found.denied:
             return SettleColumns(found.id)
         queue = await self.queue(table)
-        return SettleColumns(queue.id, queue.lease_column, queue.policy.counted, queue.reason)
+        counted = queue.policy.counted or queue.policy.groups_counted
+        return SettleColumns(queue.id, queue.lease_column, counted, queue.reason)
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False

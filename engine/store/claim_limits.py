@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
-from engine.model import Claimed, Key, LimitsLeft, QueueTable
+from engine.model import Claimed, Entry, Key, LimitsLeft, QueueTable
 from engine.packets import text_values
 from engine.quoting import qualified, quoted, text_literal
+from engine.store.claim_plan import GroupCounts
 from engine.store.connection import Result
 from engine.store.pace import Pace
 from engine.store.queries import TableStatements, statement
@@ -33,7 +34,8 @@ class ClaimLimits:
         self._most = policy.max_in_flight if policy.counted else None
         burst_s = BURST_S + min(claim_s, CLAIM_MAX_S)
         self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
-        self.any = self._most is not None or self._pace is not None
+        self._group_most = policy.group_limit if policy.groups_counted else None
+        self.any = any(limit is not None for limit in (self._most, self._pace, self._group_most))
         """Whether there is a limit, and the claim holds a lock for it."""
         self._lock = text_literal(lock_name(table)) if self.any else ""
         self._sql = sql
@@ -42,6 +44,8 @@ class ClaimLimits:
         self._free: int | None = None
         self._free_ns: int | None = None
         self._full_ns: int | None = None
+        self.groups: GroupCounts | None = None
+        """The messages in flight of message groups; None: they are not limited."""
 
     @property
     def before(self) -> list[str]:
@@ -56,14 +60,29 @@ class ClaimLimits:
         """In the transaction, before the rows are locked."""
         statements = []
         if self._most is not None:
-            words = {
-                "lease": quoted(self._table.lease_column or ""),
-                "lease_index": quoted(self._table.lease_index or ""),
-            }
-            statements.append(self._sql("limit_count", most=self._most, **words))
+            statements.append(self._sql("limit_count", most=self._most, **self._lease_words))
         if self._pace is not None:
             statements.append(statement("rate_read", **self._rate_words))
         return statements
+
+    def of_groups(self, keys: Collection[Key]) -> list[str]:
+        """In the transaction, behind the statements that lock these rows."""
+        if self._group_most is None:
+            return []
+        return self._sql.for_ids("group_count", keys, most=self._group_most, **self._lease_words)
+
+    def read_groups(self, results: Sequence[Result]) -> None:
+        """Take the results of `of_groups`."""
+        if self._group_most is None:
+            return
+        self.groups = groups = GroupCounts(self._group_most)
+        for row in (row for result in results for row in result.rows):
+            raw, number, held, ends = text_values(row)
+            key, of_group = self._sql.key(raw or b""), int(number or 0)
+            if ends is None:
+                groups.numbers[key], groups.held[of_group] = of_group, int(held or 0)
+            else:
+                groups.holders.setdefault(of_group, {})[key] = int(ends)
 
     @property
     def behind(self) -> list[str]:
@@ -93,7 +112,7 @@ class ClaimLimits:
         if not self._taken:
             return 0
         paced = None if self._pace is None else self._pace.allowed(self._full_ns, now_ns)
-        return min(places for places in (self._free, paced) if places is not None)
+        return min((places for places in (self._free, paced) if places is not None), default=None)
 
     def writes(self, now_ns: int, claimed: int) -> list[str]:
         """With the claims of so many messages, in the transaction."""
@@ -102,8 +121,10 @@ class ClaimLimits:
         full_ns = self._pace.after(self._full_ns, now_ns, claimed)
         return [statement("rate_write", full_ns=full_ns, **self._rate_words)]
 
-    def left(self, now_ns: int, claims: Sequence[Claimed], left_out: Sequence[Key]) -> LimitsLeft | None:
-        """What is left behind these claims; None without a limit."""
+    def left(
+        self, now_ns: int, claims: Sequence[Claimed], left_out: Sequence[Key], found: Mapping[Key, Entry]
+    ) -> LimitsLeft | None:
+        """What is left behind these claims; None without a limit. `found`: the rows that were locked."""
         if not self.any:
             return None
         if not self._taken:
@@ -113,7 +134,15 @@ class ClaimLimits:
         places = None if self._free is None else self._free - len(claims)
         pace = self._pace
         paced = None if pace is None else pace.ready_ns(pace.after(self._full_ns, now_ns, len(claims)))
-        return LimitsLeft(tuple(left_out), places, min(ends, default=None), paced)
+        groups = () if self.groups is None else self.groups.left(found.values())
+        return LimitsLeft(tuple(left_out), places, min(ends, default=None), paced, groups)
+
+    @property
+    def _lease_words(self) -> dict[str, str]:
+        return {
+            "lease": quoted(self._table.lease_column or ""),
+            "lease_index": quoted(self._table.lease_index or ""),
+        }
 
     @property
     def _rate_words(self) -> dict[str, str]:

@@ -14,9 +14,10 @@ between two of them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from engine.model import Claimed, Entry, Key, Wanted
+from engine.model import Claimed, Entry, Group, GroupLeft, Key, Wanted
 
 
 class Step(enum.Enum):
@@ -29,14 +30,51 @@ class Step(enum.Enum):
     """Count the messages in flight."""
     LOCK_ROWS = enum.auto()
     """Lock the rows that can be claimed."""
+    COUNT_GROUPS = enum.auto()
+    """Count the messages in flight of the message groups of these rows, which cannot change any more."""
     WRITE = enum.auto()
     COMMIT = enum.auto()
     RELEASE_LOCK = enum.auto()
 
 
-FIRST_PACKET: Sequence[Step] = (Step.TAKE_LOCK, Step.BEGIN, Step.COUNT, Step.LOCK_ROWS)
+FIRST_PACKET: Sequence[Step] = (Step.TAKE_LOCK, Step.BEGIN, Step.COUNT, Step.LOCK_ROWS, Step.COUNT_GROUPS)
 SECOND_PACKET: Sequence[Step] = (Step.WRITE, Step.COMMIT, Step.RELEASE_LOCK)
 """What is written follows from the results of the first packet."""
+
+
+@dataclass(slots=True)
+class GroupCounts:
+    """The messages in flight of the message groups of a claim, as the server has counted them.
+
+    A group is what the server treats as one: it has a number. A message without a number may not be
+    claimed.
+    """
+
+    most: int
+    """How many messages of a group may be in flight."""
+    numbers: dict[Key, int] = field(default_factory=dict)
+    """The number of the group of each message of the claim."""
+    held: dict[int, int] = field(default_factory=dict)
+    """How many messages of each group are in flight."""
+    holders: dict[int, dict[Key, int]] = field(default_factory=dict)
+    """The messages in flight of groups that may be full, and the ends of their leases."""
+
+    def take(self, key: Key) -> bool:
+        """Take a place for this message, if its group has one. Returns whether it has."""
+        number = self.numbers.get(key)
+        if number is None or self.held[number] >= self.most:
+            return False
+        self.held[number] += 1
+        return True
+
+    def left(self, entries: Iterable[Entry]) -> tuple[GroupLeft, ...]:
+        """What is left of the groups of these messages, behind the claim."""
+        found: dict[Group, GroupLeft] = {}
+        for entry in entries:
+            number = self.numbers.get(entry.key)
+            if entry.group is not None and number is not None and self.held[number] >= self.most:
+                found[entry.group] = GroupLeft(entry.group, self.holders.get(number, {}))
+        return tuple(found.values())
 
 
 def choose(
@@ -45,11 +83,13 @@ def choose(
     now_ns: int,
     end_ns: Callable[[int], int],
     places: int | None,
+    groups: GroupCounts | None = None,
 ) -> tuple[tuple[Claimed, ...], tuple[Key, ...]]:
     """The messages that a claim takes, and those that it leaves out for want of places.
 
     Takes those of the locked rows (`found`) that still have the wanted epoch, the first `places` of
-    them in the order of `wanted` (None: all). `end_ns`: the end of a lease as it is written.
+    them in the order of `wanted` (None: all), and of each message group as many as have places there.
+    `end_ns`: the end of a lease as it is written.
     """
     possible = [
         Claimed(want.key, entry.epoch + 1, end_ns(now_ns + want.wait_ns), entry.priority, entry.due_ns, entry.group)
@@ -57,4 +97,13 @@ def choose(
         if (entry := found.get(want.key)) and want.epoch == entry.epoch
     ]
     count = len(possible) if places is None else max(0, places)
-    return tuple(possible[:count]), tuple(claim.key for claim in possible[count:])
+    if groups is None:
+        return tuple(possible[:count]), tuple(claim.key for claim in possible[count:])
+    taken: list[Claimed] = []
+    left_out: list[Key] = []
+    for claim in possible:
+        if len(taken) < count and groups.take(claim.key):
+            taken.append(claim)
+        else:
+            left_out.append(claim.key)
+    return tuple(taken), tuple(left_out)

@@ -39,7 +39,7 @@ from engine.model import (
     end_with_slot,
 )
 from engine.store.acks import Ack, shares
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step, choose
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step, choose
 from engine.store.pace import Pace
 from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
 from engine.store.rotation import Rotation
@@ -434,7 +434,9 @@ class MemoryClaim:
         policy = table.policy
         self._most = policy.max_in_flight if policy.counted else None
         self._pace = Pace(policy.max_rate) if policy.paced and policy.max_rate is not None else None
-        self._limited = policy.counted or policy.paced
+        self._group_most = policy.group_limit if policy.groups_counted else None
+        self._groups: GroupCounts | None = None
+        self._limited = policy.counted or policy.paced or policy.groups_counted
         self._full_ns: int | None = None
         self._paced_until_ns: int | None = None
         self._places: int | None = None
@@ -457,6 +459,9 @@ class MemoryClaim:
             case Step.LOCK_ROWS:
                 self._locked = {want.key: row for want, row in self._store.claimable(rows, [*self._wanted.values()])}
                 self._store.locked |= self._locked.keys()
+            case Step.COUNT_GROUPS if self._group_most is not None:
+                self._groups = GroupCounts(self._group_most)
+                self._count_groups(self._groups, rows.values())
             case Step.WRITE:
                 self._write()
             case Step.COMMIT:
@@ -480,6 +485,16 @@ class MemoryClaim:
         if self._store.limit_locks.get(self._table.id) is not self:
             self._places, self._free_ns = 0, None
 
+    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
+        numbers: dict[Group, int] = {}
+        for key, row in self._locked.items():
+            groups.numbers[key] = numbers.setdefault(row.group, len(numbers))
+            groups.held.setdefault(groups.numbers[key], 0)
+        for row in rows:
+            if row.is_in_flight(self._store.now_ns) and (number := numbers.get(row.group)) is not None:
+                groups.held[number] += 1
+                groups.holders.setdefault(number, {})[row.key] = row.time_next_ns or 0
+
     def _write(self) -> None:
         def end_ns(deadline_ns: int) -> int:
             return deadline_ns if self._table.lease_column is None else end_with_slot(deadline_ns, self._slot)
@@ -489,7 +504,7 @@ class MemoryClaim:
         if self._pace is not None:
             paced = self._pace.allowed(self._full_ns, self._now_ns)
             places = paced if places is None else min(places, paced)
-        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, places)
+        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, places, self._groups)
         for claim in claims:
             lease_ns = None if self._table.lease_column is None else claim.deadline_ns
             self._written[claim.key] = replace(
@@ -503,7 +518,8 @@ class MemoryClaim:
             if self._pace is not None:
                 full_ns = self._pace.after(self._full_ns, self._now_ns, len(claims))
                 paced_until_ns = self._pace.ready_ns(full_ns)
-            left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns)
+            groups = () if self._groups is None else self._groups.left(found.values())
+            left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns, groups)
         self.result = ClaimResult(claims, None, left)
 
     def _unlock(self) -> None:

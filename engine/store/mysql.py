@@ -418,6 +418,8 @@ class MySQLStore:
         sql = TableStatements(table)
         limits, began_s = ClaimLimits(table, sql, self._claim_s.get(table.id, 0.0)), time.monotonic()
         (context, first), *others = _claim_locks(table, wanted.values()).items()
+        counts = limits.of_groups(wanted)
+        (others[-1][1] if others else first).extend(counts)
         with self._pool.connection(context) as connection, _closed_on_error(connection, limits):
             before, within = limits.before, limits.within
             opening = [*before, statement("now"), statement("begin"), *within]
@@ -427,9 +429,10 @@ class MySQLStore:
             for other_context, locks in others:
                 locked += connection.run(locks, other_context)
             end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
-            found = {entry.key: entry for entry in entries_of(sql, *locked)}
-            claims, left_out = choose(wanted.values(), found, now_at, end_ns, limits.places(now_at))
-            left = limits.left(now_at, claims, left_out)
+            limits.read_groups(locked[len(locked) - len(counts) :])
+            found = {entry.key: entry for entry in entries_of(sql, *locked[: len(locked) - len(counts)])}
+            claims, left_out = choose(wanted.values(), found, now_at, end_ns, limits.places(now_at), limits.groups)
+            left = limits.left(now_at, claims, left_out, found)
             deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
             writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases)]
             writes += [*limits.writes(now_at, len(claims)), statement("commit"), *limits.behind]

@@ -227,6 +227,29 @@ FROM (
     LIMIT $most
 ) AS in_flight
 
+-- name: group_count
+-- How many messages of each message group are in flight over all proxies: for each message of a claim
+-- the number of its group and the count; and the messages in flight of groups that may be full behind
+-- the claim, with the ends of their leases. Runs behind claim_lock, so the groups of locked rows cannot
+-- change. The server compares the groups: their collation decides which values are equal. Reads what is
+-- in flight, however large the queue is.
+SELECT /* ackstream limit */ id_read, CAST(number AS BINARY), CAST(held AS BINARY), CAST(ends AS BINARY)
+FROM (
+    SELECT id_read, ends, DENSE_RANK() OVER (ORDER BY $group_order) AS number,
+        COUNT(ends) OVER (PARTITION BY $group_order) AS held, COUNT(*) OVER (PARTITION BY $group_order) AS all_of_it
+    FROM (
+        SELECT $id AS id_read, NULL AS ends, $group_order
+        FROM $table FORCE INDEX ($id_index)
+        WHERE id IN ($ids) AND time_acked IS NULL
+        UNION ALL
+        SELECT $id, $lease, $group_order
+        FROM $table FORCE INDEX ($lease_index)
+        WHERE time_acked IS NULL AND $lease > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+            AND $lease = time_next
+    ) AS concerned
+) AS counted
+WHERE all_of_it > held AND (ends IS NULL OR all_of_it >= $most)
+
 -- name: rate_read
 -- When the queue has its full rate again. The lock of the limit is held.
 SELECT CAST(full_ns AS BINARY)

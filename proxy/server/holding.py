@@ -25,6 +25,12 @@ def _limit(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.subscribers) and not parts.policy.paused and not parts.capacity.is_open
 
 
+def _group_limit(dispatcher: Dispatcher) -> bool:
+    """Only messages of full groups are ready."""
+    held = any(group.scans.buffer.due and not group.scans.buffer.ready for group in dispatcher.parts.groups)
+    return bool(dispatcher.subscribers) and dispatcher.parts.places.limited and held
+
+
 def _rate(dispatcher: Dispatcher) -> bool:
     next_ns = dispatcher.parts.capacity.next_token_ns
     return bool(dispatcher.subscribers) and next_ns is not None and next_ns > dispatcher.parts.now.mono_ns
@@ -39,6 +45,7 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "paused": (_paused, "the queue is paused: RESUME QUEUE"),
         "no_consumer": (_no_consumer, "no stream reads it"),
         "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
+        "group_limit": (_group_limit, "each group that has messages has as many in flight as group_limit allows"),
         "rate": (_rate, "max_rate allows the next one later"),
         "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),
     }

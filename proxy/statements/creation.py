@@ -81,9 +81,8 @@ class Creation:
         values = queue_values(given, without)
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
-        counted = "max_in_flight" in values
         definitions = statement.definitions_sql(
-            values.get("lease"), group_columns(values), counted=counted, extras=extras_of(values)
+            values.get("lease"), group_columns(values), counted=counted_by(values), extras=extras_of(values)
         )
         create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
         text, if_none = create(), create(if_not_exists=True)
@@ -127,7 +126,7 @@ class Creation:
             statement = await definition()
             own = {key: value for key, value in values.items() if key not in _NOT_OF_DEAD_LETTERS}
             made_for = make_comment(_consenting(own, dead, table))
-            counted = "max_in_flight" in values
+            counted = counted_by(own)
             definitions = statement.dead_letter_sql(values.get("lease"), counted=counted, extras=extras_of(values))
             text = _create_table(session, statement, dead, definitions, made_for)
             answer = await change_schema(self._engine, session, text, may_fail=True)
@@ -150,14 +149,20 @@ class Creation:
             await change_schema(self._engine, session, sql("create_rates", table=rates.quoted()), may_fail=True)
 
     async def lease_column(
-        self, session: ClientSession, table: TableName, definitions: Sequence[Definition], name: str, *, counted: bool
+        self,
+        session: ClientSession,
+        table: TableName,
+        definitions: Sequence[Definition],
+        name: str,
+        *,
+        counted: Sequence[str] | None,
     ) -> None:
         """Add the lease column to an existing queue of these definitions, unless it has a column of this
-        name; and if messages in flight are `counted`, the index. Both servers do that without a copy of
-        the table."""
+        name; and the index, if messages in flight are counted (by the columns `counted`). Both servers do
+        that without a copy of the table."""
         parts = [] if declares(definitions, name) else [f"COLUMN {lease_definition(name)}"]
-        if counted and not has_lease_key(definitions, name):
-            parts.append(lease_key(name))
+        if counted is not None and not has_lease_key(definitions, name, counted):
+            parts.append(lease_key(name, counted))
         if parts:
             changes = ", ".join(f"ADD {part}" for part in parts)
             await self._change_schema(session, sql("add_to_table", table=table.quoted(), changes=changes))
@@ -226,7 +231,9 @@ class Creation:
         return (await change_schema(self._engine, session, text)).packets[0].payload
 
 
-_NOT_OF_DEAD_LETTERS = frozenset({"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by"})
+_NOT_OF_DEAD_LETTERS = frozenset(
+    {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit"}
+)
 """The directives of a queue that its dead-letter table does not get."""
 
 
@@ -278,6 +285,14 @@ def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -
 def group_columns(values: Mapping[str, str]) -> Sequence[str]:
     """The group columns that directives name."""
     return [name.strip() for name in values["group_by"].split("|")] if "group_by" in values else ()
+
+
+def counted_by(values: Mapping[str, str]) -> Sequence[str] | None:
+    """The columns by which the messages in flight of a queue with these directives are counted; None: they
+    are not."""
+    if "group_limit" in values:
+        return group_columns(values)
+    return () if "max_in_flight" in values else None
 
 
 async def refuse_unfit(session: ClientSession, statement: CreateQueue, comment: str, refusal: str) -> None:

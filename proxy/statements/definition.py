@@ -24,7 +24,7 @@ from engine.catalog.directives import (
 from engine.service import Engine
 from proxy.session.internal_queries import Context, refuse_temporary
 from proxy.session.queries import sql
-from proxy.statements.creation import Creation
+from proxy.statements.creation import Creation, counted_by
 from proxy.statements.declared import extras_of
 from proxy.statements.results import NAME, TEXT, Column, Result
 from proxy.statements.tables import (
@@ -49,6 +49,10 @@ CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
 
 EXTRA_COLUMNS = ("reason", "delay_by")
 """The directives that name a column which ALTER QUEUE adds."""
+
+
+LIMITS = frozenset({"max_in_flight", "group_limit"})
+"""The directives for which messages in flight are counted."""
 
 
 class Definition:
@@ -96,16 +100,16 @@ class Definition:
         async def add_what_is_missing() -> None:
             if "max_rate" in changed:
                 await self._creation.rates(session, statement.table)
-            if not {"lease", "max_in_flight"} & (changed.keys() | reset):
+            if not {"lease", *LIMITS, "group_by"} & (changed.keys() | reset):
                 return
             values, rest = split_comment(await marked_comment(session, statement.table))
             definitions = (await self._definition(session, context, statement.table)).definitions
             new, _ = change(values, rest)
             default = DEFAULTS["lease"]
-            if "max_in_flight" in new and not ({"lease"} & (new.keys() | without) or declares(definitions, default)):
+            if LIMITS & new.keys() and not ({"lease"} & (new.keys() | without) or declares(definitions, default)):
                 changed["lease"] = new["lease"] = default
             if lease := new.get("lease"):
-                counted = "max_in_flight" in new
+                counted = counted_by(new)
                 await self._creation.lease_column(session, statement.table, definitions, lease, counted=counted)
 
         return await change_comment(self._engine, session, statement.table, change, add_what_is_missing)

@@ -83,7 +83,7 @@ class Streaming:
             refuse_without_transaction(session, proven)
             if self._settings.workers > 1:
                 raise SEVERAL_WORKERS.again()
-            if queue.policy.counted or queue.policy.paced:
+            if queue.policy.counted or queue.policy.paced or queue.policy.groups_counted:
                 raise COUNTED.again()
         await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.

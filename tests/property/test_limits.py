@@ -7,7 +7,7 @@ server ends its connection. After each step, the messages in flight are counted 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim
 from engine.dispatch.instant import Instant
-from engine.model import NS_PER_S, Claimed, FetchResult, Key, LimitsLeft, Policy, TableId
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, Step
+from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Policy, Share, TableId
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step
 from engine.store.memory import MemoryClaim, MemoryStore, Row
 from tests.support.hunting import assert_objects
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
@@ -41,6 +41,11 @@ COUNTED = replace(
     POLICY, ack_wait_ns=WAIT_NS, min_backoff_ns=WAIT_NS, max_backoff_ns=WAIT_NS, cache_size=30, batch_size=5,
     lease="lease", max_in_flight=LIMIT, counted=True,
 )  # fmt: skip
+GROUPS = 3
+GROUP_LIMIT = 2
+GROUPED = replace(
+    COUNTED, max_in_flight=None, counted=False, group_by=("tenant",), group_limit=GROUP_LIMIT, groups_counted=True
+)
 
 
 @dataclass(eq=False)
@@ -67,7 +72,10 @@ class Limited(RuleBasedStateMachine):
 
     dispatcher_type: type[Dispatcher] = Dispatcher
     claim_type: type[MemoryClaim] = MemoryClaim
-    steps: ClassVar[Sequence[Step]] = (*FIRST_PACKET, *SECOND_PACKET)
+    steps: ClassVar[Sequence[Step]] = [
+        *(step for step in FIRST_PACKET if step is not Step.COUNT_GROUPS),
+        *SECOND_PACKET,
+    ]
     policy: ClassVar[Policy] = COUNTED
     limit = LIMIT
     followed = False
@@ -102,6 +110,10 @@ class Limited(RuleBasedStateMachine):
         for _ in range(2):
             self.streams += 1
             stage.subscribe(self.streams, holder=self.streams)
+        self._started(self.proxies[-1])
+
+    def _started(self, proxy: Proxy) -> None:
+        """A proxy has begun."""
 
     @precondition(lambda self: len(self.proxies) > 1)
     @rule(pick=PICK, frozen=st.booleans())
@@ -130,7 +142,7 @@ class Limited(RuleBasedStateMachine):
     @rule(key=KEYS, pick=PICK)
     def enqueue(self, key: int, pick: int) -> None:
         if key not in self.store.rows[TABLE]:
-            self.store.put(TABLE, Row(key, time_next_ns=0, payload=str(key).encode()))
+            self.store.put(TABLE, Row(key, time_next_ns=0, payload=str(key).encode(), group=(key % GROUPS,)))
             stage = self._one_of(self.proxies, pick).stage
             stage.handle(stage.dispatcher.woken)
 
@@ -321,6 +333,39 @@ class Followed(Limited):
     followed = True
 
 
+class Grouped(Limited):
+    """With a limit for each message group, instead of one for all."""
+
+    steps = (*FIRST_PACKET, *SECOND_PACKET)
+    policy = GROUPED
+    followed = True
+
+    def _started(self, proxy: Proxy) -> None:
+        proxy.stage.set_share(Share(proxy.slot % 2, 2))  # Otherwise all proxies try the same messages.
+
+    def check(self) -> None:
+        for group, keys in self._in_flight().items():
+            assert len(keys) <= GROUP_LIMIT, f"{keys} of {group} are in flight"
+
+    def _in_flight(self) -> dict[Group, list[Key]]:
+        found: dict[Group, list[Key]] = {}
+        for row in self.store.rows[TABLE].values():
+            if row.is_in_flight(self.store.now_ns):
+                found.setdefault(row.group, []).append(row.key)
+        return found
+
+    def _all_places_are_held(self) -> bool:
+        rows, held = self.store.rows[TABLE], self._in_flight()
+        return all(len(held.get(rows[key].group, ())) >= GROUP_LIMIT for key in self._due())
+
+
+class GroupedUnfollowed(Grouped):
+    """Without the binary log: what others do is found within a poll."""
+
+    followed = False
+    policy = replace(GROUPED, poller_interval_ns=NS_PER_S)
+
+
 class Paced(Limited):
     """With a rate as well."""
 
@@ -435,7 +480,76 @@ class OnlyOwnEndsOpenIt(Followed):
     dispatcher_type = DispatcherThatWaitsForItsOwn
 
 
+class GroupsCountedBeforeTheLock(Grouped):
+    steps = (Step.BEGIN, Step.LOCK_ROWS, Step.COUNT_GROUPS, Step.TAKE_LOCK, Step.COUNT, *SECOND_PACKET)
+
+
+class GroupsReleasedBeforeTheCommit(Grouped):
+    steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
+
+
+class ClaimOfOwnGroups(MemoryClaim):
+    """Counts for each group what carries its own slot."""
+
+    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
+        own = [row for row in rows if row.lease_ns is not None and row.lease_ns % 1_000 == self._slot]
+        super()._count_groups(groups, own)
+
+
+class GroupsCountedPerProxy(Grouped):
+    claim_type = ClaimOfOwnGroups
+
+
+class DispatcherWithFullGroups(Dispatcher):
+    """No report opens a group that another proxy has filled."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.parts.places.delivery_over = lambda key: None  # type: ignore[method-assign]
+
+
+class FullGroupsStayFull(Grouped):
+    dispatcher_type = DispatcherWithFullGroups
+
+
+class DispatcherThatParksForGood(Dispatcher):
+    """A group whose own delivery has ended is not brought back."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.parts.in_flight.take_freed = set  # type: ignore[method-assign]
+
+
+class ParkedGroupsStayParked(Grouped):
+    dispatcher_type = DispatcherThatParksForGood
+
+
+class DispatcherThatForgetsWhatEndedMeanwhile(Dispatcher):
+    """What ends while a claim is under way counts as in flight, as the claim has counted it."""
+
+    def claim_done(
+        self,
+        now: Instant,
+        claim_id: int,
+        claims: Sequence[Claimed],
+        rows: FetchResult | None = None,
+        left: LimitsLeft | None = None,
+    ) -> Effects:
+        self.parts.places.claim_started()
+        return super().claim_done(now, claim_id, claims, rows, left)
+
+
+class EndsDuringAClaimAreMissed(Grouped):
+    dispatcher_type = DispatcherThatForgetsWhatEndedMeanwhile
+
+
 BREAKS: list[type[Limited]] = [
+    GroupsCountedBeforeTheLock,
+    GroupsReleasedBeforeTheCommit,
+    GroupsCountedPerProxy,
+    FullGroupsStayFull,
+    ParkedGroupsStayParked,
+    EndsDuringAClaimAreMissed,
     CountedBeforeTheLock,
     ReleasedBeforeTheCommit,
     TheLockIsNotNeeded,
@@ -457,5 +571,9 @@ TestLimited = Limited.TestCase
 TestLimited.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
 TestFollowed = Followed.TestCase
 TestFollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestGrouped = Grouped.TestCase
+TestGrouped.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestGroupedUnfollowed = GroupedUnfollowed.TestCase
+TestGroupedUnfollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 TestPaced = Paced.TestCase
 TestPaced.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

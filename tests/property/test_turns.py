@@ -74,7 +74,7 @@ def test_the_next_message_is_that_of_the_group_whose_turn_it_is(steps: list[tupl
                 in_flight.end(group)
                 model.loads[group] -= 1
             case "take", int(most):
-                buffer.requeue(turns.begin_round())
+                buffer.requeue(turns.take_freed())
                 found = buffer.take(most)
                 turns.end_round()
                 assert len(found) == min(most, len(model.ready))

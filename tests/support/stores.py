@@ -118,17 +118,21 @@ class MemorySubject:
         lease: bool = False,
         groups: Sequence[GroupColumn] = (),
         in_flight: int | None = None,
+        group_limit: int | None = None,
         rate: float | None = None,
     ) -> None:
-        """`in_flight`: the messages in flight over all proxies at most. It implies `lease`. `rate`: their
-        deliveries a second."""
-        lease = lease or in_flight is not None
+        """`in_flight`: the messages in flight over all proxies at most; `group_limit`: those of a group. Both
+        imply `lease`. `rate`: their deliveries a second."""
+        counted = in_flight is not None or group_limit is not None
+        lease = lease or counted
         self.table = QueueTable(
             TableId("test", "messages"),
             replace(
                 POLICY,
                 max_in_flight=in_flight,
                 counted=in_flight is not None,
+                group_limit=group_limit,
+                groups_counted=group_limit is not None,
                 max_rate=rate,
                 paced=rate is not None,
             ),
@@ -141,7 +145,7 @@ class MemorySubject:
             default_columns=("id", "body"),
             id_grows=True,
             lease_column="lease" if lease else None,
-            lease_index="by_lease" if in_flight is not None else None,
+            lease_index="by_lease" if counted else None,
             group_columns=tuple(groups),
             group_index="by_group" if groups else None,
         )
@@ -207,11 +211,13 @@ class ServerSubject:
         lease: bool = False,
         groups: Sequence[str] = (),
         in_flight: int | None = None,
+        group_limit: int | None = None,
         rate: float | None = None,
     ) -> None:
         """`groups`: the names of the group columns, which are among `columns`. `in_flight`: the messages
-        in flight over all proxies at most. It implies `lease`. `rate`: their deliveries a second."""
-        lease = lease or in_flight is not None
+        in flight over all proxies at most; `group_limit`: those of a group. Both imply `lease`. `rate`:
+        their deliveries a second."""
+        lease = lease or in_flight is not None or group_limit is not None
         self.server = server
         self._groups = "".join(f", {name}" for name in groups)
         self._lease = ", lease" if lease else ""
@@ -221,6 +227,9 @@ class ServerSubject:
         if in_flight is not None:
             comment += f",max_in_flight={in_flight}"
             columns += ", INDEX by_lease (time_acked, lease, time_next)"
+        if group_limit is not None:
+            comment += f",group_limit={group_limit}"
+            columns += f", INDEX by_lease_and_group (time_acked, lease, time_next{self._groups})"
         if groups:
             comment += f",group_by={'|'.join(groups)}"
             columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)"

@@ -291,6 +291,31 @@ def test_another_index_is_no_index_of_groups(unfit: Index) -> None:
     assert found.group_columns
 
 
+LEASE = column("lease", "bigint", nullable=True)
+IN_FLIGHT = index("held", "time_acked", "lease", "time_next")
+BY_GROUP = index("held_by_group", "time_acked", "lease", "time_next", "tenant", "Region")
+GROUP_LIMITED = f"{GROUPED},lease=lease,group_limit=3"
+
+
+@pytest.mark.parametrize(
+    ("indexes", "counted_by"),
+    [([], None), ([IN_FLIGHT], "held"), ([IN_FLIGHT, BY_GROUP], "held_by_group"), ([BY_GROUP], "held_by_group")],
+)
+def test_a_limit_of_groups_holds_over_all_proxies_with_an_index_on_the_lease(
+    indexes: list[Index], counted_by: str | None
+) -> None:
+    found = queue(facts(TENANT, REGION, LEASE, comment=GROUP_LIMITED, indexes=[PRIMARY, NEXT_UP, *indexes]))
+    assert (found.policy.group_limit, found.policy.groups_counted) == (3, counted_by is not None)
+    assert found.lease_index == counted_by
+    warned = any("group_limit holds at each proxy alone" in warning for warning in found.warnings)
+    assert warned is (counted_by is None)
+
+
+def test_a_limit_of_groups_without_groups_is_a_problem() -> None:
+    (found,) = problems(facts(comment=f"{COMMENT},group_limit=2"))
+    assert found.startswith("group_limit needs group_by")
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

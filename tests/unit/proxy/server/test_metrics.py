@@ -144,6 +144,16 @@ def test_reasons_that_hold_a_queue_back() -> None:
     assert set(REASONS) > OF_EVERY_PROCESS
 
 
+def test_a_queue_whose_groups_are_all_full_is_held_back() -> None:
+    policy = replace(POLICY, batch_size=9, group_by=("tenant",), group_limit=1)
+    stage = Stage(policy=policy, group_of=lambda key: (key % 2,))
+    for key in range(5):
+        stage.enqueue(key)
+    stage.subscribe(1, 1)
+    stage.settle()
+    assert reasons(stage.dispatcher) == ("group_limit",)
+
+
 def test_deliveries_are_measured_until_their_end() -> None:
     stage = Stage(policy=POLICY)
     for key in (1, 2, 3):

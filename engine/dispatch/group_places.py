@@ -1,0 +1,138 @@
+"""Which message groups have a place for one more message in flight (`group_limit`).
+
+A place is held by a message in flight here, which `GroupsInFlight` counts, or *elsewhere*: at another
+proxy, or by a claim whose answer was lost. Only a claim shows the latter (`GroupLeft`), with the end
+of its lease. It is remembered until that end, until a report shows that its delivery is over, or
+until the next poll. So a group at its limit causes no claim before it may have a place.
+
+All this is a hint. With `policy.groups_counted`, each claim counts again in the database.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from engine.dispatch.groups_in_flight import GroupsInFlight
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Leases
+from engine.model import Group, GroupLeft, Key, Policy
+
+
+class GroupPlaces:
+    """The places of the groups of one table. Reads `leases`, and reports to `in_flight` which groups
+    may have a place again."""
+
+    def __init__(self, policy: Policy, in_flight: GroupsInFlight, leases: Leases) -> None:
+        self._policy = policy
+        self._in_flight = in_flight
+        self._leases = leases
+        self._claiming = False
+        """Whether a claim is under way. Where the database counts, there is one at a time."""
+        self._elsewhere: dict[Group, set[Key]] = {}
+        """The messages that hold places of full groups elsewhere."""
+        self._groups: dict[Key, set[Group]] = {}
+        """The groups of each of them: several if the server treats these as equal."""
+        self._forgotten_ns: dict[Key, int] = {}
+        """When each of them is forgotten at the latest (server's clock)."""
+        self._ends: list[tuple[int, Key]] = []
+        """The same as a heap, with entries that are not valid any more."""
+        self._over: set[Key] = set()
+        """Messages whose deliveries have ended since the claim under way was started, which may have
+        counted them."""
+        self._all_over = False
+        """Any delivery elsewhere may have ended since then."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether groups have a limit."""
+        return self._policy.group_limit is not None
+
+    def has_place(self, group: Group | None, here: int) -> bool:
+        """Whether another message of this group may be in flight, beside `here` messages of this
+        proxy."""
+        most = self._policy.group_limit
+        if most is None or group is None:
+            return True
+        return here + len(self._elsewhere.get(group, ())) < most
+
+    # Claims.
+
+    def claim_started(self) -> None:
+        """A claim starts. What is reported from now on may be over although it was counted."""
+        self._claiming = True
+        self._over.clear()
+        self._all_over = False
+
+    def claim_answered(self, now: Instant, groups: Iterable[GroupLeft]) -> None:
+        """A claim was answered, and has found these groups; none, if it failed."""
+        self._claiming = False
+        for left in groups:
+            self._forget_group(left.group)
+            if self._all_over:
+                continue
+            for key, end_ns in left.holders.items():
+                lease = self._leases.get(key)
+                here = lease is not None and lease.group == left.group
+                if not here and key not in self._over and end_ns > now.server_ns:
+                    self._elsewhere.setdefault(left.group, set()).add(key)
+                    self._groups.setdefault(key, set()).add(left.group)
+                    forgotten_ns = min(end_ns, now.server_ns + self._policy.poller_interval_ns)
+                    self._forgotten_ns[key] = forgotten_ns
+                    heapq.heappush(self._ends, (forgotten_ns, key))
+        if len(self._ends) > 2 * len(self._forgotten_ns) + 64:
+            self._ends = [(at_ns, key) for key, at_ns in self._forgotten_ns.items()]
+            heapq.heapify(self._ends)
+
+    # Reports.
+
+    def delivery_over(self, key: Key) -> None:
+        """The delivery of this message is over, or may be."""
+        if not self.limited:
+            return
+        if self._claiming:
+            self._over.add(key)
+        self._forgotten_ns.pop(key, None)
+        for group in self._groups.pop(key, ()):
+            self._remove(group, key)
+
+    def any_over(self) -> None:
+        """Any delivery elsewhere may be over."""
+        self._all_over = True
+        for group in list(self._elsewhere):
+            self._forget_group(group)
+        self._ends.clear()
+
+    def forget_ended(self, now: Instant) -> None:
+        """Forget the messages whose leases have ended."""
+        while self._ends and self._ends[0][0] <= now.server_ns:
+            at_ns, key = heapq.heappop(self._ends)
+            if self._forgotten_ns.get(key) == at_ns:
+                self.delivery_over(key)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the time alone may free a place (server's clock); None: never."""
+        while self._ends and self._forgotten_ns.get(self._ends[0][1]) != self._ends[0][0]:
+            heapq.heappop(self._ends)
+        return self._ends[0][0] if self._ends else None
+
+    def set_policy(self, policy: Policy) -> None:
+        """The table's comment has changed."""
+        self._policy = policy
+        self.any_over()
+
+    def _remove(self, group: Group, key: Key) -> None:
+        keys = self._elsewhere[group]
+        keys.discard(key)
+        if not keys:
+            del self._elsewhere[group]
+        self._in_flight.note_unused(group)
+
+    def _forget_group(self, group: Group) -> None:
+        for key in self._elsewhere.pop(group, ()):
+            groups = self._groups[key]
+            groups.discard(group)
+            if not groups:
+                del self._groups[key], self._forgotten_ns[key]
+        self._in_flight.note_unused(group)
