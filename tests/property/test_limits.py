@@ -480,10 +480,6 @@ class OnlyOwnEndsOpenIt(Followed):
     dispatcher_type = DispatcherThatWaitsForItsOwn
 
 
-class GroupsCountedBeforeTheLock(Grouped):
-    steps = (Step.BEGIN, Step.LOCK_ROWS, Step.COUNT_GROUPS, Step.TAKE_LOCK, Step.COUNT, *SECOND_PACKET)
-
-
 class GroupsReleasedBeforeTheCommit(Grouped):
     steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
 
@@ -544,7 +540,6 @@ class EndsDuringAClaimAreMissed(Grouped):
 
 
 BREAKS: list[type[Limited]] = [
-    GroupsCountedBeforeTheLock,
     GroupsReleasedBeforeTheCommit,
     GroupsCountedPerProxy,
     FullGroupsStayFull,
