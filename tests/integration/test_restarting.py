@@ -19,13 +19,17 @@ from tests.support.waiting import eventually
 PATIENT = {"ACKSTREAM_DRAIN_WORK_S": "20", "ACKSTREAM_REUSE_PORT": "true"}
 
 
+PROCESSES = pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "two workers"])
+
+
 def ended(proxy: RunningProxy) -> bool:
     assert proxy._process is not None
     return proxy._process.returncode is not None or proxy._process.wait(0)
 
 
-def test_work_is_acknowledged_while_the_proxy_drains(server, database, tmp_path, consume) -> None:
-    with environment(**PATIENT), running_proxy(server, tmp_path / "log") as proxy:
+@PROCESSES
+def test_work_is_acknowledged_while_the_proxy_drains(server, database, tmp_path, consume, options) -> None:
+    with environment(**PATIENT), running_proxy(server, tmp_path / "log", options) as proxy:
         with connect(server, database=database) as direct:
             create_queue(direct, "m")
             enqueue(direct, "m", "ab")
@@ -93,18 +97,19 @@ class PooledClient(threading.Thread):
         self._connection = pymysql.connect(**self._address)
 
 
-def test_a_pool_sees_no_error_when_a_new_proxy_takes_over_the_port(server, database, tmp_path) -> None:
+@PROCESSES
+def test_a_pool_sees_no_error_when_a_new_proxy_takes_over_the_port(server, database, tmp_path, options) -> None:
     """The pool pauses at times: then its connections move to the new proxy."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(environment(**PATIENT))
-        old = stack.enter_context(running_proxy(server, tmp_path / "old"))
+        old = stack.enter_context(running_proxy(server, tmp_path / "old", options))
         with connect(server, database=database) as direct:
             create_queue(direct, "m")
         clients = [PooledClient(old.port, database) for _ in range(3)]
         for client in clients:
             client.start()
         eventually(lambda: all(client.inserted for client in clients))
-        new = RunningProxy(server, tmp_path / "new" / "log")
+        new = RunningProxy(server, tmp_path / "new" / "log", options)
         (tmp_path / "new").mkdir()
         new.port = old.port
         stack.callback(new.stop)
