@@ -25,6 +25,9 @@ SLOT_LOCK = "ackstream/"
 RATES = "ackstream_rates"
 """The table with the state of `max_rate` of all queues of its database."""
 
+WAITING_NS = 9_000_000_000_000_000_000
+"""The time_next of a follow-up that waits for its batch: in the year 2255, behind all other times."""
+
 Key = int | Decimal | str | bytes
 """A message's id in the engine: a number for numeric columns, bytes for binary ones, else text."""
 
@@ -97,6 +100,12 @@ class Policy:
     groups_counted: bool = False
     """Whether the database counts the messages in flight of each group, so that `group_limit` holds over
     all proxies. Not in the comment: it follows from the table's indexes."""
+    batch_by: str | None = None
+    """The column with the batch that a message is a part of; None: its messages are no parts."""
+    after_batch: str | None = None
+    """The column with the batch that a follow-up waits for; None: no message waits for a batch."""
+    dead_parts_hold: bool = False
+    """Whether a part that is a dead letter still counts as unacknowledged."""
 
 
 class IdKind(enum.Enum):
@@ -121,6 +130,17 @@ class GroupColumn:
 
     name: str
     kind: IdKind
+
+
+@dataclass(frozen=True, slots=True)
+class BatchColumn:
+    """A column with batches, in the table's spelling, how its values are read, and the index by it."""
+
+    name: str
+    kind: IdKind
+    index: str
+    collation: str = ""
+    """Of a text column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +185,11 @@ class QueueTable:
     group_index: str | None = None
     """The index on (time_acked, priority, group columns, time_next, id); None: there is none, or no
     groups."""
+    batch: BatchColumn | None = None
+    """The column of the batch that a message is a part of, with an index that begins with it and
+    time_acked."""
+    after_batch: BatchColumn | None = None
+    """The column of the batch that a follow-up waits for, with an index on (time_acked, it, id)."""
     advice: tuple[str, ...] = ()
     """Recommendations for a table that works, for the process's log."""
     warnings: tuple[str, ...] = ()
@@ -535,3 +560,43 @@ class ClaimResult(NamedTuple):
     claims: tuple[Claimed, ...]
     rows: FetchResult | None
     limits: LimitsLeft | None = None
+    waiting: tuple[Key, ...] = ()
+    """Follow-ups that it has left out, because their batches are not done. Their time_next is
+    WAITING_NS."""
+
+
+FollowUpPlace = tuple[Key, Key]
+"""A place in the order of follow-ups: a batch and an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCheck:
+    """Which follow-ups to compare with their batches: those among the messages `keys`; those of the
+    batches of `parts`, which were acknowledged or deleted; and with `rotate`, those behind the place
+    `after` (None: from the first). Up to `limit` of each."""
+
+    keys: tuple[Key, ...] = ()
+    parts: tuple[tuple[TableId, tuple[Key, ...]], ...] = ()
+    rotate: bool = False
+    after: FollowUpPlace | None = None
+    limit: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesChecked:
+    """The result of such a check: `fired` follow-ups are due now, because their batches are done; those
+    `set_aside` were due, and wait now.
+
+    `waiting`: how many of those behind `after` wait. `after`: the place where the rotation goes on
+    (None: it has passed the last one, or was not part of the check). `unseen`: parts whose
+    acknowledgement was not visible yet. `again`: there may be more to fire, which only a rotation
+    finds. `problem`: why no batch is done now, in words.
+    """
+
+    fired: tuple[Key, ...] = ()
+    set_aside: tuple[Key, ...] = ()
+    waiting: int = 0
+    after: FollowUpPlace | None = None
+    unseen: tuple[tuple[TableId, tuple[Key, ...]], ...] = ()
+    again: bool = False
+    problem: str | None = None

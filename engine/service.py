@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,7 @@ from engine.model import (
     TableId,
 )
 from engine.runtime.executor import Counters, EngineSettings, StoreExecutor
+from engine.runtime.follow_up_queues import FollowUpQueues
 from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
@@ -116,6 +117,7 @@ class Engine:
         """Until when queues without streams still count as streamed."""
         self._ids = itertools.count(1)
         self._gathered: dict[TableId, GatheredAcks] = {}
+        self._follow_ups = FollowUpQueues()
         self._draining = False
         self.on_queues: Callable[[], None] = lambda: None
         """Called when a queue was added or removed."""
@@ -268,6 +270,7 @@ class Engine:
                 runner.settled(keys)
             else:
                 runner.handle(runner.dispatcher.suspected, keys)
+                self._parts_over(table, keys)
             self._note_indirect_write(name)
 
     async def acknowledge_gathered(
@@ -319,6 +322,8 @@ class Engine:
                 runner.inserted(ids)
             else:
                 runner.woken(anywhere=not inserted)
+                if not inserted:
+                    self._parts_over(runner.queue.id, None)
         self._note_indirect_write(name)
 
     def _note_indirect_write(self, name: str) -> None:
@@ -350,6 +355,15 @@ class Engine:
             runners = list(self._runners.values())
         for runner in runners:
             runner.handle(runner.dispatcher.changes_logged, seen, over, before)
+            if over or not seen:
+                self._parts_over(runner.queue.id, over or None)
+
+    def _parts_over(self, table: TableId, keys: Collection[Key] | None) -> None:
+        """These messages (None: any) were acknowledged or deleted, or may have been: follow-ups of their
+        batches may fire."""
+        for follow_ups in self._follow_ups.of_parts(table):
+            if runner := self._runners.get(follow_ups):
+                runner.handle(runner.dispatcher.parts_over, table, keys)
 
     def _clock_set(self) -> None:
         for runner in list(self._runners.values()):
@@ -423,11 +437,13 @@ class Engine:
     # Notifications of the catalog.
 
     def _queue_found(self, queue: QueueTable) -> None:
+        self._follow_ups.queue_found(queue)
         if runner := self._runners.get(queue.id):
             runner.reconfigure(queue)
             return
+        on_over = partial(self._parts_over, queue.id)
         on_distrust = partial(self._queues.distrust, queue.id)
-        runner = TableRunner(self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved)
+        runner = TableRunner(self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved, on_over)
         runner.set_slot(self._roster.found.slot or 0)
         self._runners[queue.id] = runner
         self._by_name.setdefault(queue.id.name.casefold(), []).append(runner)
@@ -438,6 +454,7 @@ class Engine:
     def _queue_lost(self, table: TableId, text: str) -> None:
         runner = self._runners.pop(table)
         self._gathered.pop(table, None)
+        self._follow_ups.queue_lost(table)
         name = table.name.casefold()
         self._by_name[name].remove(runner)
         if not self._by_name[name]:

@@ -95,6 +95,8 @@ class Extras:
 
     reason: str | None = None
     delay_by: str | None = None
+    batch_by: str | None = None
+    after_batch: str | None = None
 
     def definitions(self) -> dict[str, str]:
         """The definitions of the columns, by name."""
@@ -105,7 +107,30 @@ class Extras:
             found[at] = f"{quote(at)} DATETIME(6) DEFAULT NULL INVISIBLE"
         if self.delay_by is not None:
             found[self.delay_by] = f"{quote(self.delay_by)} DECIMAL(20,6) DEFAULT NULL INVISIBLE"
+        for name in (self.batch_by, self.after_batch):
+            if name is not None:
+                found[name] = f"{quote(name)} BIGINT UNSIGNED DEFAULT NULL"
         return found
+
+    def indexes(self) -> dict[tuple[str, ...], str]:
+        """The keys of these columns: their columns, and the definition. A key has no name: the server
+        chooses one."""
+        wanted: list[tuple[str, ...]] = [(self.batch_by, "time_acked")] if self.batch_by is not None else []
+        wanted += [("time_acked", self.after_batch, "id")] if self.after_batch is not None else []
+        return {tuple(name.casefold() for name in columns): _key(columns) for columns in wanted}
+
+    def missing_keys(self, definitions: Sequence[Definition]) -> list[str]:
+        """Those keys that are not defined, and that no longer one contains."""
+        defined = [definition.columns for definition in definitions]
+        return [
+            text
+            for columns, text in self.indexes().items()
+            if not any(has[: len(columns)] == columns for has in defined)
+        ]
+
+
+def _key(columns: Sequence[str]) -> str:
+    return f"KEY ({', '.join(name if name in OWN_COLUMNS else quote(name) for name in columns)})"
 
 
 NO_EXTRAS: Final = Extras()
@@ -146,7 +171,7 @@ def group_key_columns(group_by: Sequence[str]) -> tuple[str, ...]:
 
 def group_key(group_by: Sequence[str]) -> str:
     """The definition of that key. It has no name: the server chooses one."""
-    return f"KEY ({', '.join(name if name in OWN_COLUMNS else quote(name) for name in group_key_columns(group_by))})"
+    return _key(group_key_columns(group_by))
 
 
 def has_group_key(definitions: Sequence[Definition], group_by: Sequence[str]) -> bool:
@@ -189,7 +214,7 @@ def missing(
         keys.append(group_key(group_by))
     if lease is not None and counted is not None and not has_lease_key(definitions, lease, counted):
         keys.append(lease_key(lease, counted))
-    return added, keys
+    return added, [*keys, *extras.missing_keys(definitions)]
 
 
 def not_by_time(definitions: Sequence[Definition]) -> Definition | None:

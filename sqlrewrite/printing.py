@@ -32,6 +32,8 @@ _EXTRAS: Final = (
     ("REASON", "", re.compile(rf"`([^`]+)` text(?: CHARACTER SET utf8mb4)?(?: COLLATE \w+)?{_INVISIBLE}")),
     ("REASON", "_at", re.compile(rf"`([^`]+)` datetime\(6\){_INVISIBLE}")),
     ("DELAY_BY", "", re.compile(rf"`([^`]+)` decimal\(20,6\){_INVISIBLE}")),
+    ("BATCH_BY", "", re.compile(r"`([^`]+)` bigint(?:\(20\))? unsigned DEFAULT NULL")),
+    ("AFTER_BATCH", "", re.compile(r"`([^`]+)` bigint(?:\(20\))? unsigned DEFAULT NULL")),
 )
 """The columns that options add, in order: the option, what follows its value in the name, and the
 column as both servers print it."""
@@ -39,7 +41,8 @@ _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time
 _PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
 _PRINTED_LEASE_KEY: Final = re.compile(r"KEY `time_acked_\d` \(([^()]*)\)")
-_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|reason|delay_s|NONE")
+_PRINTED_BATCH_KEY: Final = re.compile(r"KEY `([^`]+)` \(([^()]*)\)")
+_PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|reason|delay_s|(?i:fire|hold)|NONE")
 _RETENTION: Final = re.compile(
     r"(?:/\*!\d+ )?PARTITION BY RANGE \([`\"]?time_acked[`\"]?\)\s*"
     r"\(PARTITION [`\"]?live[`\"]? VALUES LESS THAN \(\d+\) ENGINE = \w+,\s*"
@@ -80,12 +83,16 @@ def print_queue(
     lease_columns = {in_flight} if "MAX_IN_FLIGHT" in given else set[str]()
     if "GROUP_LIMIT" in given:
         lease_columns.add(f"{in_flight},{group_by}".casefold())
+    batch_keys = _batch_keys(given)
     kept = [
         text
         for _, text in _without_columns(texts, given)
         if (key := text.replace('"', "`")) not in added
         and not ((found := _PRINTED_GROUP_KEY.fullmatch(key)) and found[1].casefold() == group_by.casefold())
         and not ((found := _PRINTED_LEASE_KEY.fullmatch(key)) and found[1].casefold() in lease_columns)
+        and not (
+            (found := _PRINTED_BATCH_KEY.fullmatch(key)) and (found[2], found[1].rstrip("_0123456789")) in batch_keys
+        )
     ]
     body = "(\n" + ",\n".join(f"  {text}" for text in kept) + "\n)" if kept else "()"
     own = [f"{option} = {_value(value, no_backslash_escapes=no_backslash_escapes)}" for option, value in options]
@@ -95,6 +102,17 @@ def print_queue(
         own.append("RETENTION BY PARTITION")
     others = _NEXT_ID.sub("", statement.table_options.decode(statement.tokens.codec)).strip()
     return f"CREATE QUEUE {quote(name)} {body}\n" + "\n".join([*own, others]).strip()
+
+
+def _batch_keys(options: Mapping[str, str]) -> set[tuple[str, str]]:
+    """The keys of columns with batches: their columns as the servers print them, and the name that the
+    servers choose, which is that of the first column, without its number."""
+    keys = set()
+    if name := options.get("BATCH_BY"):
+        keys.add((f"{quote(name)},`time_acked`", name.rstrip("_0123456789")))
+    if name := options.get("AFTER_BATCH"):
+        keys.add((f"`time_acked`,{quote(name)},`id`", "time_acked"))
+    return keys
 
 
 def _without_columns(

@@ -249,6 +249,10 @@ _WHOLE_CLAUSES: Final = ("WITH", "SYSTEM", "VERSIONING"), ("START", "TRANSACTION
 
 _VERBS: Final = {"CREATE", "ALTER", "DROP", "PAUSE", "RESUME", "PURGE", "REDRIVE", "SHOW"}
 
+BATCHES: Final = "BATCHES"
+BATCH_OPTIONS: Final[Mapping[str, str]] = {"BATCH_BY": "batch", "AFTER_BATCH": "after_batch"}
+"""What this word stands for."""
+
 _PARTITIONED_TWICE = "RETENTION BY PARTITION makes partitions of its own: leave out that, or PARTITION BY"
 _CREATE_NO_COPY = "a queue is made from definitions of its own: SHOW CREATE QUEUE prints those of another"
 
@@ -309,7 +313,7 @@ class _QueueParser:
         clauses = _Clauses()
         while self._tokens.more:
             word = self._tokens.word
-            if word in self._options or word == "COMMENT":
+            if word in self._options or word in {"COMMENT", BATCHES}:
                 self._own_clause(clauses)
             else:
                 self._unknown("; everything else about the table is changed by ALTER TABLE")
@@ -403,7 +407,7 @@ class _QueueParser:
             word = self._tokens.word
             if self._tokens.take(","):
                 continue
-            if word in self._options or word in {"COMMENT", "RETENTION"}:
+            if word in self._options or word in {"COMMENT", "RETENTION", BATCHES}:
                 self._own_clause(clauses)
             elif word == "PARTITION":
                 self._partition_clause(clauses)
@@ -416,7 +420,8 @@ class _QueueParser:
         start = self._tokens.position
         word = self._tokens.word
         again = {"COMMENT": clauses.comment is not None, "RETENTION": clauses.by_partition}
-        if word in clauses.options or again.get(word):
+        given = BATCH_OPTIONS if word == BATCHES else {word: None}
+        if given.keys() & clauses.options.keys() or again.get(word):
             self._tokens.fail(f"{word} is given twice")
         if word == "RETENTION" and clauses.partitioned:
             self._tokens.fail(_PARTITIONED_TWICE)
@@ -425,6 +430,8 @@ class _QueueParser:
             self._tokens.expect("BY")
             self._tokens.expect("PARTITION")
             clauses.by_partition = True
+        elif word == BATCHES:
+            clauses.options.update(BATCH_OPTIONS)
         else:
             self._tokens.take("=")
             if word == "COMMENT":
@@ -442,7 +449,7 @@ class _QueueParser:
         words = [tokens.name_of(token).upper() or tokens.text_of(token) for token in tokens.following(7)]
         clauses.by_time = [word for word in words if word != "COLUMNS"][:6] == _BY_TIME
         tokens.step()
-        ends = {*self._options, "COMMENT", "RETENTION"}
+        ends = {*self._options, "COMMENT", "RETENTION", BATCHES}
         while tokens.more and not (tokens.following(1)[0].depth == 0 and tokens.word in ends):
             tokens.step()
 

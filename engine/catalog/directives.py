@@ -159,6 +159,8 @@ def combination_problem(values: Mapping[str, str]) -> str | None:
         return "DEAD_LETTER needs MAX_ATTEMPTS, the deliveries until a message is dead, for instance MAX_ATTEMPTS = 10"
     if "group_limit" in values and "group_by" not in values:
         return "GROUP_LIMIT needs GROUP_BY, the columns that make the groups, for instance GROUP_BY = (tenant)"
+    if "batch_on_dead" in values and "batch_by" not in values:
+        return "BATCH_ON_DEAD needs BATCH_BY, the column with the batch of a part, for instance BATCH_BY = (batch)"
     least, most = values.get("vt_min_backoff", values["vt_ack_wait"]), values.get("vt_max_backoff")
     if most is not None and Decimal(most) < Decimal(least):
         return f"MAX_BACKOFF = {most} is less than the wait of a first delivery, {least}"
@@ -205,6 +207,9 @@ class _Reader:
             paused=bool(values["paused"]),
             group_by=values["group_by"] or (),
             group_limit=values["group_limit"],
+            batch_by=values["batch_by"],
+            after_batch=values["after_batch"],
+            dead_parts_hold=bool(values["batch_on_dead"]),
         )
 
     def _read(self, key: str) -> Any:
@@ -292,6 +297,12 @@ def _on_disconnect(text: str) -> OnDisconnect:
         raise _BadValue("release or keep") from None
 
 
+def _on_dead(text: str) -> bool:
+    if text.lower() not in {"fire", "hold"}:
+        raise _BadValue("fire or hold")
+    return text.lower() == "hold"
+
+
 def _table(text: str) -> str:
     if not _TABLE_NAME.fullmatch(text):
         raise _BadValue("the name of a table")
@@ -344,6 +355,9 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
     "group_by": (_columns, "the columns whose values divide the messages into groups", "tenant|region"),
     "group_limit": (_whole(1, ROWS_MOST), "messages of a group in flight at most", "2"),
+    "batch_by": (_column, "the column with the batch that a message is a part of", "batch"),
+    "after_batch": (_column, "the column with the batch that a follow-up waits for", "after_batch"),
+    "batch_on_dead": (_on_dead, "whether a follow-up waits for dead parts", "hold"),
 }
 REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from engine.catalog.batches import batch_column, batch_problems, follow_up_column
 from engine.catalog.directives import comment_warnings, parse_comment
 from engine.model import BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn, TableId
 from engine.quoting import quoted
@@ -68,6 +69,8 @@ class Column:
     extra: str
     full_type: str = ""
     """With length, precision, sign and members, as in CREATE TABLE."""
+    collation: str = ""
+    """Of a text column."""
 
     @property
     def generated(self) -> bool:
@@ -133,6 +136,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         *(_lease_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(_reason_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(_group_problems(policy, columns) if isinstance(policy, Policy) else ()),
+        *(batch_problems(policy, facts) if isinstance(policy, Policy) else ()),
     ]
     if id_index is None and "id" in columns:
         problems.append(
@@ -166,6 +170,8 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         lease_index=lease_index,
         group_columns=group_columns,
         group_index=group_index,
+        batch=batch_column(policy.batch_by, facts),
+        after_batch=follow_up_column(policy.after_batch, facts),
         advice=tuple(_advice(facts, scan, columns)),
         warnings=(
             *comment_warnings(facts.comment),

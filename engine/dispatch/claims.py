@@ -32,6 +32,8 @@ class ClaimAttempt:
     """The rows that it took; None until that is known."""
     left_out: frozenset[Key] = frozenset()
     """Messages that it could have taken, and for which a limit of the queue left no place."""
+    waiting: frozenset[Key] = frozenset()
+    """Follow-ups that it has set aside, since their batches are not done."""
     rows: FetchResult | None = None
     """The rows that were read behind it."""
     reported: set[Key] = field(default_factory=set)
@@ -120,13 +122,18 @@ class ClaimsUnderWay:
         return self._by_id[claim_id]
 
     def record_answer(
-        self, claim_id: int, claims: Sequence[Claimed], rows: FetchResult | None, left_out: Collection[Key] = ()
+        self,
+        claim_id: int,
+        claims: Sequence[Claimed],
+        rows: FetchResult | None,
+        left_out: Collection[Key] = (),
+        waiting: Collection[Key] = (),
     ) -> ClaimAttempt:
-        """Note the messages that a claim took (none if it failed), those that a limit has left out, and
-        the rows that were read behind it; returns the claim."""
+        """Note the messages that a claim took (none if it failed), those that a limit has left out, the
+        follow-ups that it has set aside, and the rows that were read behind it; returns the claim."""
         attempt = self._by_id[claim_id]
         attempt.answer, attempt.rows = claims, rows
-        attempt.left_out = frozenset(left_out)
+        attempt.left_out, attempt.waiting = frozenset(left_out), frozenset(waiting)
         return attempt
 
     def take_answers(self) -> Iterator[tuple[ClaimAttempt, Sequence[Claimed]]]:

@@ -34,11 +34,11 @@ class Deliveries:
         taken = {claim.key for claim in claims}
         by_group: dict[FilterGroup, list[Lease]] = {}
         parts.capacity.return_unused(len(attempt.picked.keys() - taken))
-        for group, missed in attempt.missed_by_group(taken | attempt.left_out).items():
+        lockable = taken | attempt.left_out | attempt.waiting
+        for group, missed in attempt.missed_by_group(lockable).items():
             by_group[group] = []
             if attempt.unscanned and (missed or attempt.left_out):
                 parts.scans.request_scans()
-            lockable = taken | attempt.left_out
             parts.scans.claim_answered(group, lockable, () if attempt.unscanned else missed, now)
         if not attempt.unscanned:
             for key in attempt.left_out:

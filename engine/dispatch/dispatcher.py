@@ -49,6 +49,8 @@ from engine.dispatch.subscribers import Subscriber, Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
 from engine.dispatch.wake_times import next_wake_ns
 from engine.model import (
+    WAITING_NS,
+    BatchesChecked,
     Claimed,
     Entry,
     FetchResult,
@@ -59,6 +61,7 @@ from engine.model import (
     Return,
     ScanResult,
     Share,
+    TableId,
 )
 
 Effects = list[Effect]
@@ -208,6 +211,7 @@ class Dispatcher:
             self.parts.verification.end_pause()  # It may have been an acknowledgement.
             self.parts.capacity.reopen()
             self.parts.places.any_over()
+            self.parts.follow_ups.table_changed()
         return self._advance(now)
 
     def inserted(self, now: Instant, keys: Sequence[Key]) -> Effects:
@@ -272,8 +276,11 @@ class Dispatcher:
         """
         if not seen and not over:
             self.parts.scans.changed_anywhere(now)
+            self.parts.follow_ups.table_changed()
             return self.suspected(now, None)
         for entry in seen:
+            if entry.due_ns == WAITING_NS:
+                self.parts.follow_ups.follow_up_logged()
             if lease := self.parts.leases.get(entry.key):
                 self.parts.verification.lease_logged(lease, entry, before.get(entry.key))
             elif self.parts.is_taken(entry.key) or self.parts.releases.is_under_way(entry.key):
@@ -300,8 +307,14 @@ class Dispatcher:
 
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""
+        locks_end = policy.after_batch is not None and self.parts.policy.after_batch is None
         self.parts.set_policy(policy, now)
-        return self._advance(now)
+        effects: Effects = [
+            self._deliveries.end_stream(subscriber, Cause.UNUSABLE, "FOR UPDATE is not possible with AFTER_BATCH")
+            for subscriber in list(self.subscribers.values())
+            if locks_end and subscriber.spec.locks
+        ]
+        return effects + self._advance(now)
 
     def slot_given(self, now: Instant, slot: int) -> Effects:
         """This proxy has this slot on the server from now on (0: none), and holds its lock."""
@@ -323,6 +336,13 @@ class Dispatcher:
 
     def tick(self, now: Instant) -> Effects:
         """Time passed, or the server's clock was set."""
+        return self._advance(now)
+
+    def parts_over(self, now: Instant, table: TableId, keys: Collection[Key] | None) -> Effects:
+        """Parts of batches in `table` (None: any) were acknowledged or deleted, or may have been."""
+        if not self.parts.follow_ups.may_wait:
+            return []
+        self.parts.follow_ups.parts_over(table, keys)
         return self._advance(now)
 
     # Events: answers of the database.
@@ -376,10 +396,14 @@ class Dispatcher:
         claims: Sequence[Claimed],
         rows: FetchResult | None = None,
         left: LimitsLeft | None = None,
+        waiting: Sequence[Key] = (),
     ) -> Effects:
         """A claim of these messages was committed. `rows`: their rows, if they were read behind it.
-        `left`: what the limits of the queue leave, if the database keeps them."""
-        attempt = self.parts.claims.record_answer(claim_id, claims, rows, left.left_out if left else ())
+        `left`: what the limits of the queue leave, if the database keeps them. `waiting`: follow-ups that
+        it has set aside."""
+        left_out = left.left_out if left else ()
+        attempt = self.parts.claims.record_answer(claim_id, claims, rows, left_out, waiting)
+        self.parts.follow_ups.set_aside(waiting, self.parts.groups.main.scans.buffer.upcoming)
         self.parts.capacity.claim_counted(now, left, len(claims))
         self.parts.places.claim_answered(now, left.groups if left else ())
         self.parts.capacity.claim_took(now.mono_ns - attempt.started_ns)
@@ -478,6 +502,23 @@ class Dispatcher:
         self.parts.abandoned.search_failed(now)
         return self._advance(now)
 
+    def batches_checked(self, now: Instant, seen: BatchesChecked) -> Effects:
+        """A check at follow-ups and their batches came back."""
+        parts = self.parts
+        parts.follow_ups.check_answered(now, seen)
+        parts.scans.forget(seen.set_aside)
+        parts.follow_ups.set_aside(seen.set_aside, parts.groups.main.scans.buffer.upcoming)
+        if seen.fired:
+            parts.scans.forget(seen.fired)
+            parts.scans.request_scans(anywhere=True)
+        return self._advance(now)
+
+    def check_failed(self, now: Instant) -> Effects:
+        """Such a check failed, or its answer was lost."""
+        self.parts.follow_ups.check_failed(now)
+        self.parts.scans.request_scans(anywhere=True)
+        return self._advance(now)
+
     def purge_done(self, now: Instant, deleted: int) -> Effects:
         """So many old acknowledged rows were deleted."""
         self.parts.purges.purge_answered(now, deleted)
@@ -527,6 +568,7 @@ class Dispatcher:
             effects += parts.verification.start_lookup(now, parts.acknowledgements_needed)
             effects += parts.purges.start_purge(now)
             effects += parts.abandoned.start_search(now)
+            effects += parts.follow_ups.start_check(now, demand=bool(parts.groups.subscribers))
         return effects
 
     def _start_claim(self, now: Instant) -> Effects:

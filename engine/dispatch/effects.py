@@ -23,7 +23,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.model import Delivery, GroupScan, Key, Portion, Range, Return, RowFormat, Selection, Wanted
+from engine.model import BatchCheck, Delivery, GroupScan, Key, Portion, Range, Return, RowFormat, Selection, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,13 @@ class FindAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckBatches:
+    """Compare follow-ups with their batches."""
+
+    check: BatchCheck
+
+
+@dataclass(frozen=True, slots=True)
 class Purge:
     """Delete up to `limit` rows acknowledged more than `age_ns` ago."""
 
@@ -157,6 +164,7 @@ Effect = (
     | Lookup
     | Release
     | FindAbandoned
+    | CheckBatches
     | Purge
     | MoveDeadLetters
     | Deliver

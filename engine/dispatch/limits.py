@@ -116,6 +116,19 @@ class Limits:
     limited_pause_max_ns: int = 1_000 * MS
     """Pause before another claim of a queue whose limit is reached by messages of other proxies,
     doubling. Usually a report that a place is free comes before: this bounds the wait without one."""
+    batch_parts_max: int = 1_000
+    """Acknowledged parts whose batches are checked by name. With more, all follow-ups are."""
+    batch_step_max: int = 1_000
+    """Follow-ups that one check reads at most: some 10 ms."""
+    batch_ahead: int = 16
+    """So many upcoming messages are checked for each follow-up that was set aside. Otherwise a
+    thousand at the front would need as many claims."""
+    batch_share: int = 4
+    """A pass through all follow-ups pauses so many times as long as its last step took."""
+    batch_pause_min_ns: int = 10 * MS
+    batch_pause_max_ns: int = NS_PER_S
+    """Pause between checks of a part whose commit is not visible yet, doubling; the first of these
+    between two steps of a pass at least."""
     failure_pause_min_ns: int = 100 * MS
     failure_pause_max_ns: int = 5_000 * MS
     """Pause after a failure of the database, doubling: short enough for a restart, and no storm of

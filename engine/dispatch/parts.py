@@ -17,6 +17,7 @@ from engine.dispatch.capacity import Capacity
 from engine.dispatch.claims import ClaimsUnderWay
 from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.filter_groups import FilterGroup, FilterGroups
+from engine.dispatch.follow_ups import FollowUps
 from engine.dispatch.group_places import GroupPlaces
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
@@ -56,6 +57,7 @@ class Parts:
     dead_letters: DeadLetters
     purges: Purges
     abandoned: Abandoned
+    follow_ups: FollowUps
     failure_pause: ExponentialBackoff
     measures: Measures
     draining: bool = False
@@ -92,6 +94,7 @@ class Parts:
             dead_letters=DeadLetters(policy, limits),
             purges=Purges(policy, limits, now),
             abandoned=Abandoned(policy, limits, now),
+            follow_ups=FollowUps(policy, limits),
             failure_pause=ExponentialBackoff(limits.failure_pause_min_ns, limits.failure_pause_max_ns),
             measures=measures or Measures(),
         )
@@ -111,13 +114,14 @@ class Parts:
         self.dead_letters.set_policy(policy)
         self.purges.set_policy(policy, now)
         self.abandoned.set_policy(policy, now)
+        self.follow_ups.set_policy(policy)
 
     @property
     def settled_down(self) -> bool:
         """Whether no statement is under way, and nothing waits for its release."""
         delivery = len(self.claims) or len(self.fetches) or self.scans.under_way or self.verification.under_way
         maintenance = len(self.releases) or self.dead_letters.under_way or self.purges.under_way
-        maintenance = maintenance or self.abandoned.under_way
+        maintenance = maintenance or self.abandoned.under_way or self.follow_ups.under_way
         return not (delivery or maintenance)
 
     def is_failing(self, now: Instant) -> bool:

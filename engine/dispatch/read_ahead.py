@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.turns import TurnOrder
@@ -226,6 +227,10 @@ class ReadAhead:
             del self._ready[entry.key]
             taken.append(entry)
         return taken
+
+    def upcoming(self, count: int) -> list[Key]:
+        """Some of the messages that are ready, nearly always the next ones."""
+        return list(islice(self._ready, count))
 
     def drop(self, key: Key) -> None:
         """Remove the entry of `key`, because it is claimed for another group or replaced. The

@@ -18,6 +18,7 @@ def next_wake_ns(parts: Parts) -> int | None:
             parts.abandoned.search_ns,
             *parts.dead_letters.wake_times(now),
             *_scan_times(parts),
+            *parts.follow_ups.wake_times(demand=bool(parts.groups.subscribers)),
         ]
         times += [group.subscribers.next_first_wait_end_ns() for group in parts.groups]
         if parts.verification.has_suspects or parts.acknowledgements_needed():

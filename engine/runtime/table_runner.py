@@ -24,6 +24,7 @@ from engine.dispatch.backoff import ExponentialBackoff
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import (
     Cause,
+    CheckBatches,
     Claim,
     Deliver,
     Effect,
@@ -41,7 +42,7 @@ from engine.dispatch.effects import (
 from engine.dispatch.limits import Limits
 from engine.dispatch.measures import Measures
 from engine.dispatch.subscribers import Subscription
-from engine.model import NS_PER_S, Claimed, Key, QueueTable, Return, Share, TableId, Wanted
+from engine.model import NS_PER_S, BatchCheck, BatchesChecked, Claimed, Key, QueueTable, Return, Share, TableId, Wanted
 from engine.runtime.executor import StoreExecutor
 from engine.store.port import StoreError
 
@@ -61,7 +62,9 @@ REARM_S = 0.001
 """The wake-up time is computed once for all events of this time. A time that has come meanwhile is
 noticed so much later."""
 
-StoreEffect = Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | Purge | MoveDeadLetters
+StoreEffect = (
+    Scan | ScanGroups | Claim | Fetch | Lookup | Release | FindAbandoned | CheckBatches | Purge | MoveDeadLetters
+)
 """The effects that the store carries out."""
 
 
@@ -130,10 +133,12 @@ class TableRunner:
         limits: Limits,
         on_distrust: Callable[[], None],
         on_moved: Callable[[TableId], None],
+        on_over: Callable[[Collection[Key] | None], None],
     ) -> None:
         """`on_distrust` is called when an error shows that the table differs from its description.
 
-        `on_moved` is called with a dead-letter table after dead messages were moved into it.
+        `on_moved` is called with a dead-letter table after dead messages were moved into it. `on_over` is
+        called with messages (None: any) that were acknowledged or deleted, or may have been.
         """
         self.queue = queue
         self.measures = Measures()
@@ -142,6 +147,7 @@ class TableRunner:
         self._limits = limits
         self._on_doubt = on_distrust
         self._on_moved = on_moved
+        self._on_over = on_over
         self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns: int | None = None
@@ -193,7 +199,9 @@ class TableRunner:
 
     def suspected(self, keys: Iterable[Key]) -> None:
         """These messages may have been acknowledged."""
+        keys = list(keys)
         self.handle(self.dispatcher.suspected, keys)
+        self._on_over(keys)
 
     def transaction_ended(self, holder: int, *, failed: bool) -> None:
         """The transaction of a connection has ended, as in Dispatcher.transaction_ended. It comes
@@ -228,6 +236,7 @@ class TableRunner:
         noted, self._noted, self._note_timer = self._noted, _Noted(), None
         if noted.settled:
             self._handle(self.dispatcher.settled, noted.settled)
+            self._on_over(noted.settled)
         for holder, failed in noted.ended:
             if self.dispatcher.has_locked(holder):
                 self._handle(partial(self.dispatcher.transaction_ended, failed=failed), holder)
@@ -497,17 +506,19 @@ class TableRunner:
                 return await self._scan(dispatcher, effect)
             case Claim(claim_id, wanted, row_format, slot):
                 budget = self._executor.settings.fetch_budget_bytes
-                claims, rows, left = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
+                result = await call(store.claim_and_fetch, self.queue, wanted, row_format, budget, slot)
+                claims, rows, left, waiting = result
                 counters.claim_time.add(time.monotonic_ns() - began_ns)
                 counters.claims += 1
                 counters.claimed += len(claims)
-                counters.claimed_in_vain += len(wanted) - len(claims) - (len(left.left_out) if left else 0)
+                left_out = len(waiting) + (len(left.left_out) if left else 0)
+                counters.claimed_in_vain += len(wanted) - len(claims) - left_out
                 redelivered = sum(claim.epoch > 1 for claim in claims)
                 counters.redelivered += redelivered
                 self.measures.redelivered += redelivered
                 if dispatcher is not self.dispatcher and claims:
                     await self._release_claims(claims)
-                return partial(self.handle, dispatcher.claim_done, claim_id, claims, rows, left)
+                return partial(self.handle, dispatcher.claim_done, claim_id, claims, rows, left, waiting)
             case Fetch(fetch_id, row_format, keys):
                 budget = self._executor.settings.fetch_budget_bytes
                 rows = await call(store.fetch, self.queue, row_format, keys, budget)
@@ -521,6 +532,8 @@ class TableRunner:
             case FindAbandoned(slot, limit):
                 found = await call(store.find_abandoned, self.queue, slot, limit)
                 return partial(self.handle, dispatcher.search_done, found)
+            case CheckBatches(check):
+                return partial(self.handle, dispatcher.batches_checked, await self._check_batches(check))
             case Purge(age_ns, limit):
                 count = await call(store.purge, self.queue, age_ns, limit)
                 counters.purged += count
@@ -553,6 +566,15 @@ class TableRunner:
         self._executor.counters.released += await self._executor.call(self._executor.store.release, self.queue, returns)
         self.handle(partial(self.dispatcher.woken, anywhere=True))
 
+    async def _check_batches(self, check: BatchCheck) -> BatchesChecked:
+        """Compare follow-ups with their batches."""
+        if self.queue.after_batch is None:  # The directive was removed a moment ago.
+            return BatchesChecked()
+        seen = await self._executor.call(self._executor.store.check_batches, self.queue, check)
+        if seen.problem is not None:
+            self._log_seldom(f"follow-ups of {self.queue.id} wait, whatever their batches: {seen.problem}")
+        return seen
+
     async def _move_dead_letters(self, dead: Sequence[Wanted]) -> Sequence[Key]:
         """Move dead messages to their dead-letter table.
 
@@ -566,13 +588,14 @@ class TableRunner:
         self.measures.dead_lettered += len(result.moved)
         if result.moved:
             self._on_moved(place)
+            self._on_over(result.moved)
         if result.problem is not None:
             counters.dead_letter_failures += 1
-            self._log_unmoved(f"dead messages of {self.queue.id} cannot be moved to {place}: {result.problem}")
+            self._log_seldom(f"dead messages of {self.queue.id} cannot be moved to {place}: {result.problem}")
         return result.moved
 
-    def _log_unmoved(self, text: str) -> None:
-        """Log why dead messages stay: at once for a new reason, otherwise once in
+    def _log_seldom(self, text: str) -> None:
+        """Log why messages stay: at once for a new reason, otherwise once in
         SAME_REASON_NS."""
         mono_ns = self._executor.clock.now().mono_ns
         if text != self._unmoved_text or mono_ns >= self._log_again_ns:
@@ -595,6 +618,8 @@ class TableRunner:
                 self.handle(dispatcher.release_failed)
             case FindAbandoned():
                 self.handle(dispatcher.search_failed)
+            case CheckBatches():
+                self.handle(dispatcher.check_failed)
             case Purge():
                 self.handle(dispatcher.purge_failed)
             case MoveDeadLetters():

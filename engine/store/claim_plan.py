@@ -32,12 +32,22 @@ class Step(enum.Enum):
     """Lock the rows that can be claimed."""
     COUNT_GROUPS = enum.auto()
     """Count the messages in flight of the message groups of these rows, which cannot change any more."""
+    CHECK_BATCHES = enum.auto()
+    """Find the follow-ups among them whose batches are not done. Behind LOCK_ROWS: what a statement
+    shows was committed before it began, and a part is committed with its follow-up, or before."""
     WRITE = enum.auto()
     COMMIT = enum.auto()
     RELEASE_LOCK = enum.auto()
 
 
-FIRST_PACKET: Sequence[Step] = (Step.TAKE_LOCK, Step.BEGIN, Step.COUNT, Step.LOCK_ROWS, Step.COUNT_GROUPS)
+FIRST_PACKET: Sequence[Step] = (
+    Step.TAKE_LOCK,
+    Step.BEGIN,
+    Step.COUNT,
+    Step.LOCK_ROWS,
+    Step.COUNT_GROUPS,
+    Step.CHECK_BATCHES,
+)
 SECOND_PACKET: Sequence[Step] = (Step.WRITE, Step.COMMIT, Step.RELEASE_LOCK)
 """What is written follows from the results of the first packet."""
 

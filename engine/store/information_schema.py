@@ -153,8 +153,8 @@ def _same_table(table: TableId, rows: Sequence[Row]) -> Row | None:
 
 
 def _column(row: Sequence[str]) -> Column:
-    name, data_type, nullable, length_chars, extra, full_type = row
-    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra, full_type.lower())
+    name, data_type, nullable, length_chars, extra, full_type, collation = row
+    return Column(name, data_type.lower(), nullable == "YES", int(length_chars), extra, full_type.lower(), collation)
 
 
 def _indexes(rows: Sequence[Row]) -> Iterator[Index]:

@@ -15,6 +15,9 @@ from typing import TypeVar
 from engine.model import (
     ANYTHING,
     SLOTS,
+    WAITING_NS,
+    BatchCheck,
+    BatchesChecked,
     BrokenTable,
     Claimed,
     ClaimResult,
@@ -69,6 +72,10 @@ class Row:
     payload: bytes = b""
     group: Group = ()
     """The values of the group columns, in a table with groups."""
+    batch: Key | None = None
+    """The batch that it is a part of."""
+    after_batch: Key | None = None
+    """The batch that it waits for."""
 
     @property
     def entry(self) -> Entry:
@@ -237,8 +244,9 @@ class MemoryStore:
         slot: int = 0,
     ) -> Timed[ClaimResult]:
         """Claim those of `wanted` that can be claimed, and read their rows."""
-        claims, _, left = self._timed(self._claim(table, wanted, slot)).value
-        return self._with_rows(table, claims, left, row_format, budget_bytes)
+        result = self._timed(self._claim(table, wanted, slot)).value
+        with_rows = self._with_rows(table, result.claims, result.limits, row_format, budget_bytes)
+        return Timed(with_rows.value._replace(waiting=result.waiting), with_rows.now_ns)
 
     def _with_rows(
         self,
@@ -318,6 +326,45 @@ class MemoryStore:
             self.failures.popleft()
             raise AckUnknownError("the connection to the server broke", code=2013)
         return self._timed(counts)
+
+    def is_open(self, table: QueueTable, batch: Key | None) -> bool:
+        """Whether a batch has unacknowledged parts in the database of this table."""
+        tables = [found for found in self.tables.values() if isinstance(found, QueueTable) and found.batch is not None]
+        names = {found.id for found in tables}
+        names |= {found.dead_letter for found in tables if found.policy.dead_parts_hold and found.dead_letter}
+        return any(
+            row.batch == batch and row.time_acked_ns is None
+            for name in names
+            if name.db == table.id.db
+            for row in self.rows.get(name, {}).values()
+        )
+
+    def check_batches(self, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
+        """Fire the follow-ups whose batches are done, and set aside those that are due and wait."""
+        rows = self.rows_of(table)
+        parts = [self.rows[part].get(key) for part, keys in check.parts for key in keys]
+        batches = {part.batch for part in parts if part is not None}
+        live = [row for row in rows.values() if row.after_batch is not None and row.time_acked_ns is None]
+        live.sort(key=lambda row: (row.after_batch, row.key))
+        behind = [row for row in live if check.after is None or (row.after_batch, row.key) > check.after]
+        rotated = behind[: check.limit] if check.rotate else []
+        fired: list[Key] = []
+        aside: list[Key] = []
+        for row in live:
+            if row.key in self.locked or not (row.key in check.keys or row.after_batch in batches or row in rotated):
+                continue
+            is_open = self.is_open(table, row.after_batch)
+            if row.time_next_ns == WAITING_NS and not is_open:
+                fired.append(row.key)
+                rows[row.key] = replace(row, time_next_ns=self.now_ns)
+            elif is_open and row.epoch == 0 and row.entry.due_ns <= self.now_ns:
+                aside.append(row.key)
+                rows[row.key] = replace(row, time_next_ns=WAITING_NS)
+        locked = any(row.key in self.locked and row.time_next_ns == WAITING_NS for row in live)
+        waiting = sum(rows[row.key].time_next_ns == WAITING_NS for row in rotated)
+        cut = len(rotated) >= check.limit
+        place = (rotated[-1].after_batch or 0, rotated[-1].key) if cut else None
+        return self._timed(BatchesChecked(tuple(fired), tuple(aside), waiting, place, again=None in parts or locked))
 
     def find_abandoned(self, table: QueueTable, slot: int | None, limit: int) -> Timed[tuple[Return, ...]]:
         """Up to `limit` messages in flight at proxies that are gone, as claims to release."""
@@ -444,6 +491,7 @@ class MemoryClaim:
         self._now_ns = store.now_ns
         self._locked: dict[Key, Row] = {}
         self._written: dict[Key, Row] = {}
+        self._waiting: set[Key] = set()
 
     def do(self, step: Step) -> None:
         """Carry out a step. Raises StoreError."""
@@ -462,12 +510,21 @@ class MemoryClaim:
             case Step.COUNT_GROUPS if self._group_most is not None:
                 self._groups = GroupCounts(self._group_most)
                 self._count_groups(self._groups, rows.values())
+            case Step.CHECK_BATCHES if self._table.after_batch is not None:
+                self._waiting = {
+                    key
+                    for key, row in self._locked.items()
+                    if row.after_batch is not None
+                    and row.epoch == 0
+                    and self._store.is_open(self._table, row.after_batch)
+                }
             case Step.WRITE:
                 self._write()
             case Step.COMMIT:
                 rows.update(self._written)
-                if self._pace is not None and self._written:
-                    full_ns = self._pace.after(self._full_ns, self._now_ns, len(self._written))
+                claimed = len(self._written) - len(self._waiting)
+                if self._pace is not None and claimed:
+                    full_ns = self._pace.after(self._full_ns, self._now_ns, claimed)
                     self._store.rates[self._table.id] = full_ns
                 self._unlock()
             case Step.RELEASE_LOCK if self._store.limit_locks.get(self._table.id) is self:
@@ -499,7 +556,8 @@ class MemoryClaim:
         def end_ns(deadline_ns: int) -> int:
             return deadline_ns if self._table.lease_column is None else end_with_slot(deadline_ns, self._slot)
 
-        found = {key: row.entry for key, row in self._locked.items()}
+        found = {key: row.entry for key, row in self._locked.items() if key not in self._waiting}
+        self._written |= {key: replace(self._locked[key], time_next_ns=WAITING_NS) for key in self._waiting}
         places = self._places
         if self._pace is not None:
             paced = self._pace.allowed(self._full_ns, self._now_ns)
@@ -520,7 +578,7 @@ class MemoryClaim:
                 paced_until_ns = self._pace.ready_ns(full_ns)
             groups = () if self._groups is None else self._groups.left(found.values())
             left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns, groups)
-        self.result = ClaimResult(claims, None, left)
+        self.result = ClaimResult(claims, None, left, tuple(self._waiting))
 
     def _unlock(self) -> None:
         self._store.locked -= self._locked.keys()

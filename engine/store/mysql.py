@@ -27,6 +27,8 @@ from engine.model import (
     ANYTHING,
     SLOT_LOCK,
     SLOTS,
+    BatchCheck,
+    BatchesChecked,
     BrokenTable,
     Claimed,
     ClaimResult,
@@ -51,6 +53,7 @@ from engine.model import (
 from engine.packets import text_values
 from engine.quoting import quoted, text_literal
 from engine.store.acks import Ack, shares
+from engine.store.batches import Batches, set_aside
 from engine.store.claim_limits import ClaimLimits
 from engine.store.claim_plan import choose
 from engine.store.connection import (
@@ -166,6 +169,7 @@ class MySQLStore:
         self._row_bytes: Recent[TableId, int] = Recent(remembered)
         self._claim_s: Recent[TableId, float] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
+        self._batches = Batches(self._with_rights)
         self._servers: set[Origin] = set()
         """The servers found so far. With several behind one address, a connection id does not
         identify its server."""
@@ -234,6 +238,9 @@ class MySQLStore:
             found = listing(connection, grants.stamp)
         rights = replace(found.value, account=grants.account, problems=grants.problems())
         return Timed(rights, found.now_ns)
+
+    def _with_rights(self, connection: StoreConnection, found: QueueTable | BrokenTable) -> QueueTable | BrokenTable:
+        return with_rights(connection, self._grants or self._read_grants(connection), found)
 
     def _read_grants(self, connection: StoreConnection) -> Grants:
         before, self._grants = self._grants, read_grants(connection)
@@ -378,6 +385,15 @@ class MySQLStore:
                     return
         raise AckUnknownError(str(error), code=error.code) from error
 
+    def check_batches(self, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
+        """Compare follow-ups with their batches: fire what is done, set aside what waits."""
+
+        def attempt() -> Timed[BatchesChecked]:
+            with self._pool.connection() as connection:
+                return self._batches.check(connection, table, check)
+
+        return self._retried(attempt)
+
     def find_abandoned(self, table: QueueTable, slot: int | None, limit: int) -> Timed[tuple[Return, ...]]:
         """Up to `limit` messages in flight at proxies that are gone, as claims to release."""
         sql = TableStatements(table)
@@ -431,20 +447,23 @@ class MySQLStore:
             end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
             limits.read_groups(locked[len(locked) - len(counts) :])
             found = {entry.key: entry for entry in entries_of(sql, *locked[: len(locked) - len(counts)])}
+            waiting = self._batches.waiting(connection, table, found) if table.after_batch else frozenset()
+            found = {key: entry for key, entry in found.items() if key not in waiting} if waiting else found
             claims, left_out = choose(wanted.values(), found, now_at, end_ns, limits.places(now_at), limits.groups)
             left = limits.left(now_at, claims, left_out, found)
             deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
             writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases)]
-            writes += [*limits.writes(now_at, len(claims)), statement("commit"), *limits.behind]
+            writes += [*set_aside(sql, waiting), *limits.writes(now_at, len(claims))]
+            writes += [statement("commit"), *limits.behind]
             if fetch_of is None or not claims:
                 connection.run(writes)
                 self._claim_s.put(table.id, time.monotonic() - began_s)
-                return Timed(ClaimResult(claims, None, left), now_at)
+                return Timed(ClaimResult(claims, None, left, tuple(waiting)), now_at)
             fetch = fetch_of({claim.key: claim.delivery for claim in claims})
             rows = fetch.run_behind(connection, writes)
         self._row_bytes.put(table.id, fetch.row_bytes)
         self._claim_s.put(table.id, time.monotonic() - began_s)
-        return Timed(ClaimResult(claims, rows, left), now_at)
+        return Timed(ClaimResult(claims, rows, left, tuple(waiting)), now_at)
 
     def _release(self, table: QueueTable, returns: Sequence[Return]) -> tuple[int, Sequence[Return], int]:
         """The number of released claims, those that still are ours but locked, and the server's

@@ -14,6 +14,8 @@ from typing import Generic, Protocol, TypeVar
 
 from engine.model import (
     ANYTHING,
+    BatchCheck,
+    BatchesChecked,
     BrokenTable,
     Claimed,
     ClaimResult,
@@ -221,6 +223,11 @@ class Store(Protocol):
         none was carried out; that includes a store that is not known to be connected to the server
         `origin`, and with a server that is read-only all are left out.
         """
+
+    def check_batches(self, table: QueueTable, check: BatchCheck) -> Timed[BatchesChecked]:
+        """Compare follow-ups with their batches, in a table with a column for these. Those that wait and
+        whose batches are done are due from now on. Those that are due, were never delivered, and whose
+        batches are open, wait."""
 
     def find_abandoned(self, table: QueueTable, slot: int | None, limit: int) -> Timed[tuple[Return, ...]]:
         """Up to `limit` messages in flight whose leases carry `slot`, as claims to release; without

@@ -197,6 +197,80 @@ WHERE id IN ($ids) AND time_acked IS NULL
 ORDER BY id
 FOR UPDATE SKIP LOCKED
 
+-- name: batch_tables
+-- The tables of a database whose comments name a column with batches, now: a new one may have parts of
+-- the batch that a follow-up waits for. The caller reads the comments.
+SELECT /* ackstream batches */ table_name, table_comment
+FROM information_schema.tables
+WHERE table_schema = $db AND table_type NOT IN ('VIEW', 'SYSTEM VIEW') AND table_comment LIKE '%batch\_by%'
+
+-- name: batch_waits
+-- Which of these locked messages are follow-ups that were never delivered, and whether their batches
+-- have unacknowledged parts. A statement of its own behind the locking one: it shows everything that
+-- was committed before a follow-up that it locked. A scalar subquery with a LIMIT is executed row by
+-- row; both servers may turn EXISTS into a join that reads a whole table.
+SELECT /* ackstream batches */ $id, $is_open
+FROM $table AS follow_up FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL AND $after_batch IS NOT NULL AND COALESCE(epoch, 0) = 0
+
+-- name: batch_part
+-- A part of the batch of a follow-up that is not acknowledged: one entry of the index.
+SELECT 1
+FROM $parts AS part FORCE INDEX ($part_index)
+WHERE part.$part_batch = $batch AND part.time_acked IS NULL
+LIMIT 1
+
+-- name: batch_rotation
+-- The follow-ups behind one, by batch, whether they are due, and whether their batches are open.
+SELECT /* ackstream batches */ $id, $batch_value, COALESCE(epoch, 0), COALESCE(time_next, 0), $is_open
+FROM $table AS follow_up FORCE INDEX ($after_index)
+WHERE time_acked IS NULL AND $behind
+ORDER BY $after_batch, id
+LIMIT $limit
+
+-- name: batch_follow_ups
+-- The same for the follow-ups of some batches.
+SELECT /* ackstream batches */ $id, $batch_value, COALESCE(epoch, 0), COALESCE(time_next, 0), $is_open
+FROM $table AS follow_up FORCE INDEX ($after_index)
+WHERE time_acked IS NULL AND $after_batch IN ($batches)
+ORDER BY $after_batch, id
+LIMIT $limit
+
+-- name: batch_by_ids
+-- The same for the follow-ups among some messages.
+SELECT /* ackstream batches */ $id, $batch_value, COALESCE(epoch, 0), COALESCE(time_next, 0), $is_open
+FROM $table AS follow_up FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL AND $after_batch IS NOT NULL
+
+-- name: batch_of_parts
+-- The batches of parts that were reported as acknowledged, and whether that is visible.
+SELECT /* ackstream batches */ $id, $batch_value, CAST(time_acked IS NULL AS BINARY)
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids)
+
+-- name: batch_lock_waiting
+-- Locks follow-ups that wait.
+SELECT /* ackstream batches */ $id
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL AND time_next = $waiting_ns
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+
+-- name: batch_lock_due
+-- Locks follow-ups that are due and were never delivered.
+SELECT /* ackstream batches */ $id
+FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND time_acked IS NULL AND COALESCE(epoch, 0) = 0
+    AND (time_next IS NULL OR time_next <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+
+-- name: batch_set_time
+-- Lets locked follow-ups wait, or lets them be due.
+UPDATE /* ackstream batches */ $table FORCE INDEX ($id_index)
+SET time_next = $time_next
+WHERE id IN ($ids) AND time_acked IS NULL
+
 -- name: claim_update
 -- Claims locked rows: one more delivery, and the end of its lease. A lease column gets the new
 -- time_next: both servers assign from left to right.
@@ -483,7 +557,7 @@ WHERE $tables AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')
 -- Their columns, each table's in their order.
 SELECT /* ackstream catalog */
     table_schema, table_name, column_name, data_type, is_nullable, COALESCE(character_maximum_length, 0), extra,
-    column_type
+    column_type, COALESCE(collation_name, '')
 FROM information_schema.columns
 WHERE $tables
 ORDER BY ordinal_position

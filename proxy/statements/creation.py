@@ -115,7 +115,7 @@ class Creation:
     ) -> None:
         """Make the dead-letter table of `table` accept its dead messages, if its directives
         (`values`) name one: change its comment, or create it from the definition of `table`."""
-        dead = _dead_letter(values, table)
+        dead = dead_letter_of(values, table)
         if dead is None:
             return
         if dead == table:
@@ -173,7 +173,7 @@ class Creation:
         table."""
         await marked_comment(session, table)
         tables = [table]
-        letters = _dead_letter({"dead_letter": dead} if dead else {}, table)
+        letters = dead_letter_of({"dead_letter": dead} if dead else {}, table)
         if letters is not None and await comment_of(session, letters) is not None:
             tables.insert(0, letters)
         for changed in tables:
@@ -199,6 +199,16 @@ class Creation:
         if not has_group_key(statement.definitions, group_by):
             text = sql("add_key", table=statement.table.quoted(), key=group_key(group_by))
             await self._change_schema(session, text)
+
+    async def batch_keys(
+        self, session: ClientSession, statement: CreateQueue, extras: Extras, comment: str | None = None
+    ) -> None:
+        """Add the indexes of columns with batches to an existing queue (`statement`: its definition),
+        unless it has them. With its new `comment`, raises ServerError if its columns cannot have batches."""
+        if comment is not None:
+            await refuse_unfit(session, statement, comment, "BATCHES are not possible")
+        for key in extras.missing_keys(statement.definitions):
+            await self._change_schema(session, sql("add_key", table=statement.table.quoted(), key=key))
 
     async def _let_in(self, session: ClientSession, dead: TableName, source: TableName) -> None:
         """Add `source` to the comment of `dead`, which then accepts its dead messages, with the
@@ -233,6 +243,7 @@ class Creation:
 
 _NOT_OF_DEAD_LETTERS = frozenset(
     {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit"}
+    | {"batch_by", "after_batch", "batch_on_dead"}
 )
 """The directives of a queue that its dead-letter table does not get."""
 
@@ -246,7 +257,7 @@ def _refusal(statement: CreateQueue, sent: str, answer: Answer) -> SqlError | Re
     return in_own_words(answer.error.message, sent, own, "CREATE QUEUE", UNREADABLE_DEFINITION)
 
 
-def _dead_letter(values: Mapping[str, str], table: TableName) -> TableName | None:
+def dead_letter_of(values: Mapping[str, str], table: TableName) -> TableName | None:
     """The dead-letter table of a table, if it has one. A name without a database is in that of the
     table."""
     if "dead_letter" not in values:

@@ -8,7 +8,7 @@ prediction is wrong, the catalog's check of the created table finds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -50,7 +50,11 @@ def problems_of(statement: CreateQueue, comment: str, storage_engine: str) -> tu
         comment,
         storage_engine,
         list(_columns(statement, lease, extras, id_is_added_as_key=any("PRIMARY" in key for key in added))),
-        [*_indexes(statement), *([_ID_KEY] if any("KEY (id" in key for key in added) else ())],
+        [
+            *_indexes(statement),
+            *([_ID_KEY] if any("KEY (id" in key for key in added) else ()),
+            *(_index("key", columns) for columns in extras.indexes()),
+        ],
         by_time,
     )
     verdict = evaluate(facts)
@@ -64,7 +68,7 @@ def _lease_column(comment: str) -> str | None:
 
 def extras_of(values: Mapping[str, str]) -> Extras:
     """The further columns that directives name."""
-    return Extras(values.get("reason"), values.get("delay_by"))
+    return Extras(*(values.get(key) for key in ("reason", "delay_by", "batch_by", "after_batch")))
 
 
 def _columns(
@@ -107,6 +111,10 @@ def _indexes(statement: CreateQueue) -> Iterator[Index]:
             part = IndexColumn(definition.name, descending=False, whole=True)
             yield Index("PRIMARY" if definition.primary else definition.name, unique=True, columns=(part,))
         elif definition.kind in (Kind.PRIMARY, Kind.UNIQUE, Kind.KEY):
-            parts = tuple(IndexColumn(name, descending=False, whole=bool(name)) for name in definition.columns)
             name = "PRIMARY" if definition.kind is Kind.PRIMARY else "key"
-            yield Index(name, unique=definition.kind is not Kind.KEY, columns=parts)
+            yield _index(name, definition.columns, unique=definition.kind is not Kind.KEY)
+
+
+def _index(name: str, columns: Sequence[str], *, unique: bool = False) -> Index:
+    parts = tuple(IndexColumn(column, descending=False, whole=bool(column)) for column in columns)
+    return Index(name, unique=unique, columns=parts)

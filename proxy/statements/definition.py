@@ -15,6 +15,7 @@ from engine.catalog.directives import (
     REQUIRED,
     combination_problem,
     is_marked,
+    make_comment,
     option_name,
     option_problem,
     queue_values,
@@ -24,7 +25,7 @@ from engine.catalog.directives import (
 from engine.service import Engine
 from proxy.session.internal_queries import Context, refuse_temporary
 from proxy.session.queries import sql
-from proxy.statements.creation import Creation, counted_by
+from proxy.statements.creation import Creation, counted_by, dead_letter_of
 from proxy.statements.declared import extras_of
 from proxy.statements.results import NAME, TEXT, Column, Result
 from proxy.statements.tables import (
@@ -36,7 +37,7 @@ from proxy.statements.tables import (
     show_create_table,
 )
 from proxy.wire.packets import ServerError
-from sqlrewrite.definitions import declares
+from sqlrewrite.definitions import Extras, declares
 from sqlrewrite.names import TableName
 from sqlrewrite.printing import print_queue, retention_read
 from sqlrewrite.queues import AlterQueue, CreateQueue, DropQueue, Options, parse_queue_statement
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 CREATE_QUEUE_COLUMNS = (Column("Queue", NAME), Column("Create Queue", TEXT))
 
 
-EXTRA_COLUMNS = ("reason", "delay_by")
+EXTRA_COLUMNS = ("reason", "delay_by", "batch_by", "after_batch")
 """The directives that name a column which ALTER QUEUE adds."""
 
 
@@ -94,6 +95,7 @@ class Definition:
             values, _ = split_comment(await marked_comment(session, statement.table))
             dead = {**values, **changed}.get("dead_letter")
             await self._creation.extra_columns(session, statement.table, extras_of(named), dead)
+        await self._batch_keys(session, context, statement.table, changed)
         if "delay_by" in changed.keys() | reset | without:
             await self._creation.delay_by(session, statement.table, changed.get("delay_by"))
 
@@ -113,6 +115,22 @@ class Definition:
                 await self._creation.lease_column(session, statement.table, definitions, lease, counted=counted)
 
         return await change_comment(self._engine, session, statement.table, change, add_what_is_missing)
+
+    async def _batch_keys(
+        self, session: ClientSession, context: Context, table: TableName, changed: Mapping[str, str]
+    ) -> None:
+        """Add the indexes of columns with batches to a queue, whose directives are `changed`, and the one
+        of parts to its dead-letter table."""
+        if not {"batch_by", "after_batch", "batch_on_dead"} & changed.keys():
+            return
+        values, _ = split_comment(await marked_comment(session, table))
+        values |= changed
+        definition = await self._definition(session, context, table)
+        await self._creation.batch_keys(session, definition, extras_of(values), make_comment(values))
+        letters = dead_letter_of(values, table)
+        if letters is not None and "batch_by" in values and await comment_of(session, letters) is not None:
+            of_parts = Extras(batch_by=values["batch_by"])
+            await self._creation.batch_keys(session, await self._definition(session, context, letters), of_parts)
 
     async def pause(self, session: ClientSession, table: TableName, *, paused: bool) -> bytes:
         """PAUSE QUEUE and RESUME QUEUE."""

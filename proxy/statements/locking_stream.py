@@ -66,6 +66,14 @@ COUNTED = ServerError(
 )
 
 
+FOLLOW_UPS = ServerError(
+    1105,
+    "HY000",
+    "STREAM … FOR UPDATE is not possible on a queue with AFTER_BATCH: whether a batch is done is checked by claims. "
+    "Leave FOR UPDATE out to claim messages",
+)
+
+
 def refuse_without_transaction(session: ClientSession, proven: ProvenStream) -> None:
     """Raise ServerError if the locks would end with the statement that takes them."""
     if not proven.was_in_transaction and session.status & AUTOCOMMIT:

@@ -21,6 +21,7 @@ from proxy.session.stream import Stream, unforeseen
 from proxy.settings import Settings
 from proxy.statements.locking_stream import (
     COUNTED,
+    FOLLOW_UPS,
     SEVERAL_WORKERS,
     LockingSession,
     LockingStream,
@@ -85,6 +86,8 @@ class Streaming:
                 raise SEVERAL_WORKERS.again()
             if queue.policy.counted or queue.policy.paced or queue.policy.groups_counted:
                 raise COUNTED.again()
+            if queue.after_batch is not None:
+                raise FOLLOW_UPS.again()
         await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
         *columns, _ = proven.header.packets

@@ -28,6 +28,7 @@ NAVIGATION = {
         "docs/sql.md",
         "docs/guarantees.md",
         "docs/groups.md",
+        "docs/batches.md",
         "docs/tables.md",
         "docs/settings.md",
         "docs/limits.md",

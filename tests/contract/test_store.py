@@ -393,7 +393,7 @@ class TestClaimAndFetch:
     ) -> tuple[list[Key], set[Key], set[Key]]:
         """The claimed keys in their order, those whose rows came, and those that were left unread."""
         wanted = [Wanted(key, 0, 30 * S) for key in keys]
-        claims, rows, _ = subject.store.claim_and_fetch(subject.table, wanted, row_format, budget_bytes).value
+        claims, rows, *_ = subject.store.claim_and_fetch(subject.table, wanted, row_format, budget_bytes).value
         if rows is None:
             assert not claims
             return [], set(), set()

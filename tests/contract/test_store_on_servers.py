@@ -285,7 +285,7 @@ class TestRowsBehindAClaim:
         insert(subject, 1, 2)
         for key, binary in ((1, False), (2, True)):
             gone = RowFormat(("gone",), binary=binary)
-            claims, rows, _ = subject.store.claim_and_fetch(subject.table, [Wanted(key, 0, 30 * S)], gone, 1000).value
+            claims, rows, *_ = subject.store.claim_and_fetch(subject.table, [Wanted(key, 0, 30 * S)], gone, 1000).value
             assert rows is None
             assert [claim.key for claim in claims] == [key]
             fetched = subject.store.fetch(subject.table, self.TEXT, {key: claims[0].delivery}, 1000).value
@@ -301,7 +301,7 @@ class TestRowsBehindAClaim:
             with pytest.raises(StoreError, match="no"):
                 store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], self.TEXT, 1000)
             subject.execute("DROP TRIGGER t")
-            claims, rows, _ = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], self.TEXT, 1000).value
+            claims, rows, *_ = store.claim_and_fetch(subject.table, [Wanted(1, 0, S)], self.TEXT, 1000).value
             assert rows is not None
             assert ([claim.epoch for claim in claims], list(rows.rows)) == ([1], [1])
         subject.close()

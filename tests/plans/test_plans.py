@@ -108,6 +108,15 @@ EXEMPT = {
     "group_rotation",
     "group_arrivals",
     "group_arrivals_zero",
+    "batch_waits",  # These are measured in test_plans_of_batches.py.
+    "batch_rotation",
+    "batch_follow_ups",
+    "batch_by_ids",
+    "batch_of_parts",
+    "batch_lock_waiting",
+    "batch_lock_due",
+    "batch_set_time",
+    "batch_tables",  # Reads information_schema.
     "find_abandoned",  # Reads all that is unacknowledged, when a proxy is gone.
 }
 

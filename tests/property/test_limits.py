@@ -455,8 +455,9 @@ class DispatcherThatMisses(Dispatcher):
         claims: Sequence[Claimed],
         rows: FetchResult | None = None,
         left: LimitsLeft | None = None,
+        waiting: Sequence[Key] = (),
     ) -> Effects:
-        effects = super().claim_done(now, claim_id, claims, rows, left)
+        effects = super().claim_done(now, claim_id, claims, rows, left, waiting)
         if left is not None:
             for group in self.parts.groups:
                 group.scans.buffer.forget(left.left_out)
@@ -530,9 +531,10 @@ class DispatcherThatForgetsWhatEndedMeanwhile(Dispatcher):
         claims: Sequence[Claimed],
         rows: FetchResult | None = None,
         left: LimitsLeft | None = None,
+        waiting: Sequence[Key] = (),
     ) -> Effects:
         self.parts.places.claim_started()
-        return super().claim_done(now, claim_id, claims, rows, left)
+        return super().claim_done(now, claim_id, claims, rows, left, waiting)
 
 
 class EndsDuringAClaimAreMissed(Grouped):

@@ -15,6 +15,7 @@ from typing import Any
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import (
     Cause,
+    CheckBatches,
     Claim,
     Deliver,
     Effect,
@@ -34,6 +35,7 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.model import (
     NS_PER_S,
+    BatchColumn,
     Group,
     GroupColumn,
     IdKind,
@@ -88,6 +90,8 @@ def queue_table(policy: Policy = POLICY, *, id_grows: bool = False) -> QueueTabl
         lease_column=policy.lease,
         group_columns=tuple(GroupColumn(name, IdKind.INTEGER) for name in policy.group_by),
         group_index="by_group" if policy.groups_indexed else None,
+        batch=BatchColumn(policy.batch_by, IdKind.INTEGER, "by_batch") if policy.batch_by else None,
+        after_batch=BatchColumn(policy.after_batch, IdKind.INTEGER, "by_after") if policy.after_batch else None,
     )
 
 
@@ -318,10 +322,11 @@ class Stage:
             case Scan() | ScanGroups():
                 asked.answer = self._scan(asked.effect)
             case Claim(claim_id, wanted, row_format, slot):
-                claims, rows, left = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget, slot).value
+                answer = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget, slot).value
+                claims, rows, left, waiting = answer
                 if claim_id % self.unread_every == 0:
                     rows = None  # They could not be read.
-                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows, left)
+                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows, left, waiting)
                 asked.carries = frozenset() if rows is None else frozenset(rows.rows)
             case Fetch(fetch_id, row_format, keys):
                 rows = store.fetch(queue, row_format, keys, self.fetch_budget).value
@@ -345,6 +350,9 @@ class Stage:
             case FindAbandoned(slot, limit):
                 found = store.find_abandoned(queue, slot, limit).value
                 asked.answer = lambda: dispatcher.search_done(self.now, found)
+            case CheckBatches(check):
+                seen = store.check_batches(queue, check).value
+                asked.answer = lambda: dispatcher.batches_checked(self.now, seen)
             case Purge(age_ns, limit):
                 count = store.purge(queue, age_ns, limit).value
                 asked.answer = lambda: dispatcher.purge_done(self.now, count)
@@ -387,6 +395,8 @@ class Stage:
                 self.handle(dispatcher.release_failed)
             case FindAbandoned():
                 self.handle(dispatcher.search_failed)
+            case CheckBatches():
+                self.handle(dispatcher.check_failed)
             case Purge():
                 self.handle(dispatcher.purge_failed)
             case MoveDeadLetters():

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.model import NS_PER_S, RATES, GroupColumn, IdKind, Key, Policy, QueueTable, Selection, TableId
+from engine.model import NS_PER_S, RATES, BatchColumn, GroupColumn, IdKind, Key, Policy, QueueTable, Selection, TableId
 from engine.store.connection import (
     OWN_CONTEXT,
     BackendAddress,
@@ -46,6 +46,10 @@ COLUMNS = """
 """
 GROWING = COLUMNS.replace("NOT NULL PRIMARY KEY", "NOT NULL AUTO_INCREMENT PRIMARY KEY")
 """The same with ids given out by the server."""
+BATCH_COLUMNS = (
+    ", batch BIGINT, after_batch BIGINT, INDEX by_batch (batch, time_acked)"
+    ", INDEX by_after (time_acked, after_batch, id)"
+)
 SCAN_INDEXES = {
     "ascending": "INDEX next_up (time_acked, priority, time_next)",
     "descending": "INDEX next_up (time_acked, priority, time_next DESC)",
@@ -120,9 +124,10 @@ class MemorySubject:
         in_flight: int | None = None,
         group_limit: int | None = None,
         rate: float | None = None,
+        batches: bool = False,
     ) -> None:
         """`in_flight`: the messages in flight over all proxies at most; `group_limit`: those of a group. Both
-        imply `lease`. `rate`: their deliveries a second."""
+        imply `lease`. `rate`: their deliveries a second. `batches`: messages may be parts and follow-ups."""
         counted = in_flight is not None or group_limit is not None
         lease = lease or counted
         self.table = QueueTable(
@@ -135,6 +140,8 @@ class MemorySubject:
                 groups_counted=group_limit is not None,
                 max_rate=rate,
                 paced=rate is not None,
+                batch_by="batch" if batches else None,
+                after_batch="after_batch" if batches else None,
             ),
             IdKind.INTEGER,
             "PRIMARY",
@@ -148,6 +155,8 @@ class MemorySubject:
             lease_index="by_lease" if counted else None,
             group_columns=tuple(groups),
             group_index="by_group" if groups else None,
+            batch=BatchColumn("batch", IdKind.INTEGER, "by_batch") if batches else None,
+            after_batch=BatchColumn("after_batch", IdKind.INTEGER, "by_after") if batches else None,
         )
         self.store = MemoryStore(now_ns=1_800_000_000 * NS_PER_S)
         self.store.conditions = {str(EVEN.condition): lambda row: int(str(row.key)) % 2 == 0}
@@ -213,12 +222,14 @@ class ServerSubject:
         in_flight: int | None = None,
         group_limit: int | None = None,
         rate: float | None = None,
+        batches: bool = False,
     ) -> None:
         """`groups`: the names of the group columns, which are among `columns`. `in_flight`: the messages
         in flight over all proxies at most; `group_limit`: those of a group. Both imply `lease`. `rate`:
-        their deliveries a second."""
+        their deliveries a second. `batches`: messages may be parts and follow-ups."""
         lease = lease or in_flight is not None or group_limit is not None
         self.server = server
+        self._batches = ", batch, after_batch" if batches else ""
         self._groups = "".join(f", {name}" for name in groups)
         self._lease = ", lease" if lease else ""
         columns += ", lease BIGINT DEFAULT NULL INVISIBLE" if lease else ""
@@ -233,6 +244,9 @@ class ServerSubject:
         if groups:
             comment += f",group_by={'|'.join(groups)}"
             columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)"
+        if batches:
+            comment += ",batch_by=batch,after_batch=after_batch,paused=1"  # Proxies fire no follow-ups of tests.
+            columns += BATCH_COLUMNS
         self.database = database = f"store_{uuid.uuid4().hex[:12]}"
         self.connection = connect(server, ssl_disabled=True)
         self.execute(f"CREATE DATABASE {database}")
@@ -277,12 +291,13 @@ class ServerSubject:
     def _put(self, name: str, rows: Sequence[Row]) -> None:
         with self.connection.cursor() as cursor:
             cursor.executemany(
-                f"INSERT INTO {name} (id, priority, epoch, time_next, time_acked, body{self._groups})"
-                f" VALUES ({', '.join(['%s'] * (6 + self._groups.count(',')))})",
+                f"INSERT INTO {name} (id, priority, epoch, time_next, time_acked, body{self._groups}{self._batches})"
+                f" VALUES ({', '.join(['%s'] * (6 + (self._groups + self._batches).count(',')))})",
                 [
                     (
                         *(row.key, row.priority, row.epoch, row.time_next_ns, row.time_acked_ns),
                         *("x" * len(row.payload), *row.group),
+                        *((row.batch, row.after_batch) if self._batches else ()),
                     )
                     for row in rows
                 ],

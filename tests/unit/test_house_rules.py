@@ -41,6 +41,7 @@ ENGINE_SHELL = {
     "engine.runtime.shared_runs",
     "engine.runtime.table_runner",
     "engine.service",
+    "engine.store.batches",
     "engine.store.claim_limits",
     "engine.store.connection",
     "engine.store.dead_letter",

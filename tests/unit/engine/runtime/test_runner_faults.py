@@ -264,10 +264,10 @@ def test_the_reason_why_dead_messages_stay_is_logged_when_it_is_new_and_otherwis
             moment = Instant(10**12, 10**18)
             monkeypatch.setattr(engine._executor.clock, "now", lambda: moment)
             for _ in range(3):
-                runner._log_unmoved("the table is missing")
-            runner._log_unmoved("a column is missing")
+                runner._log_seldom("the table is missing")
+            runner._log_seldom("a column is missing")
             moment = Instant(moment.mono_ns + SAME_REASON_NS, moment.server_ns)
-            runner._log_unmoved("a column is missing")
+            runner._log_seldom("a column is missing")
 
     asyncio.run(play())
     said = [record.getMessage() for record in caplog.records if "missing" in record.getMessage()]
