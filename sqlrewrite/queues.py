@@ -29,6 +29,9 @@ from sqlrewrite.lexicon import PLAIN, SqlMode
 from sqlrewrite.names import TableName
 from sqlrewrite.tokens import Token, TokenStream
 
+GROUPS_MAX: Final = 1_000
+"""The greatest LIMIT of SHOW GROUPS: some milliseconds for each ten."""
+
 DELIVERIES_MAX: Final = 10_000
 """The greatest LIMIT of SHOW DELIVERIES: two megabytes."""
 
@@ -195,6 +198,16 @@ class ShowDeliveries:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowGroups:
+    """SHOW GROUPS FROM t [LIKE 'x'] [LIMIT n]."""
+
+    table: TableName
+    like: bytes | None
+    """The literal of the pattern, as written."""
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShowProxies:
     """SHOW PROXIES."""
 
@@ -216,6 +229,7 @@ QueueStatement = (
     | ShowQueues
     | ShowStreams
     | ShowDeliveries
+    | ShowGroups
     | ShowProxies
     | ShowCreateQueue
 )
@@ -356,6 +370,8 @@ class _QueueParser:
             statement = ShowStreams()
         elif self._tokens.take("PROXIES"):
             statement = ShowProxies()
+        elif self._tokens.take("GROUPS"):
+            statement = self._show_groups()
         elif self._tokens.take("DELIVERIES"):
             statement = self._show_deliveries()
         else:
@@ -380,15 +396,29 @@ class _QueueParser:
                 tokens.fail("FROM db, LIKE 'pattern' or the end was expected")
         return ShowQueues(db, like, full)
 
+    def _show_groups(self) -> ShowGroups:
+        tokens = self._tokens
+        if not tokens.take("FROM", "IN"):
+            tokens.fail("FROM was expected")
+        table, like = self._table(), None
+        if tokens.take("LIKE"):
+            if not tokens.at_string:
+                tokens.fail("a pattern in quotes was expected")
+            literal = tokens.token()
+            like = tokens.sql[literal.start : literal.end]
+        return ShowGroups(table, like, self._limit(GROUPS_MAX) if tokens.take("LIMIT") else None)
+
+    def _limit(self, most: int) -> int:
+        """Read the number behind LIMIT."""
+        numeral = self._tokens.numeral()
+        if not (numeral.isdecimal() and 1 <= int(numeral) <= most):
+            self._tokens.fail(f"a whole number from 1 to {most} was expected")
+        self._tokens.step_numeral()
+        return int(numeral)
+
     def _show_deliveries(self) -> ShowDeliveries:
         table = self._table() if self._tokens.take("FROM", "IN") else None
-        if not self._tokens.take("LIMIT"):
-            return ShowDeliveries(table, None)
-        numeral = self._tokens.numeral()
-        if not (numeral.isdecimal() and 1 <= int(numeral) <= DELIVERIES_MAX):
-            self._tokens.fail(f"a whole number from 1 to {DELIVERIES_MAX} was expected")
-        self._tokens.step_numeral()
-        return ShowDeliveries(table, int(numeral))
+        return ShowDeliveries(table, self._limit(DELIVERIES_MAX) if self._tokens.take("LIMIT") else None)
 
     # The parts of CREATE QUEUE.
 

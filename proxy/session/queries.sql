@@ -169,6 +169,13 @@ WHERE r.time_next = $lease LIMIT $limit
 SELECT $id, COALESCE(r.epoch, 0), COALESCE(r.time_next, 0), $lease FROM $table AS r FORCE INDEX ($id_index)
 WHERE r.id IN ($ids) AND r.time_acked IS NULL LIMIT $limit
 
+-- name: groups_behind
+-- The entries of one priority in the order of their message groups, behind a group: the values of the
+-- group, how they are shown, and whether the pattern matches.
+SELECT $columns, $liked FROM $index
+WHERE time_acked IS NULL AND priority = $priority AND ($behind)
+ORDER BY $group_order LIMIT $limit
+
 -- name: storage_engine
 -- The storage engine of a table whose definition names none.
 SELECT @@default_storage_engine LIMIT 1

@@ -16,7 +16,7 @@ are more of them, the same share is assumed for all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 COUNT_MAX = 5_000
 """Index entries counted for one state of one queue, shared by its priorities: some milliseconds."""
+
+GROUPS_COUNT_MAX = 20_000
+"""The same for all message groups of a SHOW GROUPS together."""
+
+GROUPS_AT_ONCE = 10
+"""Message groups that are counted in one query."""
 
 LOOKUPS_MAX = 1_000
 """Rows read to distinguish in flight from scheduled, because the index does not hold it."""
@@ -145,7 +151,8 @@ async def measure(counting: Counting, queue: QueueTable) -> Depth:
     if not all_found:
         depth.estimated |= {"ready", "scheduled", "in_flight"}
     bound = max(1, COUNT_MAX // max(1, len(levels)))
-    parts = [_Priority(priority, depth.now_ns, queue.policy, bound) for priority in levels]
+    conditions = [f"time_acked IS NULL AND priority = {priority}" for priority in levels]
+    parts = [_Part(condition, depth.now_ns, queue.policy, bound) for condition in conditions]
     acknowledged = _Range("time_acked IS NOT NULL", COUNT_MAX)
     recent = _Range(f"time_acked > {depth.now_ns - RATE_WINDOW_S * NS_PER_S}", COUNT_MAX)
     ranges = [acknowledged, recent, *(entries for part in parts for entries in part.ranges)]
@@ -164,6 +171,29 @@ async def measure(counting: Counting, queue: QueueTable) -> Depth:
     kept_s = min(RATE_WINDOW_S, queue.policy.purge_after_ns / NS_PER_S)
     depth.acked_per_s = recent.count / kept_s if kept_s else None
     return depth
+
+
+async def measure_each(counting: Counting, queue: QueueTable, groups: Sequence[Sequence[str]]) -> Sequence[Depth]:
+    """Count the unacknowledged messages of message groups, by the group index. `groups`: of each group the
+    conditions for its messages, one for each priority. Raises what `counting` raises."""
+    now_ns = await counting.now_ns()
+    bound = max(1, GROUPS_COUNT_MAX // max(1, sum(map(len, groups))))
+    by_group = replace(queue, scan_index=queue.group_index)
+    depths: list[Depth] = []
+    for first in range(0, len(groups), GROUPS_AT_ONCE):
+        of_each = [
+            [_Part(condition, now_ns, queue.policy, bound) for condition in conditions]
+            for conditions in groups[first : first + GROUPS_AT_ONCE]
+        ]
+        parts = [part for of_one in of_each for part in of_one]
+        others = [partial(sql, "earliest", index=_indexed(by_group), range=part.own) for part in parts]
+        ranges = [entries for part in parts for entries in part.ranges]
+        oldest = iter(await _count(counting, by_group, ranges, others))
+        for of_one in of_each:
+            depths.append(Depth(now_ns=now_ns))
+            for part in of_one:
+                part.add_to(depths[-1], next(oldest))
+    return depths
 
 
 async def count_unacknowledged(counting: Counting, queue: QueueTable) -> tuple[int, bool]:
@@ -208,11 +238,12 @@ class _Range:
         return partial(count, "count_delivered", table=qualified(queue.id), id_index=id_index, in_flight=in_flight)
 
 
-class _Priority:
-    """The unacknowledged messages of one priority."""
+class _Part:
+    """The unacknowledged messages of one priority, or of one message group at one priority."""
 
-    def __init__(self, priority: str, now_ns: int, policy: Policy, bound: int) -> None:
-        self.own = f"time_acked IS NULL AND priority = {priority}"
+    def __init__(self, own: str, now_ns: int, policy: Policy, bound: int) -> None:
+        """`own`: the condition for them."""
+        self.own = own
         self._now_ns = now_ns
         until_ns = now_ns + _greatest_wait_ns(policy)
         near = f"{self.own} AND time_next > {now_ns} AND time_next <= {until_ns}"

@@ -21,6 +21,7 @@ from proxy.session.queries import sql
 from proxy.statements.definition import CREATE_QUEUE_COLUMNS, Definition
 from proxy.statements.deliveries import DELIVERY_COLUMNS, Deliveries
 from proxy.statements.long_statements import LongStatementReader
+from proxy.statements.message_groups import GROUP_COLUMNS, MessageGroups
 from proxy.statements.others import Subject
 from proxy.statements.proxies import PROXY_COLUMNS, Proxies
 from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
@@ -39,6 +40,7 @@ from sqlrewrite.queues import (
     RedriveQueue,
     ShowCreateQueue,
     ShowDeliveries,
+    ShowGroups,
     ShowProxies,
     ShowQueues,
     ShowStreams,
@@ -60,6 +62,7 @@ class Showing:
     queues: Show
     deliveries: Deliveries
     proxies: Proxies
+    groups: MessageGroups
 
     def own(self, subject: Subject) -> Sequence[Any]:
         """What this process has of it, for another worker."""
@@ -167,6 +170,8 @@ class QueueStatements:
                 return await self._showing.queues.streams(session)
             case ShowDeliveries(table, limit):
                 return await self._showing.deliveries.show(session, table, limit)
+            case ShowGroups():
+                return await self._showing.groups.show(session, context, statement)
             case ShowProxies():
                 return await self._showing.proxies.show(session)
             case ShowCreateQueue(table):
@@ -189,6 +194,8 @@ def _columns(statement: QueueStatement) -> Sequence[Column]:
             return STREAM_COLUMNS
         case ShowDeliveries():
             return DELIVERY_COLUMNS
+        case ShowGroups():
+            return GROUP_COLUMNS
         case ShowProxies():
             return PROXY_COLUMNS
         case ShowCreateQueue():

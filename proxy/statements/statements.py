@@ -22,6 +22,7 @@ from proxy.settings import Settings
 from proxy.statements.acknowledgement import Acknowledgement
 from proxy.statements.deliveries import Deliveries
 from proxy.statements.long_statements import LongStatementReader
+from proxy.statements.message_groups import MessageGroups
 from proxy.statements.others import Others, no_others
 from proxy.statements.proxies import Proxies
 from proxy.statements.queue_statements import QueueStatements, Showing
@@ -65,6 +66,7 @@ class Statements:
             Show(engine, sessions, others),
             Deliveries(engine, sessions, others),
             Proxies(engine, settings, others),
+            MessageGroups(engine),
         )
         self.own = showing.own
         self._queue_statements = QueueStatements(engine, showing, self._reader)

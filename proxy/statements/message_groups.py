@@ -1,0 +1,152 @@
+"""SHOW GROUPS: the message groups of a queue with unacknowledged messages, and how many they have.
+
+The groups are read on the client's own session, from the group index: READ_STEP entries at a time,
+each step behind the last group of the one before. So the entries of a large group are not read. Their
+messages are counted as SHOW QUEUES counts those of a queue, up to a bound, and estimated beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from string import Template
+from typing import TYPE_CHECKING
+
+from engine.model import Group, GroupColumn, IdKind, Key, QueueTable
+from engine.quoting import qualified, quoted
+from engine.service import Engine
+from engine.store.queries import FORMS, TableStatements
+from proxy.session.internal_queries import Context, checked_query, raw_rows
+from proxy.session.queries import sql
+from proxy.statements.depth import ClientCounting, Depth, measure_each, priorities
+from proxy.statements.results import COUNT, NAME, SECONDS, TEXT, WORDS, Column, Result
+from proxy.statements.tables import marked_comment, refused_as_client, table_id
+from proxy.wire.packets import ServerError
+from sqlrewrite.queues import ShowGroups
+
+if TYPE_CHECKING:
+    from proxy.session.ports import ClientSession
+
+LIMIT_DEFAULT = 100
+"""Groups that are shown without LIMIT."""
+
+READ_STEP = 256
+"""Index entries that are read at a time."""
+
+STEPS_MAX = 1_000
+"""How often, for each priority: only a LIKE that few groups match comes so far."""
+
+GROUP_COLUMNS = (
+    Column("Group", TEXT),
+    Column("Ready", COUNT),
+    Column("Scheduled", COUNT),
+    Column("In_flight", COUNT),
+    Column("Oldest_ready_s", SECONDS),
+    Column("Waits_for", NAME),
+    Column("Estimated", WORDS),
+)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A group: how it is shown, and the conditions for its messages, one for each priority."""
+
+    shown: str | None
+    conditions: list[str] = field(default_factory=list)
+
+
+class MessageGroups:
+    """Carries out SHOW GROUPS."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def show(self, session: ClientSession, context: Context, statement: ShowGroups) -> Result:
+        """The groups of a queue, in the order of priority and then of their values. Raises Refused,
+        ServerError."""
+        table = statement.table
+        await marked_comment(session, table)
+        queue = await refused_as_client(session, table, self._engine.queue(table_id(table)))
+        if not queue.group_columns:
+            raise ServerError(1105, "HY000", f"{queue.id} has no message groups: ALTER QUEUE … GROUP_BY makes them")
+        if queue.group_index is None:
+            problem = f"SHOW GROUPS requires the index that ALTER QUEUE {queue.id} GROUP_BY = (…) makes"
+            raise ServerError(1105, "HY000", problem)
+        like = None if statement.like is None else statement.like.decode(context.codec)
+        found = await _Reading(session, queue, like).groups(statement.limit or LIMIT_DEFAULT)
+        depths = await measure_each(ClientCounting(session), queue, [group.conditions for group in found])
+        pairs = zip(found, depths, strict=True)
+        return Result(GROUP_COLUMNS, [_row(group.shown, depth, queue.policy.group_limit) for group, depth in pairs])
+
+
+class _Reading:
+    """Reads the groups of one queue on the client's session. Its methods raise Refused."""
+
+    def __init__(self, session: ClientSession, queue: QueueTable, like: str | None) -> None:
+        self._session = session
+        self._statements = TableStatements(queue)
+        self._columns = queue.group_columns
+        self._index = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.group_index or '')})"
+        names = ", ".join(quoted(column.name) for column in self._columns)
+        values = [_expression(column, column.kind) for column in self._columns]
+        values += [_expression(column, _shown_as(column)) for column in self._columns]
+        liked = "1" if like is None else f"CONCAT_WS('|', {names}) LIKE {like}"
+        self._words = {"index": self._index, "columns": ", ".join(values), "liked": liked, "group_order": names}
+
+    async def groups(self, limit: int) -> list[_Found]:
+        """Up to `limit` groups."""
+        found: dict[Group, _Found] = {}
+        levels, _ = await priorities(ClientCounting(self._session), self._index)
+        for priority in levels:
+            await self._read_priority(priority, found, limit)
+        return list(found.values())
+
+    async def _read_priority(self, priority: str, found: dict[Group, _Found], limit: int) -> None:
+        """Add the groups with messages of one priority, unless there are `limit` of them."""
+        behind, steps, added = "TRUE", 0, set[Group]()
+        while steps < STEPS_MAX:
+            words = {"priority": priority, "behind": behind, "limit": READ_STEP, **self._words}
+            answer = await checked_query(self._session, sql("groups_behind", **words))
+            entries = raw_rows(self._session, answer)
+            for *values, liked in entries:
+                group = self._statements.group(values[: len(self._columns)])
+                if group in added or (liked or b"0").strip(b"\0") != b"1":
+                    continue
+                if group not in found and len(found) >= limit:
+                    return
+                added.add(group)
+                shown = found.setdefault(group, _Found(self._text(values[len(self._columns) :])))
+                in_group = self._statements.in_group(group)
+                shown.conditions.append(f"time_acked IS NULL AND priority = {priority} AND {in_group}")
+            if len(entries) < READ_STEP:
+                return
+            last = self._statements.group(entries[-1][: len(self._columns)])
+            behind, steps = self._statements.behind_group(last), steps + 1
+
+    def _text(self, values: Sequence[bytes | None]) -> str | None:
+        """How a group is shown: its values, divided by |; None if all of them are NULL."""
+        if all(value is None for value in values):
+            return None
+        pairs = zip(self._columns, values, strict=True)
+        parsed = [None if value is None else FORMS[_shown_as(column)].parse(value) for column, value in pairs]
+        return "|".join("NULL" if value is None else _word(value) for value in parsed)
+
+
+def _shown_as(column: GroupColumn) -> IdKind:
+    """A TIMESTAMP is shown in the session's time zone."""
+    return IdKind.OTHER if column.kind is IdKind.TIMESTAMP else column.kind
+
+
+def _expression(column: GroupColumn, kind: IdKind) -> str:
+    return Template(FORMS[kind].expression).substitute(column=quoted(column.name))
+
+
+def _word(value: Key) -> str:
+    return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
+
+
+def _row(shown: str | None, depth: Depth, most: int | None) -> list[object]:
+    waits = depth.ready > 0 and most is not None and depth.in_flight >= most
+    estimated = ", ".join(sorted(depth.estimated))
+    counts = [depth.ready, depth.scheduled, depth.in_flight, depth.oldest_ready_s]
+    return [shown, *counts, "limit" if waits else None, estimated]
