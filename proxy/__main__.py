@@ -31,6 +31,7 @@ from proxy.commands.consume import consume
 from proxy.commands.doctor import doctor
 from proxy.commands.enqueue import enqueue
 from proxy.commands.export import export, peek
+from proxy.commands.top import top
 from proxy.server.accepting import Acceptor
 from proxy.server.access import Access
 from proxy.server.admin import Admin, Probe
@@ -161,7 +162,7 @@ def _give_up(text: str) -> NoReturn:
     sys.exit(EXIT_BAD_SETTING)
 
 
-for command in (consume, doctor, enqueue, peek, export):
+for command in (consume, doctor, enqueue, peek, export, top):
     main.add_command(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import RunningProxy
-from tests.support.queues import create_queue, rows, run
+from tests.support.queues import Consumer, create_queue, rows, run
 from tests.support.servers import connect
+from tests.support.terminal import Terminal
 from tests.support.waiting import eventually
 
 
@@ -191,3 +194,43 @@ def test_doctor_names_what_is_missing_and_what_to_run(private_server: Any, tmp_p
     done = ackstream(variables, "doctor")
     assert done.returncode == 1
     assert "hush" not in done.stdout + done.stderr
+
+
+def test_top_shows_queues_and_streams(
+    client: Any, proxy: RunningProxy, variables: dict[str, str], database: str
+) -> None:
+    enqueue(variables, "a", "b")
+    run(client, "CREATE QUEUE `[bold]x` (payload TEXT)")
+    consumer = Consumer(proxy.connect(database=database), "STREAM * FROM m LIMIT 9 PREFETCH 2")
+    eventually(lambda: len(consumer.received) == 2)
+    done = ackstream({**variables, "COLUMNS": "200"}, "top", "--search", database, "--sort", "in-flight")
+    lines = done.stdout.splitlines()
+    (first,) = (line for line in lines if f"{database}.m " in line and "running" in line)
+    assert [cell.strip() for cell in first.strip("│").split("│")][1:5] == ["0", "0", "2", "–"]
+    assert f"{database}.[bold]x" in done.stdout
+    assert f" {consumer.connection.thread_id()} " in done.stdout
+    assert lines.index(first) < next(at for at, line in enumerate(lines) if "[bold]x" in line)
+    found = [
+        json.loads(line) for line in ackstream(variables, "top", "--json", "--search", database).stdout.splitlines()
+    ]
+    assert [(row["Name"], row["In_flight"]) for row in found if row["Name"] == "m"] == [("m", 2)]
+    consumer.vanish()
+
+
+def test_top_in_a_terminal_goes_on_while_the_proxy_is_restarted(
+    private_proxy: RunningProxy, private_server: EmbeddedServer
+) -> None:
+    with connect(private_server) as root:
+        run(root, "CREATE DATABASE shop")
+    with private_proxy.connect(database="shop") as client:
+        create_queue(client, "m")
+    url = f"mysql://root@{private_proxy.host}:{private_proxy.port}/shop"
+    terminal = Terminal(
+        ["env", "TERM=xterm", "COLUMNS=160", sys.executable, "-m", "proxy", "top", "--url", url, "--interval", "0.5"]
+    )
+    with contextlib.closing(terminal):
+        terminal.shows(r"shop\.m")
+        private_proxy.kill()
+        terminal.shows("trying again")
+        private_proxy.start()
+        terminal.shows(r"shop\.m")
