@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
+from proxy.__main__ import main
 from proxy.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
@@ -83,3 +86,32 @@ def is_written(default: object, text: str) -> bool:
     if isinstance(default, int | float):
         return default == (int(text, 8) if re.fullmatch("0[0-7]+", text) else float(text))
     return str(default) == text
+
+
+COMMAND = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?ackstream ((?!ready)[a-z].*)$", re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Every command line of the program in a block of the documents."""
+    blocks = (block for page in PAGES for block in FENCED.findall(page.read_text()))
+    return sorted({line.strip() for block in blocks for line in COMMAND.findall(block)})
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_in_the_documents_is_understood(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACKSTREAM_URL", "mysql://app@127.0.0.1:3307/shop")
+    for file in ("orders.csv", "FILE"):
+        (tmp_path / file).write_text("secret")
+    line = line.replace("HOST:PORT", "HOST:3306")
+    arguments = shlex.split(line.partition(" < ")[0], comments=True)
+    name, command, rest = main.resolve_command(click.Context(main), arguments)
+    assert command is not None
+    with command.make_context(name, rest):  # The end of the context closes the files that it has opened.
+        assert name in main.commands
+
+
+def test_the_documents_have_commands() -> None:
+    assert {line.split()[0] for line in commands()} >= {"serve", "consume", "enqueue"}
