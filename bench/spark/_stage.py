@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from bench.compare.machine import machine
 from demo.ackstream import ackstream
 from pipeline.endpoint import Endpoint, find_jar
 
@@ -52,3 +55,20 @@ def stage() -> Iterator[Stage]:
 def rows_asked_for(default: int) -> int:
     """The program's one argument."""
     return int(sys.argv[1]) if len(sys.argv) > 1 else default
+
+
+def compared(rates: Mapping[str, Sequence[float]], base: str) -> list[str]:
+    """A table of rates by round, each with its ratio to the base of the same round: median, least and greatest."""
+    lines = ["| | messages a second | of the first, same round |", "|---|---|---|"]
+    for name, measured in sorted(rates.items(), key=lambda entry: entry[0] != base):
+        ratios = sorted(one / other for one, other in zip(measured, rates[base], strict=True))
+        ratio = "" if name == base else f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        lines.append(f"| {name} | {min(measured):,.0f} to {max(measured):,.0f} | {ratio} |")
+    return lines
+
+
+def publish(name: str, title: str, lines: Sequence[str], load_before: float) -> None:
+    """Print a page, and write it to bench/results/spark-NAME.md."""
+    text = "\n".join([f"# {title}", "", "  \n".join(machine(load_before)), "", *lines, ""])
+    print(text)
+    (Path(__file__).parents[1] / "results" / f"spark-{name}.md").write_text(text)

@@ -1,13 +1,13 @@
 """`ackstream-archive` beside the same data simply read by Spark's JDBC reader and written to Parquet.
 
 The archive reads everything twice, reads back what it wrote, and deletes it from the server. Spark, the proxy and the
-server share this machine's cores. `make bench-pipeline` runs it; `ROWS` is its argument (a million). Trust
-the ratio.
+server share this machine's cores. `make bench-pipeline` runs it; `ROWS` is its argument (half a
+million). Trust the ratio. Writes bench/results/spark-archive.md.
 """
 
 from __future__ import annotations
 
-import statistics
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from bench.spark._stage import rows_asked_for, stage
+from bench.spark._stage import compared, publish, rows_asked_for, stage
 from bench.spark.consume import FILL_STEP, ROUNDS, ROWS, WARM_UP, fill
 from pipeline.archive import archive
 from pipeline.endpoint import Endpoint, driver_of
@@ -60,6 +60,7 @@ def timed(endpoint: Endpoint, rows: int, work: Callable[[str], int]) -> float:
 
 def main() -> None:
     rows = rows_asked_for(ROWS)
+    load = os.getloadavg()[0]
     with stage() as on:
         spark, endpoint = on.spark, on.proxy
         rates: dict[str, list[float]] = {"JDBC to Parquet": [], "ackstream-archive": []}
@@ -74,9 +75,7 @@ def main() -> None:
                 if turn:
                     rates[name].append(rate)
                     print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
-    plain, ours = rates.values()
-    ratio = statistics.median(our_rate / plain_rate for our_rate, plain_rate in zip(ours, plain, strict=True))
-    print(f"ackstream-archive, verified and purged: {ratio:.2f} of a copy by JDBC")
+    publish("archive", f"Archiving {rows:,} messages, verified and purged", compared(rates, "JDBC to Parquet"), load)
 
 
 if __name__ == "__main__":

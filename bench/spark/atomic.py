@@ -1,8 +1,8 @@
-"""One large batch in atomic mode: ten million messages, once, with the time and the CPU of each phase.
+"""One large batch in atomic mode, once, with the time and the CPU of each phase.
 
-A message takes the same CPU on a busy machine, so that figure can be compared where rates cannot. The figures are
-printed, and written to bench/results/spark-atomic.md. `ROWS` is the argument (ten million, which need some 10 GB of
-disk; with fewer nothing is written).
+A message takes the same CPU on a busy machine, so that figure can be compared where rates cannot. `ROWS` is the
+argument: two million, some three minutes; ten million need 10 GB of disk and a quarter of an hour. Writes
+bench/results/spark-atomic.md.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.processes import cpu_s, family
-from bench.spark._stage import rows_asked_for, stage
+from bench.spark._stage import publish, rows_asked_for, stage
 from bench.spark.enqueue import CREATE, data
 from pipeline.common.progress import Progress
 from pipeline.enqueue import enqueue
 
-ROWS = 10_000_000
-RESULTS = Path(__file__).parents[1] / "results" / "spark-atomic.md"
+ROWS = 2_000_000
 KINDS = {"mariadbd": "server", "mysqld": "server", "java": "Spark"}
 
 
@@ -66,25 +65,19 @@ class Phases:
 
 def main() -> None:
     rows = rows_asked_for(ROWS)
+    load = os.getloadavg()[0]
     phases = Phases()
     with stage() as on, tempfile.TemporaryDirectory(prefix="ackstream-bench-") as directory:
         frame = data(on.spark, f"{directory}/data", rows)
         with on.proxy.connect() as connection, connection.cursor() as cursor:
             cursor.execute(CREATE.format("m"))
         outcome = enqueue(frame, on.proxy, "m", batch="b", mode="atomic", report=phases.note)
-        table = "\n".join(phases.lines(rows))
+        table = phases.lines(rows)
         assert outcome.messages == rows
         with on.server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT COUNT(*), SUM(epoch) FROM m")
+            cursor.execute("SELECT COUNT(*) FROM m")
             assert cursor.fetchone()[0] == rows
-        load = os.getloadavg()[1]
-    text = (
-        f"{rows:,} messages of 100 bytes in atomic mode, MariaDB, `local[2]`, {os.cpu_count()} cores shared by all;"
-        f" load {load:.1f} (2 or 3: a quiet machine).\n\n{table}\n"
-    )
-    print(text)
-    if rows >= ROWS:
-        RESULTS.write_text(f"# A large batch in atomic mode\n\n{text}")
+    publish("atomic", f"{rows:,} messages of 100 bytes in atomic mode", table, load)
 
 
 if __name__ == "__main__":

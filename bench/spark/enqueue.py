@@ -1,14 +1,14 @@
 """Enqueueing from Spark: both modes through the proxy, beside Spark's own JDBC writer straight to the server.
 
-The same files, the same table, the same driver and its best option (`rewriteBatchedStatements`) for all three; each
-round does them one after another, each time another one first. Ours reads the data once more than Spark's writer, to
-check it, and each batch can be run again without harm. `make bench-pipeline` runs it; `ROWS` is its argument (a
-million). Trust the ratios.
+The same files and the same table for all three, and for Spark's writer its driver's best option
+(`rewriteBatchedStatements`); each round does them one after another, each time another one first. Ours reads the data
+once more than Spark's writer, to check it, and each batch can be run again without harm. `make bench-pipeline` runs
+it; `ROWS` is its argument (a million). Trust the ratios. Writes bench/results/spark-enqueue.md.
 """
 
 from __future__ import annotations
 
-import statistics
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from bench.spark._stage import rows_asked_for, stage
+from bench.spark._stage import compared, publish, rows_asked_for, stage
 from pipeline.endpoint import Driver, Endpoint
 from pipeline.enqueue import Mode, enqueue
 
 ROWS = 1_000_000
-ROUNDS = 6
+ROUNDS = 5
 WARM_UP = 50_000
+SPARKS = "Spark's own JDBC writer, directly to the server"
 
 CREATE = "CREATE QUEUE {} (user_id INT NOT NULL, payload VARCHAR(200) NOT NULL)"
 
@@ -54,22 +55,22 @@ def timed(endpoint: Endpoint, rows: int, work: Callable[[], object]) -> float:
 
 def main() -> None:
     rows = rows_asked_for(ROWS)
+    load = os.getloadavg()[0]
     with stage() as on, tempfile.TemporaryDirectory(prefix="ackstream-bench-") as directory:
         spark, proxy, server = on.spark, on.proxy, on.server
-        rates: dict[str, list[float]] = {"Spark's writer, straight": [], "streaming": [], "atomic": []}
+        rates: dict[str, list[float]] = {SPARKS: [], "streaming": [], "atomic": []}
+        few = min(rows, WARM_UP)
+        frames = {count: data(spark, f"{directory}/{count}", count) for count in {few, rows}}
         for turn in range(ROUNDS + 1):
-            count = rows if turn else min(rows, WARM_UP)
-            frame = data(spark, f"{directory}/{turn}", count)
+            count = rows if turn else few
+            frame = frames[count]
             names = list(rates)
             for name in names[turn % 3 :] + names[: turn % 3]:
                 rate = timed(proxy, count, way(name, frame, proxy, server, f"{turn}"))
                 if turn:
                     rates[name].append(rate)
                     print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
-    straight = rates["Spark's writer, straight"]
-    for name in ("streaming", "atomic"):
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(rates[name], straight, strict=True))
-        print(f"{name}: {ratio:.2f} of Spark's own writer straight to the server")
+    publish("enqueue", f"Enqueueing {rows:,} messages of 100 bytes", compared(rates, SPARKS), load)
 
 
 def way(name: str, frame: DataFrame, proxy: Endpoint, server: Endpoint, turn: str) -> Callable[[], object]:

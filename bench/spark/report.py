@@ -8,14 +8,14 @@ runs it; `ROWS` is its argument. Trust the ratios.
 
 from __future__ import annotations
 
-import statistics
+import os
 import tempfile
 import time
 from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
-from bench.spark._stage import rows_asked_for, stage
+from bench.spark._stage import compared, publish, rows_asked_for, stage
 from bench.spark.archive import PARTITIONS, acknowledged
 from bench.spark.consume import ROUNDS, ROWS, WARM_UP
 from pipeline.common.table import describe
@@ -73,6 +73,7 @@ WAYS: dict[str, Callable[[SparkSession, Endpoint], int]] = {
 
 def main() -> None:
     rows = rows_asked_for(ROWS)
+    load = os.getloadavg()[0]
     with stage() as on:
         spark, endpoint = on.spark, on.proxy
         rates: dict[str, list[float]] = {name: [] for name in WAYS}
@@ -87,9 +88,7 @@ def main() -> None:
                 if turn:
                     rates[name].append(rate)
                     print(f"round {turn}: {name}: {rate:,.0f} messages/s", flush=True)
-    for name in list(WAYS)[1:]:
-        pairs = zip(rates[name], rates["plain JDBC read"], strict=True)
-        print(f"{name}: {statistics.median(ours / theirs for ours, theirs in pairs):.2f} of a plain JDBC read")
+    publish("report", f"Reporting on {rows:,} messages", compared(rates, "plain JDBC read"), load)
 
 
 if __name__ == "__main__":

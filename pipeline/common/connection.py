@@ -4,7 +4,8 @@ exist."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import pymysql
@@ -56,33 +57,20 @@ class LazyConnection:
             raise
 
 
-class _Ignored:
-    """Leaves a block at a statement that ends with this error of the server, without an error."""
-
-    code: int
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        return isinstance(error, pymysql.MySQLError) and error.args[:1] == (self.code,)
-
-
-class MissingTableIgnored(_Ignored):
-    """For a statement whose table may not exist."""
-
-    code = ER.NO_SUCH_TABLE
-
-
-class LockTimeoutIgnored(_Ignored):
-    """For a statement that need not wait long."""
-
-    code = ER.LOCK_WAIT_TIMEOUT
+@contextmanager
+def ignored(code: int) -> Iterator[None]:
+    """Leaves the block at a statement that ends with this error of the server, without an error."""
+    try:
+        yield
+    except pymysql.MySQLError as error:
+        if error.args[:1] != (code,):
+            raise
 
 
 def rows_if_any(connection: Any, statement: str, values: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
     """The rows of a SELECT; none if its table does not exist."""
-    with connection.cursor() as cursor, MissingTableIgnored():
+    found: list[tuple[Any, ...]] = []
+    with connection.cursor() as cursor, ignored(ER.NO_SUCH_TABLE):
         cursor.execute(statement, values)
-        return list(cursor.fetchall())
-    return []
+        found += cursor.fetchall()
+    return found

@@ -7,19 +7,18 @@
 - `write`: a batch of `df.write`, likewise. Its data is known when it is published: as one slice.
 - `query`: a streaming query, by its id. Its slices are the micro-batches that are published.
 
-`ackstream_slices` has a row for each slice of a batch under way in streaming mode, until the batch
-ends. `ackstream_rejects` has a row for each row that the server refused and that was set aside;
+`ackstream_slices` has a row for each slice of a batch of ackstream-enqueue, until the batch ends:
+`published` is set in the transaction that writes the slice, into the queue or the staging table.
+`ackstream_rejects` has a row for each row that the server refused and that was set aside;
 they stay with their batch. All changes are transactions that can be repeated: each first reads what
 is there.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any, Final
 
 import pymysql
@@ -27,7 +26,7 @@ from pymysql.constants import ER
 
 from ..endpoint import quoted
 from ..errors import AbandonedError, JobError, PipelineError
-from .connection import MissingTableIgnored, rows_if_any
+from .connection import rows_if_any
 from .statements import NOW
 from .table import Table, hashed_name
 
@@ -45,7 +44,10 @@ SINKS: Final = "ackstream_sinks"
 """The table of queries before they were in the ledger, with the last batch of each."""
 
 WITHHELD_NS: Final = 7_258_118_400_000_000_000
-"""The first of January 2200: the `time_next` of a slice's mark until the slice is published."""
+"""The first of January 2200. Data may not have this `time_next` or a later one."""
+
+_WRITTEN_IN_TASKS: Final = "null"
+"""The `mark` of a slice. Earlier versions had the id of a message there, which proved the slice."""
 
 _TABLES: Final = (
     """
@@ -89,17 +91,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """A slice of a batch under way in streaming mode."""
-
-    mark: Any
-    """The id of the message that proves it. None: only its row in the ledger does."""
-    due: int
-    """That message's real `time_next`."""
-    published: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Reject:
     """A row that the server refused and that was set aside: its place in the batch, and the
     server's error."""
@@ -132,9 +123,9 @@ class Ledger:
 
     def find(self, connection: Any, batch: str) -> Batch | None:
         """The batch; None if it was never begun."""
-        with connection.cursor() as cursor, MissingTableIgnored():
-            return self._read(cursor, batch)
-        return None
+        statement = f"SELECT {_COLUMNS} FROM {self._batches} WHERE queue = %s AND batch = %s"
+        found = rows_if_any(connection, statement, [self._table.name, batch])
+        return Batch(*found[0]) if found else None
 
     def begin(self, connection: Any, new: Batch) -> Batch:
         """Record a batch, unless it is there. Returns the batch in the ledger.
@@ -230,17 +221,25 @@ class Ledger:
         )
 
     def abandon(self, cursor: Any, batch: str) -> None:
-        """Record a batch as abandoned. The rows of its slices stay, because tasks may still commit
-        some."""
+        """Record a batch as abandoned. The rows of its slices stay, and tasks write none of them
+        any more."""
+        this = [self._table.name, batch]
         cursor.execute(
-            f"UPDATE {self._batches} SET abandoned = {NOW} WHERE queue = %s AND batch = %s AND abandoned IS NULL",
-            [self._table.name, batch],
+            f"UPDATE {self._batches} SET abandoned = {NOW} WHERE queue = %s AND batch = %s AND abandoned IS NULL", this
         )
+        cursor.execute(f"UPDATE {self._slices} SET due = 0 WHERE queue = %s AND batch = %s AND published IS NULL", this)
 
     def delete(self, cursor: Any, batch: str) -> None:
         """Delete a batch and its slices from the ledger."""
         for table in (self._batches, self._slices):
             cursor.execute(f"DELETE FROM {table} WHERE queue = %s AND batch = %s", [self._table.name, batch])
+
+    def forget_slices(self, cursor: Any, batch: Batch) -> None:
+        """Delete the rows of a batch's slices: a rerun writes them again."""
+        cursor.execute(
+            f"DELETE FROM {self._slices} WHERE queue = %s AND batch = %s AND due = %s",
+            [self._table.name, batch.name, batch.begun],
+        )
 
     def make_room_for_rejects(self, connection: Any) -> None:
         """Create the table for refused rows. It has to be there before the transactions, because
@@ -295,11 +294,13 @@ class Ledger:
 
         Exactly one of several runs of a batch gets True, even if this is repeated because the
         answer to a commit was lost: `tried` keeps the times that this run has written, each with
-        random last digits. Raises AbandonedError.
+        random last digits. Raises AbandonedError, and JobError if a slice is not written.
         """
         finished = self.lock(cursor, batch).finished
         if finished is not None:
             return finished in tried
+        if not all(self.slices(cursor, batch.name).values()):
+            raise JobError(f"slices of batch {batch.name!r} that were written are gone, by a failover: run this again")
         cursor.execute(f"SELECT {NOW}")
         moment = cursor.fetchone()[0] + secrets.randbelow(1000)  # the server's clock counts microseconds
         tried.add(moment)
@@ -309,43 +310,38 @@ class Ledger:
         cursor.execute(f"DELETE FROM {self._slices} WHERE queue = %s AND batch = %s", this)
         return True
 
-    def unpublished(self, cursor: Any, batch: str) -> set[int]:
-        """The recorded slices that no run has published."""
+    def slices(self, cursor: Any, batch: str, suffix: str = "") -> dict[int, bool]:
+        """The recorded slices, and whether each is written. Raises PipelineError for those of an
+        earlier version."""
         cursor.execute(
-            f"SELECT slice FROM {self._slices} WHERE queue = %s AND batch = %s AND published IS NULL",
+            f"SELECT slice, published IS NOT NULL, mark FROM {self._slices} WHERE queue = %s AND batch = %s{suffix}",
             [self._table.name, batch],
         )
-        return {number for (number,) in cursor.fetchall()}
-
-    def slices(self, connection: Any, batch: str) -> dict[int, Slice]:
-        """The recorded slices."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT slice, mark, due, published FROM {self._slices} WHERE queue = %s AND batch = %s",
-                [self._table.name, batch],
+        found = cursor.fetchall()
+        if any(mark != _WRITTEN_IN_TASKS for _, _, mark in found):
+            raise PipelineError(
+                f"batch {batch!r} was begun by an earlier version of ackstream-enqueue: finish or abandon it with that"
             )
-            return {
-                number: Slice(json.loads(mark, object_hook=_decoded), due, published is not None)
-                for number, mark, due, published in cursor.fetchall()
-            }
+        return {number: bool(written) for number, written, _ in found}
 
-    def add_slices(self, cursor: Any, batch: str, slices: Mapping[int, Slice]) -> None:
-        """Record slices as not published."""
+    def add_slices(self, cursor: Any, batch: Batch, numbers: Sequence[int]) -> None:
+        """Record slices as not written."""
         cursor.executemany(
             f"INSERT INTO {self._slices} (queue, batch, slice, mark, due) VALUES (%s, %s, %s, %s, %s)",
-            [
-                (self._table.name, batch, number, json.dumps(entry.mark, default=_encoded), entry.due)
-                for number, entry in slices.items()
-            ],
+            [(self._table.name, batch.name, number, _WRITTEN_IN_TASKS, batch.begun) for number in numbers],
         )
 
-    def publish(self, cursor: Any, batch: str, number: int) -> bool:
-        """Record a slice as published. Returns False if it was already."""
+    def write_slice(self, cursor: Any, batch: Batch, number: int) -> bool:
+        """Record a slice as written, in the transaction that writes it.
+
+        Returns False if it is written already, or never will be: the batch is finished, abandoned,
+        or was begun again. Waits for another transaction with this slice.
+        """
         return bool(
             cursor.execute(
                 f"UPDATE {self._slices} SET published = {NOW}"
-                " WHERE queue = %s AND batch = %s AND slice = %s AND published IS NULL",
-                [self._table.name, batch, number],
+                " WHERE queue = %s AND batch = %s AND slice = %s AND due = %s AND published IS NULL",
+                [self._table.name, batch.name, number, batch.begun],
             )
         )
 
@@ -367,18 +363,8 @@ def staging_name(queue: str, batch: Batch) -> str:
     """The name of a staging table, without its database. Those of a query, by the columns of its
     rows, have more behind it."""
     # The number is that of the table's form.
-    return hashed_name(STAGING, queue, batch.name, "2", "" if batch.mode == QUERY else str(batch.begun))
-
-
-def _encoded(key: Any) -> Any:
-    """An id of a type that JSON lacks."""
-    if isinstance(key, bytes | bytearray):
-        return {"bytes": key.hex()}
-    return {"decimal": f"{key:f}"} if isinstance(key, Decimal) else str(key)
-
-
-def _decoded(encoded: dict[str, str]) -> Any:
-    return bytes.fromhex(encoded["bytes"]) if "bytes" in encoded else Decimal(encoded["decimal"])
+    form = "3" if batch.mode == "atomic" else "2"
+    return hashed_name(STAGING, queue, batch.name, form, "" if batch.mode == QUERY else str(batch.begun))
 
 
 def _other(batch: str, said: str, what: str) -> PipelineError:

@@ -2,14 +2,12 @@
 
 Whatever writes more than one transaction can hold, or with tasks that may run twice, does three
 steps: tasks *stage* rows, the driver *publishes* them by INSERT … SELECT, and in the same
-transaction records that in the *ledger*. A row's key is its slice and its place there. So of
-several transactions with the same slice only one can commit; and where a transaction has whole
-slices, the first row of a slice proves that the others are there.
+transaction records that in the *ledger*. A row's key is its slice and its place there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ..endpoint import quoted, quoted_list
@@ -21,9 +19,6 @@ PLACE: Final = "ackstream_place"
 
 KEY: Final = f"{SLICE} BIGINT NOT NULL DEFAULT 0, {PLACE} BIGINT NOT NULL DEFAULT 0, PRIMARY KEY ({SLICE}, {PLACE})"
 """The columns that each staging table has. (The defaults are for CREATE … SELECT.)"""
-
-LOOKED_FOR_AT_ONCE: Final = 1000
-"""Slices in one statement."""
 
 OLD: Final = SINKS.removesuffix("s") + "_"
 """How the names of staging tables of queries once began."""
@@ -48,21 +43,6 @@ def within(number: int, places: range | None = None) -> str:
     """The condition for the rows of a slice, or those in some places of it."""
     some = "" if places is None else f" AND {PLACE} BETWEEN {places[0]} AND {places[-1]}"
     return f"{SLICE} = {number}{some}"
-
-
-def slices_staged(connection: Any, staging: str, numbers: Iterable[int]) -> set[int]:
-    """Which of these slices are staged. It reads one key for each, however many rows there are.
-
-    Raises pymysql.ProgrammingError if the table does not exist.
-    """
-    found: set[int] = set()
-    wanted = list(map(str, numbers))
-    with connection.cursor() as cursor:
-        for start in range(0, len(wanted), LOOKED_FOR_AT_ONCE):
-            some = ", ".join(wanted[start : start + LOOKED_FOR_AT_ONCE])
-            cursor.execute(f"SELECT {SLICE} FROM {staging} WHERE {PLACE} = 0 AND {SLICE} IN ({some})")
-            found |= {number for (number,) in cursor.fetchall()}
-    return found
 
 
 def staging_tables(connection: Any, database: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Data that Spark reads into a queue, each batch once: `ackstream-enqueue`, and `enqueue` for
 DataFrames.
 
-It imports `source` (to list and abandon what sinks have left), `common`, `endpoint` and `errors`.
+It imports `common`, `endpoint` and `errors`.
 """
 
 from .job import Missing, Mode, Outcome, enqueue, missing

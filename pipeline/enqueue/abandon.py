@@ -12,26 +12,25 @@ the batch lacks its staging table, and can be abandoned again or run again. A jo
 makes no table of another batch: each time a batch is begun, its staging table has another name. The
 job drops its own when it ends.
 
-Of a *streaming* batch some slices may be in the queue, and tasks may still commit others. So its
-row stays, marked as abandoned, and the rows of its slices stay. The marks of committed slices get
-their real times: now, each time the batch is abandoned again, and by a job that finds it abandoned,
-after its tasks have ended. Its name is not free, because a new run of the batch would add those
-slices twice.
+Of a *streaming* batch some slices may be in the queue. Then its row stays, marked as abandoned, and
+the rows of its slices stay, of which tasks write none any more. Its name is not free, because a new
+run of the batch would add the written slices twice.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pymysql
 from pymysql.constants import ER
 
-from ..common.connection import MissingTableIgnored
-from ..common.ledger import QUERY, WITHHELD_NS, Batch, Ledger, Slice, staging_name
-from ..common.staging import drop_staging, slices_staged, staging_tables
+from ..common.connection import ignored
+from ..common.ledger import QUERY, Batch, Ledger, staging_name
+from ..common.staging import drop_staging, staging_tables
 from ..common.table import Table, located
 from ..endpoint import Endpoint
 from ..errors import JobError, PipelineError
@@ -43,18 +42,19 @@ LOCK_S: Final = 5
 longer."""
 
 
+_WRITING: Final = "tasks of batch {!r} are writing just now: end its job, and try again"
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A batch and its progress: the published slices of a streaming one, the staged slices of an
-    atomic one.
+    """A batch and its progress: the slices that are written, to the queue or the staging table.
 
     `rejected`: rows that the server refused and that were set aside.
     """
 
     batch: Batch
     slices: int
-    published: int
-    staged: int | None
+    written: int
     rejected: int
 
 
@@ -87,13 +87,6 @@ def abandon(endpoint: Endpoint, table: str, batch: str) -> str:
     return endpoint.run(lambda connection: _abandon(connection, endpoint, queue, batch, seen))
 
 
-def settle(endpoint: Endpoint, queue: Table, batch: Batch) -> None:
-    """Clear up what a job whose batch was abandoned has written since."""
-    if batch.mode != "atomic":
-        endpoint.run(lambda connection: _release(connection, queue, batch))
-    endpoint.run(lambda connection: _drop(connection, queue, batch))
-
-
 # --- listing ---
 
 
@@ -105,17 +98,9 @@ def _look(connection: Any, queue: Table) -> Left:
     ledger.adopt(connection)
     own = tuple(staging_name(owner, batch) for owner, batch in ledger.everywhere(connection))
     strays = tuple(sorted(name for name in tables if not name.startswith(own)))
-    return Left(tuple(_standings(connection, ledger)) if own else (), strays)
-
-
-def _standings(connection: Any, ledger: Ledger) -> Iterator[Standing]:
     rejected = ledger.rejected(connection)
-    for batch, slices, published in ledger.all(connection):
-        staged = None
-        if batch.mode == "atomic":
-            with MissingTableIgnored():
-                staged = len(slices_staged(connection, ledger.staging(batch), range(batch.slices)))
-        yield Standing(batch, slices, published, staged, rejected.get(batch.name, 0))
+    batches = ledger.all(connection) if own else []
+    return Left(tuple(Standing(*row, rejected.get(row[0].name, 0)) for row in batches), strays)
 
 
 # --- texts ---
@@ -139,9 +124,9 @@ def _state(standing: Standing) -> str:
     if standing.batch.mode == QUERY:
         return f"{standing.batch.slices:,} micro-batches published"
     if standing.batch.mode != "streaming":
-        return f"under way, {standing.staged or 0:,} slices staged"
+        return f"under way, {standing.written:,} slices staged"
     since = "under way" if standing.batch.abandoned is None else f"abandoned {_time(standing.batch.abandoned)}"
-    return f"{since}, {standing.published:,} of {standing.slices:,} slices in the queue{refused}"
+    return f"{since}, {standing.written:,} of {standing.slices:,} slices in the queue{refused}"
 
 
 def _time(ns: int) -> str:
@@ -165,24 +150,26 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}, lock_wait_timeout = {LOCK_S}")
         connection.begin()
-        batch = _locked(cursor, ledger, name)
+        batch = None
+        with _waiting(f"batch {name!r} is being published just now"), ignored(ER.NO_SUCH_TABLE):
+            batch = ledger.seize(cursor, name)
         if batch is None and not seen:
             raise PipelineError(f"there is no batch {name!r} of {queue.quoted} (--list shows those that there are)")
         if batch is not None:
             seen.append(batch)
             if batch.finished is not None:
                 connection.rollback()
-                _drop(connection, queue, batch)  # its job may have died before it dropped the table
+                drop(connection, queue, batch)  # its job may have died before it dropped the table
                 raise PipelineError(f"batch {name!r} is done: its {batch.messages:,} messages are in {queue.quoted}")
-            if ledger.slices(connection, name):
+            with _waiting(_WRITING.format(name)):  # no task writes a slice until this transaction ends
+                slices = ledger.slices(cursor, name, " FOR UPDATE")
+            if batch.mode == "streaming" and any(slices.values()):
                 ledger.abandon(cursor, name)
                 connection.commit()
-                _release(connection, queue, batch)
-                _drop(connection, queue, batch)
-                return _said(batch, ledger.slices(connection, name), queue)
+                return _said(batch, slices, queue)
             # On another connection: DROP TABLE ends a transaction, and nobody may publish until the
             # row is deleted.
-            endpoint.run(lambda other: _drop(other, queue, batch))
+            endpoint.run(lambda other: drop(other, queue, batch))
             ledger.delete(cursor, name)
         connection.commit()
     if seen[0].mode == QUERY:
@@ -190,57 +177,25 @@ def _abandon(connection: Any, endpoint: Endpoint, queue: Table, name: str, seen:
     return f"batch {name}: abandoned, nothing of it is in {queue.quoted}, and its name is free"
 
 
-def _said(batch: Batch, slices: Mapping[int, Slice], queue: Table) -> str:
-    published = sum(entry.published for entry in slices.values())
-    rest = ", the others never will be" if published < len(slices) else ""
-    return f"batch {batch.name}: abandoned, {published:,} of its {len(slices):,} slices are in {queue.quoted}{rest}"
+def _said(batch: Batch, slices: Mapping[int, bool], queue: Table) -> str:
+    written = sum(slices.values())
+    rest = ", the others never will be" if written < len(slices) else ""
+    return f"batch {batch.name}: abandoned, {written:,} of its {len(slices):,} slices are in {queue.quoted}{rest}"
 
 
-def _locked(cursor: Any, ledger: Ledger, name: str) -> Batch | None:
+def drop(connection: Any, queue: Table, batch: Batch) -> None:
+    """Drop the staging table, if the batch has one. Raises JobError if a task is writing."""
+    with connection.cursor() as cursor, _waiting(_WRITING.format(batch.name)):
+        cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_S}")
+        drop_staging(connection, queue, batch)
+
+
+@contextmanager
+def _waiting(busy: str) -> Iterator[None]:
+    """For a statement that waits for a lock: if it waits in vain, this is the error's text."""
     try:
-        return ledger.seize(cursor, name)
+        yield
     except pymysql.MySQLError as error:
-        if error.args[0] == ER.NO_SUCH_TABLE:
-            return None
         if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
             raise
-        raise JobError(f"batch {name!r} is being published just now") from None
-
-
-def _drop(connection: Any, queue: Table, batch: Batch) -> None:
-    """Drop the staging table, if the batch has one. Raises JobError if a task is writing."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_S}")
-        try:
-            drop_staging(connection, queue, batch)
-        except pymysql.MySQLError as error:
-            raise _busy(error, batch) from error
-
-
-def _release(connection: Any, queue: Table, batch: Batch) -> None:
-    """Give the marks of committed slices their real time, as the batch's own driver does. Raises
-    JobError."""
-    ledger = Ledger(queue)
-    busy: JobError | None = None
-    with connection.cursor() as cursor:
-        # Waits for the rows of open transactions, and blocks no INSERT.
-        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        for number, entry in ledger.slices(connection, batch.name).items():
-            connection.begin()
-            statement = f"UPDATE {queue.quoted} SET time_next = %s WHERE id = %s AND time_next = {WITHHELD_NS}"
-            try:
-                if ledger.publish(cursor, batch.name, number) and cursor.execute(statement, [entry.due, entry.mark]):
-                    connection.commit()
-            except pymysql.MySQLError as error:
-                busy = _busy(error, batch)
-            connection.rollback()  # a slice that is not committed
-    if busy:
-        raise busy
-
-
-def _busy(error: pymysql.MySQLError, batch: Batch) -> JobError:
-    """The error for a lock wait that timed out. Raises any other error."""
-    if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
-        raise error
-    return JobError(f"tasks of batch {batch.name!r} are writing just now: end its job, and try again")
+        raise JobError(busy) from None

@@ -31,9 +31,6 @@ CANDIDATES: Final = 1000
 COMPARED_AT_ONCE: Final = 100
 """Keys in one statement."""
 
-FIRST_OF: Final = {"first_id": "id", "first_time": "time_next"}
-
-
 Values = tuple[Any, ...]
 
 
@@ -62,9 +59,7 @@ def read(cut: Cut, mapped: Mapped, table: Table) -> tuple[Facts, list[str]]:
     """Read the data once. Returns the facts, and texts for what does not fit, with examples."""
     stated = rules(mapped, table)
     aggregates = [f.count(f.lit(1)).alias("rows"), _octets(mapped).alias("octets"), *cut.version.aggregates()]
-    # Their buffers have a fixed length (except for ids of text), so Spark aggregates by hash and
-    # does not sort.
-    aggregates += [cut.first(_col(name)).alias(first) for first, name in FIRST_OF.items() if mapped.has(name)]
+    # Their buffers have a fixed length, so Spark aggregates by hash and does not sort.
     found = cut.frame.groupBy(PIECE).agg(*aggregates, *_counts(stated)).collect()
     facts = Facts(_pieces(found, cut))
     return facts, _broken(stated, found, facts.rows, mapped)
@@ -135,7 +130,7 @@ def _pieces(found: Sequence[Row], cut: Cut) -> tuple[Piece, ...]:
     by_number = {row[PIECE]: row for row in found}
     empty = Piece(0, cut.version.together([]), 0)
     return tuple(
-        Piece(row["rows"], cut.version.checksum(row), row["octets"], *map(row.asDict().get, FIRST_OF))
+        Piece(row["rows"], cut.version.checksum(row), row["octets"])
         if (row := by_number.get(number)) is not None
         else empty
         for number in range(cut.pieces)

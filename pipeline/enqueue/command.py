@@ -150,7 +150,7 @@ def _run(
     endpoint = Endpoint.from_url(url, password_file=password_file)
     if len(dict(mapping)) < len(mapping):
         raise PipelineError("--mapping names a column twice")
-    with running_spark(session, PROGRAM, master, conf, jar, jdbc=True) as spark, reporting() as report:
+    with running_spark(session, PROGRAM, master, conf, jar, jdbc=jar is not None) as spark, reporting() as report:
         frame = _data(spark, source, format_, dict(options), query)
         common: dict[str, Any] = {
             "batch": batch,

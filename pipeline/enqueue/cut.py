@@ -13,7 +13,9 @@ settings are then. There are two ways:
   hashes. It takes a shuffle and a sort, and does not depend on where the rows come from and in
   which order.
 
-The way is decided when a batch is begun. `Cut` is the common protocol.
+The way is decided when a batch is begun. A cut's `frame` has the mapped columns and for each row
+the words of its checksum and its PIECE; `pieces` is the number of pieces, which are checked one by
+one, those without rows included.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
@@ -50,47 +52,6 @@ class Piece:
     checksum: Checksum
     """Differs from that of any other rows (`fingerprint`)."""
     octets: int
-    first_id: Any = None
-    """The id of the first row, if the data has ids."""
-    first_time: int | None = None
-    """The same row's time_next, if the data has it."""
-
-
-class Cut(Protocol):
-    """How the rows of a batch are cut: first into pieces, which are checked one by one, and these
-    into slices."""
-
-    @property
-    def file_octets(self) -> int | None:
-        """The size of the pieces that files are cut into, as the ledger keeps it; None if cut by
-        hash."""
-
-    @property
-    def version(self) -> Version:
-        """The version of its fingerprint."""
-
-    @property
-    def frame(self) -> DataFrame:
-        """The mapped columns, and for each row the words of its checksum and its PIECE."""
-
-    @property
-    def pieces(self) -> int:
-        """The number of pieces, those without rows included."""
-
-    def first(self, value: Expression) -> Expression:
-        """An aggregate over a piece: the value in its first row."""
-
-    def count(self, slices: int) -> int:
-        """The number of slices, if `slices` of them would have the right size."""
-
-    def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
-        """The `count` slices."""
-
-    def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
-        """The rows of the wanted slices, with SLICE, PLACE (from 0 on in each slice) and the words.
-
-        A slice is in one partition. There are at most `tasks` partitions.
-        """
 
 
 # --- by hash ---
@@ -108,22 +69,20 @@ class ByHash:
         bucketed = ordered.withColumn(PIECE, _bucket(f.col(ORDER)))
         self.frame: DataFrame = version.words(bucketed, mapped.names, None)
 
-    def first(self, value: Expression) -> Expression:
-        """The row with the least hash. Its buffer has a fixed length, so Spark aggregates by hash
-        and does not sort."""
-        return f.min_by(value, ORDER)
-
     def count(self, slices: int) -> int:
-        """A power of two, because each slice has the same number of buckets."""
+        """The number of slices, if `slices` of them would have the right size: a power of two,
+        because each has the same number of buckets."""
         return int(min(PIECES_MAX, 1 << (slices - 1).bit_length()))
 
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
-        """Neighbouring buckets joined."""
+        """The `count` slices: neighbouring buckets joined."""
         size = PIECES_MAX // count
         return tuple(self._together(pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
-        """Slice s is in partition s modulo their number."""
+        """The rows of the wanted slices, with SLICE, PLACE (from 0 on in each slice) and the words,
+        one slice after another in at most `tasks` partitions: slice s in partition s modulo their
+        number."""
         count = len(slices)
         frame = self.frame.withColumn(SLICE, (f.col(PIECE) / f.lit(PIECES_MAX // count)).cast("int"))
         frame = _only(frame, slices, wanted)
@@ -134,13 +93,10 @@ class ByHash:
         return frame.withColumn(PLACE, _row() - looked_up(_starts(counts, partitions), f.col(SLICE)))
 
     def _together(self, pieces: Sequence[Piece]) -> Piece:
-        first = next((piece for piece in pieces if piece.rows), None)
         return Piece(
             sum(piece.rows for piece in pieces),
             self.version.together(piece.checksum for piece in pieces),
             sum(piece.octets for piece in pieces),
-            first.first_id if first else None,
-            first.first_time if first else None,
         )
 
 
@@ -190,10 +146,6 @@ class ByFiles:
         numbered = rows.withColumn(PIECE, f.spark_partition_id()).withColumn(PLACE, _row())
         self.frame: DataFrame = version.words(numbered, mapped.names, PLACE)
 
-    def first(self, value: Expression) -> Expression:
-        """The row in the first place."""
-        return f.min_by(value, PLACE)
-
     def count(self, slices: int) -> int:
         """The number of pieces."""
         return self.pieces
@@ -204,10 +156,13 @@ class ByFiles:
         return tuple(pieces)
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
-        """Rows are numbered before partitions are joined. All files are read, whichever slices are
-        wanted."""
+        """The same. Rows are numbered before partitions are joined. All files are read, whichever
+        slices are wanted."""
         frame = _only(self.frame.withColumnRenamed(PIECE, SLICE), slices, wanted)
         return frame if tasks is None or tasks >= self.pieces else frame.coalesce(tasks)
+
+
+Cut = ByHash | ByFiles
 
 
 def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | None:

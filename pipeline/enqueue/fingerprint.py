@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import xor
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Row
@@ -40,42 +40,6 @@ _U64: Final = 2**64 - 1
 Checksum = tuple[int, ...]
 
 
-class Version(Protocol):
-    """One way to compute a fingerprint."""
-
-    def order(self, names: Sequence[str]) -> Expression:
-        """A hash of 64 bits, by which rows are cut and sorted."""
-
-    def words(self, frame: DataFrame, names: Sequence[str], place: str | None) -> DataFrame:
-        """The frame with the words of its checksum. `place`: a column with the place of a row, if
-        that counts.
-
-        If the place does not count, the frame has ORDER already.
-        """
-
-    def aggregates(self) -> list[Expression]:
-        """The aggregates over a set of rows with words."""
-
-    def checksum(self, row: Row) -> Checksum:
-        """The checksum, from a row of these aggregates."""
-
-    def together(self, checksums: Iterable[Checksum]) -> Checksum:
-        """The checksum of several sets of rows together; of none, that of no rows."""
-
-    @property
-    def staged(self) -> tuple[str, ...]:
-        """The words that are staged with a row, each a BIGINT."""
-
-    def aggregates_sql(self) -> str:
-        """The aggregates over staged rows, in SQL."""
-
-    def agrees(self, checksum: Checksum, answer: Sequence[Any]) -> bool:
-        """Whether the server's aggregates are those of the rows that were checked."""
-
-    def fingerprint(self, names: Sequence[str], pieces: Sequence[tuple[int, Checksum]]) -> str:
-        """The fingerprint of the whole data, from the rows and the checksum of each piece."""
-
-
 ORDER: Final = "ackstream_hash"
 
 
@@ -85,13 +49,18 @@ class Sums:
     _names: Final = tuple(f"ackstream_word{number}" for number in range(WORDS))
 
     def order(self, names: Sequence[str]) -> Expression:
-        """Spark's hash ignores NULLs, so it also gets which columns are NULL."""
+        """A hash of 64 bits, by which rows are cut and sorted. Spark's hash ignores NULLs, so it
+        also gets which columns are NULL."""
         columns = _columns(names)
         return f.xxhash64(*[part for column in columns for part in (column, column.isNull())])
 
     def words(self, frame: DataFrame, names: Sequence[str], place: str | None) -> DataFrame:
-        """Four hashes of the digest with different first values, because Spark has no cheap way to
-        cut a digest."""
+        """The frame with the words of its checksum. `place`: a column with the place of a row, if
+        that counts; if not, the frame has ORDER already.
+
+        The words are four hashes of the digest with different first values, because Spark has no
+        cheap way to cut a digest.
+        """
         all_names = [*names, *([place] if place else [])]
         digest = f.sha2(_written(frame, all_names), 256)
         digested = frame.withColumn("ackstream_digest", digest)
@@ -99,7 +68,8 @@ class Sums:
         return digested.withColumns(words).drop("ackstream_digest")
 
     def aggregates(self) -> list[Expression]:
-        """Sums of half words, which fit a BIGINT for two billion rows of one piece."""
+        """The aggregates over a set of rows with words: sums of half words, which fit a BIGINT for
+        two billion rows of one piece."""
         return [
             f.sum(half).alias(f"{name}_{at}")
             for name in self._names
@@ -107,33 +77,37 @@ class Sums:
         ]
 
     def checksum(self, row: Row) -> Checksum:
-        """Exact sums of signed words, as the server computes them."""
+        """The checksum, from a row of these aggregates: exact sums of signed words, as the server
+        computes them."""
         return tuple((row[f"{name}_high"] << 32) + row[f"{name}_low"] for name in self._names)
 
     def together(self, checksums: Iterable[Checksum]) -> Checksum:
-        """Word by word."""
+        """The checksum of several sets of rows together; of none, that of no rows."""
         return tuple(map(sum, zip((0,) * WORDS, *checksums, strict=True)))
 
     @property
     def staged(self) -> tuple[str, ...]:
-        """The first words."""
+        """The words that are staged with a row, each a BIGINT."""
         return self._names[:WORDS_STAGED]
 
     def aggregates_sql(self) -> str:
-        """Exact sums: the server's sum of BIGINTs is a DECIMAL."""
+        """The aggregates over staged rows, in SQL. The server's sum of BIGINTs is an exact
+        DECIMAL."""
         return ", ".join(f"SUM({name})" for name in self.staged)
 
     def agrees(self, checksum: Checksum, answer: Sequence[Any]) -> bool:
-        """The server's sum of no rows is NULL."""
+        """Whether the server's aggregates are those of the rows that were checked. Its sum of no
+        rows is NULL."""
         return checksum[:WORDS_STAGED] == tuple(int(total or 0) for total in answer)
 
     def fingerprint(self, names: Sequence[str], pieces: Sequence[tuple[int, Checksum]]) -> str:
-        """The version, and as much of a SHA-256 as fits."""
+        """The fingerprint of the whole data, from the rows and the checksum of each piece."""
         return (_PREFIX + _sha256((tuple(names), list(pieces))))[:FINGERPRINT_CHARACTERS]
 
 
 class Xor:
-    """The first version, for batches that were begun with it."""
+    """The first version, for batches that were begun with it. Its methods do what those of `Sums`
+    do."""
 
     staged = (ORDER,)
 
@@ -168,6 +142,10 @@ class Xor:
     def fingerprint(self, names: Sequence[str], pieces: Sequence[tuple[int, Checksum]]) -> str:
         """A SHA-256 without a prefix."""
         return _sha256((tuple(names), [(rows, checksum) for rows, (checksum,) in pieces]))[:FINGERPRINT_CHARACTERS]
+
+
+Version = Sums | Xor
+"""One way to compute a fingerprint."""
 
 
 def version_of(fingerprint: str | None) -> Version:

@@ -1,11 +1,10 @@
-"""Writes any DataFrame into a message table, by Spark's JDBC writer through the proxy, each batch
-once.
+"""Writes any DataFrame into a message table through the proxy, each batch once.
 
     enqueue(frame, endpoint, "shop.orders", batch="2026-11-21")
 
 In this order: the columns are matched with the real table; the data is read once, to check every
 value and compute a fingerprint (`checking`); the batch is recorded (`ledger`); its slices are
-written (`load`, and `direct` or `staged`), and those that are missing again; the batch is recorded
+written (`common.slices`, by `direct` or `staged`), and those that are missing again; the batch is recorded
 as finished. Nothing is written before the third step. From there on, this driver or another run of
 the same batch can repeat each step.
 """
@@ -29,15 +28,15 @@ from ..common.ledger import BATCH_CHARACTERS, Batch, Ledger
 from ..common.progress import Progress, unused
 from ..common.table import Table, located
 from ..common.tasks import require_classic
-from ..endpoint import Endpoint, driver_of
+from ..endpoint import Endpoint
 from ..errors import AbandonedError, JobError, PipelineError, ProblemsError, cause
-from .abandon import settle
+from .abandon import drop
 from .checking import Facts, duplicates, examine, read
 from .cut import ByHash, Cut, by_files, file_octets
-from .direct import Direct, unfit
+from .direct import Direct
 from .exports import export_rejects, export_slices
 from .fingerprint import version_of
-from .load import Load, Settings, Way, rows_of, serves, slices_wanted
+from .load import Load, Settings, rows_of, serves, slices_wanted
 from .mapping import Mapped, mapped
 from .staged import Staged
 
@@ -108,7 +107,7 @@ def enqueue(
         try:
             added = _carry_out(work.way(load), load, report)
         except AbandonedError:
-            settle(load.endpoint, load.table, load.batch)
+            load.endpoint.run(lambda connection: drop(connection, load.table, load.batch))
             raise
     refused = load.endpoint.run(lambda connection: load.ledger.rejects(connection, batch))
     if refused and rejects is not None:
@@ -146,13 +145,10 @@ def missing(
     load = work.load(frame, endpoint, table, mapping)
     numbers: tuple[int, ...] = ()
     if load.batch.finished is None:
-        known = load.endpoint.run(lambda connection: load.ledger.slices(connection, batch))
-        if mode == "streaming" and known:
-            way = Direct(load)
-            way.prepare()
-            numbers = way.look()
-        else:
-            numbers = tuple(number for number, piece in enumerate(load.slices) if piece.rows)
+        known = load.endpoint.run(lambda connection: load.ledger.slices(connection.cursor(), batch))
+        written = {number for number, is_written in known.items() if is_written and mode == "streaming"}
+        filled = (number for number, piece in enumerate(load.slices) if piece.rows)
+        numbers = tuple(number for number in filled if number not in written)
     if numbers:
         export_slices(load, numbers, to)
     return Missing(batch, rows_of(load, numbers), load.batch.messages, numbers)
@@ -170,7 +166,7 @@ class _Work:
     sets_aside: bool = False
     only_known: bool = False
 
-    def way(self, load: Load) -> Way:
+    def way(self, load: Load) -> Direct:
         """How its slices are written, by the mode."""
         return Direct(load) if self.mode == "streaming" else Staged(load)
 
@@ -182,7 +178,7 @@ class _Work:
         require_classic(frame.sparkSession, "enqueue")
         endpoint, queue = located(endpoint, table)
         fitting = _fitting(frame, endpoint, queue, mapping, self)
-        return _begun(frame, fitting, queue, endpoint, self)
+        return _begun(fitting, queue, endpoint, self)
 
 
 def _fitting(
@@ -195,12 +191,6 @@ def _fitting(
     if not queue.is_queue:
         raise PipelineError(f"{queue.quoted} is no message table (CREATE QUEUE makes one)")
     fitting, problems = mapped(frame, queue, mapping, spread=work.spread_s is not None)
-    if work.mode == "streaming":
-        problems += unfit(
-            fitting.has("id"),
-            any(key.columns == (queue.by_name["id"].name,) for key in queue.unique_keys),
-            queue.by_name["id"].auto_increment,
-        )
     if problems:
         # The values of the columns that fit are checked too.
         if fitting.columns and fitting.is_stable:
@@ -220,9 +210,8 @@ def _check_arguments(batch: str, mode: str, spread_s: float | None, settings: Se
         raise PipelineError("max connections is at least 2: one of the driver's and one that writes")
 
 
-def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Load:
+def _begun(fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Load:
     """Read the data, and record the batch."""
-    jdbc = endpoint.jdbc(driver_of(frame.sparkSession))
     work.report(Progress("checking", 0, 0))
     ledger = Ledger(queue)
     known = endpoint.run(lambda connection: ledger.find(connection, work.batch))
@@ -234,8 +223,9 @@ def _begun(frame: DataFrame, fitting: Mapped, queue: Table, endpoint: Endpoint, 
     new = Batch(work.batch, work.mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
     found = endpoint.run(lambda connection: ledger.begin(connection, new))
     spread_ns = None if work.spread_s is None else round(work.spread_s * NS_PER_S)
+    rejects_max = work.settings.rejects_max if work.sets_aside else None
     parts = cut.slices(facts.pieces, found.slices)
-    return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, work.settings, jdbc, sets_aside=work.sets_aside)
+    return Load(endpoint, queue, fitting, found, cut, parts, spread_ns, work.settings, rejects_max)
 
 
 def _cut(
@@ -262,28 +252,28 @@ def _cut(
     return cut, facts
 
 
-def _carry_out(way: Way, load: Load, report: Callable[[Progress], None]) -> bool:
+def _carry_out(way: Direct, load: Load, report: Callable[[Progress], None]) -> bool:
     """Write missing slices until none is missing. Returns whether this run ended the batch. Raises
     JobError."""
     way.prepare()
     failure: BaseException | None = None
-    for _ in range(load.settings.rounds):
-        missing = way.look()
-        if not missing:
-            break
+    rounds = load.settings.rounds
+    while (missing := way.look()) and rounds:
         failure = _write(way, missing, load, report)
-    else:
-        if missing := way.look():
-            left = rows_of(load, missing)
-            hint = "" if load.sets_aside else ". Where the server refuses rows, --rejects sets them aside"
-            raise JobError(
-                f"{left:,} of {load.batch.messages:,} messages could not be written:"
-                f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}{hint}"
-            ) from failure
+        rounds -= 1
+    if missing:
+        left = rows_of(load, missing)
+        hint = "" if load.rejects_max is not None else ". Where the server refuses rows, --rejects sets them aside"
+        raise JobError(
+            f"{left:,} of {load.batch.messages:,} messages could not be written:"
+            f" {cause(failure) if failure else 'the tasks ended and the rows are not there'}{hint}"
+        ) from failure
     return way.finish(report)
 
 
-def _write(way: Way, missing: tuple[int, ...], load: Load, report: Callable[[Progress], None]) -> BaseException | None:
+def _write(
+    way: Direct, missing: tuple[int, ...], load: Load, report: Callable[[Progress], None]
+) -> BaseException | None:
     """Run the tasks for these slices, and publish and report what they commit. Returns the error
     that they failed with."""
     failures: list[BaseException] = []

@@ -6,26 +6,19 @@ the cluster and the settings (`cut`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import DataFrame
 
-from ..common.ledger import Batch, Ledger, Reject
-from ..common.progress import Progress
+from ..common.ledger import Batch, Ledger
 from ..common.table import Table
 from ..common.tasks import can_exceed
 from ..endpoint import Endpoint
-from ..errors import JobError
 from .checking import Facts
 from .cut import PIECES_MAX, Cut, Piece
 from .mapping import Mapped, required_fillers
-
-BATCH_OCTETS: Final = 4 * 1024 * 1024
-"""Of one INSERT: larger ones are not faster, and four of them fit into the smallest default
-packet."""
-BATCH_ROWS_MAX: Final = 5000
 
 ROWS_OVER: Final = 10
 """By which factor a piece of a file may exceed a slice's rows. Rows cost a transaction little."""
@@ -72,9 +65,8 @@ class Load:
     slices: tuple[Piece, ...]
     spread_ns: int | None
     settings: Settings
-    jdbc: Mapping[str, str] = field(repr=False)
-    sets_aside: bool = False
-    """Whether rows that the server refuses are set aside. Otherwise they end the job."""
+    rejects_max: int | None
+    """How many rows that the server refuses are set aside. None: the first one ends the job."""
 
     @property
     def ledger(self) -> Ledger:
@@ -86,58 +78,11 @@ class Load:
         """Values for the queue's own columns that neither the data nor the table fills."""
         return required_fillers(self.table, self.mapped.names)
 
-    def refuse(self, cursor: Any, number: int) -> Callable[[int, int, str], None]:
-        """A function that sets a row of a slice aside, in the cursor's transaction. It raises
-        JobError if there are too many."""
-        name, most = self.batch.name, self.settings.rejects_max
-        already = len(self.ledger.rejects(cursor.connection, name))
-
-        def refuse(place: int, code: int, reason: str) -> None:
-            nonlocal already
-            already += 1
-            if already > most:
-                raise JobError(
-                    f"the server refuses more than {most:,} rows, the last one with: {reason}. Make the data fit, or"
-                    " allow more by --rejects-max, and run this again"
-                )
-            self.ledger.reject(cursor, name, Reject(number, place, code, reason))
-
-        return refuse
-
     def sliced(self, wanted: Sequence[int]) -> DataFrame:
         """The rows of these slices, in no more partitions than connections may be open at once."""
         writers = self.settings.writers
         bounded = can_exceed(self.mapped.frame.sparkSession, writers)
         return self.cut.sliced(self.slices, wanted, writers if bounded else None)
-
-    def write(self, frame: DataFrame, table: str) -> None:
-        """Append a frame to a table by JDBC, one transaction for each partition."""
-        rows = max(1, self.batch.messages)
-        octets = sum(piece.octets for piece in self.slices)
-        batch_rows = min(BATCH_ROWS_MAX, max(1, BATCH_OCTETS * rows // max(1, octets)))
-        writer = frame.write.format("jdbc").options(**self.jdbc)
-        writer.option("dbtable", table).option("batchsize", batch_rows).option("isolationLevel", "READ_COMMITTED").mode(
-            "append"
-        ).save()
-
-
-class Way(Protocol):
-    """How slices are written into the queue."""
-
-    phase: str
-
-    def prepare(self) -> None:
-        """Prepare for `write`. Safe to repeat, by another run too."""
-
-    def look(self) -> tuple[int, ...]:
-        """Find what the tasks have committed, and publish it if the mode does. Returns the slices
-        that are missing."""
-
-    def write(self, wanted: Sequence[int]) -> None:
-        """Run the tasks that write these slices."""
-
-    def finish(self, report: Callable[[Progress], None]) -> bool:
-        """End the batch when no slice is missing. Returns False if another run has ended it."""
 
 
 def slices_wanted(facts: Facts, settings: Settings) -> int:

@@ -1,9 +1,8 @@
 """Maps a frame to the columns of a message table, in the form in which each value is transferred.
 
 A *mapped* frame has exactly the table's columns that are written, under the table's names, each in
-a form that JDBC does not change. JDBC drivers format `java.sql.Timestamp` in the zone of their JVM,
-or of the session, or of neither, depending on the driver and its version. So times are transferred
-as text in UTC, which is the session's zone too, and `time_next` as a number of nanoseconds.
+the form in which it is fingerprinted and written. Times are text in UTC, which is the session's
+zone too, and `time_next` is a number of nanoseconds.
 """
 
 from __future__ import annotations

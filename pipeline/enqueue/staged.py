@@ -1,13 +1,14 @@
 """Atomic mode: the whole batch or nothing, however many partitions it has and however the job dies.
 
-Tasks write into the batch's own staging table. When every slice is there, the driver publishes them
-in one transaction on the server, by INSERT … SELECT, and records the batch as finished in it. The
-transaction sends no rows over the wire. A rerun finds what is staged already, or that the batch is
-finished.
+Tasks write the slices as in streaming mode (`direct`), but into the batch's own staging table. When
+every slice is there, the driver publishes them in one transaction on the server, by INSERT …
+SELECT, and records the batch as finished in it. The transaction sends no rows over the wire. A
+rerun finds what is staged already, or that the batch is finished.
 
-Spark may run a task more than once, and each run may commit. `staging` describes why a slice is
-staged once nevertheless. Before a slice is published, the server counts its rows and adds up the
-words of their digests. They must be those of the data that was checked.
+The staging table's columns take all values that Spark has, not only those that the queue's columns
+take. So the server refuses a row when it is published. Before a slice is published, the server
+counts its rows and adds up the words of their digests. They must be those of the data that was
+checked.
 
 Each slice has its own statement, because a server with `innodb_autoinc_lock_mode = 1` (MariaDB's
 default) blocks other INSERTs while one runs.
@@ -20,73 +21,58 @@ from typing import Any
 
 import pymysql
 from pymysql.constants import ER
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
 
 from ..common.progress import Progress
-from ..common.statements import NOW
+from ..common.slices import refusing, sift
+from ..common.staging import KEY, PLACE, SLICE, publish, within
+from ..common.statements import NOW, do
+from ..endpoint import quoted
 from ..errors import JobError
+from .direct import Direct
 from .load import Load
-from .staging import Staging, sift
 
 
-class Staged:
+class Staged(Direct):
     """Writes the slices of a batch to its staging table, and publishes them together."""
 
     phase = "staging"
 
     def __init__(self, load: Load) -> None:
-        self._load = load
-        self._staging = Staging(load)
-        self._filled = [number for number, piece in enumerate(load.slices) if piece.rows]
+        super().__init__(load)
+        self.staging = load.ledger.staging(load.batch)
 
     def prepare(self) -> None:
-        """Make the staging table."""
-        if self._load.sets_aside:
-            self._load.endpoint.run(self._load.ledger.make_room_for_rejects)
-        self._load.endpoint.run(self._staging.make)
-
-    def look(self) -> tuple[int, ...]:
-        """Find which slices are not staged. All are checked each time, because a failover may undo
-        some."""
-        return self._load.endpoint.run(self._missing)
-
-    def _missing(self, connection: Any) -> tuple[int, ...]:
+        """Record the slices, and make the staging table."""
+        super().prepare()
         load = self._load
-        found = load.ledger.find(connection, load.batch.name)
-        if found and found.begun == load.batch.begun and found.finished is not None:
-            return ()  # another run has published it
-        try:
-            staged = self._staging.staged(connection, self._filled)
-        except pymysql.ProgrammingError as error:
-            if error.args[0] != ER.NO_SUCH_TABLE:
-                raise
-            if self._is_finished(connection):  # just now
-                return ()
-            raise JobError("the staging table has been dropped: run this again") from None
-        return tuple(number for number in self._filled if number not in staged)
+        kinds = {field.name: _kind(field.dataType) for field in load.mapped.frame.schema}
+        columns = [KEY, *(f"{name} BIGINT NOT NULL" for name in load.cut.version.staged)]
+        columns += [f"{quoted(name)} {kinds[name]}" for name in load.mapped.names]
+        create = f"CREATE TABLE IF NOT EXISTS {self.staging} ({', '.join(columns)}) ENGINE=InnoDB"
+        load.endpoint.run(lambda connection: do(create, connection))
 
     def write(self, wanted: Sequence[int]) -> None:
-        """Run the tasks."""
-        self._staging.write(wanted)
+        """Run the tasks that stage these slices."""
+        load = self._load
+        columns = (SLICE, PLACE, *load.cut.version.staged, *load.mapped.names)
+        self._write(load.sliced(wanted).select([f.col(quoted(name)) for name in columns]), self.staging, columns)
 
     def finish(self, report: Callable[[Progress], None]) -> bool:
         """Publish the whole batch. Returns whether this run did. Raises JobError."""
-        load = self._load
-        tried: set[int] = set()
         try:
-            by_us = load.endpoint.run(lambda connection: self._publish(connection, report, tried))
+            by_us = super().finish(report)
         except pymysql.MySQLError as error:
             raise JobError(
                 f"the server refuses the batch, none of it is in the queue: {error.args[1]}. Make the data fit and give"
                 " it another name, make room for it, or have such rows set aside (--rejects), and run this again"
             ) from None
-        load.endpoint.run(self._staging.drop)
+        self._load.endpoint.run(self._drop)
         return by_us
 
-    def _is_finished(self, connection: Any) -> bool:
-        """Whether the batch is finished. Raises AbandonedError: abandoning locks a batch, then
-        drops its table."""
-        with connection.cursor() as cursor:
-            return self._load.ledger.lock(cursor, self._load.batch).finished is not None
+    def _drop(self, connection: Any) -> None:
+        do(f"DROP TABLE IF EXISTS {self.staging}", connection)
 
     def _publish(self, connection: Any, report: Callable[[Progress], None], tried: set[int]) -> bool:
         load = self._load
@@ -94,34 +80,59 @@ class Staged:
             # At a higher level the server locks each staged row while it copies it.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.begin()
-            if load.ledger.lock(cursor, load.batch).finished is not None:
-                by_us = load.ledger.finish(cursor, load.batch, tried)
-                connection.rollback()
-                return by_us
+            unpublished = self._filled if load.ledger.lock(cursor, load.batch).finished is None else []
             cursor.execute(f"SELECT {NOW}")
             (now,) = cursor.fetchone()
             done = 0
-            for number in self._filled:
-                self._staging.verify(cursor, number)
-                done += self._publish_slice(cursor, number, now)
+            for number in unpublished:
+                self._verify(cursor, number)
+                self._publish_slice(cursor, number, now)
+                done += load.slices[number].rows
                 report(Progress("publishing", done, load.batch.messages))
-            if done != load.batch.messages:
-                raise JobError(f"{done:,} of {load.batch.messages:,} messages are staged: run this again")
             by_us = load.ledger.finish(cursor, load.batch, tried)
         connection.commit()
         return by_us
 
-    def _publish_slice(self, cursor: Any, number: int, now: int) -> int:
-        """Publish a slice. Returns how many rows are in the queue or set aside."""
-        load, staging = self._load, self._staging
-        if not load.sets_aside:
-            return staging.publish(cursor, number, now)
-        refused: list[int] = []
-        refuse = load.refuse(cursor, number)
+    def _verify(self, cursor: Any, number: int) -> None:
+        """Check that the staged rows of a slice are the data that was checked. Raises JobError, and
+        drops the table."""
+        version, expected = self._load.cut.version, self._load.slices[number]
+        try:
+            cursor.execute(f"SELECT COUNT(*), {version.aggregates_sql()} FROM {self.staging} WHERE {within(number)}")
+            count, *answer = cursor.fetchone()
+        except pymysql.ProgrammingError as error:
+            if error.args[0] != ER.NO_SUCH_TABLE:
+                raise
+            count, answer = None, []
+        if count != expected.rows or not version.agrees(expected.checksum, answer):
+            cursor.connection.rollback()
+            self._load.ledger.forget_slices(cursor, self._load.batch)
+            self._drop(cursor.connection)
+            raise JobError(
+                "the data changed while it was read, or the staging table did, and what was staged of it is not in the"
+                " queue: write the data to files that stay as they are, and run this again"
+            )
 
-        def aside(place: int, code: int, reason: str) -> None:
-            refuse(place, code, reason)
-            refused.append(place)
-
+    def _publish_slice(self, cursor: Any, number: int, now: int) -> None:
+        load = self._load
+        values = {name: quoted(name) for name in load.mapped.names}
+        values |= {name: str(value) for name, value in load.fillers.items()}
+        time = str(now)  # due at once, or from now on
+        if load.spread_ns is not None:
+            share = f"({PLACE} + {number} / {len(load.slices)}) * {load.spread_ns} / {load.slices[number].rows}"
+            time = f"{now} + FLOOR({share})"
+        values.setdefault(load.table.by_name["time_next"].name, time)
+        refuse = refusing(load.ledger, cursor, load.batch, number, load.rejects_max)
         places = range(load.slices[number].rows)
-        return sift(places, lambda some: staging.publish(cursor, number, now, some), aside) + len(refused)
+        sift(places, lambda some: publish(cursor, self.staging, load.table, values, number, some), refuse)
+
+
+def _kind(kind: t.DataType) -> str:
+    """A column type that takes all values of Spark's type, as tasks write them."""
+    if isinstance(kind, t.DecimalType):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if isinstance(kind, t.FloatType | t.DoubleType):
+        return "DOUBLE"
+    if isinstance(kind, t.BinaryType):
+        return "LONGBLOB"
+    return "BIGINT" if isinstance(kind, t.IntegralType) else "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"

@@ -33,20 +33,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, MapType, StructType
 
-from ..common.connection import LazyConnection, LockTimeoutIgnored
+from ..common.connection import LazyConnection, ignored
 from ..common.ledger import FINGERPRINT_CHARACTERS, QUERY, WRITE, Batch, Ledger, query, staging_name
+from ..common.literals import insert, pieces, rows_as_sql
 from ..common.staging import KEY, PLACE, SLICE, drop_staging, publish
 from ..common.statements import NOW, do
 from ..common.table import Table, hashed_name
 from ..endpoint import quoted, quoted_list
 from ..errors import JobError, PipelineError, ProblemsError
 from .options import Common
-
-INSERT_ROWS: Final = 1_000
-"""Of one INSERT at most. More are not faster."""
-
-INSERT_BYTES: Final = 1 << 20
-"""Of one INSERT, about: `max_allowed_packet` is 16 MB or more by default."""
 
 CLEARING_S: Final = 5
 """How long dropping a staging table may wait for the transaction of a failed attempt. Later the next
@@ -56,7 +51,7 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 """The local properties that Spark sets in each task of a streaming query."""
 
-_FINGERPRINT: Final = "w1:"
+_FINGERPRINT: Final = "w2:"
 
 
 @dataclass(frozen=True)
@@ -116,20 +111,16 @@ class Sink:
         attempt = int.from_bytes(os.urandom(7))
         connection = LazyConnection(self.where.endpoint, as_text=False)
         rows = digests = 0
-        insert = (
-            f"INSERT INTO {self.staging(name)} ({SLICE}, {PLACE}, {quoted_list(self.columns)}) VALUES"
-            f" ({', '.join(['%s'] * (2 + len(self.columns)))})"
-            # An INSERT whose answer was lost is repeated and finds its own rows.
-            f" ON DUPLICATE KEY UPDATE {PLACE} = {PLACE}"
-        )
         known = self.batch is not None and self.batch.finished is not None
-        for some in _pieces(batches):
+        for batch in batches:
+            values = rows_as_sql(batch)
             if self.batch is not None and not self.forgets:
-                digests += sum(map(_digest, some))
+                digests += sum(map(_digest, values))
             if not known:  # Otherwise only the digests are needed.
-                placed = [(attempt, rows + place, *values) for place, values in enumerate(some)]
-                connection.run(partial(self._insert, name, insert, placed))
-            rows += len(some)
+                placed = [b"%d,%d,%b" % (attempt, place, row) for place, row in enumerate(values, rows)]
+                for some in pieces(placed):
+                    connection.run(partial(self._insert, self.staging(name), placed[some.start : some.stop]))
+            rows += len(values)
         connection.close()
         return Written(name, number, attempt, rows, digests)
 
@@ -151,18 +142,20 @@ class Sink:
         own = f"DROP TABLE IF EXISTS {self.staging(self.batch.name)}"
         self.where.endpoint.run(partial(self._clear, self.batch, lambda connection, *_: do(own, connection)))
 
-    def _insert(self, name: str, insert: str, rows: list[tuple[Any, ...]], connection: Any) -> None:
+    def _insert(self, staging: str, rows: Sequence[bytes], connection: Any) -> None:
+        # An INSERT whose answer was lost is repeated and finds its own rows.
+        again = f" ON DUPLICATE KEY UPDATE {PLACE} = {PLACE}"
         with connection.cursor() as cursor:
             try:
-                cursor.executemany(insert, rows)
+                insert(cursor, staging, (SLICE, PLACE, *self.columns), rows, again)
             except pymysql.ProgrammingError as error:
                 if error.args[0] != ER.NO_SUCH_TABLE:
                     raise
                 cursor.execute(
-                    f"CREATE TABLE IF NOT EXISTS {self.staging(name)} ({KEY}) ENGINE=InnoDB"
+                    f"CREATE TABLE IF NOT EXISTS {staging} ({KEY}) ENGINE=InnoDB"
                     f" SELECT {quoted_list(self.columns)} FROM {self.table.quoted} WHERE FALSE"
                 )
-                cursor.executemany(insert, rows)
+                insert(cursor, staging, (SLICE, PLACE, *self.columns), rows, again)
 
     def _publish(self, name: str, number: int, written: Sequence[Written], connection: Any) -> None:
         ledger = self.ledger
@@ -198,7 +191,7 @@ class Sink:
 
     def _clear(self, batch: Batch, drop: Callable[[Any, Table, Batch], object], connection: Any) -> None:
         do(f"SET SESSION lock_wait_timeout = {CLEARING_S}", connection)
-        with LockTimeoutIgnored():
+        with ignored(ER.LOCK_WAIT_TIMEOUT):
             drop(connection, self.table, batch)
         if self.forgets:
             with connection.cursor() as cursor:
@@ -248,10 +241,10 @@ class BatchWriter(DataSourceArrowWriter):
         self._sink.clear()
 
 
-def _digest(values: tuple[Any, ...]) -> int:
+def _digest(row: bytes) -> int:
     """The SHA-256 of a row as a number. Sums of these depend on no order, and count a row as often
     as it occurs."""
-    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest())
+    return int.from_bytes(hashlib.sha256(row).digest())
 
 
 def _fingerprint(columns: Sequence[str], rows: int, written: Sequence[Written]) -> str:
@@ -279,19 +272,3 @@ def _problems(table: Table, schema: StructType) -> Iterator[str]:
     for column in table.columns:
         if column.required and column.name.casefold() not in given:
             yield f"{column.name} has no default, and there is no such column"
-
-
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows for each INSERT."""
-    for batch in batches:
-        size = max(1, min(INSERT_ROWS, INSERT_BYTES * batch.num_rows // max(1, batch.nbytes)))
-        for start in range(0, batch.num_rows, size):
-            columns = [_values(column) for column in batch.slice(start, size).columns]
-            yield list(zip(*columns, strict=True))
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Values for PyMySQL: times in UTC, the time zone of the session."""
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")) if column.type.tz else column
-    return column.to_pylist()  # type: ignore[no-any-return]  # a list

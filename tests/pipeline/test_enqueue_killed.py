@@ -14,21 +14,27 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pymysql
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipeline.common.staging import KEY, slices_staged
+from pipeline.common.ledger import Batch, Ledger
+from pipeline.common.slices import Target
+from pipeline.common.staging import PLACE, SLICE
+from pipeline.common.table import describe
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue
+from pipeline.enqueue.abandon import abandon
 from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
 from pipeline.enqueue.staged import Staged
+from pipeline.errors import JobError, PipelineError
 from tests.pipeline.conftest import QUICK_JVM
 from tests.support.proxies import RunningProxy
 from tests.support.queues import rows, run
@@ -255,18 +261,20 @@ def test_tasks_that_are_carried_out_twice(
     run(connection, CREATE)
     way = Direct if mode == "streaming" else Staged
     write = way.write
-    failures: list[Exception] = []
+    counts: list[tuple[int, int]] = []
+
+    def there() -> int:
+        return enqueued(connection) + staged(connection)
 
     def twice(self: Any, wanted: Sequence[int]) -> None:
         write(self, wanted)
-        try:
-            write(self, wanted)
-        except Py4JJavaError as failure:
-            failures.append(failure)
+        before = there()
+        write(self, wanted)  # the ledger has their slices as written
+        counts.append((before, there()))
 
     monkeypatch.setattr(way, "write", twice)
     again(data, endpoint, mode)
-    assert "Duplicate entry" in str(failures[0])  # the marks of slices are unique, and so are staged rows
+    assert counts == [(MESSAGES, MESSAGES)]
     assert_each_is_there_once(connection)
 
 
@@ -282,7 +290,8 @@ def test_staged_slices_that_a_failover_took_back_are_staged_again(
         missing = look(self)
         if not taken and 0 < len(missing) < len(self._load.slices):
             there = min(set(range(len(self._load.slices))) - {*missing})
-            taken.append(run(connection, f"DELETE FROM {self._staging.name} WHERE ackstream_slice = {there}"))
+            taken.append(run(connection, f"DELETE FROM {self.staging} WHERE ackstream_slice = {there}"))
+            run(connection, f"UPDATE ackstream_slices SET published = NULL WHERE slice = {there}")  # one transaction
         return missing
 
     monkeypatch.setattr(Staged, "look", look_and_lose)
@@ -291,20 +300,64 @@ def test_staged_slices_that_a_failover_took_back_are_staged_again(
     assert_each_is_there_once(connection)
 
 
-def test_a_look_at_what_is_staged_reads_one_row_a_slice_and_none_that_is_not_committed(
-    endpoint: Endpoint, connection: Any
-) -> None:
-    run(connection, f"CREATE TABLE s ({KEY})")
-    for number in range(2):
-        run(connection, f"INSERT INTO s VALUES {', '.join(f'({number}, {row})' for row in range(1_000))}")
-    with endpoint.connect() as other:
-        other.begin()
-        run(other, f"INSERT INTO s VALUES {', '.join(f'(2, {row})' for row in range(1_000))}")
-        run(connection, "FLUSH STATUS")
-        assert slices_staged(connection, "s", range(4)) == {0, 1}
-        reads = rows(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'")
-        assert sum(int(count) for _, count in reads) <= 2 * 4
-        other.rollback()
+def test_a_slice_that_two_tasks_write_is_written_by_one_of_them(endpoint: Endpoint, connection: Any) -> None:
+    """The second one waits for the first, and writes it if that fails."""
+    run(connection, CREATE)
+    queue = describe(connection, str(endpoint.database), "m")
+    ledger = Ledger(queue)
+    batch = ledger.begin(connection, Batch("b", "streaming", "", None, 1, 2, 0, None))
+    ledger.add_slices(connection.cursor(), batch, [0])
+    rows_of_it = pa.record_batch({SLICE: [0, 0], PLACE: [0, 1], "payload": ["a", "b"]})
+    tasks = [Target(endpoint, ledger, batch, queue.quoted, ("payload",), (2,)) for _ in range(2)]
+    with endpoint.connect() as first:
+        first.begin()
+        assert ledger.write_slice(first.cursor(), batch, 0)
+        second = threading.Thread(target=tasks[0].write, args=(iter([rows_of_it]),))
+        second.start()
+        run(first, "INSERT INTO m (payload) VALUES ('a')")
+        first.rollback()
+        second.join(60)
+    tasks[1].write(iter([rows_of_it]))
+    tasks[1].write(iter([rows_of_it.slice(0, 1), rows_of_it.slice(1)]))
+    assert rows(connection, "SELECT payload FROM m ORDER BY id") == [("a",), ("b",)]
+
+
+def test_a_slice_that_lacks_rows_is_not_written(endpoint: Endpoint, connection: Any) -> None:
+    """Its data changed since it was checked."""
+    run(connection, CREATE)
+    queue = describe(connection, str(endpoint.database), "m")
+    ledger = Ledger(queue)
+    batch = ledger.begin(connection, Batch("b", "streaming", "", None, 1, 2, 0, None))
+    ledger.add_slices(connection.cursor(), batch, [0])
+    task = Target(endpoint, ledger, batch, queue.quoted, ("payload",), (2,))
+    with pytest.raises(JobError, match="changed while it was read: slice 0 has 1 rows now"):
+        task.write(iter([pa.record_batch({SLICE: [0], PLACE: [0], "payload": ["a"]})]))
+    with pytest.raises(JobError, match="are gone, by a failover: run this again"):
+        ledger.finish(connection.cursor(), batch, set())
+    assert rows(connection, "SELECT payload FROM m") == []
+
+
+def test_a_slice_of_another_beginning_of_its_batch_is_not_written(endpoint: Endpoint, connection: Any) -> None:
+    """By a task of a job that was abandoned, when the batch was begun again since."""
+    run(connection, CREATE)
+    queue = describe(connection, str(endpoint.database), "m")
+    ledger = Ledger(queue)
+    batch = ledger.begin(connection, Batch("b", "streaming", "", None, 1, 1, 0, None))
+    ledger.add_slices(connection.cursor(), batch, [0])
+    earlier = Target(endpoint, ledger, replace(batch, begun=batch.begun - 1), queue.quoted, ("payload",), (1,))
+    earlier.write(iter([pa.record_batch({SLICE: [0], PLACE: [0], "payload": ["a"]})]))
+    assert rows(connection, "SELECT payload FROM m") == []
+
+
+def test_slices_of_an_earlier_version_are_left_to_it(endpoint: Endpoint, connection: Any, data: DataFrame) -> None:
+    """They were proved by messages with marks."""
+    run(connection, CREATE)
+    again(data.limit(5), endpoint, "streaming")
+    run(connection, "UPDATE ackstream_batches SET finished = NULL")
+    run(connection, "INSERT INTO ackstream_slices VALUES ('m', 'b', 0, '17', 5, NULL)")
+    for work in (lambda: again(data.limit(5), endpoint, "streaming"), lambda: abandon(endpoint, "m", "b")):
+        with pytest.raises(PipelineError, match="was begun by an earlier version"):
+            work()
 
 
 @pytest.mark.sampled(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from pipeline.common.ledger import WITHHELD_NS, Ledger
+from pipeline.common.slices import Target, sift
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, Outcome, enqueue, missing
 from pipeline.enqueue import job as enqueueing
@@ -20,7 +21,6 @@ from pipeline.enqueue.abandon import abandon
 from pipeline.enqueue.command import cli
 from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
-from pipeline.enqueue.staging import sift
 from pipeline.errors import JobError, PipelineError
 from tests.support.queues import rows, run
 
@@ -120,8 +120,24 @@ def test_a_job_that_dies_between_refused_rows_is_run_again(
     def die_at_once(*_: Any) -> None:
         raise DiedError
 
+    def write_here(frame: DataFrame, target: Target) -> None:
+        """As a task, in this process, which ends with it."""
+        try:
+            target.write(iter(frame.toArrow().to_batches()))
+        except DiedError as died:
+            ended.append(died)
+
+    def look_unless_dead(self: Direct) -> tuple[int, ...]:
+        if ended:
+            raise ended[0]
+        return look(self)
+
+    ended: list[DiedError] = []
+    look = Direct.look
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "reject", die)
+        patched.setattr("pipeline.enqueue.direct.write_slices", write_here)
+        patched.setattr(Direct, "look", look_unless_dead)
         with pytest.raises(DiedError):
             fill(orders)
     with monkeypatch.context() as patched:
@@ -179,44 +195,18 @@ def test_too_many_are_an_error_and_none_of_their_slice_is_in(
 def test_ids_that_are_taken(
     fill: Fill, connection: Any, spark: SparkSession, orders: DataFrame, aside: str, mode: Mode
 ) -> None:
-    """Also of the messages that slices would be known by."""
     run(connection, "DROP TRIGGER t")
     taken = set(range(0, ROWS, 2)) - {300}
     run(connection, f"INSERT INTO m (id, n) VALUES {', '.join(f'({n + 1}, -1)' for n in taken)}")
     frame = orders.withColumn("id", f.col("n").cast("bigint") + 1)
     if mode == "streaming":
-        with pytest.raises(PipelineError, match=r"is in the queue already\. To set such rows aside: --rejects"):
+        with pytest.raises(JobError, match=r"Duplicate entry .*, --rejects sets them aside"):
             fill(frame, rejects=None)
     assert fill(frame).rejected == len(taken)
     run(connection, "DELETE FROM m WHERE n = -1")
     assert the_others_are_there_once(connection, taken)
     found = spark.read.parquet(aside).select("id", "ackstream_code").collect()
     assert {(row.id - 1, row.ackstream_code) for row in found} == {(n, 1062) for n in taken}
-
-
-@on_one_server
-def test_a_task_that_commits_a_slice_after_all_when_it_is_about_to_be_published_from_the_staging_table(
-    endpoint: Endpoint, connection: Any, orders: DataFrame, aside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every slice without a row that is refused is in straight, and not once more."""
-    write, publish = Direct._write_straight, Direct._publish_staged
-    late: list[int] = []
-
-    def write_nothing(_self: Direct, _wanted: Sequence[int]) -> None:
-        pass
-
-    def publish_late(self: Direct, number: int, connection: Any) -> None:
-        if not late:
-            late.append(number)
-            write(self, [number])
-        publish(self, number, connection)
-
-    monkeypatch.setattr(Direct, "_write_straight", write_nothing)
-    monkeypatch.setattr(Direct, "_publish_staged", publish_late)
-    run(connection, "DROP TRIGGER t")
-    assert enqueue(orders, endpoint, "m", batch="b", settings=SETTINGS, rejects=aside).rejected == 0
-    assert late
-    assert the_others_are_there_once(connection, set())
 
 
 @on_one_server
