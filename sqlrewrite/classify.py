@@ -275,7 +275,8 @@ _TRUNCATE = _head(_maybe("TABLE") + _TABLE)
 # Neither server has a statement with these words.
 _QUEUE = _head(rf"QUEUE{WORD_END}{GAP}(?![:(.=])")
 _SHOW = _head(
-    rf"(?:(?:FULL{WORD_END}{GAP})?QUEUES|STREAMS|DELIVERIES|GROUPS|PROXIES|CREATE{WORD_END}{GAP}QUEUE){WORD_END}{GAP}(?![:(.=])"
+    rf"(?:(?:FULL{WORD_END}{GAP})?QUEUES|STREAMS|BATCHES|DELIVERIES|GROUPS|PROXIES|CREATE{WORD_END}{GAP}QUEUE)"
+    rf"{WORD_END}{GAP}(?![:(.=])"
 )
 # `EXPLAIN stream c` describes a column of a table with this name.
 _EXPLAINED = _head(rf"(?:QUEUE|STREAM|ACK|NACK|EXTEND){WORD_END}{GAP}(?![:(.=;]|\Z)")

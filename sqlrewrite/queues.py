@@ -32,6 +32,9 @@ from sqlrewrite.tokens import Token, TokenStream
 GROUPS_MAX: Final = 1_000
 """The greatest LIMIT of SHOW GROUPS: some milliseconds for each ten."""
 
+BATCHES_MAX: Final = 1_000
+"""The greatest LIMIT of SHOW BATCHES: each costs some short reads."""
+
 DELIVERIES_MAX: Final = 10_000
 """The greatest LIMIT of SHOW DELIVERIES: two megabytes."""
 
@@ -190,6 +193,14 @@ class ShowStreams:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowBatches:
+    """SHOW BATCHES FROM t [LIMIT n]."""
+
+    table: TableName
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShowDeliveries:
     """SHOW DELIVERIES [FROM t] [LIMIT n]."""
 
@@ -228,6 +239,7 @@ QueueStatement = (
     | RedriveQueue
     | ShowQueues
     | ShowStreams
+    | ShowBatches
     | ShowDeliveries
     | ShowGroups
     | ShowProxies
@@ -372,6 +384,10 @@ class _QueueParser:
             statement = ShowProxies()
         elif self._tokens.take("GROUPS"):
             statement = self._show_groups()
+        elif self._tokens.take("BATCHES"):
+            self._tokens.expect("FROM")
+            table = self._table()
+            statement = ShowBatches(table, self._limit(BATCHES_MAX) if self._tokens.take("LIMIT") else None)
         elif self._tokens.take("DELIVERIES"):
             statement = self._show_deliveries()
         else:

@@ -251,7 +251,7 @@ class Check:
                 if unacknowledged == b"1":
                     hidden.append(sql.key(raw))
                 elif batch is not None:
-                    batches.add(_converted(FORMS[part.batch.kind].parse(batch), self._column.kind))
+                    batches.add(converted(FORMS[part.batch.kind].parse(batch), self._column.kind))
             self._again = self._again or len(rows) < len(keys)  # Deleted ones do not show their batch.
             self._unseen += [(table, tuple(hidden))] if hidden else []
         return batches
@@ -351,7 +351,7 @@ def _comparable(column: BatchColumn, part: BatchColumn) -> str:
     return f"CAST({value} AS {'SIGNED' if part.kind is IdKind.INTEGER else 'BINARY'})"
 
 
-def _converted(batch: Key, kind: IdKind) -> Key:
+def converted(batch: Key, kind: IdKind) -> Key:
     """A batch as a value of a column of this kind; 0 for a text that is no number."""
     if kind is IdKind.BINARY and isinstance(batch, bytes):
         return batch

@@ -176,6 +176,23 @@ SELECT $columns, $liked FROM $index
 WHERE time_acked IS NULL AND priority = $priority AND ($behind)
 ORDER BY $group_order LIMIT $limit
 
+-- name: batches_named
+-- The batches that unacknowledged messages name, of the first ones in an index.
+SELECT $value FROM (SELECT $column FROM $table FORCE INDEX ($index) WHERE time_acked IS NULL $named LIMIT $read_max) AS q
+WHERE $column IS NOT NULL GROUP BY $column ORDER BY $column LIMIT $limit
+
+-- name: batches_counted
+-- Of one batch: its parts, those that are acknowledged, dead ones, and follow-ups that wait for it.
+SELECT $parts, $acknowledged, $dead, $waiting
+
+-- name: count_of_batch
+-- Counts messages of one table, up to a bound.
+SELECT COUNT(*) FROM (SELECT 1 FROM $table WHERE $column = $batch $state LIMIT $limit) AS q
+
+-- name: may_read
+-- Whether the client may read a column. Returns nothing.
+SELECT $column FROM $table LIMIT 0
+
 -- name: storage_engine
 -- The storage engine of a table whose definition names none.
 SELECT @@default_storage_engine LIMIT 1

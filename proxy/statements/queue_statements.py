@@ -18,6 +18,7 @@ from proxy.session.commit_notices import PreparedQueueStatement, Preparing
 from proxy.session.internal_queries import NO_DATABASE, UNBOUND, Context, end_own_transaction, read_context
 from proxy.session.prepared import python_values
 from proxy.session.queries import sql
+from proxy.statements.batches import BATCH_COLUMNS, Batches
 from proxy.statements.definition import CREATE_QUEUE_COLUMNS, Definition
 from proxy.statements.deliveries import DELIVERY_COLUMNS, Deliveries
 from proxy.statements.long_statements import LongStatementReader
@@ -38,6 +39,7 @@ from sqlrewrite.queues import (
     PurgeQueue,
     QueueStatement,
     RedriveQueue,
+    ShowBatches,
     ShowCreateQueue,
     ShowDeliveries,
     ShowGroups,
@@ -83,6 +85,7 @@ class QueueStatements:
         self._showing = showing
         self._purge_redrive = PurgeRedrive(engine)
         self._definition = Definition(engine)
+        self._batches = Batches(engine)
 
     async def query(self, session: ClientSession, payload: bytes) -> None:
         """A statement as text."""
@@ -168,6 +171,8 @@ class QueueStatements:
                 return await self._showing.queues.queues(session, statement)
             case ShowStreams():
                 return await self._showing.queues.streams(session)
+            case ShowBatches(table, limit):
+                return await self._batches.show(session, table, limit)
             case ShowDeliveries(table, limit):
                 return await self._showing.deliveries.show(session, table, limit)
             case ShowGroups():
@@ -192,6 +197,8 @@ def _columns(statement: QueueStatement) -> Sequence[Column]:
             return QUEUE_COLUMNS if full else SUMMARY_COLUMNS
         case ShowStreams():
             return STREAM_COLUMNS
+        case ShowBatches():
+            return BATCH_COLUMNS
         case ShowDeliveries():
             return DELIVERY_COLUMNS
         case ShowGroups():

@@ -258,3 +258,60 @@ def test_parts_through_one_proxy_fire_a_follow_up_at_another(
         run(elsewhere, "ACK parts WHERE id = 1")
         run(connection, "ACK parts WHERE id = 2")
         eventually(lambda: steps.received == [("last",)])
+
+
+# SHOW BATCHES.
+
+
+def shown(connection: Connection[Any], statement: str) -> list[tuple[Any, ...]]:
+    return [(str(batch), *map(int, counts)) for batch, *counts in rows(connection, statement)]
+
+
+def test_show_batches_counts_what_is_left(connection) -> None:
+    run(connection, "CREATE QUEUE parts (body TEXT) BATCH_BY = (batch) MAX_ATTEMPTS = 1 DEAD_LETTER = dead")
+    run(connection, "CREATE QUEUE steps (body TEXT) BATCHES")
+    run(connection, "INSERT INTO parts (batch) VALUES (1), (2), (2), (3), (NULL)")
+    run(connection, "INSERT INTO steps (batch, after_batch) VALUES (2, NULL), (3, 2), (NULL, 2), (NULL, 4)")
+    assert shown(connection, "SHOW BATCHES FROM parts") == [("1", 1, 0, 0, 0), ("2", 3, 0, 0, 2), ("3", 2, 0, 0, 0)]
+    run(connection, "ACK parts WHERE id IN (1, 2)")
+    run(connection, "ACK steps WHERE id = 4")
+    assert shown(connection, "SHOW BATCHES FROM parts LIMIT 1") == [("2", 3, 1, 0, 2)]
+    ((number, _),) = rows(connection, "STREAM id, body FROM parts WHERE batch = 2 LIMIT 1 NOWAIT")
+    run(connection, f"NACK parts WHERE id = {number}")
+    eventually(lambda: shown(connection, "SHOW BATCHES FROM steps") == [("2", 2, 1, 1, 2), ("3", 2, 0, 0, 0)])
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW BATCHES FROM steps")
+        assert [column[0] for column in cursor.description] == ["Batch", "Parts", "Acknowledged", "Dead", "Waiting"]
+
+
+@pytest.mark.parametrize(
+    ("column", "batches"), [("VARCHAR(20)", ["'naïve'", "'o''clock'"]), ("VARBINARY(20)", ["x'00ff'", "x'61'"])]
+)
+def test_show_batches_of_any_type(connection, column: str, batches: list[str]) -> None:
+    run(connection, f"CREATE QUEUE m (job {column}) BATCH_BY = (job)")
+    run(connection, f"INSERT INTO m (job) VALUES ({batches[0]}), ({batches[0]}), ({batches[1]})")
+    names = [batch.replace("x'", "0x").replace("''", '"').strip("'").replace('"', "'") for batch in batches]
+    assert shown(connection, "SHOW BATCHES FROM m") == [(names[0], 2, 0, 0, 0), (names[1], 1, 0, 0, 0)]
+
+
+def test_show_batches_of_a_queue_without(connection) -> None:
+    run(connection, "CREATE QUEUE m (body TEXT)")
+    assert "has no batches: ALTER QUEUE" in refused(connection, "SHOW BATCHES FROM m")
+    assert "LIMIT" not in refused(connection, "SHOW BATCHES FROM nothing")
+
+
+def test_show_batches_counts_what_the_client_may_read(connection, proxy, database, server) -> None:
+    run(connection, "CREATE QUEUE a (body TEXT) BATCHES")
+    run(connection, "CREATE QUEUE b (body TEXT) BATCHES")
+    run(connection, "INSERT INTO a (batch) VALUES (1)")
+    run(connection, "INSERT INTO b (batch) VALUES (1)")
+    user = f"batches_{database}"[:32]
+    run(connection, f"CREATE USER {user} IDENTIFIED BY 'secret'")
+    try:
+        run(connection, f"GRANT SELECT, UPDATE ON {database}.a TO {user}")
+        with proxy.connect(database=database, user=user, password="secret") as other:
+            assert shown(other, "SHOW BATCHES FROM a") == [("1", 1, 0, 0, 0)]
+            refused(other, "SHOW BATCHES FROM b")
+        assert shown(connection, "SHOW BATCHES FROM a") == [("1", 2, 0, 0, 0)]
+    finally:
+        run(connection, f"DROP USER {user}")

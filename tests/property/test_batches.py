@@ -342,16 +342,6 @@ class WithoutReportsDuringChecks(FollowUps):
             super().parts_over(table, keys)
 
 
-class WithoutOtherWaitersDuringAPass(FollowUps):
-    def set_aside(self, keys: Sequence[Key], upcoming: Callable[[int], Iterable[Key]]) -> None:
-        seen = self._seen
-        super().set_aside(keys, upcoming)
-        self._seen = seen
-
-    def follow_up_logged(self) -> None:
-        """Another proxy has set one aside."""
-
-
 class WithoutAnotherPassAfterFailure(FollowUps):
     def check_failed(self, now: object) -> None:
         self._check, self._passing = None, False
@@ -377,7 +367,6 @@ BREAKS: list[type[Batched]] = [
     broken_play(WithoutSetAside),
     broken_play(WithoutReportsDuringChecks),
     broken_play(WithoutAnotherPassAfterFailure),
-    broken_play(WithoutOtherWaitersDuringAPass),
 ]
 
 

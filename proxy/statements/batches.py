@@ -1,0 +1,162 @@
+"""SHOW BATCHES: the open batches of a queue, with what is left of them.
+
+All is read on the client's own session, with its rights: the queues with batches in the same
+database that the client may read. A queue names the batches of its first unacknowledged messages;
+each is counted up to a bound, by the indexes of the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from string import Template
+from typing import TYPE_CHECKING
+
+from engine.model import BatchColumn, Key, QueueTable, TableId
+from engine.quoting import qualified, quoted
+from engine.service import Engine
+from engine.store.batches import converted
+from engine.store.queries import FORMS
+from proxy.session.internal_queries import Refused, checked_query, raw_rows, rows
+from proxy.session.queries import sql
+from proxy.statements.results import COUNT, WORDS, Column, Result
+from proxy.statements.tables import marked_comment, refused_as_client, table_id
+from proxy.wire.packets import ServerError
+from sqlrewrite.names import TableName
+
+if TYPE_CHECKING:
+    from proxy.session.ports import ClientSession
+
+LIMIT_DEFAULT = 100
+"""Batches that are shown without LIMIT."""
+
+READ_MAX = 5_000
+"""Unacknowledged messages of the queue that are read for the batches that they name."""
+
+COUNTED_MAX = 10_000
+"""Messages of one batch in one table that are counted."""
+
+BATCH_COLUMNS = (
+    Column("Batch", WORDS),
+    Column("Parts", COUNT),
+    Column("Acknowledged", COUNT),
+    Column("Dead", COUNT),
+    Column("Waiting", COUNT),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """A column of a table whose messages are counted, and a condition on their state."""
+
+    table: str
+    column: str
+    like: BatchColumn
+    """The column whose type it has."""
+    state: str = ""
+
+    def count(self, batch: Key) -> str:
+        literal = FORMS[self.like.kind].literal(converted(batch, self.like.kind))
+        words = {"table": self.table, "column": self.column, "batch": literal, "limit": COUNTED_MAX}
+        return f"({sql('count_of_batch', state=self.state, **words)})"
+
+
+class Batches:
+    """Carries out SHOW BATCHES."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def show(self, session: ClientSession, table: TableName, limit: int | None) -> Result:
+        """The open batches that the messages of a queue name."""
+        await marked_comment(session, table)
+        queue = await refused_as_client(session, table, self._engine.queue(table_id(table)))
+        if queue.batch is None and queue.after_batch is None:
+            problem = f"{queue.id} has no batches: ALTER QUEUE {table.quoted()} BATCHES adds their columns"
+            raise ServerError(1105, "HY000", problem)
+        batches = await self._named(session, queue, limit or LIMIT_DEFAULT)
+        parts, dead, waiting = await self._columns(session, queue)
+        shown: list[list[object]] = []
+        for batch in batches:
+            acknowledged = [
+                _Counted(part.table, part.column, part.like, "AND time_acked IS NOT NULL") for part in parts
+            ]
+            text = sql(
+                "batches_counted",
+                parts=_sum(parts, batch),
+                acknowledged=_sum(acknowledged, batch),
+                dead=_sum(dead, batch),
+                waiting=_sum(waiting, batch),
+            )
+            ((*counts,),) = await rows(session, text)
+            name = f"0x{batch.hex()}" if isinstance(batch, bytes) else str(batch)
+            shown.append([name, *(int(count or 0) for count in counts)])
+        return Result(BATCH_COLUMNS, shown)
+
+    async def _named(self, session: ClientSession, queue: QueueTable, limit: int) -> list[Key]:
+        """The batches that unacknowledged messages of the queue name, in their order."""
+        found: list[Key] = []
+        awaited, part = queue.after_batch, queue.batch
+        if awaited is not None:
+            named = f"AND {quoted(awaited.name)} IS NOT NULL"
+            found += await self._named_by(session, queue, awaited, awaited.index, named, limit)
+        if part is not None and queue.scan_index is not None:
+            found += await self._named_by(session, queue, part, queue.scan_index, "", limit)
+        unique = {str(batch): batch for batch in sorted(found, key=lambda batch: (isinstance(batch, str), batch))}
+        return list(islice(unique.values(), limit))
+
+    async def _named_by(
+        self, session: ClientSession, queue: QueueTable, column: BatchColumn, index: str, named: str, limit: int
+    ) -> list[Key]:
+        form = FORMS[column.kind]
+        text = sql(
+            "batches_named",
+            value=Template(form.expression).substitute(column=quoted(column.name)),
+            column=quoted(column.name),
+            table=qualified(queue.id),
+            index=quoted(index),
+            named=named,
+            read_max=READ_MAX,
+            limit=limit,
+        )
+        answer = await checked_query(session, text)
+        return [form.parse(raw) for (raw,) in raw_rows(session, answer) if raw is not None]
+
+    async def _columns(
+        self, session: ClientSession, queue: QueueTable
+    ) -> tuple[Sequence[_Counted], Sequence[_Counted], Sequence[_Counted]]:
+        """The columns of parts, of dead parts, and of follow-ups in the database, as far as the client may
+        read them."""
+        of_database = {found.id: found for found, _ in self._engine.runners() if found.id.db == queue.id.db}
+        parts: list[_Counted] = []
+        waiting: list[_Counted] = []
+        letters: dict[TableId, _Counted] = {}
+        for found in {**of_database, queue.id: queue}.values():
+            if found.batch is not None and await _may_read(session, found.id, found.batch.name):
+                parts.append(_counted(found.id, found.batch))
+                dead = found.dead_letter
+                if dead is not None and await _may_read(session, dead, found.batch.name):
+                    state = "AND time_acked IS NULL"
+                    letters[dead] = _Counted(qualified(dead), quoted(found.batch.name), found.batch, state)
+            if found.after_batch is not None and await _may_read(session, found.id, found.after_batch.name):
+                state = "AND time_acked IS NULL AND COALESCE(epoch, 0) = 0"
+                waiting.append(_counted(found.id, found.after_batch, state))
+        return parts, list(letters.values()), waiting
+
+
+async def _may_read(session: ClientSession, table: TableId, column: str) -> bool:
+    try:
+        await checked_query(session, sql("may_read", table=qualified(table), column=quoted(column)))
+    except Refused:
+        return False
+    return True
+
+
+def _counted(table: TableId, column: BatchColumn, state: str = "") -> _Counted:
+    hint = f"{qualified(table)} FORCE INDEX ({quoted(column.index)})"
+    return _Counted(hint, quoted(column.name), column, state)
+
+
+def _sum(columns: Sequence[_Counted], batch: Key) -> str:
+    return " + ".join([*(column.count(batch) for column in columns), "0"])
