@@ -45,6 +45,10 @@ class ClaimAttempt:
     """Its messages as the binary log has shown them last since, each with its epoch and time_next
     before that change (None: unknown)."""
 
+    def count_for(self, group: FilterGroup) -> int:
+        """How many entries were picked for a group."""
+        return sum(picked_for is group for picked_for, _ in self.picked.values())
+
     def missed_by_group(self, taken: Collection[Key]) -> dict[FilterGroup, list[Entry]]:
         """The entries that are not `taken`, for each group that the claim was for."""
         missed: dict[FilterGroup, list[Entry]] = {}

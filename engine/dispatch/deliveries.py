@@ -40,6 +40,9 @@ class Deliveries:
             if attempt.unscanned and (missed or attempt.left_out):
                 parts.scans.request_scans()
             parts.scans.claim_answered(group, lockable, () if attempt.unscanned else missed, now)
+            if not attempt.unscanned:
+                tried = attempt.count_for(group)
+                parts.scans.judge_buffer(group, attempt.started_ns, len(missed), tried - len(missed), now)
         if not attempt.unscanned:
             for key in attempt.left_out:
                 parts.scans.left_out(*attempt.picked[key], now)

@@ -79,6 +79,9 @@ class Limits:
     share_check_ns: int = 100 * MS
     """Pause between scans of the other shares while messages of the own share are ready: bounds how
     long a more urgent message of another share stays unseen."""
+    in_vain_max: int = 16
+    """Misses of claims, above half of what claims take, after which a proxy with a share reads its keys
+    again: the others have taken many of them, because it was slow or stood still."""
     others_scan_min: int = 16
     """Messages read by a scan of the other shares at first. Usually their proxies have taken them
     before the next one."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.dispatch.doubt import Doubt
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.model import Entry, Key, Portion, ScanResult, Share
@@ -63,6 +64,7 @@ class OtherShares:
         """When the next of them comes due (server's clock, which may be set meanwhile)."""
         self._requested = False
         self._begun_ns = 0
+        self._doubt = Doubt(limits)
         self._took_ns = 0
         """How long scans and claims took here lately."""
 
@@ -80,9 +82,29 @@ class OtherShares:
         """How long messages are left to the next proxy. A slow server slows its proxies equally."""
         return max(self._limits.share_grace_ns, min(3 * self._took_ns, self._limits.share_grace_max_ns))
 
-    def note_duration(self, took_ns: int) -> None:
+    def note_duration(self, took_ns: int, now: Instant) -> None:
         """A scan or a claim of this proxy took so long."""
+        if took_ns > self.grace_ns:
+            self._doubt.begin(now)
         self._took_ns = max(took_ns, self._took_ns * 3 // 4)
+
+    # The messages that were read ahead.
+
+    def was_read(self, now: Instant) -> None:
+        """A scan of the own share has come back."""
+        self._doubt.end(now)
+
+    def claim_size_max(self, most: int, now: Instant, claims_under_way: int) -> int:
+        """How many of `most` messages that were read ahead may be claimed now."""
+        if self.share is None or not most:
+            return most
+        bound = self._doubt.claim_size_max(now, self.grace_ns, claims_under_way)
+        return most if bound is None else min(most, bound)
+
+    def judge_claim(self, now: Instant, started_ns: int, missed: int, taken: int) -> bool:
+        """A claim that was started then missed so many messages that were read ahead, and took so
+        many. Returns whether they have to be read again."""
+        return self.share is not None and self._doubt.judge_claim(now, started_ns, missed, taken)
 
     def set_share(self, share: Share | None, now: Instant) -> None:
         """This proxy's share is another one from now on."""
@@ -166,7 +188,7 @@ class OtherShares:
         already. `most`: how many messages the next scan may read. `room`: how many messages may be
         taken now."""
         self.running = False
-        self.note_duration(now.mono_ns - self._begun_ns)
+        self.note_duration(now.mono_ns - self._begun_ns, now)
         if self.share is None:
             return OtherAnswer([], [])
         due = [entry for entry in result.entries if entry.due_ns <= now.server_ns and not is_known(entry)]

@@ -25,7 +25,7 @@ class Picking:
         """Take the most urgent ready messages for the groups that lock, or for those that claim."""
         parts = self._parts
         demand = [
-            (group, min(group.credit, parts.scans.available(group, now)) if group.locks is locks else 0)
+            (group, parts.scans.available(group, now, group.credit, len(parts.claims)) if group.locks is locks else 0)
             for group in parts.groups
         ]
         wanted = sum(messages for _, messages in demand)

@@ -222,6 +222,19 @@ class ScanScheduler:
         self._awaiting.stop_awaiting(taken)
         group.scans.buffer.forget_misses(taken)
 
+    def judge_buffer(self, group: FilterGroup, started_ns: int, missed: int, taken: int, now: Instant) -> None:
+        """A claim that was started then missed so many entries that were read ahead for a group, and
+        took so many. If claims miss too many, other proxies have taken them: the group is scanned again
+        before its next claim."""
+        scans = group.scans
+        if not scans.others.judge_claim(now, started_ns, missed, taken):
+            return
+        scans.stale = scans.dirty = True
+        scans.retry_at(now.mono_ns)
+        if not group.subscribers.any_bounded:  # Such a stream would end, though messages are due.
+            scans.buffer.forget_all(scans.others.__contains__)
+            scans.others.scan_at(now.mono_ns + scans.others.grace_ns)
+
     def left_out(self, group: FilterGroup, entry: Entry, now: Instant) -> None:
         """A claim for a group could have taken this message, and a limit of the queue left no place. It
         is next again, and the other groups scan for it."""
@@ -285,10 +298,10 @@ class ScanScheduler:
         self._pass_share_on(now)
         self.request_scans()
 
-    def claim_took(self, duration_ns: int) -> None:
+    def claim_took(self, duration_ns: int, now: Instant) -> None:
         """A claim was answered so long after its start."""
         for group in self._groups:
-            group.scans.others.note_duration(duration_ns)
+            group.scans.others.note_duration(duration_ns, now)
 
     def _pass_share_on(self, now: Instant) -> None:
         for group in self._groups:
@@ -314,9 +327,11 @@ class ScanScheduler:
 
     # What is read ahead.
 
-    def available(self, group: FilterGroup, now: Instant) -> int:
-        """How many entries of a group's buffer may be claimed now."""
-        return 0 if group.scans.is_stale(now) else group.scans.buffer.ready
+    def available(self, group: FilterGroup, now: Instant, most: int, claims_under_way: int) -> int:
+        """How many entries of a group's buffer may be claimed now, `most` at most."""
+        if group.scans.is_stale(now):
+            return 0
+        return group.scans.others.claim_size_max(min(most, group.scans.buffer.ready), now, claims_under_way)
 
     def take_entries(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
         """Remove and return the first `count` ready entries of the groups' buffers, in the order
@@ -423,7 +438,8 @@ class ScanScheduler:
             )
             return
         scans.scan_completed(now, self._limits.stale_ns)
-        scans.others.note_duration(now.mono_ns - scans.begun_ns)
+        scans.others.was_read(now)
+        scans.others.note_duration(now.mono_ns - scans.begun_ns, now)
         hidden = scans.expected_hidden(result)
         scans.dirty = scans.dirty or bool(hidden)
         self._awaiting.stop_awaiting(entry.key for entry in result.entries if entry.key not in hidden)

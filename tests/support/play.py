@@ -120,7 +120,9 @@ class Stage:
     """A dispatcher, a database, the effects under way between them, and the record of deliveries."""
 
     policy: Policy = POLICY
-    limits: Limits = field(default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4))
+    limits: Limits = field(
+        default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4, in_vain_max=2)
+    )
     fetch_budget: int = 3
     unread_every: int = 5
     """One of so many claims is answered without the rows behind it, which are then fetched."""

@@ -197,3 +197,55 @@ def test_two_dispatchers_that_drain_one_table_share_it_and_claim_little_in_vain(
             stage.handle(stage.dispatcher.tick)
     assert wanted <= 1.05 * messages
     assert min(acknowledged) > messages // 3
+
+
+@pytest.fixture
+def idle() -> Stage:
+    """One of two proxies, which has read a backlog of its share ahead, and whose consumer holds 100 of it
+    and takes no more."""
+    policy = replace(POLICY, cache_size=10_000, batch_size=100)
+    stage = Stage(policy=policy, limits=Limits(), fetch_budget=10**6)
+    stage.set_share(HALF)
+    for key in range(1, 2_001):
+        stage.enqueue(key, wake=False)
+    stage.subscribe(1, holder=1, prefetch=100)
+    stage.settle()
+    assert len(stage.delivered[1]) == 100
+    return stage
+
+
+def claim_sizes(stage: Stage) -> list[int]:
+    return [len(asked.effect.wanted) for asked in stage.asked if isinstance(asked.effect, Claim)]
+
+
+def acknowledge_all(stage: Stage) -> None:
+    for key in stage.delivered[1][-100:]:
+        stage.acknowledge(key, seen=False)
+    stage.handle(stage.dispatcher.settled, list(stage.delivered[1][-100:]))
+
+
+def test_a_proxy_that_stood_still_tries_few_messages_and_reads_its_share_again_when_they_are_gone(
+    idle: Stage,
+) -> None:
+    """It knows nothing of what happened meanwhile: no event came."""
+    for key, row in list(idle.rows.items()):
+        if row.epoch == 0:
+            taken_elsewhere(idle, int(str(key)), logged=False)
+    idle.mono_ns += 20 * GRACE_NS
+    idle.asked.clear()
+    tried = 0
+    acknowledge_all(idle)
+    while idle.asked:
+        tried += sum(claim_sizes(idle))
+        for asked in list(idle.asked):
+            idle.do(asked)
+            idle.answer(asked)
+    assert tried <= Limits().in_vain_max
+
+
+def test_a_proxy_that_stood_still_claims_as_many_as_before_once_it_has_found_some(idle: Stage) -> None:
+    idle.mono_ns += 20 * GRACE_NS
+    acknowledge_all(idle)
+    assert claim_sizes(idle) == [Limits().in_vain_max]
+    idle.settle()
+    assert len(idle.delivered[1]) == 200
