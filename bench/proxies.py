@@ -1,12 +1,14 @@
 """Several proxies in front of one server: what a drain costs with 1, 2 and 4 of them.
 
-    .venv/bin/python bench/proxies.py [--messages N] [--consumers N] [--rounds N] [--server mysql|mariadb]
+    .venv/bin/python -m bench.proxies [--seconds N] [--messages N] [--consumers N] [--server mysql|mariadb]
 
 The consumers, as many in each case, have endless streams. They begin when the backlog is there, and
-acknowledge a hundred messages at a time. Printed for each number of proxies: messages a second, keys
-that scans returned and keys that claims did not get (both for each message), the CPU time of the
-proxies and of the server for each message, and the statements a second when all is drained. The
-counts say more than the rate: proxies, consumers and server share the machine.
+acknowledge a hundred messages at a time. The numbers of proxies take turns, round after round, until
+the time is over. Printed for each number, as medians of the rounds: messages a second, and that rate
+beside the rate with one proxy in the same round; keys that scans returned, keys that claims did not
+get, scans, claims and statements of the server (all for each message); the CPU time of the proxies
+and of the server for each message; in the last round, the statements a second when all is drained.
+The counts say more than the rate: proxies, consumers and server share the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from tests.support.servers import new_server
 COUNTS = (1, 2, 4)
 ACK_BATCH = 100
 IDLE_S = 5.0
-SETTLE_S = 3.0
+SETTLE_S = 2.5
 """Proxies see each other within two seconds."""
 PAYLOAD = "x" * 120
 COUNTED = ("scanned_total", "claimed_total", "claimed_in_vain_total", "scans_total", "claims_total")
@@ -98,8 +100,11 @@ def statements(root: Any) -> int:
         return int(cursor.fetchone()[1])
 
 
-def drain(server: EmbeddedServer, folder: Path, number: int, messages: int, workers: int) -> dict[str, float]:
-    """Drain a backlog through so many proxies. Returns what is printed."""
+def drain(
+    server: EmbeddedServer, folder: Path, number: int, messages: int, workers: int, *, idle: bool
+) -> dict[str, float]:
+    """Drain a backlog through so many proxies. Returns what is printed; with `idle`, also the
+    statements when it is drained."""
     root = connect(server.port, None)
     with contextlib.ExitStack() as stack:
         with root.cursor() as cursor:
@@ -120,6 +125,7 @@ def drain(server: EmbeddedServer, folder: Path, number: int, messages: int, work
         root.commit()
         time.sleep(1)  # The binary log has been read.
         before, cpu_before, server_before = counts(proxies), cpu(proxies), cpu_s(server.pid)
+        run_before = statements(root)
         began = time.monotonic()
         stack.enter_context(consumers([proxy.port for proxy in proxies], workers))
         while counts(proxies)["claimed_total"] - before["claimed_total"] < messages:
@@ -127,48 +133,73 @@ def drain(server: EmbeddedServer, folder: Path, number: int, messages: int, work
         took = time.monotonic() - began
         after = counts(proxies)
         used, served = cpu(proxies) - cpu_before, cpu_s(server.pid) - server_before
-        time.sleep(SETTLE_S)
-        asked = statements(root)
-        time.sleep(IDLE_S)
-        idle = (statements(root) - asked - 1) / IDLE_S
+        run = statements(root) - run_before
+        idle_rate = idle_statements(root) if idle else None
     done = {name: (after[name] - before[name]) / messages for name in COUNTED}
-    return {
+    shown = {
         "messages/s": messages / took,
         "scanned": done["scanned_total"],
         "in vain": done["claimed_in_vain_total"],
         "scans": done["scans_total"],
         "claims": done["claims_total"],
+        "statements": run / messages,
         "proxies, µs": 1e6 * used / messages,
         "server, µs": 1e6 * served / messages,
-        "idle statements/s": idle,
     }
+    return shown if idle_rate is None else shown | {"idle statements/s": idle_rate}
+
+
+def idle_statements(root: Any) -> float:
+    """Statements a second while nothing is to be done."""
+    time.sleep(SETTLE_S)
+    before = statements(root)
+    time.sleep(IDLE_S)
+    return (statements(root) - before - 1) / IDLE_S
+
+
+def measure(flavour: Flavour, chosen: argparse.Namespace, until_s: float) -> None:
+    """Run rounds on one kind of server until that time, and print their medians."""
+    numbers = chosen.proxies or COUNTS
+    found: dict[int, list[dict[str, float]]] = {number: [] for number in numbers}
+    with tempfile.TemporaryDirectory() as folder:
+        server = new_server(flavour, Path(folder) / "server", durable=True)
+        server.start()
+        try:
+            last, longest_s = False, 0.0
+            while not last:
+                began_s = time.monotonic()
+                last = began_s + 2 * longest_s + len(numbers) * (SETTLE_S + IDLE_S) > until_s and longest_s > 0
+                for number in numbers:
+                    line = drain(server, Path(folder), number, chosen.messages, chosen.consumers, idle=last)
+                    found[number].append(line)
+                    print(f"{flavour}, {number}: {line['messages/s']:,.0f} messages/s", flush=True)
+                longest_s = max(longest_s, time.monotonic() - began_s)
+        finally:
+            server.stop(timeout_s=30)
+    rounds = len(found[numbers[0]])
+    print(f"\n{flavour}: medians of {rounds} rounds, {chosen.messages} messages, {chosen.consumers} consumers")
+    for number, lines in found.items():
+        beside_one = [
+            line["messages/s"] / one["messages/s"] for line, one in zip(lines, found[numbers[0]], strict=True)
+        ]
+        table = {"of the first": median(beside_one)}
+        table |= {name: median(line[name] for line in lines if name in line) for name in lines[-1]}
+        cells = "  ".join(f"{name} {value:,.{0 if value >= 100 else 3}f}" for name, value in table.items())
+        print(f"{flavour} {number} proxies: {cells}", flush=True)
 
 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description="A drain through several proxies")
-    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--consumers", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=330, help="for all servers together")
     parser.add_argument("--server", choices=["mysql", "mariadb"], action="append")
     parser.add_argument("--proxies", type=int, action="append")
     chosen = parser.parse_args()
     flavours: list[Flavour] = chosen.server or ["mysql", "mariadb"]
     for flavour in flavours:
-        with tempfile.TemporaryDirectory() as folder:
-            server = new_server(flavour, Path(folder) / "server", durable=True)
-            server.start()
-            try:
-                for number in chosen.proxies or COUNTS:
-                    rounds = [
-                        drain(server, Path(folder), number, chosen.messages, chosen.consumers)
-                        for _ in range(chosen.rounds)
-                    ]
-                    table = {name: median(line[name] for line in rounds) for name in rounds[0]}
-                    cells = "  ".join(f"{name} {value:,.{0 if value >= 100 else 3}f}" for name, value in table.items())
-                    print(f"{flavour} {number} proxies: {cells}", flush=True)
-            finally:
-                server.stop(timeout_s=30)
+        measure(flavour, chosen, time.monotonic() + chosen.seconds / len(flavours))
 
 
 if __name__ == "__main__":
