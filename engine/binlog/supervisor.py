@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import secrets
 import sys
 from abc import ABC, abstractmethod
@@ -208,7 +209,7 @@ class ReaderSupervisor(ABC):
                     self._log_once(
                         "binlog.interrupted", "the binlog cannot be followed now, polling until it can: %s", ended.text
                     )
-                await self._pause(pause_s)
+                await self._pause(pause_s * (1 - random.random() / 4))  # Several proxies do not keep step.
                 pause_s = min(2 * pause_s, self._limits.again_max_s)
 
     async def _pause(self, pause_s: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
@@ -101,6 +102,7 @@ class RosterWatch:
     async def _watch(self) -> None:
         while True:
             pause_s = await self.check()
+            pause_s *= 1 - random.random() / 5  # So that several proxies do not keep step.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause_s)
             self._changed.clear()

@@ -95,6 +95,7 @@ class Pool:
         more. Calls on busy ones raise StoreError."""
         with self._changed:
             self._abandoned += 1
+            self._reach.server_changed()
             idle, self._idle = self._idle, []
             self._outdated |= self._busy
             busy = list(self._busy)
@@ -132,6 +133,7 @@ class Pool:
                     self._busy.add(connection)
                     return connection
                 connection.close()
+            self._reach.check()
             self._opening += 1
         return self._opened()
 

@@ -15,7 +15,7 @@ from engine.store.connection import StoreConnection
 from engine.store.memory import MemoryStore
 from engine.store.pool import Pool
 from engine.store.port import StoreError, Timed
-from engine.store.reach import Reach
+from engine.store.reach import PAUSE_MAX_S, PAUSE_MIN_S, Reach
 from proxy.server import admin
 from proxy.server.admin import Probe
 
@@ -57,6 +57,70 @@ def test_the_pool_reports_each_attempt_to_open_a_connection() -> None:
     with pytest.raises(StoreError):
         Pool(refuse, 1, reach).connection().__enter__()
     assert reach.reason == "Connection refused (2003)"
+
+
+class Time:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def attempts_of(reach: Reach, clock: Time, seconds: float, callers: int) -> list[float]:
+    """When the server was tried, while so many callers need a connection every 10 ms and none is accepted."""
+    tried: list[float] = []
+
+    def refuse() -> StoreConnection:
+        tried.append(clock.now_s)
+        raise REFUSED
+
+    pool, until_s = Pool(refuse, 8, reach), clock.now_s + seconds
+    while clock.now_s < until_s:
+        for _ in range(callers):
+            try:
+                pool.connection().__enter__()
+            except StoreError as error:
+                assert error.code == REFUSED.code  # noqa: PT017 - 10,000 times, and pytest.raises takes a millisecond
+        clock.now_s += 0.01
+    return tried
+
+
+def test_a_server_that_is_away_for_a_minute_is_tried_about_twice_a_second_whatever_is_asked(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    clock = Time()
+    reach = Reach(clock, lambda: 0.5)
+    reach.reached()
+    tried = attempts_of(reach, clock, 60, callers=5)
+    assert 60 / PAUSE_MAX_S <= len(tried) <= 2 * 60 / PAUSE_MAX_S
+    assert tried[1] < 2 * PAUSE_MIN_S + 0.01  # A short interruption costs little time.
+    reach.reached()
+    assert [record.levelname for record in log.records] == ["WARNING", "INFO"]
+    assert log.messages[1].endswith("after 60.0 s")
+
+
+def test_two_proxies_do_not_keep_step() -> None:
+    tried = []
+    for chance in (0.1, 0.9):
+        clock = Time()
+        reach = Reach(clock, partial(float, chance))
+        reach.reached()
+        tried.append({round(at_s, 2) for at_s in attempts_of(reach, clock, 20, callers=1)})
+    assert len(tried[0] & tried[1]) < len(tried[0]) / 4
+
+
+def test_another_server_is_tried_at_once() -> None:
+    clock = Time()
+    reach = Reach(clock, lambda: 0.0)
+    reach.reached()
+    attempts_of(reach, clock, 10, callers=1)
+    with pytest.raises(StoreError):
+        reach.check()
+    reach.server_changed()
+    reach.check()
 
 
 class Pinged(MemoryStore):
