@@ -36,6 +36,7 @@ NAVIGATION = {
     ),
     "Operating": (
         "docs/operating.md",
+        "docs/sizing.md",
         "docs/upgrading.md",
         "docs/metrics.md",
         "docs/troubleshooting.md",
