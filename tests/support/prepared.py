@@ -18,7 +18,7 @@ from pathlib import Path
 from proxy.embedded.child_process import die_with_parent
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["proxy.__main__"])
+_CONTEXT.set_forkserver_preload(["proxy.__main__", "proxy.serve"])
 
 _ENVIRONMENT = dict(os.environ)
 _READ_LATER = ("ACKSTREAM_", "PYTEST_", "TESTS_")

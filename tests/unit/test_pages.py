@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from proxy.__main__ import main
+from proxy.__main__ import COMMANDS, main
 from proxy.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ def test_every_command_in_the_documents_is_understood(
     name, command, rest = main.resolve_command(click.Context(main), arguments)
     assert command is not None
     with command.make_context(name, rest):  # The end of the context closes the files that it has opened.
-        assert name in main.commands
+        assert name in COMMANDS
 
 
 def test_the_documents_have_commands() -> None:

@@ -13,7 +13,7 @@ from engine.store import pymysql_adapter
 from engine.store.connection import BackendAddress, ConnectionLimits, StoreConnection, connect
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import CLIENT, CR, Connection, IncompatibleVersionError, OperationalError
-from proxy.__main__ import EXIT_BAD_SETTING, serve
+from proxy.serve import EXIT_BAD_SETTING, serve
 from tests.support.scripted import DONE, GONE, OK, Say, rows, scripted_server
 
 
