@@ -116,7 +116,6 @@ EXEMPT = {
     "batch_lock_waiting",
     "batch_lock_due",
     "batch_set_time",
-    "batch_tables",  # Reads information_schema.
     "find_abandoned",  # Reads all that is unacknowledged, when a proxy is gone.
 }
 
