@@ -97,9 +97,17 @@ class Policy:
     """Whether the table has an index by group, so that groups behind the front can be found."""
     group_limit: int | None = None
     """How many messages of a group may be in flight; None: any number."""
+    group_strict: bool = False
+    """Whether the messages of a group are delivered one at a time and in the order of their ids."""
     groups_counted: bool = False
     """Whether the database counts the messages in flight of each group, so that `group_limit` holds over
     all proxies. Not in the comment: it follows from the table's indexes."""
+
+    @property
+    def group_most(self) -> int | None:
+        """How many messages of a group may be in flight, for whatever reason; None: any number."""
+        return 1 if self.group_strict else self.group_limit
+
     batch_by: str | None = None
     """The column with the batch that a message is a part of; None: its messages are no parts."""
     after_batch: str | None = None
@@ -182,6 +190,9 @@ class QueueTable:
     none."""
     group_columns: tuple[GroupColumn, ...] = ()
     """The columns of the message group; empty: the queue has no groups."""
+    order_index: str | None = None
+    """The index on (time_acked, group columns, id), which shows the first message of each group; None: there
+    is none, or no groups."""
     group_index: str | None = None
     """The index on (time_acked, priority, group columns, time_next, id); None: there is none, or no
     groups."""
@@ -551,6 +562,8 @@ class GroupLeft(NamedTuple):
     holders: Mapping[Key, int]
     """The messages in flight that the claim has counted, apart from its own, and the ends of their
     leases. Where the server treats several values as equal, those of all of them."""
+    head: Entry | None = None
+    """Where groups are in strict order, the message that has to be delivered first, if it was not claimed."""
 
 
 class ClaimResult(NamedTuple):

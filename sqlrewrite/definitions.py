@@ -180,6 +180,17 @@ def has_group_key(definitions: Sequence[Definition], group_by: Sequence[str]) ->
     return any(definition.columns in (wanted, wanted[:-1]) for definition in definitions)
 
 
+def order_key(group_by: Sequence[str]) -> str:
+    """The definition of the key that contains the messages of each group by id."""
+    return f"KEY ({', '.join(['time_acked', *map(quote, group_by), 'id'])})"
+
+
+def has_order_key(definitions: Sequence[Definition], group_by: Sequence[str]) -> bool:
+    """Whether such a key is defined."""
+    wanted = ("time_acked", *(name.casefold() for name in group_by), "id")
+    return any(definition.columns == wanted for definition in definitions)
+
+
 def missing(
     definitions: Sequence[Definition],
     *,
@@ -187,13 +198,15 @@ def missing(
     lease: str | None = None,
     group_by: Sequence[str] = (),
     counted: Sequence[str] | None = None,
+    strict: bool = False,
     extras: Extras = NO_EXTRAS,
     delay_type: str = "",
 ) -> tuple[list[str], list[str]]:
     """The columns and keys to be added for a queue. `by_time`: the table is partitioned by
     time_acked. `lease`: the name of its lease column, if it has one. `group_by`: its group columns.
-    `counted`: by which columns messages in flight are counted; None: they are not. `delay_type`: the
-    type of the column that delays messages, if it is declared."""
+    `counted`: by which columns messages in flight are counted; None: they are not. `strict`:
+    groups are in strict order. `delay_type`: the type of the column that delays messages, if it is
+    declared."""
     own = OWN_COLUMNS | {"time_next": f"time_next BIGINT DEFAULT {time_next_default(extras.delay_by, delay_type)}"}
     added = [text for name, text in own.items() if not declares(definitions, name)]
     if lease is not None and not declares(definitions, lease):
@@ -214,6 +227,8 @@ def missing(
         keys.append(group_key(group_by))
     if lease is not None and counted is not None and not has_lease_key(definitions, lease, counted):
         keys.append(lease_key(lease, counted))
+    if strict and not has_order_key(definitions, group_by):
+        keys.append(order_key(group_by))
     return added, [*keys, *extras.missing_keys(definitions)]
 
 

@@ -40,6 +40,8 @@ column as both servers print it."""
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
 _PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
+LIMITED_GROUPS: Final = frozenset({"GROUP_LIMIT", "GROUP_ORDER"})
+"""The options for which the messages in flight of each group are counted."""
 _PRINTED_LEASE_KEY: Final = re.compile(r"KEY `time_acked_\d` \(([^()]*)\)")
 _PRINTED_BATCH_KEY: Final = re.compile(r"KEY `([^`]+)` \(([^()]*)\)")
 _PLAIN_VALUE = re.compile(r"[0-9]+(?:\.[0-9]+)?|release|keep|lease|reason|delay_s|(?i:fire|hold)|NONE")
@@ -81,7 +83,8 @@ def print_queue(
     lease = given.get("LEASE")
     in_flight = f"`time_acked`,{quote(lease)},`time_next`" if lease else ""
     lease_columns = {in_flight} if "MAX_IN_FLIGHT" in given else set[str]()
-    if "GROUP_LIMIT" in given:
+    order_columns = f"`time_acked`,{group_by},`id`".casefold() if "GROUP_ORDER" in given else None
+    if LIMITED_GROUPS & given.keys():
         lease_columns.add(f"{in_flight},{group_by}".casefold())
     batch_keys = _batch_keys(given)
     kept = [
@@ -90,6 +93,7 @@ def print_queue(
         if (key := text.replace('"', "`")) not in added
         and not ((found := _PRINTED_GROUP_KEY.fullmatch(key)) and found[1].casefold() == group_by.casefold())
         and not ((found := _PRINTED_LEASE_KEY.fullmatch(key)) and found[1].casefold() in lease_columns)
+        and not (found and found[1].casefold() == order_columns)
         and not (
             (found := _PRINTED_BATCH_KEY.fullmatch(key)) and (found[2], found[1].rstrip("_0123456789")) in batch_keys
         )

@@ -71,17 +71,18 @@ class CreateQueue:
         group_by: Sequence[str] = (),
         *,
         counted: Sequence[str] | None = None,
+        strict: bool = False,
         extras: Extras = NO_EXTRAS,
     ) -> bytes:
         """The definitions, with the queue's own columns and keys. `lease`: the name of its lease
         column, if it has one. `group_by`: its group columns. `counted`: by which columns messages in
-        flight are counted; None: they are not."""
+        flight are counted; None: they are not. `strict`: groups are in strict order."""
         body = self.body if self.definitions else b""
         if self.by_partition and (column := nullable_id(self.tokens, self.definitions)):
             at = column.tokens[-1].end - self.definitions[0].start
             body = body[:at] + b" NOT NULL" + body[at:]
         by_time = self.by_partition or self.by_time
-        return self._with_own(body, lease, group_by, by_time=by_time, counted=counted, extras=extras)
+        return self._with_own(body, lease, group_by, by_time=by_time, counted=counted, strict=strict, extras=extras)
 
     def dead_letter_sql(
         self, lease: str | None, *, counted: Sequence[str] | None = None, extras: Extras = NO_EXTRAS
@@ -98,6 +99,7 @@ class CreateQueue:
         *,
         by_time: bool,
         counted: Sequence[str] | None,
+        strict: bool = False,
         extras: Extras,
     ) -> bytes:
         columns, keys = missing(
@@ -106,6 +108,7 @@ class CreateQueue:
             lease=lease,
             group_by=group_by,
             counted=counted,
+            strict=strict,
             extras=extras,
             delay_type=self._type_word(extras.delay_by or ""),
         )

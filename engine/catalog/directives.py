@@ -157,8 +157,11 @@ def combination_problem(values: Mapping[str, str]) -> str | None:
         return "MAX_ATTEMPTS needs DEAD_LETTER, the table where dead messages go, for instance DEAD_LETTER = mail_dead"
     if "dead_letter" in values and not int(values.get("max_attempts", "0")):
         return "DEAD_LETTER needs MAX_ATTEMPTS, the deliveries until a message is dead, for instance MAX_ATTEMPTS = 10"
-    if "group_limit" in values and "group_by" not in values:
-        return "GROUP_LIMIT needs GROUP_BY, the columns that make the groups, for instance GROUP_BY = (tenant)"
+    for name in ("group_limit", "group_order"):
+        if name in values and "group_by" not in values:
+            return f"{name.upper()} needs GROUP_BY, the columns that make the groups, for instance GROUP_BY = (tenant)"
+    if "group_limit" in values and "group_order" in values:
+        return "GROUP_ORDER = STRICT delivers one message of a group at a time: leave out GROUP_LIMIT"
     if "batch_on_dead" in values and "batch_by" not in values:
         return "BATCH_ON_DEAD needs BATCH_BY, the column with the batch of a part, for instance BATCH_BY = (batch)"
     least, most = values.get("vt_min_backoff", values["vt_ack_wait"]), values.get("vt_max_backoff")
@@ -207,6 +210,7 @@ class _Reader:
             paused=bool(values["paused"]),
             group_by=values["group_by"] or (),
             group_limit=values["group_limit"],
+            group_strict=bool(values["group_order"]),
             batch_by=values["batch_by"],
             after_batch=values["after_batch"],
             dead_parts_hold=bool(values["batch_on_dead"]),
@@ -231,8 +235,11 @@ class _Reader:
                 "dead_letter is missing: with max_attempts, the table where dead messages go, "
                 "for instance dead_letter=mail_dead"
             )
-        if values["group_limit"] and "group_by" not in self._values:
-            self.problems.append(f"group_limit needs group_by: {_READERS['group_by'][1]}, for instance group_by=tenant")
+        for name in ("group_limit", "group_order"):
+            if values[name] and "group_by" not in self._values:
+                self.problems.append(f"{name} needs group_by: {_READERS['group_by'][1]}, for instance group_by=tenant")
+        if values["group_limit"] and values["group_order"]:
+            self.problems.append("group_order=strict delivers one message of a group at a time: leave out group_limit")
         least = values["vt_min_backoff"] or values["vt_ack_wait"]
         most = values["vt_max_backoff"]
         if least and most and most < least:
@@ -282,6 +289,12 @@ def _columns(text: str) -> tuple[str, ...]:
     if len({name.lower() for name in names}) < len(names):
         raise _BadValue("a list without repetitions")
     return names
+
+
+def _strict(text: str) -> str:
+    if text.lower() != "strict":
+        raise _BadValue("STRICT")
+    return text
 
 
 def _column(text: str) -> str:
@@ -354,6 +367,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "delay_by": (_column, "the column by which producers delay a message, in seconds or to a time", "delay_s"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
     "group_by": (_columns, "the columns whose values divide the messages into groups", "tenant|region"),
+    "group_order": (_strict, "the order within a group, one message at a time", "strict"),
     "group_limit": (_whole(1, ROWS_MOST), "messages of a group in flight at most", "2"),
     "batch_by": (_column, "the column with the batch that a message is a part of", "batch"),
     "after_batch": (_column, "the column with the batch that a follow-up waits for", "after_batch"),

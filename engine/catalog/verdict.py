@@ -152,8 +152,11 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
     policy = replace(
         policy,
         counted=policy.max_in_flight is not None and lease_index is not None,
-        groups_counted=policy.group_limit is not None and lease_index is not None,
+        groups_counted=policy.group_most is not None and lease_index is not None,
     )
+    order_index = _order_index(group_columns, facts.indexes)
+    unordered = policy.group_strict and (order_index is None or lease_index is None)
+    policy = replace(policy, paused=policy.paused or unordered)
     group_index = _group_index(group_columns, facts.indexes)
     return QueueTable(
         id=facts.id,
@@ -170,12 +173,14 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         lease_index=lease_index,
         group_columns=group_columns,
         group_index=group_index,
+        order_index=order_index,
         batch=batch_column(policy.batch_by, facts),
         after_batch=follow_up_column(policy.after_batch, facts),
         advice=tuple(_advice(facts, scan, columns)),
         warnings=(
             *comment_warnings(facts.comment),
             *_limit_warnings(facts.id, policy),
+            *([_unordered_warning(facts.id)] if unordered else ()),
             *_group_warnings(facts, group_columns, group_index),
         ),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
@@ -278,6 +283,28 @@ def _limit_warnings(table: TableId, policy: Policy) -> Iterable[str]:
                 f"{name} holds at each proxy alone, for lack of {lacking}: "
                 f"ALTER QUEUE {table} {name.upper()} = {most} adds what is missing"
             )
+
+
+def _unordered_warning(table: TableId) -> str:
+    return (
+        "group_order=strict cannot be kept for lack of an index, so nothing is delivered: "
+        f"ALTER QUEUE {table} GROUP_ORDER = STRICT adds what is missing"
+    )
+
+
+def _order_index(group: Sequence[GroupColumn], indexes: Sequence[Index]) -> str | None:
+    """The index that contains the messages of each group by id; None: there is none."""
+    if not group:
+        return None
+    wanted = ["time_acked", *(column.name.lower() for column in group)]
+    fitting = (
+        index.name
+        for index in indexes
+        if _names(index)[: len(wanted)] == wanted
+        and all(column.whole and not column.descending for column in index.columns[: len(wanted)])
+        and _by_id_behind(index, indexes, len(wanted))
+    )
+    return min(fitting, default=None)
 
 
 def _group_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:

@@ -412,6 +412,9 @@ class Dispatcher:
         for attempt, answer in self.parts.claims.take_answers():
             self._deliveries.start_leases(now, attempt, answer)
             effects += self._deliveries.send_claimed_rows(now, attempt, answer)
+        for head in [group.head for group in left.groups if group.head is not None] if left else ():
+            if head.due_ns <= now.server_ns and not (self.parts.is_taken(head.key) or self.parts.leases.get(head.key)):
+                self.parts.scans.found_first(head, now)
         return effects + self._advance(now)
 
     def claim_failed(self, now: Instant, claim_id: int) -> Effects:
@@ -530,7 +533,10 @@ class Dispatcher:
 
     def move_done(self, now: Instant, moved: Iterable[Key]) -> Effects:
         """These dead messages were moved. The others are locked, changed, or cannot be moved."""
-        others = self.parts.dead_letters.move_answered(now, set(moved))
+        moved = set(moved)
+        for key in moved:
+            self.parts.places.delivery_over(key)
+        others = self.parts.dead_letters.move_answered(now, moved)
         self.parts.scans.retry_later(others, now)
         self.parts.scans.request_scans()
         if self.parts.dead_letters.configured:

@@ -18,6 +18,10 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
 from engine.model import Group, GroupLeft, Key, Policy
 
+HEAD_NS = 1_000_000_000
+"""After this time, a message that has to be delivered first and is due is looked for again. Another
+session may have locked it, or another proxy may have it in flight."""
+
 
 class GroupPlaces:
     """The places of the groups of one table. Reads `leases`, and reports to `in_flight` which groups
@@ -31,8 +35,11 @@ class GroupPlaces:
         """Whether a claim is under way. Where the database counts, there is one at a time."""
         self._elsewhere: dict[Group, set[Key]] = {}
         """The messages that hold places of full groups elsewhere."""
+        self._heads: dict[Group, Key] = {}
+        """In strict order: the message that has to be delivered before others, of groups where another one
+        was tried."""
         self._groups: dict[Key, set[Group]] = {}
-        """The groups of each of them: several if the server treats these as equal."""
+        """The groups of each of these messages: several if the server treats them as equal."""
         self._forgotten_ns: dict[Key, int] = {}
         """When each of them is forgotten at the latest (server's clock)."""
         self._ends: list[tuple[int, Key]] = []
@@ -46,15 +53,21 @@ class GroupPlaces:
     @property
     def limited(self) -> bool:
         """Whether groups have a limit."""
-        return self._policy.group_limit is not None
+        return self._policy.group_most is not None
 
-    def has_place(self, group: Group | None, here: int) -> bool:
-        """Whether another message of this group may be in flight, beside `here` messages of this
-        proxy."""
-        most = self._policy.group_limit
+    @property
+    def strict(self) -> bool:
+        """Whether the messages of a group are in the order of their ids."""
+        return self._policy.group_strict
+
+    def has_place(self, group: Group | None, here: int, key: Key) -> bool:
+        """Whether this message of a group may be in flight, beside `here` messages of this proxy."""
+        most = self._policy.group_most
         if most is None or group is None:
             return True
-        return here + len(self._elsewhere.get(group, ())) < most
+        if here + len(self._elsewhere.get(group, ())) >= most:
+            return False
+        return self._heads.get(group, key) == key
 
     # Claims.
 
@@ -76,10 +89,10 @@ class GroupPlaces:
                 here = lease is not None and lease.group == left.group
                 if not here and key not in self._over and end_ns > now.server_ns:
                     self._elsewhere.setdefault(left.group, set()).add(key)
-                    self._groups.setdefault(key, set()).add(left.group)
-                    forgotten_ns = min(end_ns, now.server_ns + self._policy.poller_interval_ns)
-                    self._forgotten_ns[key] = forgotten_ns
-                    heapq.heappush(self._ends, (forgotten_ns, key))
+                    self._remember(left.group, key, now, end_ns)
+            if left.head is not None and left.head.key not in self._over:
+                self._heads[left.group] = left.head.key
+                self._remember(left.group, left.head.key, now, max(left.head.due_ns, now.server_ns + HEAD_NS))
         if len(self._ends) > 2 * len(self._forgotten_ns) + 64:
             self._ends = [(at_ns, key) for key, at_ns in self._forgotten_ns.items()]
             heapq.heapify(self._ends)
@@ -99,7 +112,7 @@ class GroupPlaces:
     def any_over(self) -> None:
         """Any delivery elsewhere may be over."""
         self._all_over = True
-        for group in list(self._elsewhere):
+        for group in [*self._elsewhere, *self._heads]:
             self._forget_group(group)
         self._ends.clear()
 
@@ -122,15 +135,24 @@ class GroupPlaces:
         self._policy = policy
         self.any_over()
 
+    def _remember(self, group: Group, key: Key, now: Instant, until_ns: int) -> None:
+        self._groups.setdefault(key, set()).add(group)
+        forgotten_ns = min(until_ns, now.server_ns + self._policy.poller_interval_ns)
+        self._forgotten_ns[key] = forgotten_ns
+        heapq.heappush(self._ends, (forgotten_ns, key))
+
     def _remove(self, group: Group, key: Key) -> None:
-        keys = self._elsewhere[group]
+        if self._heads.get(group) == key:
+            del self._heads[group]
+        keys = self._elsewhere.get(group, set())
         keys.discard(key)
         if not keys:
-            del self._elsewhere[group]
+            self._elsewhere.pop(group, None)
         self._in_flight.note_unused(group)
 
     def _forget_group(self, group: Group) -> None:
-        for key in self._elsewhere.pop(group, ()):
+        head = self._heads.pop(group, None)
+        for key in self._elsewhere.pop(group, set()) | ({head} if head is not None else set()):
             groups = self._groups[key]
             groups.discard(group)
             if not groups:

@@ -103,9 +103,9 @@ class Parts:
         """The table's comment has changed."""
         if policy.batch_size != self.policy.batch_size:
             self.groups.resize(policy.batch_size)
-        grouping = policy.group_by, policy.group_limit
+        grouping = policy.group_by, policy.group_most, policy.group_strict
         self.places.set_policy(policy)
-        if grouping != (self.policy.group_by, self.policy.group_limit):
+        if grouping != (self.policy.group_by, self.policy.group_most, self.policy.group_strict):
             self.groups.set_turns(Turns(self.in_flight, self.places) if policy.group_by else None)
         self.policy = policy
         self.claims.set_policy(policy)

@@ -167,6 +167,13 @@ class ScanScheduler:
                 continue
             scans.scan_when_due(entry, now)
 
+    def found_first(self, entry: Entry, now: Instant) -> None:
+        """A claim shows a due message that has to be delivered before others of its message group. They
+        wait for it, so it is not left to another proxy."""
+        for group in self._groups:
+            if group.scans.position is None and not group.selection.partitions:
+                group.scans.buffer.put(entry, now)
+
     def unlocked(self, entry: Entry, now: Instant) -> None:
         """A message that a client had locked, or was to lock, is free again and unchanged: it is in
         its old place."""

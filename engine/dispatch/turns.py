@@ -51,11 +51,16 @@ class Turns:
         """Whether groups have a limit."""
         return self._places is not None and self._places.limited
 
-    def has_place(self, group: Group | None) -> bool:
-        """Whether another message of this group may be in flight."""
+    @property
+    def strict(self) -> bool:
+        """Whether the messages of a group are in the order of their ids."""
+        return self._places is not None and self._places.strict
+
+    def has_place(self, group: Group | None, key: Key) -> bool:
+        """Whether this message of a group may be in flight."""
         if self._places is None:
             return True
-        return self._places.has_place(group, self._in_flight.count(group) + self._taken.get(group, 0))
+        return self._places.has_place(group, self._in_flight.count(group) + self._taken.get(group, 0), key)
 
     def note_turn(self, group: Group | None) -> None:
         """A message of this group was taken."""
@@ -75,12 +80,16 @@ class Turns:
         self._taken.clear()
 
 
+_Place = tuple[int, Key, int, int]
+"""The time (in strict order 0), id, epoch and time of a message."""
+
+
 class _Level:
     """The ready messages of one priority."""
 
     def __init__(self) -> None:
-        self.queues: dict[Group | None, list[tuple[int, Key, int]]] = {}
-        """The time, id and epoch of each message by group, as heaps."""
+        self.queues: dict[Group | None, list[_Place]] = {}
+        """The messages of each group, as heaps."""
         self.heap: list[tuple[int, int, int]] = []
         """A rank of each group, and the number of the heap's entry."""
         self.groups: dict[int, Group | None] = {}
@@ -137,7 +146,7 @@ class TurnOrder:
             queue = level.queues.get(entry.group)
             if queue is None:
                 queue = level.queues[entry.group] = []
-            queue.append((entry.due_ns, entry.key, entry.epoch))
+            queue.append(self._place(entry))
             self._size += 1
         self._priorities = sorted(self._levels)
         for level in self._levels.values():
@@ -159,8 +168,11 @@ class TurnOrder:
             queue = level.queues[entry.group] = []
             self._enter(entry.priority, entry.group)
         elif entry.group not in level.numbers:
-            self._parked += 1
-        heapq.heappush(queue, (entry.due_ns, entry.key, entry.epoch))
+            if self._turns.strict:
+                self._enter(entry.priority, entry.group)  # This message may be the one that is next.
+            else:
+                self._parked += 1
+        heapq.heappush(queue, self._place(entry))
         self._size += 1
 
     def groups(self, priority: int) -> int:
@@ -177,7 +189,7 @@ class TurnOrder:
         for group, queue in level.queues.items():
             if group is not None and len(queue) > keep:
                 queue.sort()
-                trimmed.append((group, [key for _, key, _ in queue[keep:]]))
+                trimmed.append((group, [key for _, key, _, _ in queue[keep:]]))
                 self._size -= len(queue) - keep
                 self._parked -= 0 if group in level.numbers else len(queue) - keep
                 del queue[keep:]
@@ -225,23 +237,24 @@ class TurnOrder:
                 del level.queues[group], level.groups[number], level.numbers[group]
             elif (rank := self._turns.rank(group)) != (load, turn):
                 heapq.heapreplace(heap, (*rank, number))
-            elif not self._turns.has_place(group):
+            elif not self._turns.has_place(group, entry.key):
                 self._park(level, group, number)
             else:
                 return entry
         return None
 
-    def _first_of(
-        self, queue: list[tuple[int, Key, int]], ready: Mapping[Key, Entry], group: Group | None
-    ) -> Entry | None:
+    def _first_of(self, queue: list[_Place], ready: Mapping[Key, Entry], group: Group | None) -> Entry | None:
         while queue:
-            due_ns, key, epoch = queue[0]
+            _, key, epoch, due_ns = queue[0]
             entry = ready.get(key)
             if entry is not None and (entry.epoch, entry.due_ns, entry.group) == (epoch, due_ns, group):
                 return entry
             heapq.heappop(queue)
             self._size -= 1
         return None
+
+    def _place(self, entry: Entry) -> _Place:
+        return 0 if self._turns.strict else entry.due_ns, entry.key, entry.epoch, entry.due_ns
 
     def _park(self, level: _Level, group: Group | None, number: int) -> None:
         """The group at the top of the heap has as many messages in flight as allowed."""

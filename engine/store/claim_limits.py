@@ -34,7 +34,8 @@ class ClaimLimits:
         self._most = policy.max_in_flight if policy.counted else None
         burst_s = BURST_S + min(claim_s, CLAIM_MAX_S)
         self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
-        self._group_most = policy.group_limit if policy.groups_counted else None
+        self._group_most = policy.group_most if policy.groups_counted else None
+        self._strict = policy.group_strict
         self.any = any(limit is not None for limit in (self._most, self._pace, self._group_most))
         """Whether there is a limit, and the claim holds a lock for it."""
         self._lock = text_literal(lock_name(table)) if self.any else ""
@@ -69,14 +70,23 @@ class ClaimLimits:
         """In the transaction, behind the statements that lock these rows."""
         if self._group_most is None:
             return []
-        return self._sql.for_ids("group_count", keys, most=self._group_most, **self._lease_words)
+        counts = self._sql.for_ids("group_count", keys, most=self._group_most, **self._lease_words)
+        return [*counts, *self._sql.for_ids("group_heads", keys, **self._sql.order_words)] if self._strict else counts
 
     def read_groups(self, results: Sequence[Result]) -> None:
         """Take the results of `of_groups`."""
         if self._group_most is None:
             return
         self.groups = groups = GroupCounts(self._group_most)
-        for row in (row for result in results for row in result.rows):
+        counts, heads = (results[:-1], results[-1].rows) if self._strict and results else (results, ())
+        groups.heads = {} if self._strict else None
+        for row in heads:
+            raw, head, *numbers = text_values(row)
+            epoch, priority, due_ns = (int(value or 0) for value in numbers)
+            entry = Entry(self._sql.key(head or b""), epoch, priority, due_ns)
+            assert groups.heads is not None
+            groups.heads[self._sql.key(raw or b"")] = entry
+        for row in (row for result in counts for row in result.rows):
             raw, number, held, ends = text_values(row)
             key, of_group = self._sql.key(raw or b""), int(number or 0)
             if ends is None:

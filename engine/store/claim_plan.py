@@ -69,10 +69,16 @@ class GroupCounts:
     holders: dict[int, dict[Key, int]] = field(default_factory=dict)
     """The messages in flight of groups that may be full, and the ends of their leases."""
 
+    heads: dict[Key, Entry] | None = None
+    """The first unacknowledged message of the group of each message; None: any may be next."""
+
     def take(self, key: Key) -> bool:
-        """Take a place for this message, if its group has one. Returns whether it has."""
+        """Take a place for this message, if its group has one and it is next. Returns whether it may be
+        claimed."""
         number = self.numbers.get(key)
         if number is None or self.held[number] >= self.most:
+            return False
+        if self.heads is not None and (key not in self.heads or self.heads[key].key != key):
             return False
         self.held[number] += 1
         return True
@@ -82,8 +88,13 @@ class GroupCounts:
         found: dict[Group, GroupLeft] = {}
         for entry in entries:
             number = self.numbers.get(entry.key)
-            if entry.group is not None and number is not None and self.held[number] >= self.most:
+            if entry.group is None or number is None:
+                continue
+            head = None if self.heads is None else self.heads.get(entry.key)
+            if self.held[number] >= self.most:
                 found[entry.group] = GroupLeft(entry.group, self.holders.get(number, {}))
+            elif head is not None:
+                found[entry.group] = GroupLeft(entry.group, {}, head._replace(group=entry.group))
         return tuple(found.values())
 
 

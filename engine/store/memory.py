@@ -10,6 +10,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TypeVar
 
 from engine.model import (
@@ -481,7 +482,7 @@ class MemoryClaim:
         policy = table.policy
         self._most = policy.max_in_flight if policy.counted else None
         self._pace = Pace(policy.max_rate) if policy.paced and policy.max_rate is not None else None
-        self._group_most = policy.group_limit if policy.groups_counted else None
+        self._group_most = policy.group_most if policy.groups_counted else None
         self._groups: GroupCounts | None = None
         self._limited = policy.counted or policy.paced or policy.groups_counted
         self._full_ns: int | None = None
@@ -551,6 +552,13 @@ class MemoryClaim:
             if row.is_in_flight(self._store.now_ns) and (number := numbers.get(row.group)) is not None:
                 groups.held[number] += 1
                 groups.holders.setdefault(number, {})[row.key] = row.time_next_ns or 0
+        if self._table.policy.group_strict:
+            groups.heads = {key: self._head(row.group, rows) for key, row in self._locked.items()}
+
+    @staticmethod
+    def _head(group: Group, rows: Collection[Row]) -> Entry:
+        """The first unacknowledged message of a group."""
+        return min((row.entry for row in rows if row.group == group and row.time_acked_ns is None), key=itemgetter(0))
 
     def _write(self) -> None:
         def end_ns(deadline_ns: int) -> int:

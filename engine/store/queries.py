@@ -150,8 +150,22 @@ class TableStatements:
             "portion": "",
             "group": group_expressions(table),
             "group_index": quoted(table.group_index or ""),
+            "order_index": quoted(table.order_index or ""),
             "group_order": ", ".join(quoted(column.name) for column in table.group_columns),
             "arrival_order": _arrival_order(table),
+        }
+
+    @property
+    def order_words(self) -> dict[str, str]:
+        """The words of a statement that compares the groups of messages."""
+        id_of = Template(self._form.expression)
+        names = [column.name for column in self._group_columns]
+        same = (f"first.{quoted(name)} <=> wanted.{quoted(name)}" for name in names)
+        return {
+            "wanted_id": id_of.substitute(column="wanted.id"),
+            "head_id": id_of.substitute(column="head.id"),
+            "same_group": " AND ".join(same),
+            "first_order": ", ".join(f"first.{quoted(name)}" for name in ("time_acked", *names)),
         }
 
     @property

@@ -324,6 +324,22 @@ FROM (
 ) AS counted
 WHERE all_of_it > held AND (ends IS NULL OR all_of_it >= $most)
 
+-- name: group_heads
+-- Strict order: the first unacknowledged message of the group of each message of a claim. Runs behind
+-- claim_lock, as group_count does. The inner SELECT reads one entry of the index: MySQL requires the
+-- whole order of the index for that, and with it MariaDB would sort.
+SELECT /* ackstream order */ $wanted_id, $head_id, COALESCE(head.epoch, 0), COALESCE(head.priority, $lowest_priority),
+    COALESCE(head.time_next, 0)
+FROM $table AS wanted FORCE INDEX ($id_index)
+STRAIGHT_JOIN $table AS head FORCE INDEX ($id_index) ON head.time_acked IS NULL AND head.id = (
+    SELECT first.id
+    FROM $table AS first FORCE INDEX ($order_index)
+    WHERE first.time_acked IS NULL AND $same_group
+    ORDER BY /*!80000 $first_order, */ first.id
+    LIMIT 1
+)
+WHERE wanted.id IN ($ids) AND wanted.time_acked IS NULL
+
 -- name: rate_read
 -- When the queue has its full rate again. The lock of the limit is held.
 SELECT CAST(full_ns AS BINARY)

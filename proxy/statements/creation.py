@@ -41,9 +41,11 @@ from sqlrewrite.definitions import (
     group_key,
     has_group_key,
     has_lease_key,
+    has_order_key,
     lease_definition,
     lease_key,
     not_by_time,
+    order_key,
     time_next_default,
 )
 from sqlrewrite.errors import PARSE_ERROR, SqlError
@@ -82,7 +84,11 @@ class Creation:
         comment = make_comment(values, statement.comment or "")
         partitions = await _partitions(session, statement, values) if statement.by_partition else ""
         definitions = statement.definitions_sql(
-            values.get("lease"), group_columns(values), counted=counted_by(values), extras=extras_of(values)
+            values.get("lease"),
+            group_columns(values),
+            counted=counted_by(values),
+            strict="group_order" in values,
+            extras=extras_of(values),
         )
         create = partial(_create_table, session, statement, statement.table, definitions, comment, partitions)
         text, if_none = create(), create(if_not_exists=True)
@@ -210,6 +216,14 @@ class Creation:
         for key in extras.missing_keys(statement.definitions):
             await self._change_schema(session, sql("add_key", table=statement.table.quoted(), key=key))
 
+    async def order_index(
+        self, session: ClientSession, table: TableName, definitions: Sequence[Definition], values: Mapping[str, str]
+    ) -> None:
+        """Add the index of strict order to an existing queue of these definitions, unless it has one."""
+        group_by = group_columns(values)
+        if not has_order_key(definitions, group_by):
+            await self._change_schema(session, sql("add_key", table=table.quoted(), key=order_key(group_by)))
+
     async def _let_in(self, session: ClientSession, dead: TableName, source: TableName) -> None:
         """Add `source` to the comment of `dead`, which then accepts its dead messages, with the
         client's rights."""
@@ -242,7 +256,7 @@ class Creation:
 
 
 _NOT_OF_DEAD_LETTERS = frozenset(
-    {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit"}
+    {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit", "group_order"}
     | {"batch_by", "after_batch", "batch_on_dead"}
 )
 """The directives of a queue that its dead-letter table does not get."""
@@ -301,7 +315,7 @@ def group_columns(values: Mapping[str, str]) -> Sequence[str]:
 def counted_by(values: Mapping[str, str]) -> Sequence[str] | None:
     """The columns by which the messages in flight of a queue with these directives are counted; None: they
     are not."""
-    if "group_limit" in values:
+    if "group_limit" in values or "group_order" in values:
         return group_columns(values)
     return () if "max_in_flight" in values else None
 

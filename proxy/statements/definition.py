@@ -52,7 +52,7 @@ EXTRA_COLUMNS = ("reason", "delay_by", "batch_by", "after_batch")
 """The directives that name a column which ALTER QUEUE adds."""
 
 
-LIMITS = frozenset({"max_in_flight", "group_limit"})
+LIMITS = frozenset({"max_in_flight", "group_limit", "group_order"})
 """The directives for which messages in flight are counted."""
 
 
@@ -113,6 +113,8 @@ class Definition:
             if lease := new.get("lease"):
                 counted = counted_by(new)
                 await self._creation.lease_column(session, statement.table, definitions, lease, counted=counted)
+            if "group_order" in new:
+                await self._creation.order_index(session, statement.table, definitions, new)
 
         return await change_comment(self._engine, session, statement.table, change, add_what_is_missing)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import TYPE_CHECKING
 
-from engine.model import Group, GroupColumn, IdKind, Key, QueueTable
+from engine.model import Group, GroupColumn, IdKind, Key, Policy, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
 from engine.store.queries import FORMS, TableStatements
@@ -76,7 +76,7 @@ class MessageGroups:
         found = await _Reading(session, queue, like).groups(statement.limit or LIMIT_DEFAULT)
         depths = await measure_each(ClientCounting(session), queue, [group.conditions for group in found])
         pairs = zip(found, depths, strict=True)
-        return Result(GROUP_COLUMNS, [_row(group.shown, depth, queue.policy.group_limit) for group, depth in pairs])
+        return Result(GROUP_COLUMNS, [_row(group.shown, depth, queue.policy) for group, depth in pairs])
 
 
 class _Reading:
@@ -145,8 +145,9 @@ def _word(value: Key) -> str:
     return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
-def _row(shown: str | None, depth: Depth, most: int | None) -> list[object]:
+def _row(shown: str | None, depth: Depth, policy: Policy) -> list[object]:
+    most = policy.group_most
     waits = depth.ready > 0 and most is not None and depth.in_flight >= most
     estimated = ", ".join(sorted(depth.estimated))
     counts = [depth.ready, depth.scheduled, depth.in_flight, depth.oldest_ready_s]
-    return [shown, *counts, "limit" if waits else None, estimated]
+    return [shown, *counts, ("order" if policy.group_strict else "limit") if waits else None, estimated]

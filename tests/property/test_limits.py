@@ -46,6 +46,7 @@ GROUP_LIMIT = 2
 GROUPED = replace(
     COUNTED, max_in_flight=None, counted=False, group_by=("tenant",), group_limit=GROUP_LIMIT, groups_counted=True
 )
+STRICT = replace(GROUPED, group_limit=None, group_strict=True)
 
 
 @dataclass(eq=False)
@@ -366,6 +367,49 @@ class GroupedUnfollowed(Grouped):
     policy = replace(GROUPED, poller_interval_ns=NS_PER_S)
 
 
+class Strict(Grouped):
+    """With each group in strict order: one message at a time, none before a smaller id."""
+
+    policy = STRICT
+
+    @rule(key=KEYS, delay_s=st.sampled_from([1, 20]), pick=PICK)
+    def enqueue_for_later(self, key: int, delay_s: int, pick: int) -> None:
+        if key not in self.store.rows[TABLE]:
+            due_ns = self.store.now_ns + delay_s * NS_PER_S
+            self.store.put(TABLE, Row(key, time_next_ns=due_ns, payload=str(key).encode(), group=(key % GROUPS,)))
+            stage = self._one_of(self.proxies, pick).stage
+            stage.handle(stage.dispatcher.woken)
+
+    def _step(self, proxy: Proxy, asked: Asked) -> None:
+        if not any(other.claims for other in self.proxies):
+            self.known = set(self.store.rows[TABLE])  # Messages of later inserts may be committed too late for a claim.
+        before = {key for keys in self._in_flight().values() for key in keys}
+        super()._step(proxy, asked)
+        rows = self.store.rows[TABLE]
+        for group, keys in self._in_flight().items():
+            assert len(keys) <= 1, f"{keys} of {group} are in flight"
+            for key in set(keys) - before:
+                waiting = [row.key for row in rows.values() if row.group == group and row.time_acked_ns is None]
+                earlier = [one for one in waiting if one in self.known and int(str(one)) < int(str(key))]
+                assert not earlier, f"{key!r} goes before {earlier}"
+
+    def check(self) -> None:
+        for group, keys in self._in_flight().items():
+            assert len(keys) <= 1, f"{keys} of {group} are in flight"
+
+    def _due(self) -> list[Key]:
+        """Those that are due and may be next."""
+        rows = [row for row in self.store.rows[TABLE].values() if row.time_acked_ns is None]
+        first = {
+            group: min(int(str(row.key)) for row in rows if row.group == group) for group in {r.group for r in rows}
+        }
+        return [key for key in super()._due() if key in first.values()]
+
+    def _all_places_are_held(self) -> bool:
+        rows, held = self.store.rows[TABLE], self._in_flight()
+        return all(held.get(rows[key].group) for key in self._due())
+
+
 class Paced(Limited):
     """With a rate as well."""
 
@@ -521,24 +565,40 @@ class ParkedGroupsStayParked(Grouped):
     dispatcher_type = DispatcherThatParksForGood
 
 
-class DispatcherThatForgetsWhatEndedMeanwhile(Dispatcher):
-    """What ends while a claim is under way counts as in flight, as the claim has counted it."""
+class ClaimInAnyOrder(MemoryClaim):
+    """Takes any message of a group as its first one."""
 
-    def claim_done(
-        self,
-        now: Instant,
-        claim_id: int,
-        claims: Sequence[Claimed],
-        rows: FetchResult | None = None,
-        left: LimitsLeft | None = None,
-        waiting: Sequence[Key] = (),
-    ) -> Effects:
-        self.parts.places.claim_started()
-        return super().claim_done(now, claim_id, claims, rows, left, waiting)
+    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
+        super()._count_groups(groups, rows)
+        groups.heads = None
 
 
-class EndsDuringAClaimAreMissed(Grouped):
-    dispatcher_type = DispatcherThatForgetsWhatEndedMeanwhile
+class AnyIsFirst(Strict):
+    claim_type = ClaimInAnyOrder
+
+
+class ClaimWithoutPlaces(MemoryClaim):
+    """Compares ids alone: a late smaller id goes out beside a greater one."""
+
+    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
+        super()._count_groups(groups, rows)
+        groups.held = dict.fromkeys(groups.held, 0)
+
+
+class FirstBesideOthers(Strict):
+    claim_type = ClaimWithoutPlaces
+
+
+class DispatcherThatWaitsForTheFirst(Dispatcher):
+    """Once a message has to be first, no report or time ends that."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.parts.places.delivery_over = lambda key: None  # type: ignore[method-assign]
+
+
+class TheFirstStaysFirst(Strict):
+    dispatcher_type = DispatcherThatWaitsForTheFirst
 
 
 BREAKS: list[type[Limited]] = [
@@ -546,7 +606,9 @@ BREAKS: list[type[Limited]] = [
     GroupsCountedPerProxy,
     FullGroupsStayFull,
     ParkedGroupsStayParked,
-    EndsDuringAClaimAreMissed,
+    AnyIsFirst,
+    FirstBesideOthers,
+    TheFirstStaysFirst,
     CountedBeforeTheLock,
     ReleasedBeforeTheCommit,
     TheLockIsNotNeeded,
@@ -570,6 +632,8 @@ TestFollowed = Followed.TestCase
 TestFollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 TestGrouped = Grouped.TestCase
 TestGrouped.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestStrict = Strict.TestCase
+TestStrict.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
 TestGroupedUnfollowed = GroupedUnfollowed.TestCase
 TestGroupedUnfollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 TestPaced = Paced.TestCase

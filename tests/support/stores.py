@@ -123,12 +123,14 @@ class MemorySubject:
         groups: Sequence[GroupColumn] = (),
         in_flight: int | None = None,
         group_limit: int | None = None,
+        strict: bool = False,
         rate: float | None = None,
         batches: bool = False,
     ) -> None:
-        """`in_flight`: the messages in flight over all proxies at most; `group_limit`: those of a group. Both
-        imply `lease`. `rate`: their deliveries a second. `batches`: messages may be parts and follow-ups."""
-        counted = in_flight is not None or group_limit is not None
+        """`in_flight`: the messages in flight over all proxies at most; `group_limit`: those of a group; `strict`:
+        groups are in strict order. All imply `lease`. `rate`: their deliveries a second. `batches`: messages may be
+        parts and follow-ups."""
+        counted = in_flight is not None or group_limit is not None or strict
         lease = lease or counted
         self.table = QueueTable(
             TableId("test", "messages"),
@@ -137,7 +139,8 @@ class MemorySubject:
                 max_in_flight=in_flight,
                 counted=in_flight is not None,
                 group_limit=group_limit,
-                groups_counted=group_limit is not None,
+                group_strict=strict,
+                groups_counted=group_limit is not None or strict,
                 max_rate=rate,
                 paced=rate is not None,
                 batch_by="batch" if batches else None,
@@ -221,13 +224,15 @@ class ServerSubject:
         groups: Sequence[str] = (),
         in_flight: int | None = None,
         group_limit: int | None = None,
+        strict: bool = False,
         rate: float | None = None,
         batches: bool = False,
     ) -> None:
         """`groups`: the names of the group columns, which are among `columns`. `in_flight`: the messages
-        in flight over all proxies at most; `group_limit`: those of a group. Both imply `lease`. `rate`:
-        their deliveries a second. `batches`: messages may be parts and follow-ups."""
-        lease = lease or in_flight is not None or group_limit is not None
+        in flight over all proxies at most; `group_limit`: those of a group; `strict`: groups are in
+        strict order. All imply `lease`. `rate`: their deliveries a second. `batches`: messages may be parts and
+        follow-ups."""
+        lease = lease or in_flight is not None or group_limit is not None or strict
         self.server = server
         self._batches = ", batch, after_batch" if batches else ""
         self._groups = "".join(f", {name}" for name in groups)
@@ -241,6 +246,10 @@ class ServerSubject:
         if group_limit is not None:
             comment += f",group_limit={group_limit}"
             columns += f", INDEX by_lease_and_group (time_acked, lease, time_next{self._groups})"
+        if strict:
+            comment += ",group_order=STRICT"
+            columns += f", INDEX by_lease_and_group (time_acked, lease, time_next{self._groups})"
+            columns += f", INDEX by_order (time_acked{self._groups}, id)"
         if groups:
             comment += f",group_by={'|'.join(groups)}"
             columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)"

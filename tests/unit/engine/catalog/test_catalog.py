@@ -311,6 +311,28 @@ def test_a_limit_of_groups_holds_over_all_proxies_with_an_index_on_the_lease(
     assert warned is (counted_by is None)
 
 
+BY_ORDER = index("ordered", "time_acked", "tenant", "Region", "id")
+ORDERED = f"{GROUPED},lease=lease,group_order=STRICT"
+
+
+@pytest.mark.parametrize("indexes", [[], [BY_GROUP], [BY_ORDER], [IN_FLIGHT, BY_ORDER], [BY_GROUP, BY_ORDER]])
+def test_a_queue_in_strict_order_delivers_nothing_without_its_indexes(indexes: list[Index]) -> None:
+    found = queue(facts(TENANT, REGION, LEASE, comment=ORDERED, indexes=[PRIMARY, NEXT_UP, *indexes]))
+    complete = len(indexes) == 2
+    assert found.policy.group_strict
+    assert (found.policy.group_most, found.policy.paused) == (1, not complete)
+    warned = any("group_order=strict cannot be kept" in warning for warning in found.warnings)
+    assert warned is not complete
+    assert not complete or (found.policy.groups_counted and found.order_index == "ordered")
+
+
+def test_strict_order_needs_groups_and_excludes_a_limit() -> None:
+    (found,) = problems(facts(comment=f"{COMMENT},group_order=strict"))
+    assert found.startswith("group_order needs group_by")
+    (found,) = problems(facts(TENANT, REGION, comment=f"{GROUPED},group_order=strict,group_limit=2"))
+    assert "leave out group_limit" in found
+
+
 def test_a_limit_of_groups_without_groups_is_a_problem() -> None:
     (found,) = problems(facts(comment=f"{COMMENT},group_limit=2"))
     assert found.startswith("group_limit needs group_by")
