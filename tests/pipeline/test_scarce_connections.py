@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 
 from pipeline.endpoint import Endpoint
 from pipeline.enqueue import Mode, enqueue
+from pipeline.enqueue.direct import Direct
 from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError
 from proxy.embedded.server import EmbeddedServer
@@ -77,14 +78,27 @@ def each_is_there_once(root: Any) -> bool:
 
 @pytest.mark.parametrize("mode", ["streaming", "atomic"])
 def test_a_job_that_cannot_have_enough_says_so_and_does_with_fewer_where_it_is_told_to(
-    mode: Mode, private_server: EmbeddedServer, root: Any, data: DataFrame, tmp_path: Path
+    mode: Mode,
+    private_server: EmbeddedServer,
+    root: Any,
+    data: DataFrame,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with environment(ACKSTREAM_CONNECTIONS_MAX="12"), running_proxy(private_server, tmp_path / "log") as proxy:
         endpoint = Endpoint(proxy.host, proxy.port, "app", database="d")
+        write = Direct._write
+
+        def write_without_connections(self: Direct, *arguments: Any) -> None:
+            with taken(endpoint), taken(endpoint):  # while tasks run; the driver's last one may close late
+                write(self, *arguments)
+
         with taken(endpoint) as connections:
             close([connections.pop() for _ in range(FOR_THE_JOB)])
-            with pytest.raises(JobError, match=r"of 2,000 messages could not be written: .*Too many connections"):
-                carried_out(data, endpoint, mode)
+            with monkeypatch.context() as patched:
+                patched.setattr(Direct, "_write", write_without_connections)
+                with pytest.raises(JobError, match=r"of 2,000 messages could not be written: .*Too many connections"):
+                    carried_out(data, endpoint, mode, look_s=60.0)
             assert carried_out(data, endpoint, mode, max_connections=FOR_THE_JOB, rounds=4)
         assert each_is_there_once(root)
 
