@@ -6,6 +6,7 @@ and the table runner can be tested with every order of events, without a server.
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -202,6 +203,7 @@ class MemoryStore:
             and (portion is None or portion.contains(row.key))
         ]
         live.sort(key=lambda entry: (group_order(entry.group), entry.due_ns, entry.key))
+        places = [group_order(entry.group) for entry in live]
         found: list[Entry] = []
         deep: list[Group] = []
         for group, limit in request.named:
@@ -212,9 +214,8 @@ class MemoryStore:
         ids = [entry.key for entry in arrivals if entry.due_ns == 0 and isinstance(entry.key, int)]
         rotation = Rotation(request, self.now_ns)
         while rotation.goes_on:
-            after = None if rotation.after is None else group_order(rotation.after)
-            behind = [entry for entry in live if after is None or group_order(entry.group) > after]
-            rotation.add(behind[: rotation.limit])
+            first_behind = 0 if rotation.after is None else bisect.bisect_right(places, group_order(rotation.after))
+            rotation.add(live[first_behind : first_behind + rotation.limit])
         greatest_id = max(ids, default=request.arrivals.after_id if request.arrivals else 0)
         result = GroupScanResult(
             (*found, *rotation.entries), arrivals, (*deep, *rotation.deep), rotation.after, cut, greatest_id

@@ -287,6 +287,7 @@ class Stage:
     def set_share(self, share: Share | None) -> None:
         """Other proxies have come or gone."""
         self.share, self.shared_since_ns = share, self.mono_ns
+        self._note_new_rows()
         self.handle(self.dispatcher.share_changed, share)
 
     def acknowledge(self, key: Key, *, seen: bool) -> None:
@@ -483,6 +484,8 @@ class Stage:
         self.sent_at_ns.append(self.now_ns)
 
     def _note_new_rows(self) -> None:
+        if self.share is None:  # Its check alone reads them.
+            return
         for key, row in self.rows.items():
             self.since_ns.setdefault((key, row.epoch), self.mono_ns)
 
