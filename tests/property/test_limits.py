@@ -116,6 +116,13 @@ class Limited(RuleBasedStateMachine):
     def _started(self, proxy: Proxy) -> None:
         """A proxy has begun."""
 
+    @rule(shared=st.booleans())
+    def the_proxies_divide_the_messages(self, shared: bool) -> None:
+        """With shares, proxies claim different messages at the same time."""
+        for number, proxy in enumerate(self.proxies):
+            share = Share(number, len(self.proxies)) if shared and len(self.proxies) > 1 else None
+            proxy.stage.handle(proxy.stage.dispatcher.share_changed, share)
+
     @precondition(lambda self: len(self.proxies) > 1)
     @rule(pick=PICK, frozen=st.booleans())
     def a_proxy_dies(self, pick: int, *, frozen: bool) -> None:
@@ -204,6 +211,21 @@ class Limited(RuleBasedStateMachine):
         while another.answer is None:
             self._step(other, another)
 
+    @rule(first=KEYS, pick=PICK, steps=st.integers(1, 7))
+    def messages_come_and_proxies_claim_at_once(self, first: int, pick: int, steps: int) -> None:
+        """More messages than the limit allows, so that each proxy has some to claim."""
+        for key in range(first, first + 2 * LIMIT):
+            if key not in self.store.rows[TABLE]:
+                self.store.put(TABLE, Row(key, time_next_ns=0, payload=str(key).encode()))
+        for proxy in self.proxies:
+            proxy.stage.handle(proxy.stage.dispatcher.woken)
+        for proxy, asked in self._asked():
+            if not isinstance(asked.effect, Claim):
+                self._step(proxy, asked)
+                proxy.stage.answer(asked)
+        if len(self._claiming()) > 1:
+            self.a_claim_pauses_while_that_of_another_proxy_is_carried_out(pick, steps)
+
     def _claiming(self) -> list[tuple[Proxy, Asked]]:
         """The claims that are not carried out as a whole; of each proxy there is one at most."""
         claims = [pair for pair in self._asked() if isinstance(pair[1].effect, Claim) and pair[1].answer is None]
@@ -221,10 +243,10 @@ class Limited(RuleBasedStateMachine):
                     claim = self.claim_type(self.store, proxy.stage.queue, wanted, slot)
                     running = proxy.claims[claim_id] = Running(asked, claim, list(self.steps), self.mono_ns)
                 running.claim.do(running.left.pop(0))
-                self.check()
                 if not running.left:
                     del proxy.claims[claim_id]
                     self._answer_claim(proxy.stage, running)
+                self.check()
             case _:
                 proxy.stage.do(asked)
 
@@ -232,6 +254,7 @@ class Limited(RuleBasedStateMachine):
     def _answer_claim(stage: Stage, running: Running) -> None:
         effect, result = running.asked.effect, running.claim.result
         assert isinstance(effect, Claim)
+        stage.end_holdings(claimed.key for claimed in result.claims)
         dispatcher = stage.dispatcher
         running.asked.answer = lambda: dispatcher.claim_done(
             stage.now, effect.claim_id, result.claims, None, result.limits
@@ -300,9 +323,10 @@ class Limited(RuleBasedStateMachine):
             if self._nothing_due():
                 return
             if self._all_places_are_held():
+                until_ns = self.mono_ns + SOON_NS
                 for key in sorted(self.holdings, key=str)[:1]:
                     self._acknowledge(key)
-                until_ns = self.mono_ns + SOON_NS
+                    self._settle()
                 if not self.holdings:
                     until_ns += WAIT_NS
             assert self.mono_ns < until_ns, f"a place is free, and {self._due()} wait for it"

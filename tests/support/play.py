@@ -7,7 +7,7 @@ guarantees after every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -103,6 +103,9 @@ class Holding:
     holder: int
     epoch: int
     deadline_ns: int
+    is_over: bool = False
+    """Whether the message has been claimed since. If the server's clock is set back after that, the deadline is in
+    the future again."""
 
 
 @dataclass
@@ -286,8 +289,9 @@ class Stage:
 
     def set_share(self, share: Share | None) -> None:
         """Other proxies have come or gone."""
-        self.share, self.shared_since_ns = share, self.mono_ns
-        self._note_new_rows()
+        if share != self.share:
+            self.share, self.shared_since_ns = share, self.mono_ns
+            self._note_new_rows()
         self.handle(self.dispatcher.share_changed, share)
 
     def acknowledge(self, key: Key, *, seen: bool) -> None:
@@ -327,6 +331,7 @@ class Stage:
             case Claim(claim_id, wanted, row_format, slot):
                 answer = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget, slot).value
                 claims, rows, left, waiting = answer
+                self.end_holdings(claim.key for claim in claims)
                 if claim_id % self.unread_every == 0:
                     rows = None  # They could not be read.
                 asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows, left, waiting)
@@ -465,8 +470,10 @@ class Stage:
         stream = self.streams[subscriber]
         assert subscriber not in self.ended, f"{key} delivered to stream {subscriber}, which is over"
         assert key not in self.acked_seen, f"{key} delivered after its ACK was seen"
+        if locked:
+            self.end_holdings([key])
         holding = self.holdings.get(key)
-        assert holding is None or holding.deadline_ns <= self.now_ns, f"{key} has two holders"
+        assert holding is None or holding.is_over, f"{key!r} has two holders"
         row = self.rows.get(key)
         if locked:
             assert row is not None
@@ -482,6 +489,13 @@ class Stage:
         assert stream.limit is None or len(got) <= stream.limit, f"stream {subscriber} got more than its LIMIT"
         self._check_wanted(stream, key)
         self.sent_at_ns.append(self.now_ns)
+
+    def end_holdings(self, keys: Iterable[Key]) -> None:
+        """These messages are claimed, or locked, now."""
+        for key in keys:
+            if (holding := self.holdings.get(key)) is not None:
+                assert holding.is_over or holding.deadline_ns <= self.now_ns, f"{key!r} has two holders"
+                holding.is_over = True
 
     def _note_new_rows(self) -> None:
         if self.share is None:  # Its check alone reads them.
