@@ -328,14 +328,8 @@ class Stage:
         match asked.effect:
             case Scan() | ScanGroups():
                 asked.answer = self._scan(asked.effect)
-            case Claim(claim_id, wanted, row_format, slot):
-                answer = store.claim_and_fetch(queue, wanted, row_format, self.fetch_budget, slot).value
-                claims, rows, left, waiting = answer
-                self.end_holdings(claim.key for claim in claims)
-                if claim_id % self.unread_every == 0:
-                    rows = None  # They could not be read.
-                asked.answer = lambda: dispatcher.claim_done(self.now, claim_id, claims, rows, left, waiting)
-                asked.carries = frozenset() if rows is None else frozenset(rows.rows)
+            case Claim():
+                self._claim(asked, asked.effect)
             case Fetch(fetch_id, row_format, keys):
                 rows = store.fetch(queue, row_format, keys, self.fetch_budget).value
                 asked.answer = lambda: dispatcher.fetch_done(self.now, fetch_id, rows)
@@ -366,6 +360,15 @@ class Stage:
                 asked.answer = lambda: dispatcher.purge_done(self.now, count)
             case _:
                 raise AssertionError(asked)
+
+    def _claim(self, asked: Asked, claim: Claim) -> None:
+        answer = self.store.claim_and_fetch(self.queue, claim.wanted, claim.row_format, self.fetch_budget, claim.slot)
+        claims, rows, left, waiting = answer.value
+        self.end_holdings(claimed.key for claimed in claims)
+        if claim.claim_id % self.unread_every == 0:
+            rows = None  # They could not be read.
+        asked.answer = lambda: self.dispatcher.claim_done(self.now, claim.claim_id, claims, rows, left, waiting)
+        asked.carries = frozenset() if rows is None else frozenset(rows.rows)
 
     def _scan(self, effect: Scan | ScanGroups) -> Callable[[], Effects]:
         dispatcher = self.dispatcher
