@@ -108,6 +108,8 @@ EXEMPT = {
     "group_rotation",
     "group_arrivals",
     "group_arrivals_zero",
+    "group_count",  # Both are measured in test_plans_of_group_limits.py.
+    "group_heads",
     "batch_waits",  # These are measured in test_plans_of_batches.py.
     "batch_rotation",
     "batch_follow_ups",

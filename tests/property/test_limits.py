@@ -116,9 +116,10 @@ class Limited(RuleBasedStateMachine):
     def _started(self, proxy: Proxy) -> None:
         """A proxy has begun."""
 
+    @precondition(lambda self: not self.policy.group_by)
     @rule(shared=st.booleans())
     def the_proxies_divide_the_messages(self, shared: bool) -> None:
-        """With shares, proxies claim different messages at the same time."""
+        """With shares, proxies claim different messages at the same time, as they always do with groups."""
         for number, proxy in enumerate(self.proxies):
             share = Share(number, len(self.proxies)) if shared and len(self.proxies) > 1 else None
             proxy.stage.handle(proxy.stage.dispatcher.share_changed, share)
@@ -211,12 +212,13 @@ class Limited(RuleBasedStateMachine):
         while another.answer is None:
             self._step(other, another)
 
+    @precondition(lambda self: not self.policy.group_by)
     @rule(first=KEYS, pick=PICK, steps=st.integers(1, 7))
     def messages_come_and_proxies_claim_at_once(self, first: int, pick: int, steps: int) -> None:
         """More messages than the limit allows, so that each proxy has some to claim."""
         for key in range(first, first + 2 * LIMIT):
             if key not in self.store.rows[TABLE]:
-                self.store.put(TABLE, Row(key, time_next_ns=0, payload=str(key).encode()))
+                self.store.put(TABLE, Row(key, time_next_ns=0, payload=str(key).encode(), group=(key % GROUPS,)))
         for proxy in self.proxies:
             proxy.stage.handle(proxy.stage.dispatcher.woken)
         for proxy, asked in self._asked():
