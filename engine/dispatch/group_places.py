@@ -67,7 +67,11 @@ class GroupPlaces:
             return True
         if here + len(self._elsewhere.get(group, ())) >= most:
             return False
-        return self._heads.get(group, key) == key
+        head = self._heads.get(group, key)
+        if head == key:
+            return True
+        # Committed since with a smaller id, so it may be the first now.
+        return isinstance(key, int) and isinstance(head, int) and key < head
 
     # Claims.
 

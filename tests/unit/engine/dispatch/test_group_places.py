@@ -1,0 +1,50 @@
+"""Which message of a group in strict order may be tried next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.dispatch.group_places import HEAD_NS, GroupPlaces
+from engine.dispatch.groups_in_flight import GroupsInFlight
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Leases
+from engine.model import NS_PER_S, Entry, GroupLeft, Key
+from tests.support.play import POLICY
+
+NOW = Instant(5_000 * NS_PER_S, 1_000_000 * NS_PER_S)
+GROUP = ("acme",)
+
+
+def places_behind(head: Key) -> GroupPlaces:
+    """A claim has just found that this message, due in a minute, is the first of its group."""
+    in_flight = GroupsInFlight()
+    policy = replace(POLICY, group_by=("tenant",), group_strict=True)
+    places = GroupPlaces(policy, in_flight, Leases(in_flight))
+    due_ns = NOW.server_ns + 60 * NS_PER_S
+    places.claim_started()
+    places.claim_answered(NOW, [GroupLeft(GROUP, {}, Entry(head, 1, 0, due_ns, GROUP))])
+    return places
+
+
+def test_a_later_message_waits_for_the_first_of_its_group() -> None:
+    places = places_behind(9)
+    assert not places.has_place(GROUP, 0, 12)
+    assert places.has_place(GROUP, 0, 9)
+    assert places.has_place(("other",), 0, 12)
+
+
+def test_a_smaller_id_that_is_committed_late_is_tried_at_once() -> None:
+    assert places_behind(9).has_place(GROUP, 0, 3)
+
+
+def test_ids_that_python_orders_differently_from_the_server_are_not_compared() -> None:
+    """Otherwise two messages could be tried in turn, again and again, in vain."""
+    assert not places_behind("b").has_place(GROUP, 0, "a")
+
+
+def test_the_first_message_is_looked_for_again_when_it_is_due() -> None:
+    places = places_behind(9)
+    places.forget_ended(Instant(NOW.mono_ns + HEAD_NS, NOW.server_ns + HEAD_NS))
+    assert not places.has_place(GROUP, 0, 12)
+    places.forget_ended(Instant(NOW.mono_ns + 60 * NS_PER_S, NOW.server_ns + 60 * NS_PER_S))
+    assert places.has_place(GROUP, 0, 12)
