@@ -67,8 +67,8 @@ BREAKS = (
         "plain",
         (
             MYSQL,
-            'limits.writes(now_at, len(claims)), statement("commit"), *limits.behind]',
-            "limits.writes(now_at, len(claims)), *limits.behind]",
+            'writes += [statement("commit"), *limits.behind]',
+            "writes += [*limits.behind]",
         ),
     ),
     _break(
