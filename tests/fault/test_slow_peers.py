@@ -19,6 +19,8 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually, settled
 
+pytestmark = pytest.mark.either_server
+
 MUCH = 200 << 20
 ALLOWED_KB = 40 << 10
 """Buffers of the proxy and one fetch; an eighth of what the peer would have it hold."""

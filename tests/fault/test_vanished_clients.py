@@ -17,6 +17,8 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 SOON_S = 3.0
 """A second on a quiet machine. MySQL itself looks whether a client is still there while it sleeps, every 5 s."""
 

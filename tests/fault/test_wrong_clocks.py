@@ -21,6 +21,8 @@ from tests.support.servers import connect
 from tests.support.waiting import eventually
 from tests.support.writing import NOW_NS
 
+pytestmark = pytest.mark.either_server
+
 S = 1_000_000_000
 HOUR_S = 3_600.0
 ACK_WAIT_NS = 30 * S

@@ -23,6 +23,8 @@ from tests.support.servers import connect
 from tests.support.terminal import Terminal
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def client(proxy: RunningProxy, database: str) -> Iterator[Any]:

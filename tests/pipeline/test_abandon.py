@@ -29,6 +29,8 @@ from pipeline.source.options import Common
 from pipeline.source.sink import Sink
 from tests.support.queues import rows, run
 
+pytestmark = pytest.mark.either_server
+
 Enqueue = Callable[..., Outcome]
 
 SETTINGS = Settings(slice_rows=100, look_s=0.05)

@@ -34,6 +34,8 @@ from tests.pipeline.kinds import ONLY, TYPES, same_in_utc
 from tests.support.queues import create_queue, rows, run, user
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 SMALL = Sizes(chunk_rows=300, slice_rows=150, max_connections=2)
 OWN = "doc JSON, raw BLOB, exact DECIMAL(30,10), big BIGINT UNSIGNED, at DATETIME(6), s VARCHAR(9)"
 TEXT = "CAST(doc AS CHAR), HEX(raw), CAST(exact AS CHAR), big, CAST(at AS CHAR), s"

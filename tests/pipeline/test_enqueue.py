@@ -22,6 +22,8 @@ from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError, PipelineError, ProblemsError
 from tests.support.queues import create_queue, rows, run
 
+pytestmark = pytest.mark.either_server
+
 SMALL_SLICES = Settings(slice_rows=100, look_s=0.05)
 MODES: tuple[Mode, ...] = ("streaming", "atomic")
 

@@ -23,6 +23,8 @@ from pipeline.enqueue.staged import Staged
 from pipeline.errors import JobError, PipelineError
 from tests.support.queues import rows, run
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 4000
 FILES = 20
 SETTINGS = Settings(slice_rows=100, look_s=0.05)

@@ -24,6 +24,8 @@ from pipeline.enqueue.load import Settings
 from pipeline.errors import JobError, PipelineError
 from tests.support.queues import rows, run
 
+pytestmark = pytest.mark.either_server
+
 ROWS = 600
 REFUSED = {0, 250, 251, 599}
 SETTINGS = Settings(slice_rows=100, look_s=0.05, rounds=3)

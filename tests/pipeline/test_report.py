@@ -40,6 +40,8 @@ from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 S = 10**9
 HOUR = 3_600 * S
 OWN = "tenant VARCHAR(90) CHARACTER SET utf8mb4, made DATETIME(6)"

@@ -27,6 +27,8 @@ from pipeline.source.options import Common
 from pipeline.source.sink import Sink, Written
 from tests.support.queues import create_queue, rows, run
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def place(spark: SparkSession, endpoint: Endpoint) -> dict[str, str]:

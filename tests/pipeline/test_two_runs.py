@@ -18,6 +18,8 @@ from pipeline.enqueue.staged import Staged
 from tests.pipeline.test_abandon import held_before, staging_tables
 from tests.support.queues import rows, run
 
+pytestmark = pytest.mark.either_server
+
 SETTINGS = Settings(slice_rows=300, look_s=0.05)
 
 

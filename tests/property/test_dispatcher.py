@@ -807,4 +807,4 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
 
 
 TestPlay = Play.TestCase
-TestPlay.settings = settings(max_examples=examples(300), stateful_step_count=60, deadline=None)
+TestPlay.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
