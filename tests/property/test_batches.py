@@ -224,6 +224,7 @@ class Batched(RuleBasedStateMachine):
                 running.claim.do(step := running.left.pop(0))
                 if step is Step.COMMIT:
                     self._check(running.claim)
+                    proxy.stage.end_holdings(taken.key for taken in running.claim.result.claims)
                 if not running.left:
                     del proxy.claims[claim_id]
                     self._answer_claim(proxy.stage, running)
