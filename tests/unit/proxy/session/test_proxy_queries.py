@@ -46,9 +46,10 @@ def test_each_select_that_may_return_rows_has_a_limit_of_its_own() -> None:
     counted = {"count_entries", "count_delivered", "earliest", "newest_id"}  # One row each, inside `counts`.
     one_row = {"batches_counted", "count_of_batch"}  # What the latter counts has a limit.
     exported = {"export"}  # All rows are wanted. A program of its own reads them one by one.
+    shown = {"copied_select"}  # Not run: the page of a queue shows it to be copied.
     for name, template in templates().items():
         text = template.template
-        if text.startswith("SELECT") and name not in estimated | counted | one_row | exported:
+        if text.startswith("SELECT") and name not in shown | estimated | counted | one_row | exported:
             assert re.search(r"\bLIMIT (\d+|\$limit)(\sFOR UPDATE SKIP LOCKED)?$", text), name
 
 
