@@ -196,7 +196,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     await stack.enter_async_context(running(engine, settings, servers.shown))
     if settings.proxy_protocol:
         await asyncio.to_thread(check_taken, servers.route.address, ConnectionLimits())
-    proxy = Proxy(engine, settings, servers.route, tls)
+    proxy = Proxy(engine, settings, servers.route, tls, reach=reach)
     watch = await stack.enter_async_context(_watch(settings, engine, servers.route, own_writes))
     switch = Switch(servers.route, store, engine, proxy)
     servers.start(partial(_follow, switch, watch))

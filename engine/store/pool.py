@@ -124,15 +124,19 @@ class Pool:
 
     def _take(self, context: SessionContext) -> StoreConnection:
         with self._changed:
-            self._changed.wait_for(self._may_go_on)
-            if self._closed:
-                raise StoreError(CLOSED)
-            while self._idle:
-                connection = self._idle.pop(self._best(context))
-                if not connection.stale():
-                    self._busy.add(connection)
-                    return connection
-                connection.close()
+            while True:
+                self._changed.wait_for(self._may_go_on)
+                if self._closed:
+                    raise StoreError(CLOSED)
+                while self._idle:
+                    connection = self._idle.pop(self._best(context))
+                    if not connection.stale():
+                        self._busy.add(connection)
+                        return connection
+                    connection.close()
+                if not (self._opening and self._reach.away):
+                    break
+                self._changed.wait()  # Another call tries whether the server is back: one attempt is enough.
             self._reach.check()
             self._opening += 1
         return self._opened()
@@ -152,7 +156,7 @@ class Pool:
                 closed = self._closed or abandoned != self._abandoned
                 if connection is not None and not closed:
                     self._busy.add(connection)
-                self._changed.notify()
+                self._changed.notify_all()  # Several may wait for the outcome.
         if closed:
             connection.close()
             raise StoreError(CLOSED if self._closed else ABANDONED, code=0 if self._closed else CR.CR_SERVER_LOST)

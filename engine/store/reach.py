@@ -6,7 +6,8 @@ duration.
 
 Nor is the server tried that often: after a failed attempt there is none for a pause, which doubles
 with each failure. Calls that need a connection meanwhile fail with the same error. The pause is up to
-a quarter shorter by chance, so several proxies do not keep step.
+a quarter shorter by chance, so several proxies do not keep step. When the server takes a client's
+connection, the pause is over: statements of that client need the engine's connections.
 """
 
 from __future__ import annotations
@@ -66,6 +67,16 @@ class Reach:
             if now_s < self._next_s:
                 raise StoreError(str(last), code=last.code, lasting=last.lasting)
             self._next_s = now_s + self._drawn_pause_s()  # One caller tries.
+
+    @property
+    def away(self) -> bool:
+        """Whether the last attempt failed, after others had not."""
+        return self._ever and self._last is not None
+
+    def answered(self) -> None:
+        """The server has taken a connection of a client: it can be tried at once."""
+        with self._guard:
+            self._next_s = 0.0
 
     def server_changed(self) -> None:
         """Another server is used: it can be tried at once."""

@@ -19,6 +19,7 @@ from engine.service import Engine
 from engine.store.connection import BackendAddress
 from engine.store.port import NoPrimaryError, Origin, StoreError, may_be_same
 from engine.store.pymysql_adapter import ER
+from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy.server.silence import silent_s
 from proxy.server.transports import BackingConnection, ClientConnection
@@ -60,13 +61,15 @@ class Proxy:
         route: Route,
         tls: Tls,
         others: Others = no_others,
+        reach: Reach | None = None,
     ) -> None:
         """`route`: to the server that new clients are connected to. `others`: asks the other
-        workers."""
+        workers. `reach`: of the engine's connections."""
         self.engine = engine
         self.settings = settings
         self.route = route
         self.tls = tls
+        self._reach = reach
         self.sessions: set[Session] = set()
         self.connections_total = 0
         self.backing_errors = 0
@@ -272,6 +275,8 @@ class Proxy:
             text = f"ackstream cannot connect to the backing server at {backend.host}:{backend.port}: {reason}"
             session.refuse_login(ServerError(UNREACHABLE, "HY000", text))
             return
+        if self._reach is not None:
+            self._reach.answered()
         self._tune(transport)
         if self.route.present not in {backend, None}:  # Another server became the primary meanwhile.
             transport.abort()

@@ -57,7 +57,7 @@ class WorkerProxy(Proxy):
     """The sessions of one worker."""
 
     def __init__(self, worker: Worker, engine: Engine, settings: Settings, route: Route, tls: Tls) -> None:
-        super().__init__(engine, settings, route, tls, worker.others)
+        super().__init__(engine, settings, route, tls, worker.others, worker.reach)
         self._worker = worker
 
     def session_closed(self, session: Session) -> None:
@@ -92,7 +92,7 @@ class Worker:
         self._closing = False
         self._clients = clients
         self._own_writes = OwnWrites()
-        self._reach = Reach()
+        self.reach = Reach()
         self._tls = Tls.of(settings)
         self._asked: dict[int, asyncio.Future[Sequence[Any]]] = {}
         self._numbers = itertools.count(1)
@@ -111,7 +111,7 @@ class Worker:
         store = SharedStore(
             route,
             store_limits(self.settings),
-            reach=self._reach,
+            reach=self.reach,
             own_writes=self._own_writes,
             introduction=introduction(self.settings),
         )
@@ -127,7 +127,7 @@ class Worker:
         proxy = WorkerProxy(self, engine, self.settings, route, self._tls)
         self._switch = Switch(route, store, engine, proxy)
         self._switch.follow()
-        metrics, probe = ProcessMetrics(proxy, self._reach, counts_queues=self._number == 1), Probe(engine)
+        metrics, probe = ProcessMetrics(proxy, self.reach, counts_queues=self._number == 1), Probe(engine)
         metrics.start()
         stack.push_async_callback(metrics.stop)
         stack.push_async_callback(probe.close)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +20,7 @@ from engine.store.port import StoreError, Timed
 from engine.store.reach import PAUSE_MAX_S, PAUSE_MIN_S, Reach
 from proxy.server import admin
 from proxy.server.admin import Probe
+from tests.support.waiting import eventually
 
 REFUSED = StoreError("Connection refused (2003)", code=2003)
 
@@ -121,6 +124,46 @@ def test_another_server_is_tried_at_once() -> None:
         reach.check()
     reach.server_changed()
     reach.check()
+
+
+def test_a_server_that_takes_a_clients_connection_is_tried_at_once() -> None:
+    clock = Time()
+    reach = Reach(clock, lambda: 0.0)
+    reach.reached()
+    attempts_of(reach, clock, 10, callers=1)
+    reach.answered()
+    reach.check()
+    with pytest.raises(StoreError):
+        reach.check()  # One caller tries.
+
+
+def test_calls_during_the_attempt_wait_for_its_outcome() -> None:
+    """The client whose connection ended the pause is not answered with the error from before."""
+    reach, begun, go_on = Reach(), threading.Event(), threading.Event()
+    opened: list[StoreConnection] = []
+
+    def open_late() -> StoreConnection:
+        begun.set()
+        assert go_on.wait(10)
+        opened.append(Mock(stale=lambda: False, broken=False))
+        return opened[-1]
+
+    def use() -> None:
+        with pool.connection():
+            pass
+
+    reach.reached()
+    reach.failed(REFUSED)
+    reach.answered()
+    pool = Pool(open_late, 8, reach)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(use)
+        assert begun.wait(10)
+        second = threads.submit(use)
+        eventually(lambda: second.running() and pool._changed._waiters)  # type: ignore[attr-defined]
+        go_on.set()
+        first.result(10)
+        second.result(10)
 
 
 class Pinged(MemoryStore):
