@@ -20,7 +20,7 @@ serve: .venv/.stamp ## Start the proxy with a private server, data in ./ackstrea
 	@exec .venv/bin/ackstream serve
 
 .PHONY: demo
-demo: .venv/.demo ## Show it at work: a tenant that floods, a consumer killed, then the proxy (about 15 s; DEMO=--keep goes on)
+demo: .venv/.demo ## Show it at work: a tenant that floods, a consumer killed, then the proxy (8 s; DEMO=--keep goes on)
 	@scripts/prepare server
 	@.venv/bin/python demo/run.py $(DEMO)
 

@@ -12,7 +12,16 @@ from engine.store.claim_limits import lock_name
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
 from tests.support.servers import ServerPool
-from tests.support.stores import EVEN, GROWING, MemorySubject, ServerSubject, counted_store, mysql_store
+from tests.support.stores import (
+    EVEN,
+    GROWING,
+    AnySubject,
+    MemorySubject,
+    ServerSubject,
+    counted_store,
+    kept_subjects,
+    mysql_store,
+)
 
 S = NS_PER_S
 MOST = 2
@@ -20,29 +29,15 @@ WAIT_NS = 30 * S
 SLOT = 37
 COLUMNS = (GroupColumn("tenant", IdKind.TEXT), GroupColumn("region", IdKind.INTEGER))
 
-AnySubject = MemorySubject | ServerSubject
-
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
     """Makes one table for each kind of server, and empties it for each test."""
-    subjects: dict[str, ServerSubject] = {}
-
-    def find(flavour: str) -> ServerSubject:
-        if flavour not in subjects:
-            columns = GROWING + ", tenant VARCHAR(20), region INT"
-            subjects[flavour] = ServerSubject(
-                server_pool.get("mysql" if flavour == "mysql" else "mariadb"),
-                columns=columns,
-                groups=("tenant", "region"),
-                group_limit=MOST,
-            )
-        subjects[flavour].renew()
-        return subjects[flavour]
-
-    yield find
-    for subject in subjects.values():
-        subject.close()
+    columns = GROWING + ", tenant VARCHAR(20), region INT"
+    yield from kept_subjects(
+        server_pool,
+        lambda server, _: ServerSubject(server, columns=columns, groups=("tenant", "region"), group_limit=MOST),
+    )
 
 
 @pytest.fixture(params=["mysql", "mariadb"])

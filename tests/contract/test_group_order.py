@@ -12,36 +12,21 @@ from engine.store.connection import StoreConnection
 from engine.store.memory import Row
 from engine.store.queries import TableStatements
 from tests.support.servers import ServerPool
-from tests.support.stores import GROWING, MemorySubject, ServerSubject, counted_store
+from tests.support.stores import GROWING, AnySubject, MemorySubject, ServerSubject, counted_store, kept_subjects
 
 S = NS_PER_S
 WAIT_NS = 30 * S
 SLOT = 37
 COLUMNS = (GroupColumn("tenant", IdKind.TEXT), GroupColumn("region", IdKind.INTEGER))
 
-AnySubject = MemorySubject | ServerSubject
-
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
     """Makes one table for each kind of server, and empties it for each test."""
-    subjects: dict[str, ServerSubject] = {}
-
-    def find(flavour: str) -> ServerSubject:
-        if flavour not in subjects:
-            columns = GROWING + ", tenant VARCHAR(20), region INT"
-            subjects[flavour] = ServerSubject(
-                server_pool.get("mysql" if flavour == "mysql" else "mariadb"),
-                columns=columns,
-                groups=("tenant", "region"),
-                strict=True,
-            )
-        subjects[flavour].renew()
-        return subjects[flavour]
-
-    yield find
-    for subject in subjects.values():
-        subject.close()
+    columns, groups = GROWING + ", tenant VARCHAR(20), region INT", ("tenant", "region")
+    yield from kept_subjects(
+        server_pool, lambda server, _: ServerSubject(server, columns=columns, groups=groups, strict=True)
+    )
 
 
 @pytest.fixture(params=["mysql", "mariadb"])
