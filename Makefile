@@ -35,7 +35,7 @@ test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the pr
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
 .PHONY: test-deploy
-test-deploy: .venv/.stamp docs ## Test docker/ by promtool, HAProxy and systemd; the admin port's page and the site in Chromium (3 min)
+test-deploy: .venv/.stamp .venv-deploy/.stamp docs ## Test docker/ by its programs and schemas; the admin port's page and the site in Chromium (3 min)
 	@scripts/prepare mariadb mysql relays monitoring browser
 	@.venv/bin/python -m pytest -m deploy tests/deploy
 
@@ -163,13 +163,21 @@ wheel: .venv/.stamp ## Build dist/ackstream-*.whl and dist/ackstream_spark-*.whl
 	@.venv/bin/python -m hatchling build --target wheel
 	@cd pipeline && ../.venv/bin/python -m hatchling build --target wheel --directory ../dist
 
+.PHONY: sbom
+sbom: .venv-deploy/.stamp ## Write dist/ackstream-*.cdx.json: what the image installs, for CycloneDX (25 s)
+	@.venv-deploy/bin/python scripts/sbom.py
+
+.PHONY: audit
+audit: .venv-deploy/.stamp ## Check what is installed with ackstream for known vulnerabilities; needs PyPI's own service (10 s)
+	@.venv-deploy/bin/python scripts/audit.py locks/runtime.txt locks/pipeline.txt
+
 .PHONY: lock
 lock: .venv/.stamp ## Lock the newest versions that pyproject.toml allows into locks/
 	@scripts/lock
 
 .PHONY: clean
 clean: ## Remove what was made here (1 s; the cache of servers stays)
-	@rm -rf .venv .venv-docs examples/node/node_modules scripts/site/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-deploy .venv-docs examples/node/node_modules scripts/site/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made anew when the lock changes, so that nothing older is left in it.
@@ -187,6 +195,11 @@ clean: ## Remove what was made here (1 s; the cache of servers stays)
 	@python=$$(scripts/prepare python) && echo "making .venv-docs, fetching MkDocs (40 MB)" >&2 && "$$python" -m venv --clear .venv-docs
 	@.venv-docs/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes --requirement locks/docs.txt
 	@npm ci --prefix scripts/site --loglevel error --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+.venv-deploy/.stamp: locks/deploy.txt
+	@python=$$(scripts/prepare python) && echo "making .venv-deploy, fetching what checks the packaging (210 MB)" >&2 && "$$python" -m venv --clear .venv-deploy
+	@.venv-deploy/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes --requirement locks/deploy.txt
 	@touch $@
 
 .venv/.drivers: .venv/.stamp locks/drivers.txt
