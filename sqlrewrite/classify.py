@@ -30,7 +30,7 @@ from sqlrewrite.lexicon import (
     bytes_pattern,
     strings,
 )
-from sqlrewrite.misspelt import MISSPELT
+from sqlrewrite.misspelt import MISSPELT, MISSPELT_NOUN, MISSPELT_SHOWN
 from sqlrewrite.names import unquote
 
 
@@ -75,7 +75,7 @@ class Head:
     any."""
     before_queue_statement: bool = False
     """Whether a statement behind it in the packet probably is a queue statement, or nearly one, which
-    the server refuses there."""
+    the server refuses there; or itself is nearly one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def classify(text: bytes, *, multi_statements: bool = True) -> Head:
     if not multi_statements or _stands_alone(text, LEXED_BYTES_MAX):
         return head
     words = (match[1].upper() for match in _LATER_WORD.finditer(text, 0, LEXED_BYTES_MAX))
-    later = any(word in _NEAR_VERBS for word in words) or _LATER_NOUN.search(text, 0, LEXED_BYTES_MAX) is not None
+    later = head.verb is Verb.NEARLY or any(word in _NEAR_VERBS for word in words) or _later_noun(text)
     verb = Verb.SCHEMA if _SCHEMA_WORD.search(text, 0, LEXED_BYTES_MAX) else Verb.WRITE
     return Head(verb, before_queue_statement=later)
 
@@ -192,6 +192,16 @@ def _first_statement(text: bytes) -> Head:
     return OTHER if rule is None else rule(text, first.end())
 
 
+def _later_noun(text: bytes) -> bool:
+    """Whether a later statement begins like a queue statement whose first word others share."""
+    for match in _LATER_NOUN.finditer(text, 0, LEXED_BYTES_MAX):
+        queue, shown, noun = match.group("queue", "shown", "noun")
+        nouns = _QUEUE_NOUNS if queue else _SHOWN_NOUNS if shown else _EXPLAINED_NOUNS
+        if noun.upper() in nouns:
+            return True
+    return False
+
+
 def _stands_alone(text: bytes, lexed_bytes_max: int | None = None) -> bool:
     semicolon = text.find(b";")
     if semicolon < 0 or _REST_IS_GAP.match(text, semicolon + 1):
@@ -213,8 +223,8 @@ _REST_IS_GAP = bytes_pattern(rf"{GAP}\Z")
 _SCHEMA_WORD = bytes_pattern(rf"(?<![\w$])(?:CREATE|ALTER|DROP|RENAME|TRUNCATE){WORD_END}")
 _LATER_WORD = bytes_pattern(rf";{GAP}([A-Z]{{2,8}}+){WORD_END}")
 _LATER_NOUN = bytes_pattern(
-    rf";{GAP}(?:CREATE|ALTER|DROP|SHOW|EXPLAIN|DESCRIBE|DESC){WORD_END}{GAP}"
-    rf"(?>(?:(?:CREATE|FULL){WORD_END}{GAP})?)(?:QUEUES?|STREAMS?|ACK|NACK|EXTEND){WORD_END}"
+    rf";{GAP}(?:(?P<queue>CREATE|ALTER|DROP|SHOW{GAP}CREATE)|(?P<shown>SHOW(?>(?:{GAP}FULL)?))|EXPLAIN|DESCRIBE|DESC)"
+    rf"{WORD_END}{GAP}(?P<noun>[A-Z]{{3,11}}+){WORD_END}"
 )
 _NEAR_VERBS: Final = frozenset({b"STREAM", b"ACK", b"NACK", b"EXTEND", b"PAUSE", b"RESUME", b"PURGE", b"REDRIVE"}) | (
     MISSPELT.keys()
@@ -281,7 +291,12 @@ _SHOW = _head(
 # `EXPLAIN stream c` describes a column of a table with this name.
 _EXPLAINED = _head(rf"(?:QUEUE|STREAM|ACK|NACK|EXTEND){WORD_END}{GAP}(?![:(.=;]|\Z)")
 _WITHOUT_QUEUE = _head(rf"(?!(?:BINARY|MASTER){WORD_END}){NAME}")
-_SINGULAR = _head(rf"(?:QUEUE|STREAM){WORD_END}")
+_NOUN = rf"(?P<noun>[A-Z]{{3,11}}+){WORD_END}"
+_CREATED = _head(_NOUN)
+_SHOWN = _head(rf"(?>(?:(?:(?P<create>CREATE)|FULL){WORD_END}{GAP})?){_NOUN}")
+_EXPLAINED_NOUNS: Final = frozenset({b"QUEUE", b"STREAM", b"ACK", b"NACK", b"EXTEND"})
+_QUEUE_NOUNS: Final = MISSPELT_NOUN.keys() | {b"QUEUE"}
+_SHOWN_NOUNS: Final = MISSPELT_SHOWN.keys() | {word.encode() for word in MISSPELT_SHOWN.values()}
 _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
 _NOT_OUR_SHAPE = _head("[:(.=]")
 _STATEMENT = _head(_word("STATEMENT"))
@@ -302,13 +317,33 @@ def _if(pattern: re.Pattern[bytes], head: Head, otherwise: _Rule) -> _Rule:
 
 
 def _table(verb: Verb, pattern: re.Pattern[bytes]) -> _Rule:
-    any_table = Head(verb)
+    any_table = ANY_SCHEMA if verb is Verb.SCHEMA else Head(verb)
 
     def rule(text: bytes, end: int) -> Head:
         match = pattern.match(text, end)
         return any_table if match is None else Head(verb, _bare_name(match["table"]))
 
     return rule
+
+
+def _schema(pattern: re.Pattern[bytes]) -> _Rule:
+    table = _table(Verb.SCHEMA, pattern)
+
+    def rule(text: bytes, end: int) -> Head:
+        head = table(text, end)
+        if head is not ANY_SCHEMA:
+            return head
+        noun = _CREATED.match(text, end)
+        return NEARLY if noun is not None and noun["noun"].upper() in MISSPELT_NOUN else head
+
+    return rule
+
+
+def _nearly_shown(text: bytes, end: int) -> Head:
+    match = _SHOWN.match(text, end)
+    if match is None:
+        return OTHER
+    return NEARLY if match["noun"].upper() in (MISSPELT_NOUN if match["create"] else MISSPELT_SHOWN) else OTHER
 
 
 def _insert(text: bytes, end: int) -> Head:
@@ -358,7 +393,7 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
         (b"PAUSE", b"RESUME", b"PURGE", b"REDRIVE"),
         _if(_QUEUE, Head(Verb.QUEUE), _if(_WITHOUT_QUEUE, NEARLY, _always(OTHER))),
     ),
-    b"SHOW": _if(_SHOW, Head(Verb.QUEUE), _if(_SINGULAR, NEARLY, _always(OTHER))),
+    b"SHOW": _if(_SHOW, Head(Verb.QUEUE), _nearly_shown),
     **dict.fromkeys((b"EXPLAIN", b"DESCRIBE", b"DESC"), _if(_EXPLAINED, NEARLY, _always(OTHER))),
     b"KILL": _always(Head(Verb.KILL)),
     b"USE": _always(Head(Verb.USE)),
@@ -367,9 +402,9 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     b"UPDATE": _table(Verb.WRITE, _UPDATE),
     b"DELETE": _table(Verb.WRITE, _DELETE),
     b"LOAD": _table(Verb.WRITE, _LOAD),
-    b"CREATE": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _CREATE))),
-    b"DROP": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _table(Verb.SCHEMA, _DROP))),
-    b"ALTER": _if(_QUEUE, Head(Verb.QUEUE), _table(Verb.SCHEMA, _ALTER)),
+    b"CREATE": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _schema(_CREATE))),
+    b"DROP": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _schema(_DROP))),
+    b"ALTER": _if(_QUEUE, Head(Verb.QUEUE), _schema(_ALTER)),
     b"TRUNCATE": _table(Verb.SCHEMA, _TRUNCATE),
     b"WITH": _with,
     **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),

@@ -11,10 +11,10 @@ from typing import Final
 from sqlrewrite.classify import QUEUE_STATEMENT_VERBS, Verb, classify, statement_at
 from sqlrewrite.errors import PARSE_ERROR
 from sqlrewrite.lexicon import GAP, NAME, WORD_END, bytes_pattern
-from sqlrewrite.misspelt import MISSPELT
+from sqlrewrite.misspelt import MISSPELT, MISSPELT_NOUN, MISSPELT_SHOWN
 from sqlrewrite.server_errors import quoted_place
 
-_WORDS = bytes_pattern(rf"{GAP}(?P<verb>[A-Z]{{2,8}}+){WORD_END}{GAP}(?P<next>{NAME}|)")
+_WORDS = bytes_pattern(rf"{GAP}(?P<verb>[A-Z]{{2,8}}+){WORD_END}{GAP}(?P<next>{NAME}|){GAP}(?P<after>{NAME}|)")
 
 ALONE: Final = (
     "a statement of ackstream's has to be alone in its packet, with its quotes and comments closed:"
@@ -40,21 +40,25 @@ def hint_for(text: bytes, code: int, message: str) -> str | None:
             return ALONE
         if verb is Verb.NEARLY:
             return f"{hint(later)}; {ALONE}"
-    nearly = classify(text, multi_statements=False).verb is Verb.NEARLY
+    # A semicolon before the place may also stand in a comment or a string of one statement.
+    nearly = classify(text, multi_statements=bool(begin)).verb is Verb.NEARLY
     return hint(text) if nearly and code in (PARSE_ERROR, NO_SUCH_TABLE) else None
 
 
 def hint(text: bytes) -> str:
     """The hint for a statement whose verb is NEARLY."""
     words = _WORDS.match(text)
-    verb, following = (words[1].decode().upper(), words[2].decode("utf-8", "replace")) if words else ("", "")
+    if words is None:
+        return ALONE
+    verb, following, after = (word.decode("utf-8", "replace") for word in words.groups())
+    verb = verb.upper()
     if meant := MISSPELT.get(verb.encode()):
         return f"{verb} is no statement: write {meant}"
+    if corrected := _corrected(verb, following.upper(), after.upper()):
+        return f"{corrected[0]} is no statement: write {corrected[1]}"
     match verb, following.upper():
         case (("PAUSE" | "RESUME" | "PURGE" | "REDRIVE"), other) if other != "QUEUE":
             return f"write {verb} QUEUE {following}"
-        case "SHOW", "STREAM":
-            return "write SHOW STREAMS"
         case "SHOW", "QUEUE":
             return "write SHOW QUEUES, or SHOW CREATE QUEUE and the name of a queue"
         case (("EXPLAIN" | "DESCRIBE" | "DESC"), "QUEUE"):
@@ -65,3 +69,19 @@ def hint(text: bytes) -> str:
             )
         case _:
             return ALONE
+
+
+def _corrected(verb: str, following: str, after: str) -> tuple[str, str] | None:
+    """The words up to the misspelt noun of a queue statement, as written and corrected; None: no noun is
+    misspelt."""
+    begin, noun, meant = verb, following, MISSPELT_NOUN
+    if verb == "SHOW" and following in ("CREATE", "FULL"):
+        begin, noun = f"SHOW {following}", after
+    if verb == "SHOW" and following != "CREATE":
+        meant = MISSPELT_SHOWN
+    if begin == "SHOW" and noun == "QUEUE":
+        return None  # It may also stand for SHOW CREATE QUEUE.
+    if verb in ("PAUSE", "RESUME", "PURGE", "REDRIVE") and not after:
+        return None  # The word is the queue's name.
+    right = meant.get(noun.encode())
+    return None if right is None else (f"{begin} {noun}", f"{begin} {right}")

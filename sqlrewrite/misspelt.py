@@ -1,13 +1,22 @@
-"""Words that are one letter away from the first word of a queue statement, and from no statement of the
-servers'."""
+"""Words that are one letter away from a word of a queue statement, and that no statement of the
+servers' has in that place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from string import ascii_uppercase
 from typing import Final
 
 _VERBS: Final = ("STREAM", "ACK", "NACK", "EXTEND", "PAUSE", "RESUME", "REDRIVE")
+_SHOWN: Final = {
+    "QUEUE": "QUEUES",
+    "STREAM": "STREAMS",
+    "BATCH": "BATCHES",
+    "DELIVERY": "DELIVERIES",
+    "GROUP": "GROUPS",
+    "PROXY": "PROXIES",
+}
+"""What SHOW lists, by its singular."""
 _OTHER_WORDS: Final = frozenset({"BACK", "PACK", "LACK", "RACK", "ASK", "ACT"})
 """Too likely to be something else, though no server has such a statement."""
 
@@ -23,10 +32,18 @@ def _one_letter_away(word: str) -> Iterator[str]:
             yield before + behind[1] + behind[0] + behind[2:]
 
 
-def _misspelt(verbs: Iterable[str]) -> Mapping[bytes, str]:
-    found = {wrong.encode(): verb for verb in verbs for wrong in _one_letter_away(verb)}
-    return {wrong: verb for wrong, verb in found.items() if wrong.decode() not in {*_VERBS, *_OTHER_WORDS}}
+def _misspelt(words: Iterable[str], known: Collection[str]) -> Mapping[bytes, str]:
+    found = {wrong: word for word in words for wrong in _one_letter_away(word)}
+    return {wrong.encode(): word for wrong, word in found.items() if wrong not in known}
 
 
-MISSPELT: Final = _misspelt(_VERBS)
-"""What was probably meant, by the misspelt word in capitals."""
+MISSPELT: Final = _misspelt(_VERBS, {*_VERBS, *_OTHER_WORDS})
+"""What was probably meant, by the misspelt first word in capitals."""
+
+MISSPELT_NOUN: Final = _misspelt(("QUEUE",), ("QUEUE",))
+"""The same for the word behind CREATE, ALTER, DROP, PAUSE and their like."""
+
+MISSPELT_SHOWN: Final = {
+    wrong: _SHOWN.get(word, word) for wrong, word in _misspelt((*_SHOWN, *_SHOWN.values()), _SHOWN.values()).items()
+}
+"""The same for the word behind SHOW; the singular counts as misspelt."""

@@ -107,14 +107,20 @@ def test_an_error_about_the_next_command_stays_as_it_is(proxy, database) -> None
         ("PAUSE m", "write PAUSE QUEUE m"),
         ("SHOW QUEUE", "write SHOW QUEUES"),
         ("STREEM * FROM m", "write STREAM"),
+        ("SHOW QUEUS", "SHOW QUEUS is no statement: write SHOW QUEUES"),
+        ("CREATE QUEU q (a INT)", "write CREATE QUEUE"),
+        ("ALTER QUEU q ACK_WAIT = 3", "write ALTER QUEUE"),
+        ("DROP QUEU q", "write DROP QUEUE"),
         ("NAK FROM m WHERE id = ?", "write NACK"),
         ("STREAM * FROM m NOWAIT; SELECT 1", "has to be alone in its packet"),
     ],
 )
-def test_a_hint_when_it_is_prepared(proxy, database, statement: str, hint: str) -> None:
-    code, text = prepare_refused(proxy, database, statement)
-    assert code == 1064
-    assert hint in text
+def test_a_hint_in_a_query_and_when_it_is_prepared(proxy, database, statement: str, hint: str) -> None:
+    with proxy.connect(database=database) as connection:
+        in_a_query = refused(connection, statement)
+    for code, text in (in_a_query, prepare_refused(proxy, database, statement)):
+        assert code == 1064
+        assert hint in text
 
 
 @pytest.mark.parametrize(
@@ -125,6 +131,8 @@ def test_a_hint_when_it_is_prepared(proxy, database, statement: str, hint: str) 
         ("SHOW QUEUES", "; a statement of ackstream's has to be alone in its packet"),
         ("PAUSE m", "; write PAUSE QUEUE m; a statement of ackstream's has to be alone"),
         ("STREEM * FROM m", "; STREEM is no statement: write STREAM; a statement of ackstream's has to be alone"),
+        ("DROP QUEU m", "; DROP QUEU is no statement: write DROP QUEUE; a statement of ackstream's has to be alone"),
+        ("SHOW QUEUS", "; SHOW QUEUS is no statement: write SHOW QUEUES; a statement of ackstream's has to be alone"),
     ],
 )
 def test_a_hint_for_a_later_statement_of_a_packet(proxy, database, second: str, hint: str) -> None:

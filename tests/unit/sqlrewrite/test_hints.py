@@ -16,7 +16,20 @@ from sqlrewrite.hints import ALONE, hint, hint_for
         ("PURGE orders", "write PURGE QUEUE orders"),
         ("REDRIVE dead TO orders", "write REDRIVE QUEUE dead"),
         ("SHOW QUEUE", "write SHOW QUEUES, or SHOW CREATE QUEUE and the name of a queue"),
-        ("SHOW STREAM", "write SHOW STREAMS"),
+        ("SHOW STREAM", "SHOW STREAM is no statement: write SHOW STREAMS"),
+        ("SHOW QUEUS", "SHOW QUEUS is no statement: write SHOW QUEUES"),
+        ("show full queu from shop", "SHOW FULL QUEU is no statement: write SHOW FULL QUEUES"),
+        ("SHOW FULL QUEUE", "SHOW FULL QUEUE is no statement: write SHOW FULL QUEUES"),
+        ("SHOW PROXYS", "SHOW PROXYS is no statement: write SHOW PROXIES"),
+        ("SHOW DELIVERY FROM orders", "SHOW DELIVERY is no statement: write SHOW DELIVERIES"),
+        ("SHOW CREATE /* a */ QUEU orders", "SHOW CREATE QUEU is no statement: write SHOW CREATE QUEUE"),
+        ("CREATE QUEU orders (a INT)", "CREATE QUEU is no statement: write CREATE QUEUE"),
+        ("CREATE QUEUES orders (a INT)", "CREATE QUEUES is no statement: write CREATE QUEUE"),
+        ("drop queeu orders", "DROP QUEEU is no statement: write DROP QUEUE"),
+        ("ALTER QUUE `o` ACK_WAIT = 3", "ALTER QUUE is no statement: write ALTER QUEUE"),
+        ("PAUSE QUEU orders", "PAUSE QUEU is no statement: write PAUSE QUEUE"),
+        ("PURGE QEUE `orders`", "PURGE QEUE is no statement: write PURGE QUEUE"),
+        ("PAUSE queues", "write PAUSE QUEUE queues"),
         (
             "DESCRIBE QUEUE orders",
             "write SHOW CREATE QUEUE and its name, or DESCRIBE and its name: a queue is a table",
@@ -56,6 +69,11 @@ def test_a_statement_that_is_nearly_ours_has_a_hint(text: str, expected: str) ->
         "PAUSE",
         "strem: LOOP LEAVE strem; END LOOP",
         "SHOW QUEUESTATUS",
+        "SHOW CREATE TABLE queu",
+        "CREATE TABLE queu (a INT)",
+        "ALTER TABLE queu ADD a INT",
+        "DROP TABLE queu",
+        "DROP QUERY CACHE",
         "SELECT 1; STREAM * FROM t",
     ],
 )
@@ -76,6 +94,12 @@ SYNTAX = "You have an error in your SQL syntax; … near '{}' at line 1"
         ("SELECT 1; STREEM * FROM t", "STREEM * FROM t", f"STREEM is no statement: write STREAM; {ALONE}"),
         ("SELECT 1; PAUSE t", "PAUSE t", f"write PAUSE QUEUE t; {ALONE}"),
         ("SELECT 1; EXPLAIN STREAM * FROM t", "* FROM t", f"{hint(b'EXPLAIN STREAM')}; {ALONE}"),
+        ("SELECT 1; CREATE QUEU t (a INT)", "QUEU t (a INT)", f"{hint(b'CREATE QUEU t')}; {ALONE}"),
+        ("SELECT 1; show full queus", "queus", f"{hint(b'SHOW FULL QUEUS')}; {ALONE}"),
+        ("SELECT 1; SHOW CREATE QUEUE t", "QUEUE t", ALONE),
+        ("SELECT 1; SHOW PROXIES", "PROXIES", ALONE),
+        ("SHOW QUEUS; SELECT 1", "QUEUS; SELECT 1", hint(b"SHOW QUEUS")),
+        ("STREEM * FROM t; SELECT 1", "STREEM * FROM t; SELECT 1", hint(b"STREEM * FROM t")),
         ("SELECT 1; DESC QUEUE t; SELECT 1", "QUEUE t; SELECT 1", f"{hint(b'DESC QUEUE')}; {ALONE}"),
     ],
 )
@@ -92,12 +116,39 @@ def test_a_queue_statement_behind_another_statement_has_a_hint(text: str, near: 
         ("SELECT * FROM nowhere; STREAM * FROM t", 1146, ""),
         ("SELECT '; ack '; SELEC 1", 1064, "SELEC 1"),
         ("SELECT 1; STREAM * FROM t", 1317, ""),
+        ("EXPLAIN stream c; SELEC 1", 1064, "SELEC 1"),
     ],
 )
 def test_an_error_about_another_statement_of_the_packet_has_none(text: str, code: int, near: str) -> None:
     assert hint_for(text.encode(), code, SYNTAX.format(near)) is None
 
 
-@pytest.mark.parametrize("text", ["SELECT 1; SELECT 2", "UPDATE t SET stream = 1; COMMIT", "SELECT 1; SHOW TABLES"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT 1; SELECT 2",
+        "UPDATE t SET stream = 1; COMMIT",
+        "SELECT 1; SHOW TABLES",
+        "SELECT 1; DROP TABLE queu",
+        "SELECT 1; SHOW CREATE TABLE queues",
+    ],
+)
 def test_packets_of_ordinary_statements_are_not_examined_further(text: str) -> None:
     assert not classify(text.encode()).before_queue_statement
+
+
+SERVER_WORDS = """
+    ALL AUTHORS BINARY BINLOG CHARACTER CHARSET COLLATION COLUMNS CONTRIBUTORS COUNT CREATE DATABASE DATABASES ENGINE
+    ENGINES ERRORS EVENT EVENTS EXPLAIN EXTENDED FIELDS FULL FUNCTION GLOBAL GRANTS INDEX INDEXES INDEX_STATISTICS KEYS
+    LIBRARY LOCAL LOCALES LOGFILE MASTER MUTEX NULL ONLINE OPEN OR PACKAGE PARSE_TREE PLUGINS PREPARE PRIVILEGES
+    PROCEDURE PROCESSLIST PROFILE PROFILES QUERY QUERY_RESPONSE_TIME RELAYLOG REPLICA REPLICAS RESOURCE ROLE SCHEMA
+    SCHEMAS SEQUENCE SERVER SESSION SLAVE SNAPSHOT SPATIAL STATUS STORAGE SYSTEM TABLE TABLES TABLESPACE TEMPORARY
+    TRIGGER TRIGGERS UNDO UNIQUE USER USER_STATISTICS VARIABLES VIEW WARNINGS WSREP_MEMBERSHIP WSREP_STATUS
+""".split()
+"""Words that may stand behind SHOW, CREATE, ALTER or DROP on one of the servers."""
+
+
+@pytest.mark.parametrize("verb", ["SHOW", "CREATE", "ALTER", "DROP"])
+def test_no_word_of_the_servers_counts_as_misspelt(verb: str) -> None:
+    nearly = [word for word in SERVER_WORDS if classify(f"{verb} {word} x".encode()).verb is Verb.NEARLY]
+    assert nearly == []
