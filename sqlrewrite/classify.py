@@ -291,9 +291,7 @@ _SHOW = _head(
 # `EXPLAIN stream c` describes a column of a table with this name.
 _EXPLAINED = _head(rf"(?:QUEUE|STREAM|ACK|NACK|EXTEND){WORD_END}{GAP}(?![:(.=;]|\Z)")
 _WITHOUT_QUEUE = _head(rf"(?!(?:BINARY|MASTER){WORD_END}){NAME}")
-_NOUN = rf"(?P<noun>[A-Z]{{3,11}}+){WORD_END}"
-_CREATED = _head(_NOUN)
-_SHOWN = _head(rf"(?>(?:(?:(?P<create>CREATE)|FULL){WORD_END}{GAP})?){_NOUN}")
+_SECOND = _head(rf"([A-Z]{{4,11}}+){WORD_END}")
 _EXPLAINED_NOUNS: Final = frozenset({b"QUEUE", b"STREAM", b"ACK", b"NACK", b"EXTEND"})
 _QUEUE_NOUNS: Final = MISSPELT_NOUN.keys() | {b"QUEUE"}
 _SHOWN_NOUNS: Final = MISSPELT_SHOWN.keys() | {word.encode() for word in MISSPELT_SHOWN.values()}
@@ -333,17 +331,23 @@ def _schema(pattern: re.Pattern[bytes]) -> _Rule:
         head = table(text, end)
         if head is not ANY_SCHEMA:
             return head
-        noun = _CREATED.match(text, end)
-        return NEARLY if noun is not None and noun["noun"].upper() in MISSPELT_NOUN else head
+        noun = _SECOND.match(text, end)
+        return NEARLY if noun is not None and noun[1].upper() in MISSPELT_NOUN else head
 
     return rule
 
 
 def _nearly_shown(text: bytes, end: int) -> Head:
-    match = _SHOWN.match(text, end)
+    match = _SECOND.match(text, end)
     if match is None:
         return OTHER
-    return NEARLY if match["noun"].upper() in (MISSPELT_NOUN if match["create"] else MISSPELT_SHOWN) else OTHER
+    noun, nouns = match[1].upper(), MISSPELT_SHOWN
+    if noun in (b"CREATE", b"FULL"):
+        if noun == b"CREATE":
+            nouns = MISSPELT_NOUN
+        match = _SECOND.match(text, match.end())
+        noun = b"" if match is None else match[1].upper()
+    return NEARLY if noun in nouns else OTHER
 
 
 def _insert(text: bytes, end: int) -> Head:

@@ -87,6 +87,42 @@ def test_a_definition_that_the_server_cannot_read(connection, statement: str, qu
     assert rows(connection, "SHOW TABLES") == []
 
 
+@pytest.mark.parametrize(
+    ("statement", "equivalent"),
+    [
+        ("STREAM nothing FROM m", "SELECT nothing FROM m"),
+        ("STREAM id, nothing FROM m WHERE missing = 1 LIMIT 1 NOWAIT", "SELECT id, nothing FROM m WHERE missing = 1"),
+        ("STREAM * FROM m WHERE missing = 1 NOWAIT", "SELECT * FROM m WHERE missing = 1"),
+        ("STREAM nothing FROM m LIMIT 1 WAIT 1 FOR UPDATE", "SELECT nothing FROM m"),
+        ("STREAM id FROM m WHERE missing = 1 LIMIT 1 WAIT 1 FOR UPDATE", "SELECT id FROM m WHERE missing = 1"),
+        ("ACK m WHERE missing = 1", "SELECT id FROM m WHERE missing = 1"),
+        ("NACK m WHERE x.id = 1 DELAY 3", "SELECT id FROM m WHERE x.id = 1"),
+        ("EXTEND m WHERE missing = 1 BY 3", "SELECT id FROM m WHERE missing = 1"),
+        ("REDRIVE QUEUE m TO other WHERE missing = 1", "SELECT id FROM m WHERE missing = 1"),
+    ],
+)
+def test_an_unknown_column_is_where_the_client_wrote_it(proxy, database, statement: str, equivalent: str) -> None:
+    with proxy.connect(database=database) as connection:
+        create_queue(connection, "m", "payload TEXT, note TEXT")
+        create_queue(connection, "other", "payload TEXT, note TEXT")
+        expected = refused(connection, equivalent)
+        assert expected[0] == 1054
+        assert refused(connection, statement) == expected
+    if not statement.startswith("REDRIVE"):
+        assert prepare_refused(proxy, database, statement) == expected
+
+
+@pytest.mark.parametrize("statement", ["STREAM note FROM m NOWAIT", "STREAM id FROM m WHERE note = 'a' NOWAIT"])
+def test_so_is_a_column_that_was_dropped_after_the_same_stream(connection, proxy, database, statement: str) -> None:
+    create_queue(connection, "m", "payload TEXT, note TEXT")
+    assert rows(connection, statement) == []
+    with proxy.connect(database=database) as other:
+        run(other, "ALTER TABLE m DROP COLUMN note")
+    assert refused(connection, statement) == refused(
+        connection, statement.replace("STREAM", "SELECT").replace(" NOWAIT", "")
+    )
+
+
 def test_an_error_about_the_next_command_stays_as_it_is(proxy, database) -> None:
     with proxy.connect(database=database) as connection:
         create_queue(connection, "m", "payload TEXT, note TEXT")

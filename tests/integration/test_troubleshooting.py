@@ -71,7 +71,7 @@ class Provoking:
         return [self.error("STREAM * FROM orders LIMITT 1")]
 
     def nearly(self) -> list[str]:
-        return [self.error("PAUSE orders"), self.error("STREEM * FROM orders")]
+        return [self.error("PAUSE orders"), self.error("STREEM * FROM orders"), self.error("SHOW QUEUS")]
 
     def no_queue(self) -> list[str]:
         make = "CREATE TABLE broken (id INT PRIMARY KEY) COMMENT = 'vitess_message,vt_ack_wait=30'"
