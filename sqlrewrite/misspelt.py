@@ -43,7 +43,7 @@ MISSPELT: Final = _misspelt(_VERBS, {*_VERBS, *_OTHER_WORDS})
 MISSPELT_NOUN: Final = _misspelt(("QUEUE",), ("QUEUE",))
 """The same for the word behind CREATE, ALTER, DROP, PAUSE and their like."""
 
-MISSPELT_SHOWN: Final = {
+MISSPELT_SHOWN: Final[Mapping[bytes, str]] = {
     wrong: _SHOWN.get(word, word) for wrong, word in _misspelt((*_SHOWN, *_SHOWN.values()), _SHOWN.values()).items()
 }
 """The same for the word behind SHOW; the singular counts as misspelt."""
