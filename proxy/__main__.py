@@ -7,7 +7,7 @@ import click
 
 from proxy import __version__
 
-COMMANDS = ("consume", "doctor", "enqueue", "export", "peek", "serve", "top")
+COMMANDS = ("consume", "doctor", "enqueue", "export", "migrate", "peek", "serve", "top")
 
 
 class Commands(click.Group):
@@ -30,6 +30,8 @@ class Commands(click.Group):
                 from proxy.commands.enqueue import enqueue as command  # noqa: PLC0415
             case "export":
                 from proxy.commands.export import export as command  # noqa: PLC0415
+            case "migrate":
+                from proxy.commands.migrate import migrate as command  # noqa: PLC0415
             case "peek":
                 from proxy.commands.export import peek as command  # noqa: PLC0415
             case "top":

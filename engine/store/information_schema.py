@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from engine.catalog.directives import is_marked
+from engine.catalog.own_tables import OWN_TABLES, PREFIX, version_of
 from engine.catalog.verdict import Column, Index, IndexColumn, TableFacts
 from engine.model import TableId
 from engine.packets import text_values
@@ -30,19 +31,23 @@ CHECK: Row = ("CHECK", "")
 def listing(connection: StoreConnection, rights: str) -> Timed[Listing]:
     """Every marked table with its stamp, and all views and tables with triggers.
 
-    `rights` identifies the account's privileges. When it changes, so does every stamp.
+    `rights` identifies the account's privileges. When it changes, so does every stamp. The versions of
+    the tables that ackstream itself has made in a database are in the stamps of its queues.
     """
     now, tables, triggers = connection.run([statement(name) for name in ("now", "catalog_listing", "catalog_triggers")])
     marked: dict[TableId, _Stamp] = {}
+    versions: dict[str, str] = {}
     views_and_triggers = {name for (name,) in _rows(triggers)}
     for db, name, kind, comment, engine, changed, settled in _rows(tables):
         if kind.upper() == "VIEW":
             views_and_triggers.add(name)
         elif is_marked(comment):
             marked[TableId(db, name)] = _Stamp(comment, engine, changed, settled == "1")
+        elif name in OWN_TABLES and comment.startswith(PREFIX):
+            versions[db] = f"{versions.get(db, '')}{name}={version_of(comment)} "
     if any(not stamp.changed for stamp in marked.values()):
         _read_times(connection, marked)
-    stamps = {table: stamp.stamp(rights) for table, stamp in marked.items()}
+    stamps = {table: stamp.stamp(versions.get(table.db, "") + rights) for table, stamp in marked.items()}
     return Timed(Listing(stamps, frozenset(name.casefold() for name in views_and_triggers)), now_ns(now))
 
 
@@ -65,6 +70,18 @@ def _read_times(connection: StoreConnection, marked: Mapping[TableId, _Stamp]) -
     for db, name, changed, settled in _rows(times):
         if stamp := marked.get(TableId(db, name)):
             stamp.changed, stamp.settled = changed, settled == "1"
+
+
+def own_comments(connection: StoreConnection, tables: Collection[TableId]) -> Mapping[TableId, str]:
+    """The comments of the existing ones of these tables, by the requested names."""
+    (found,) = connection.run([statement("catalog_own_tables", tables=_names_condition(tables))])
+    rows = list(_rows(found))
+    exact = {TableId(db, name): comment for db, name, comment in rows}
+    folded = {TableId(db.casefold(), name.casefold()): comment for db, name, comment in rows}
+    comments = {
+        table: exact.get(table, folded.get(TableId(table.db.casefold(), table.name.casefold()))) for table in tables
+    }
+    return {table: comment for table, comment in comments.items() if comment is not None}
 
 
 def table_facts(connection: StoreConnection, table: TableId) -> Timed[TableFacts | None]:

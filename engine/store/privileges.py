@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engine.catalog.own_tables import RATES_TABLE
 from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, OF_RATES, Grants
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.packets import text_values
 from engine.quoting import qualified, quoted
 from engine.store.connection import DENIED, StoreConnection
+from engine.store.information_schema import own_comments
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import and_lease, statement
@@ -60,6 +62,7 @@ def _with_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -
     rates = qualified(found.rates)
     try:
         connection.run([statement("rights_rates_read", rates=rates), statement("rights_rates_write", rates=rates)])
+        comments = own_comments(connection, [found.rates])
     except StoreError as error:
         if connection.broken:
             raise
@@ -68,6 +71,8 @@ def _with_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -
             return replace(found, warnings=(*found.warnings, f"{alone}: {problem}"))
         remedy = f"ALTER QUEUE {found.id} MAX_RATE = {found.policy.max_rate:g} makes the table {found.rates}"
         return replace(found, warnings=(*found.warnings, f"{alone}: {remedy}"))
+    if unfit := RATES_TABLE.problem(str(found.rates), comments.get(found.rates, "")):
+        return replace(found, warnings=(*found.warnings, f"{alone}: {unfit}"))
     return replace(found, policy=replace(found.policy, paced=True))
 
 

@@ -537,8 +537,8 @@ ALTER /* ackstream purge */ TABLE $table $nowait
 REORGANIZE PARTITION $names INTO ($definitions)
 
 -- name: catalog_listing
--- Tables that may be message tables, with values that change when they are altered; and views,
--- because a write to a view reaches another table. The servers' own tables and views are excluded
+-- Tables that may be message tables, with values that change when they are altered; tables that ackstream
+-- itself has made; and views, because a write to a view reaches another table. The servers' own tables and views are excluded
 -- before they are opened. Every ALTER sets create_time to the current second. MariaDB opens a table
 -- to read it, so there catalog_times reads it for marked tables only.
 SELECT /* ackstream catalog */
@@ -546,7 +546,14 @@ SELECT /* ackstream catalog */
     /*!80000 COALESCE(UNIX_TIMESTAMP(create_time), 0), create_time < NOW() - INTERVAL 2 SECOND */ /*M! '', '' */
 FROM information_schema.tables
 WHERE table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
-    AND (table_type = 'VIEW' OR table_comment LIKE '%vitess\_message%')
+    AND (table_type = 'VIEW' OR table_comment LIKE '%vitess\_message%' OR table_comment LIKE 'ackstream:%')
+
+-- name: catalog_own_tables
+-- The versions of tables that ackstream itself has made. MariaDB compares names without case, so the caller
+-- selects.
+SELECT /* ackstream catalog */ table_schema, table_name, table_comment
+FROM information_schema.tables
+WHERE $tables
 
 -- name: catalog_times
 -- When tables were made or altered, for MariaDB. It opens only the tables whose names are listed.

@@ -11,11 +11,13 @@
 `published` is set in the transaction that writes the slice, into the queue or the staging table.
 `ackstream_rejects` has a row for each row that the server refused and that was set aside;
 they stay with their batch. All changes are transactions that can be repeated: each first reads what
-is there.
+is there. The comment of each table ends with its version; tables of earlier releases have none, and
+are of version 1.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,19 +51,27 @@ WITHHELD_NS: Final = 7_258_118_400_000_000_000
 _WRITTEN_IN_TASKS: Final = "null"
 """The `mark` of a slice. Earlier versions had the id of a message there, which proved the slice."""
 
+VERSION: Final = 1
+"""Of all tables of the ledger. It is raised only where an older program would use them wrongly."""
+
+_VERSIONS: Final = """
+    SELECT table_name, table_comment FROM information_schema.tables
+    WHERE table_schema = %s AND table_name IN ('ackstream_batches', 'ackstream_slices', 'ackstream_rejects')
+    """
+
 _TABLES: Final = (
     """
     CREATE TABLE IF NOT EXISTS {database}.ackstream_batches (
       queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, mode VARCHAR(16) NOT NULL,
       fingerprint CHAR(32) NOT NULL, file_octets BIGINT NULL, slices INT NOT NULL, messages BIGINT NOT NULL,
       begun BIGINT NOT NULL, finished BIGINT NULL, abandoned BIGINT NULL, PRIMARY KEY (queue, batch)
-    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin COMMENT 'ackstream: the ledger (version 1)'
     """,
     """
     CREATE TABLE IF NOT EXISTS {database}.ackstream_slices (
       queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, slice INT NOT NULL,
       mark TEXT NOT NULL, due BIGINT NOT NULL, published BIGINT NULL, PRIMARY KEY (queue, batch, slice)
-    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin COMMENT 'ackstream: the ledger (version 1)'
     """,
 )
 
@@ -69,7 +79,7 @@ _REJECTS: Final = """
     CREATE TABLE IF NOT EXISTS {database}.ackstream_rejects (
       queue VARCHAR(64) NOT NULL, batch VARCHAR(190) NOT NULL, slice INT NOT NULL, place BIGINT NOT NULL,
       code INT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (queue, batch, slice, place)
-    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+    ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin COMMENT 'ackstream: the ledger (version 1)'
     """
 
 
@@ -170,6 +180,7 @@ class Ledger:
 
     def _record(self, connection: Any, new: Batch) -> Batch:
         with connection.cursor() as cursor:
+            self._refuse_newer(cursor)
             try:
                 self._insert(cursor, new)
             except pymysql.ProgrammingError as error:
@@ -182,6 +193,17 @@ class Ledger:
         if found.mode != new.mode:
             raise _other(new.name, f"in mode {found.mode}", "mode")
         return found
+
+    def _refuse_newer(self, cursor: Any) -> None:
+        """Raises PipelineError if a later release has changed the ledger."""
+        cursor.execute(_VERSIONS, [self._table.database])
+        for name, comment in cursor.fetchall():
+            found = re.search(r"\(version ([0-9]+)\)$", comment)
+            if found and int(found[1]) > VERSION:
+                raise PipelineError(
+                    f"the table {self._table.database}.{name} has version {found[1]}, and this program uses version"
+                    f" {VERSION}: use a newer ackstream-spark"
+                )
 
     def _make(self, cursor: Any) -> None:
         for table in _TABLES:

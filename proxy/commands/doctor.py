@@ -12,18 +12,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from engine.model import BrokenTable, TableId
-from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
-from proxy.commands.connection import EXIT_FAILED, EXIT_USAGE
+from proxy.commands.connection import EXIT_FAILED
+from proxy.commands.servers import addresses, backend_options, settings_of
 from proxy.session.internal_queries import from_hex
 from proxy.session.queries import sql
-from proxy.settings import BadSetting, Endpoint, Settings, load
+from proxy.settings import Endpoint, Settings
 
 OLDEST = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 """The oldest releases that are supported."""
@@ -139,9 +138,7 @@ def _taken(endpoint: Endpoint) -> str | None:
 
 
 @click.command()
-@click.option("--backend", metavar="URL", help="As for `serve`; or ACKSTREAM_BACKEND.")
-@click.option("--backend-password-file", metavar="FILE", help="As for `serve`.")
-@click.option("--config", type=click.Path(path_type=Path), help="The TOML file of `serve`.")
+@backend_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def doctor(backend: str | None, backend_password_file: str | None, config: Path | None, *, as_json: bool) -> None:
     """Check a server for ackstream, and say what to run where something is missing.
@@ -154,26 +151,15 @@ def doctor(backend: str | None, backend_password_file: str | None, config: Path 
     Example:
       ackstream doctor --backend mysql://ackstream@db:3306 --backend-password-file secret
     """
-    try:
-        settings = load(
-            {"backend": [backend] if backend else None, "backend_password_file": backend_password_file}, config
-        )
-    except BadSetting as error:
-        _refuse(str(error))
-    if not settings.backend:
-        _refuse("--backend names the server to check: mysql://USER:PASSWORD@HOST:PORT")
+    settings = settings_of(backend, backend_password_file, config)
     found: list[Finding] = []
-    tls = {"mirror": None, "always": True, "never": False}[settings.backend_tls]
-    ca = None if settings.backend_ca is None else str(settings.backend_ca)
-    for server in settings.backend:
-        password = settings.password_of(server)
-        address = BackendAddress(server.host, server.port, server.user, password, tls=tls, ca=ca)
+    for address in addresses(settings):
         store = MySQLStore(address)
         try:
             found += findings(settings, store)
         except StoreError as error:
             found.append(
-                Finding("error", f"{server.host}:{server.port}", str(error), "check address, user and password")
+                Finding("error", f"{address.host}:{address.port}", str(error), "check address, user and password")
             )
         finally:
             store.close()
@@ -181,11 +167,6 @@ def doctor(backend: str | None, backend_password_file: str | None, config: Path 
     for finding in found:
         click.echo(json.dumps(asdict(finding)) if as_json else _line(finding))
     sys.exit(EXIT_FAILED if any(finding.level == "error" for finding in found) else 0)
-
-
-def _refuse(text: str) -> NoReturn:
-    click.echo(f"ackstream: {text}", err=True)
-    sys.exit(EXIT_USAGE)
 
 
 def _line(finding: Finding) -> str:

@@ -212,7 +212,7 @@ ALTER TABLE $table COMMENT = $comment
 CREATE TABLE IF NOT EXISTS $table (
     queue VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
     full_ns BIGINT NOT NULL
-) ENGINE = InnoDB COMMENT 'ackstream: MAX_RATE of the queues over all proxies'
+) ENGINE = InnoDB COMMENT $comment
 
 -- name: add_to_table
 -- ALTER QUEUE, for a table without a column or an index that an option requires.

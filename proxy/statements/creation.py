@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
+from engine.catalog.own_tables import RATES_TABLE
 from engine.model import NS_PER_S, RATES, BrokenTable, Policy, TableId
 from engine.quoting import text_literal
 from engine.service import Engine
@@ -152,7 +153,8 @@ class Creation:
         itself."""
         rates = TableName(RATES, table.db)
         if await comment_of(session, rates) is None:
-            await change_schema(self._engine, session, sql("create_rates", table=rates.quoted()), may_fail=True)
+            made = sql(RATES_TABLE.create, table=rates.quoted(), comment=string_literal(session, RATES_TABLE.comment()))
+            await change_schema(self._engine, session, made, may_fail=True)
 
     async def lease_column(
         self,

@@ -311,6 +311,17 @@ def test_a_query_of_an_earlier_version_is_taken_into_the_ledger(endpoint: Endpoi
     assert [found.batch.name for found in listed(endpoint, "m").batches] == ["q"]
 
 
+def test_a_ledger_of_a_later_release_is_refused(orders: DataFrame, atomic: Enqueue, connection: Any) -> None:
+    atomic(orders.limit(2), batch="before")
+    for table in ("batches", "slices"):
+        run(connection, f"ALTER TABLE ackstream_{table} COMMENT 'of an earlier release'")
+    atomic(orders.limit(2), batch="versionless")
+    run(connection, "ALTER TABLE ackstream_slices COMMENT 'ackstream: the ledger (version 2)'")
+    with pytest.raises(PipelineError, match="ackstream_slices has version 2, and this program uses version 1: use a"):
+        atomic(orders, batch="later")
+    assert messages(connection) == 4
+
+
 # --- streaming mode ---
 
 

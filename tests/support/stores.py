@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
+from engine.catalog.own_tables import RATES_TABLE
 from engine.model import NS_PER_S, RATES, BatchColumn, GroupColumn, IdKind, Key, Policy, QueueTable, Selection, TableId
 from engine.store.connection import (
     OWN_CONTEXT,
@@ -262,7 +263,7 @@ class ServerSubject:
         self.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')")
         self.connection.select_db(database)
         if rate is not None:
-            self.execute(client_sql("create_rates", table=RATES))
+            self.execute(client_sql("create_rates", table=RATES, comment=f"'{RATES_TABLE.comment()}'"))
         self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}")
         self.store = mysql_store(server)
         described = self.store.describe(TableId(database, "messages")).value
