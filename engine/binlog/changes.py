@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from engine.binlog.row_image import ABSENT, ColumnType, Field, Raw, RowReader, integer_of, key_reader
+from engine.binlog.row_image import ABSENT, ColumnType, Field, RowReader, Value, is_signed, key_reader
 from engine.model import Delivery, Entry, Key, TableId
 from engine.store.queries import LOWEST_PRIORITY
 
 QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
+
+Row = tuple[Any, ...]
+"""The values of QUEUE_COLUMNS in an image of a row, each a `Value`. All but the id are integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,72 +84,76 @@ class Layout:
         if len(known) < len(fields) or len(fields) != len(columns) or not positions.keys() >= {*QUEUE_COLUMNS}:
             raise UnreadableRowError(f"{len(known)} of {len(columns)} columns can be read in the binary log")
         wanted = [positions[name] for name in QUEUE_COLUMNS]
-        read_key = key_reader(known[wanted[0]], columns[wanted[0]])
-        if read_key is None:
-            raise UnreadableRowError(f"an id of type {columns[wanted[0]].declared} can be read by the server alone")
-        self._key = read_key
-        self._signed = [not {"unsigned", "zerofill"} & {*columns[at].declared.split()} for at in wanted]
-        self._reader = RowReader(known, wanted)
+        numbers = {at: signed for at in wanted if (signed := is_signed(columns[at])) is not None}
+        if len({*wanted[1:]} - numbers.keys()):
+            raise UnreadableRowError("a column of the queue's format has no integers")
+        identity = columns[wanted[0]]
+        self._read_key = None if wanted[0] in numbers else key_reader(known[wanted[0]], identity)
+        if wanted[0] not in numbers and self._read_key is None:
+            raise UnreadableRowError(f"an id of type {identity.declared} can be read by the server alone")
+        self._reader = RowReader(known, wanted, numbers)
 
-    def changes(self, change: Change, present: Sequence[int], data: bytes) -> Iterator[tuple[Key, RowChange]]:
-        """Yield the changes of messages in an event's rows.
+    def changes(self, change: Change, present: Sequence[int], data: bytes) -> list[tuple[Key, RowChange]]:
+        """The changes of messages in an event's rows.
 
         `present` has the columns of each image of a row, a bit for each column. Raises
         UnreadableRowError, UnicodeDecodeError, IndexError for rows that cannot be read.
         """
-        at = 0
+        found: list[tuple[Key, RowChange]] = []
+        read, at = self._reader.row, 0
         while at < len(data):
-            first, at = self._reader.row(data, at, present[0])
+            first, at = read(data, at, present[0])
             if change is Change.INSERT:
-                yield self._key_of(first), RowChange(self._entry(first))
+                key = self._key(first[0])
+                found.append((key, RowChange(_entry(key, first))))
             elif change is Change.DELETE:
                 if first[-1] is None or first[-1] is ABSENT:  # Otherwise it was acknowledged before.
-                    yield self._key_of(first), RowChange(None, self._delivery(first))
+                    found.append((self._key(first[0]), RowChange(None, _delivery(first))))
             else:
-                second, at = self._reader.row(data, at, present[1])
-                yield from self._update(first, second)
+                second, at = read(data, at, present[1])
+                self._add_update(found, first, second)
+        return found
 
-    def _update(self, before: list[Raw], after: list[Raw]) -> Iterator[tuple[Key, RowChange]]:
-        # Columns that the image leaves out were not changed.
-        after = [old if new is ABSENT else new for old, new in zip(before, after, strict=True)]
-        delivery = self._delivery(before)
+    def _add_update(self, found: list[tuple[Key, RowChange]], before: Row, after: Row) -> None:
+        if ABSENT in after:  # Columns that the image leaves out were not changed.
+            after = tuple(old if new is ABSENT else new for old, new in zip(before, after, strict=True))
+        delivery = _delivery(before)
+        key = self._key(after[0])
         if after[0] != before[0]:
-            yield self._key_of(before), RowChange(None, delivery)
-        elif isinstance(before[-1], bytes) and isinstance(after[-1], bytes):
-            return
-        entry = self._entry(after)
+            found.append((self._key(before[0]), RowChange(None, delivery)))
+        elif isinstance(before[-1], int) and isinstance(after[-1], int):
+            return  # It was acknowledged before.
+        entry = _entry(key, after)
         if entry is not None and delivery is None:
             raise UnreadableRowError("not the whole row before its change")
-        yield self._key_of(after), RowChange(entry, delivery)
+        found.append((key, RowChange(entry, delivery)))
 
-    def _delivery(self, row: list[Raw]) -> Delivery | None:
-        """The delivery that a row showed; None if the image leaves it out."""
-        _, _, epoch, until_ns, _ = row
-        if epoch is ABSENT or until_ns is ABSENT:
-            return None
-        return Delivery(self._number(epoch, self._signed[2]) or 0, self._number(until_ns, self._signed[3]) or 0)
-
-    def _key_of(self, row: list[Raw]) -> Key:
-        if not isinstance(row[0], bytes):
+    def _key(self, value: Value) -> Key:
+        if isinstance(value, int):
+            return value
+        if not isinstance(value, bytes) or self._read_key is None:
             raise UnreadableRowError("no id")
-        return self._key(row[0])
+        return self._read_key(value)
 
-    def _entry(self, row: list[Raw]) -> Entry | None:
-        acked = row[-1]
-        if acked is ABSENT:
-            raise UnreadableRowError("no time_acked")
-        if acked is not None:
-            return None
-        _, priority, epoch, due_ns, _ = (
-            self._number(raw, signed) for raw, signed in zip((None, *row[1:]), self._signed, strict=True)
-        )
-        return Entry(self._key_of(row), epoch or 0, LOWEST_PRIORITY if priority is None else priority, due_ns or 0)
 
-    @staticmethod
-    def _number(raw: Raw, signed: bool) -> int | None:  # noqa: FBT001  # from zip
-        if raw is ABSENT:
-            raise UnreadableRowError("not the whole row")
-        return None if raw is None else integer_of(raw, signed=signed)
+def _delivery(row: Row) -> Delivery | None:
+    """The delivery that a row showed; None if the image leaves it out."""
+    _, _, epoch, until_ns, _ = row
+    if epoch is ABSENT or until_ns is ABSENT:
+        return None
+    return Delivery(epoch or 0, until_ns or 0)
+
+
+def _entry(key: Key, row: Row) -> Entry | None:
+    """The message as it now is; None if it is acknowledged."""
+    _, priority, epoch, due_ns, acked = row
+    if acked is ABSENT:
+        raise UnreadableRowError("no time_acked")
+    if acked is not None:
+        return None
+    if priority is ABSENT or epoch is ABSENT or due_ns is ABSENT:
+        raise UnreadableRowError("not the whole row")
+    return Entry(key, epoch or 0, LOWEST_PRIORITY if priority is None else priority, due_ns or 0)
 
 
 @dataclass(slots=True)
@@ -174,20 +181,23 @@ class ChangeSet:
         """Whether the table's changes are unknown, so more rows would add nothing."""
         return self.everything or self.tables.get(table, ABSENT) is None
 
-    def add_row(self, table: TableId, key: Key, change: RowChange) -> None:
-        """Add a change of a message."""
+    def add_rows(self, table: TableId, changes: Iterable[tuple[Key, RowChange]]) -> None:
+        """Add changes of messages, in their order."""
         if self.is_unknown(table):
-            return
-        if self.rows >= self.rows_max:
-            self.add_unknown(table)
             return
         rows = self.tables.setdefault(table, {})
         assert rows is not None
-        if (earlier := rows.get(key)) is None:
-            self.rows += 1
-            rows[key] = change
-        else:
-            rows[key] = change.after(earlier)
+        before, room = len(rows), self.rows_max - self.rows
+        for key, change in changes:
+            if (earlier := rows.get(key)) is not None:
+                rows[key] = change.after(earlier)
+            elif len(rows) - before < room:
+                rows[key] = change
+            else:
+                self.rows += len(rows) - before
+                self.add_unknown(table)
+                return
+        self.rows += len(rows) - before
 
     def add_unknown(self, table: TableId) -> None:
         """Any message of the table may have changed."""
@@ -207,20 +217,23 @@ class ChangeSet:
             if rows is None:
                 self.add_unknown(table)
             else:
-                for key, change in rows.items():
-                    self.add_row(table, key, change)
+                self.add_rows(table, rows.items())
 
     def by_table(self) -> list[TableChanges]:
         """The changes in the engine's form."""
-        return [
-            TableChanges(
-                table,
-                tuple(change.entry for change in (rows or {}).values() if change.entry is not None),
-                tuple(key for key, change in (rows or {}).items() if change.entry is None),
-                {key: change.before for key, change in (rows or {}).items() if change.before is not None},
-            )
-            for table, rows in self.tables.items()
-        ]
+        return [_table_changes(table, rows or {}) for table, rows in self.tables.items()]
+
+
+def _table_changes(table: TableId, rows: Mapping[Key, RowChange]) -> TableChanges:
+    seen, over, before = [], [], {}
+    for key, (entry, delivery) in rows.items():
+        if entry is None:
+            over.append(key)
+        else:
+            seen.append(entry)
+        if delivery is not None:
+            before[key] = delivery
+    return TableChanges(table, tuple(seen), tuple(over), before)
 
 
 class StatementEffect(enum.Flag):

@@ -14,17 +14,19 @@ it:
   otherwise, the engine's own transactions are decoded like all others;
 - an event of rows has `table_id`, `schema`, `table`, `columns` with their `data`, the bitmaps of
   the columns that are present, and leaves its rows unread in `packet`, from `packet.read_bytes` to
-  `event_size`.
+  `event_size`. Only the first event of a table is decoded by the library, which takes as long as
+  ten rows. Later ones are decoded here (`decoded`).
 
 No other module of engine imports the library (an import contract in pyproject.toml).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, Final
 
 from pymysqlreplication import BinLogStreamReader
@@ -44,7 +46,7 @@ from pymysqlreplication.row_event import (
 )
 
 from engine.binlog.changes import Change
-from engine.binlog.event_filter import TYPE_AT, XID
+from engine.binlog.event_filter import BODY_AT, TABLE_ID, TYPE_AT, XID
 from engine.binlog.row_image import bits
 from engine.store.pymysql_adapter import Connection, IncompatibleVersionError, MySQLError
 
@@ -53,6 +55,22 @@ _COM_BINLOG_DUMP: Final = 0x12
 _COMMAND_AT, _FLAGS_AT = 4, 9
 _SEND_ANNOTATE_ROWS: Final = 0x02
 """MariaDB: send the texts of statements too. Without it they are replaced or left out."""
+
+HEADER_BYTES: Final = BODY_AT - 1
+ROWS_AT: Final = BODY_AT + 8
+"""In an event of rows: after the table's number and two bytes of flags."""
+_ROWS: Final = {
+    **dict.fromkeys((23, 30), Change.INSERT),
+    **dict.fromkeys((24, 31), Change.UPDATE),
+    **dict.fromkeys((25, 32), Change.DELETE),
+}
+_WITH_EXTRA_DATA: Final = frozenset({30, 31, 32})
+"""The second version, of MySQL."""
+_TWO_BYTES: Final = 0xFC
+"""Stands before a count of two bytes."""
+
+TABLES_MAX: Final = 10_000
+"""Tables that are remembered. A server gives a table a new number whenever it opens it."""
 
 COMPRESSED: Final = frozenset({40, *range(165, 172)})
 """Compressed events that the library does not decode: MySQL's whole transactions, MariaDB's rows
@@ -89,37 +107,30 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of one table, changed by one statement.
+class LoggedTable:
+    """A table in the binary log, under a number until the server opens it again."""
 
-    `number` stands for the table until the server opens it again.
-    """
-
-    change: Change
     number: int
     schema: str
-    table: str
-    partial: bool
+    name: str
+    columns: tuple[Mapping[str, Any], ...]
+    """Their descriptions, for engine.binlog.row_image.field_of."""
+    checksum: int
+    """Bytes of the checksum at the end of its events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one table, changed by one statement."""
+
+    table: LoggedTable
+    change: Change
+    present: tuple[int, ...]
+    """The columns of each image of a row, a bit for each column."""
+    data: bytes
+    """The images of the rows."""
+    partial: bool = False
     """Whether the images hold parts of values (JSON)."""
-    _event: Any
-
-    def columns(self) -> Sequence[Mapping[str, Any]]:
-        """The description of each column in the binary log, for
-        engine.binlog.row_image.field_of."""
-        with _expected():
-            return [column.data for column in self._event.columns]
-
-    def images(self) -> tuple[Sequence[int], bytes]:
-        """The columns of each image of a row, a bit for each column, and the rows' bytes.
-
-        Can be called once.
-        """
-        event = self._event
-        with _expected():
-            present = [bits(event.columns_present_bitmap)]
-            if self.change is Change.UPDATE:
-                present.append(bits(event.columns_present_bitmap2))
-            return present, event.packet.read(event.event_size - event.packet.read_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +158,21 @@ class _CommittedError(Exception):
         self.timestamp = timestamp
 
 
+class _RowsError(Exception):
+    """Rows that were decoded here. They pass through the library as the end of a transaction."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.rows = rows
+
+
 class FilteredConnection(Connection):
     """A connection of PyMySQL's that skips packets once `wants` is set."""
 
     wants: Callable[[bytes], bool] | None = None
     """Whether a packet is handed out; None: all are."""
+    tables: Mapping[int, LoggedTable] = MappingProxyType({})
+    """The tables whose rows are decoded here, by their numbers."""
 
     @property
     def is_mariadb(self) -> bool:
@@ -182,6 +203,8 @@ class FilteredConnection(Connection):
                 packet = read(*arguments)
             if event[:1] == b"\0" and event[TYPE_AT : TYPE_AT + 1] == _XID:
                 raise _CommittedError(int.from_bytes(event[1:TYPE_AT], "little"))
+            if (rows := decoded(event, self.tables)) is not None:
+                raise _RowsError(rows)
         return packet
 
 
@@ -206,6 +229,14 @@ class LogStream:
 
         Raises IncompatibleVersionError.
         """
+        self._tables: dict[int, LoggedTable] = {}
+
+        def connect_filtered(**options: Any) -> Connection:
+            connection = connect(**options)
+            if isinstance(connection, FilteredConnection):
+                connection.tables = self._tables
+            return connection
+
         with _expected():
             self._stream = BinLogStreamReader(
                 {},
@@ -220,7 +251,7 @@ class LogStream:
                 only_schemas=schemas,
                 freeze_schema=True,  # A changed table has another number in the log.
                 slave_heartbeat=heartbeat_s,
-                pymysql_wrapper=connect,
+                pymysql_wrapper=connect_filtered,
                 enable_logging=False,
             )
 
@@ -233,16 +264,61 @@ class LogStream:
             found = self._stream.fetchone()
         except _CommittedError as end:
             return Committed(end.timestamp)
-        return None if found is None else _event(found)
+        except _RowsError as found_here:
+            return found_here.rows
+        if isinstance(found, RotateEvent):
+            self._tables.clear()  # As the library does. A server that was restarted counts tables anew.
+        event = None if found is None else _event(found)
+        if isinstance(event, Rows):
+            if len(self._tables) >= TABLES_MAX:
+                self._tables.clear()
+            self._tables[event.table.number] = event.table
+        return event
+
+
+def decoded(event: bytes, tables: Mapping[int, LoggedTable]) -> Rows | None:
+    """The rows of an event, if it has rows of one of these tables. None for others, and for forms
+    that only the library decodes."""
+    if len(event) < ROWS_AT or event[0] != 0 or (change := _ROWS.get(event[TYPE_AT])) is None:
+        return None
+    table = tables.get(int.from_bytes(event[TABLE_ID], "little"))
+    if table is None:
+        return None
+    at = ROWS_AT
+    if event[TYPE_AT] in _WITH_EXTRA_DATA:  # Its length includes the two bytes of the length.
+        at += int.from_bytes(event[at : at + 2], "little")
+    count, at = event[at], at + 1
+    if count == _TWO_BYTES:
+        count, at = int.from_bytes(event[at : at + 2], "little"), at + 2
+    if count != len(table.columns):
+        return None
+    size = (count + 7) // 8
+    present = []
+    for _ in range(1 + (change is Change.UPDATE)):
+        present.append(bits(event[at : at + size]))
+        at += size
+    return Rows(table, change, tuple(present), event[at : len(event) - table.checksum])
+
+
+def read_rows(event: Any, change: Change, *, partial: bool = False) -> Rows:
+    """The rows of an event that the library has decoded, which can be read once. Raises
+    IncompatibleVersionError."""
+    with _expected():
+        packet = event.packet
+        columns = tuple(column.data for column in event.columns)
+        checksum = packet.event_size - HEADER_BYTES - event.event_size
+        present = [bits(event.columns_present_bitmap)]
+        if change is Change.UPDATE:
+            present.append(bits(event.columns_present_bitmap2))
+        table = LoggedTable(event.table_id, event.schema, event.table, columns, checksum)
+        return Rows(table, change, tuple(present), packet.read(event.event_size - packet.read_bytes), partial)
 
 
 def _event(found: Any) -> Event:
     with _expected():
         match found:
             case WriteRowsEvent() | UpdateRowsEvent() | DeleteRowsEvent():
-                change = _CHANGES[type(found)]
-                partial = isinstance(found, PartialUpdateRowsEvent)
-                return Rows(change, found.table_id, found.schema, found.table, partial, found)
+                return read_rows(found, _CHANGES[type(found)], partial=isinstance(found, PartialUpdateRowsEvent))
             case XidEvent() | XAPrepareEvent(one_phase=True):
                 return Committed(found.timestamp)
             case XAPrepareEvent():

@@ -170,8 +170,7 @@ class PlayWithForeignLog(PlayWithLog):
     def news_arrive(self, detailed: bool, transactions: int = 1) -> None:
         merged = ChangeSet(1_000)
         for changed in self.changes[:transactions]:
-            for key, change in changed.items():
-                merged.add_row(TABLE, key, change)
+            merged.add_rows(TABLE, changed.items())
         del self.changes[:transactions]
         (found,) = merged.by_table()
         noticed = self.stage.dispatcher.changes_logged

@@ -154,10 +154,10 @@ def test_an_unknown_type_has_no_field() -> None:
 
 def test_only_the_last_state_of_a_message_counts() -> None:
     first, second = ChangeSet(10), ChangeSet(10)
-    first.add_row(TABLE, 1, RowChange(entry(1)))
-    first.add_row(TABLE, 2, RowChange(entry(2)))
-    second.add_row(TABLE, 1, RowChange(None))
-    second.add_row(TABLE, 3, RowChange(entry(3)))
+    first.add_rows(TABLE, [(1, RowChange(entry(1)))])
+    first.add_rows(TABLE, [(2, RowChange(entry(2)))])
+    second.add_rows(TABLE, [(1, RowChange(None))])
+    second.add_rows(TABLE, [(3, RowChange(entry(3)))])
     first.add(second)
     assert first.by_table() == [TableChanges(TABLE, (entry(2), entry(3)), (1,))]
 
@@ -170,21 +170,21 @@ def test_of_several_changes_the_latest_delivery_before_one_counts() -> None:
         RowChange(entry(1)),
         RowChange(entry(1, due_ns=5), Delivery(0, 0)),
     ):
-        changes.add_row(TABLE, 1, change)
-    changes.add_row(TABLE, 2, RowChange(entry(2)))
+        changes.add_rows(TABLE, [(1, change)])
+    changes.add_rows(TABLE, [(2, RowChange(entry(2)))])
     assert changes.by_table() == [TableChanges(TABLE, (entry(1, due_ns=5), entry(2)), (), {1: Delivery(2, 70)})]
 
 
 def test_with_too_many_rows_the_changes_of_their_table_alone_become_unknown() -> None:
     news = ChangeSet(3)
-    news.add_row(OTHER, 1, RowChange(entry(1)))
+    news.add_rows(OTHER, [(1, RowChange(entry(1)))])
     for key in range(3):
-        news.add_row(TABLE, key, RowChange(entry(key)))
+        news.add_rows(TABLE, [(key, RowChange(entry(key)))])
     assert news.by_table() == [TableChanges(OTHER, (entry(1),)), TableChanges(TABLE)]
     assert news.has_unknown
     assert news.is_unknown(TABLE)
     assert not news.is_unknown(OTHER)
-    news.add_row(OTHER, 2, RowChange(None))  # There is room again.
+    news.add_rows(OTHER, [(2, RowChange(None))])  # There is room again.
     assert news.by_table()[0] == TableChanges(OTHER, (entry(1),), (2,))
 
 
@@ -218,11 +218,11 @@ def test_changes_are_reported_when_a_transaction_is_complete_and_not_at_all_afte
     told: list[ChangeSet] = []
     transactions = Transactions(10, lambda changes, _: told.append(changes))
     transactions.statement("BEGIN")
-    transactions.pending.add_row(TABLE, 1, RowChange(entry(1)))
+    transactions.pending.add_rows(TABLE, [(1, RowChange(entry(1)))])
     transactions.statement("ROLLBACK")
     transactions.committed()
     assert told == []
-    transactions.pending.add_row(TABLE, 2, RowChange(entry(2)))
+    transactions.pending.add_rows(TABLE, [(2, RowChange(entry(2)))])
     transactions.statement("ROLLBACK TO s")
     assert told == []
     transactions.statement("COMMIT")
@@ -492,7 +492,7 @@ class Kept(Outbox):
 def changed(*keys: int) -> ChangeSet:
     changes = ChangeSet(10)
     for key in keys:
-        changes.add_row(TABLE, key, RowChange(entry(key)))
+        changes.add_rows(TABLE, [(key, RowChange(entry(key)))])
     return changes
 
 

@@ -5,12 +5,14 @@ The library reads a log that is written by hand, from a server that is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pymysqlreplication.event import XidEvent
+from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from engine.binlog import replication_adapter
 from engine.binlog.changes import Change
@@ -21,12 +23,14 @@ from engine.binlog.replication_adapter import (
     Event,
     FilteredConnection,
     Idle,
+    LoggedTable,
     LogStream,
     Other,
     Prepared,
     Rows,
     Statement,
     Unreadable,
+    decoded,
 )
 from engine.binlog.row_image import Field, field_of
 from engine.store.connection import BackendAddress, ConnectionLimits, connect
@@ -35,7 +39,7 @@ from tests.support.scripted import QUERY, Say, ordinary, rows, scripted_server
 
 DUMP = 0x12
 QUERY_EVENT, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, XA_PREPARE, COMPRESSED = 2, 4, 15, 16, 19, 27, 38, 40
-WRITE, UPDATE, DELETE, PARTIAL_UPDATE = 30, 31, 32, 39
+WRITE, UPDATE, DELETE, PARTIAL_UPDATE, UPDATE_OF_FIRST_VERSION = 30, 31, 32, 39, 24
 ORDERS = 7
 SECOND = 1_700_000_000
 ROW = b"\x00" + (5).to_bytes(4, "little") + b"\x03abc"
@@ -54,10 +58,11 @@ def table_map(number: int = ORDERS, schema: bytes = b"shop", table: bytes = b"or
     return event(TABLE_MAP, number.to_bytes(6, "little") + b"\1\0" + names + b"\x02\x03\x0f\x02\x2c\x01\x03")
 
 
-def changed(kind: int, *images: bytes, number: int = ORDERS) -> bytes:
-    """An event of rows, of the second version."""
-    bitmaps = b"\x03" * (2 if kind in {UPDATE, PARTIAL_UPDATE} else 1)
-    return event(kind, number.to_bytes(6, "little") + b"\1\0" + b"\2\0" + b"\x02" + bitmaps + b"".join(images))
+def changed(kind: int, *images: bytes, number: int = ORDERS, extra: bytes = b"") -> bytes:
+    """An event of rows, with extra data if it is of the second version."""
+    bitmaps = b"\x03" * (2 if kind in {UPDATE, PARTIAL_UPDATE, UPDATE_OF_FIRST_VERSION} else 1)
+    before = b"" if kind == UPDATE_OF_FIRST_VERSION else (2 + len(extra)).to_bytes(2, "little") + extra
+    return event(kind, number.to_bytes(6, "little") + b"\1\0" + before + b"\x02" + bitmaps + b"".join(images))
 
 
 def query(text: bytes) -> bytes:
@@ -107,20 +112,21 @@ def read(*log: bytes, wants: Callable[[bytes], bool] | None = None) -> list[Even
 
 def of_rows(found: Event) -> tuple[object, ...]:
     assert isinstance(found, Rows)
-    return (found.change, found.number, found.schema, found.table, found.partial, *found.images())
+    table = found.table
+    return (found.change, table.number, table.schema, table.name, found.partial, found.present, found.data)
 
 
 @pytest.mark.parametrize(
     ("packet", "change", "partial", "present"),
     [
-        (changed(WRITE, ROW), Change.INSERT, False, [3]),
-        (changed(UPDATE, ROW), Change.UPDATE, False, [3, 3]),
-        (changed(PARTIAL_UPDATE, ROW), Change.UPDATE, True, [3, 3]),
-        (changed(DELETE, ROW), Change.DELETE, False, [3]),
+        (changed(WRITE, ROW), Change.INSERT, False, (3,)),
+        (changed(UPDATE, ROW), Change.UPDATE, False, (3, 3)),
+        (changed(PARTIAL_UPDATE, ROW), Change.UPDATE, True, (3, 3)),
+        (changed(DELETE, ROW), Change.DELETE, False, (3,)),
     ],
 )
 def test_rows_come_with_their_table_and_their_bytes_unread(
-    packet: bytes, change: Change, *, partial: bool, present: Sequence[int]
+    packet: bytes, change: Change, *, partial: bool, present: tuple[int, ...]
 ) -> None:
     (found,) = read(table_map(), packet)
     assert of_rows(found) == (change, ORDERS, "shop", "orders", partial, present, ROW)
@@ -129,7 +135,7 @@ def test_rows_come_with_their_table_and_their_bytes_unread(
 def test_the_columns_in_the_log_are_as_the_row_reader_requires() -> None:
     (found,) = read(table_map(), changed(WRITE, ROW))
     assert isinstance(found, Rows)
-    assert [field_of(told) for told in found.columns()] == [Field(3, 4), Field(15, 2, counted=True, width=300)]
+    assert [field_of(told) for told in found.table.columns] == [Field(3, 4), Field(15, 2, counted=True, width=300)]
 
 
 def test_with_a_filter_the_end_of_a_transaction_passes_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +144,59 @@ def test_with_a_filter_the_end_of_a_transaction_passes_by_the_library(monkeypatc
     found = read(table_map(), changed(WRITE, ROW), end, changed(WRITE, ROW), end, wants=lambda _: True)
     assert [type(change).__name__ for change in found] == ["Rows", "Committed", "Rows", "Committed"]
     assert found[-1] == Committed(SECOND)
+
+
+@pytest.mark.parametrize(
+    ("packet", "kind"),
+    [
+        (changed(WRITE, ROW), WriteRowsEvent),
+        (changed(UPDATE, ROW, ROW), UpdateRowsEvent),
+        (changed(DELETE, ROW), DeleteRowsEvent),
+        (changed(WRITE, ROW, extra=b"\1\3\0"), WriteRowsEvent),
+        (changed(UPDATE_OF_FIRST_VERSION, ROW, ROW), UpdateRowsEvent),
+    ],
+    ids=["insert", "update", "delete", "into a partition", "update on MariaDB"],
+)
+def test_with_a_filter_the_library_decodes_only_the_first_rows_of_a_table(
+    monkeypatch: pytest.MonkeyPatch, packet: bytes, kind: type[Any]
+) -> None:
+    by_library: list[object] = []
+    decode = kind.__init__
+
+    def count(self: object, *arguments: Any, **options: Any) -> None:
+        by_library.append(self)
+        decode(self, *arguments, **options)
+
+    monkeypatch.setattr(kind, "__init__", count)
+    first, *others = read(table_map(), packet, packet, packet, wants=lambda _: True)
+    assert others == [first, first]
+    assert len(by_library) == 1
+
+
+def test_the_library_decodes_a_tables_rows_again_in_the_next_file_of_the_log() -> None:
+    row_of_mails = table_map(table=b"orders", schema=b"shop"), changed(WRITE, ROW)
+    other = event(TABLE_MAP, ORDERS.to_bytes(6, "little") + b"\1\0\4shop\0\6orders\0\x01\x03\0\x01")
+    last = event(WRITE, ORDERS.to_bytes(6, "little") + b"\1\0\2\0\1\1" + b"\0\5\0\0\0")
+    found = read(*row_of_mails, rotate(), other, last, wants=lambda _: True)
+    assert [len(rows.table.columns) for rows in found if isinstance(rows, Rows)] == [2, 1]
+
+
+def test_rows_end_before_their_checksum() -> None:
+    table = LoggedTable(ORDERS, "shop", "orders", ({}, {}), 4)
+    found = decoded(changed(WRITE, ROW) + b"\xff\xff\xff\xff", {ORDERS: table})
+    assert found == Rows(table, Change.INSERT, (3,), ROW)
+
+
+def test_rows_of_many_columns_are_decoded_too() -> None:
+    table = LoggedTable(ORDERS, "shop", "orders", ({},) * 300, 0)
+    bitmap = (2**300 - 1).to_bytes(38, "little")
+    body = ORDERS.to_bytes(6, "little") + b"\1\0\2\0" + b"\xfc" + (300).to_bytes(2, "little") + bitmap + ROW
+    assert decoded(event(WRITE, body), {ORDERS: table}) == Rows(table, Change.INSERT, (2**300 - 1,), ROW)
+
+
+def test_rows_that_do_not_have_the_tables_columns_are_left_to_the_library() -> None:
+    table = LoggedTable(ORDERS, "shop", "orders", ({},) * 3, 0)
+    assert decoded(changed(WRITE, ROW), {ORDERS: table}) is None
 
 
 def test_rows_of_tables_that_are_not_followed_are_skipped() -> None:
@@ -179,11 +238,8 @@ def test_a_packet_that_is_not_wanted_is_not_decoded() -> None:
 
 def test_a_missing_attribute_of_an_event_is_named_with_the_installed_release() -> None:
     event_of_another_release = SimpleNamespace(columns_present_bitmap=b"\3")
-    found = Rows(Change.UPDATE, ORDERS, "shop", "orders", False, event_of_another_release)
-    with pytest.raises(
-        IncompatibleVersionError, match=r"^mysql-replication [\d.]+ does not fit .* 'columns_present_bit"
-    ):
-        found.images()
+    with pytest.raises(IncompatibleVersionError, match=r"^mysql-replication [\d.]+ does not fit .* 'packet'"):
+        replication_adapter.read_rows(event_of_another_release, Change.UPDATE)
 
 
 def test_a_library_without_one_of_its_settings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
