@@ -30,7 +30,7 @@ test: .venv/.demo ## Run all tests, on MySQL 9.x and on MariaDB (13 min)
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: test-drivers
-test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/, in eight languages (0.5 min)
+test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the programs of examples/ in eight languages, and pools of connections (1.2 min)
 	@scripts/prepare mariadb mysql
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
