@@ -35,7 +35,7 @@ test-drivers: .venv/.drivers examples/node/node_modules/.installed ## Run the pr
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) -m drivers tests/drivers
 
 .PHONY: test-deploy
-test-deploy: .venv/.stamp .venv-deploy/.stamp docs ## Test docker/ by its programs and schemas; the admin port's page and the site in Chromium (3 min)
+test-deploy: .venv/.stamp .venv-deploy/.stamp docs ## Test docker/ by its programs and schemas; the admin port's page and the site in Chromium (5 min)
 	@scripts/prepare mariadb mysql relays monitoring browser
 	@.venv/bin/python -m pytest -m deploy tests/deploy
 

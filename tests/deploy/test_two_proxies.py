@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
-import ssl
 import threading
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,17 +13,14 @@ from typing import Any
 import pymysql
 import pytest
 
-from bench.processes import free_port, listening_process
 from proxy.embedded.server import EmbeddedServer
+from tests.support.haproxy import connected, connections, haproxy
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import cache_dir, connect, foreign_command
+from tests.support.servers import connect
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.deploy
-
-CONFIG = Path(__file__).parents[2] / "docker" / "haproxy.cfg"
-ROOT = cache_dir() / "relays-sid"
 
 
 @pytest.fixture
@@ -45,33 +39,8 @@ def proxies(
 @pytest.fixture
 def port(proxies: list[RunningProxy], tmp_path: Path) -> Iterator[int]:
     """The port of HAProxy in front of both."""
-    port = free_port()
-    text = CONFIG.read_text().replace("bind :3307", f"bind 127.0.0.1:{port}")
-    text = (
-        text.replace(" check check-ssl verify none port 9307", " check check-ssl verify none")
-        .replace(" resolvers docker", "")
-        .replace("resolvers docker\n    parse-resolv-conf\n", "")
-    )
-    for number, proxy in enumerate(proxies, 1):
-        before = f"ackstream-{number}:3307"
-        assert before in text
-        text = text.replace(before, f"127.0.0.1:{proxy.port} port {proxy.admin_port}")
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(text)
-    with listening_process([*foreign_command(ROOT, "usr/sbin/haproxy"), "-f", str(config)], tmp_path / "haproxy", port):
+    with haproxy(proxies, tmp_path) as port:
         yield port
-
-
-def connected(port: int, **options: Any) -> Any:
-    return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True, **options)
-
-
-def connections(proxy: RunningProxy) -> int:
-    address = f"https://127.0.0.1:{proxy.admin_port}/metrics?counted=no"
-    with urllib.request.urlopen(address, context=ssl._create_unverified_context()) as answer:
-        found = re.search(r"^ackstream_connections ([0-9]+)", answer.read().decode(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
 
 
 def consumed(port: int, wanted: int) -> list[int]:

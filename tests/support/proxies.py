@@ -55,15 +55,18 @@ class RunningProxy:
         account: str = "root",
         *,
         forked: bool = True,
+        program: Sequence[str] = (),
     ) -> None:
-        """`forked`: it begins as a fork, which saves a second of CPU time (tests.support.prepared)."""
+        """`forked`: it begins as a fork, which saves a second of CPU time (tests.support.prepared).
+        `program`: what is started instead of this repository's."""
         self.server = server
         self.log = log
         self._options = options
         self._account = account
         self.port = 0
         self.admin_port = 0
-        self._forked = forked
+        self._forked = forked and not program
+        self.program = list(program) or [sys.executable, "-m", "proxy"]
         self._process: ChildProcess | ForkedProxy | None = None
 
     def start(self) -> None:
@@ -78,7 +81,7 @@ class RunningProxy:
         if self._forked and may_fork():
             process: ChildProcess | ForkedProxy = ForkedProxy(arguments, output=self.log)
         else:
-            process = ChildProcess([sys.executable, "-m", "proxy", *arguments], output=self.log)
+            process = ChildProcess([*self.program, *arguments], output=self.log)
         self._process = process
         eventually(
             lambda: self._ready() or process.returncode is not None, timeout_s=30, what=f"ready line in {self.log}"
