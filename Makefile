@@ -26,7 +26,7 @@ demo: .venv/.demo ## Show it at work: a tenant that floods, a consumer killed, t
 
 .PHONY: test
 test: .venv/.demo ## Run all tests, on MySQL 9.x and on MariaDB (13 min)
-	@scripts/prepare mariadb mysql galera compiler
+	@scripts/prepare mariadb mysql galera dump compiler
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: test-drivers
@@ -76,7 +76,7 @@ test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kill
 
 .PHONY: test-needs
 test-needs: .venv/.demo .venv-docs/.stamp .venv/.drivers examples/node/node_modules/.installed .venv/.pipeline ## Install what the tests and drivers need
-	@scripts/prepare mariadb mysql galera compiler pipeline
+	@scripts/prepare mariadb mysql galera dump compiler pipeline
 
 VERSIONS := oldest newest
 VERSIONS_TESTS := tests/unit tests/property tests/contract \
