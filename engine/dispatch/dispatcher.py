@@ -350,6 +350,7 @@ class Dispatcher:
     def scan_done(self, now: Instant, scan_id: int, result: ScanResult) -> Effects:
         """A scan came back."""
         self.parts.failure_pause.reset()
+        self.parts.places.rows_shown(result.entries)
         if self.parts.dead_letters.configured:
             for entry in result.entries:
                 if not (self.parts.is_taken(entry.key) or self.parts.leases.get(entry.key)):
@@ -374,6 +375,7 @@ class Dispatcher:
         """A group scan came back."""
         parts = self.parts
         parts.failure_pause.reset()
+        parts.places.rows_shown((*result.entries, *result.arrivals))
         if parts.dead_letters.configured:
             for entry in (*result.entries, *result.arrivals):
                 if not (parts.is_taken(entry.key) or parts.leases.get(entry.key)):

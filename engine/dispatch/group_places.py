@@ -2,8 +2,8 @@
 
 A place is held by a message in flight here, which `GroupsInFlight` counts, or *elsewhere*: at another
 proxy, or by a claim whose answer was lost. Only a claim shows the latter (`GroupLeft`), with the end
-of its lease. It is remembered until that end, until a report shows that its delivery is over, or
-until the next poll. So a group at its limit causes no claim before it may have a place.
+of its lease. It is remembered until that end, until a report or a scan shows that its delivery is
+over, or until the next poll. So a group at its limit causes no claim before it may have a place.
 
 All this is a hint. With `policy.groups_counted`, each claim counts again in the database.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
-from engine.model import Group, GroupLeft, Key, Policy
+from engine.model import Entry, Group, GroupLeft, Key, Policy
 
 HEAD_NS = 1_000_000_000
 """After this time, a message that has to be delivered first and is due is looked for again. Another
@@ -33,8 +33,8 @@ class GroupPlaces:
         self._leases = leases
         self._claiming = False
         """Whether a claim is under way. Where the database counts, there is one at a time."""
-        self._elsewhere: dict[Group, set[Key]] = {}
-        """The messages that hold places of full groups elsewhere."""
+        self._elsewhere: dict[Group, dict[Key, int]] = {}
+        """The messages that hold places of full groups elsewhere, and the ends of their leases."""
         self._heads: dict[Group, Key] = {}
         """In strict order: the message that has to be delivered before others, of groups where another one
         was tried."""
@@ -92,7 +92,7 @@ class GroupPlaces:
                 lease = self._leases.get(key)
                 here = lease is not None and lease.group == left.group
                 if not here and key not in self._over and end_ns > now.server_ns:
-                    self._elsewhere.setdefault(left.group, set()).add(key)
+                    self._elsewhere.setdefault(left.group, {})[key] = end_ns
                     self._remember(left.group, key, now, end_ns)
             if left.head is not None and left.head.key not in self._over:
                 self._heads[left.group] = left.head.key
@@ -112,6 +112,16 @@ class GroupPlaces:
         self._forgotten_ns.pop(key, None)
         for group in self._groups.pop(key, ()):
             self._remove(group, key)
+
+    def rows_shown(self, entries: Iterable[Entry]) -> None:
+        """A scan shows these messages. One with another time than the end of its lease is not in flight any
+        more, or was extended."""
+        if not self._elsewhere:
+            return
+        for entry in entries:
+            held = (self._elsewhere.get(group, {}) for group in self._groups.get(entry.key, ()))
+            if any(keys.get(entry.key, entry.due_ns) != entry.due_ns for keys in held):
+                self.delivery_over(entry.key)
 
     def any_over(self) -> None:
         """Any delivery elsewhere may be over."""
@@ -148,15 +158,15 @@ class GroupPlaces:
     def _remove(self, group: Group, key: Key) -> None:
         if self._heads.get(group) == key:
             del self._heads[group]
-        keys = self._elsewhere.get(group, set())
-        keys.discard(key)
+        keys = self._elsewhere.get(group, {})
+        keys.pop(key, None)
         if not keys:
             self._elsewhere.pop(group, None)
         self._in_flight.note_unused(group)
 
     def _forget_group(self, group: Group) -> None:
         head = self._heads.pop(group, None)
-        for key in self._elsewhere.pop(group, set()) | ({head} if head is not None else set()):
+        for key in self._elsewhere.pop(group, {}).keys() | ({head} if head is not None else set()):
             groups = self._groups[key]
             groups.discard(group)
             if not groups:

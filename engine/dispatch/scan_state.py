@@ -53,6 +53,9 @@ class ScanState:
     """When to scan again for rows that a claim missed."""
     trusted_until_ns: int = 0
     """Until when entries that were read ahead may be claimed, whatever was committed since."""
+    widens: bool = False
+    """Whether the next scan reads more than the last one, if all that it has shown are messages of groups
+    without a place."""
     stale: bool = False
     """Entries may not be claimed before the next scan has come back."""
 
@@ -75,7 +78,7 @@ class ScanState:
     @property
     def runs_low(self) -> bool:
         """Whether so little of what was read is left that more is read."""
-        return self.buffer.due <= self.limit // 4
+        return self.buffer.due <= self.limit // 4 or (self.widens and not self.buffer.ready)
 
     def scan_started(self, now: Instant, *, whole: bool) -> None:
         """A scan starts. It shows everything that has been committed by now, of all shares
@@ -84,7 +87,7 @@ class ScanState:
         self.whole_started += whole
         self.whole_running = whole
         self.begun_ns = now.mono_ns
-        self.dirty = False
+        self.dirty = self.widens = False
         self.due_again_ns = self.retry_ns = None
 
     def expect(self, entry: Entry, before: tuple[int, int] | None, most: int) -> None:
@@ -143,6 +146,6 @@ class ScanState:
         due."""
         if self.buffer.more:
             self.limit = min(2 * self.limit, most)
-        elif self.buffer.ready < self.limit // 4:
+        elif self.buffer.due < self.limit // 4:
             self.limit //= 2
         self.limit = max(self.limit, least)

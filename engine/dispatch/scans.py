@@ -472,7 +472,10 @@ class ScanScheduler:
             return  # No room: the next scan finds these messages again.
         if scans.position is not None:
             scans.position.advance(result.reached, result.greatest_id, now)
+        before = scans.limit
         scans.adapt_limit(self._limits.scan_min, most)
+        at_front = scans.position is None and not self._finds_groups(running.group)
+        scans.widens = at_front and scans.buffer.more and scans.limit > before
 
     def scan_failed(self, now: Instant, scan_id: int) -> FilterGroup:
         """A scan failed. Returns its group."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Claim
+from engine.dispatch.effects import Claim, Release
 from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Policy, Share, TableId
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step
@@ -145,6 +145,7 @@ class Limited(RuleBasedStateMachine):
             running.claim.die()
         for other in self.proxies:
             other.stage.handle(other.stage.dispatcher.proxy_lost)
+            other.stage.handle(other.stage.dispatcher.woken)  # What it alone was told of, a poll would find.
 
     # Clients.
 
@@ -179,7 +180,7 @@ class Limited(RuleBasedStateMachine):
             self._log(stage, key, before)
 
     def _log(self, by: Stage, key: Key, before: Row) -> None:
-        """The binary log shows the other proxies what a client of one has done."""
+        """The binary log shows the other proxies what one, or a client of it, has changed."""
         row = self.store.rows[TABLE][key]
         for proxy in self.proxies:
             if not self.followed or proxy.stage is by:
@@ -212,7 +213,6 @@ class Limited(RuleBasedStateMachine):
         while another.answer is None:
             self._step(other, another)
 
-    @precondition(lambda self: not self.policy.group_by)
     @rule(first=KEYS, pick=PICK, steps=st.integers(1, 7))
     def messages_come_and_proxies_claim_at_once(self, first: int, pick: int, steps: int) -> None:
         """More messages than the limit allows, so that each proxy has some to claim."""
@@ -249,6 +249,12 @@ class Limited(RuleBasedStateMachine):
                     del proxy.claims[claim_id]
                     self._answer_claim(proxy.stage, running)
                 self.check()
+            case Release(returns):
+                before = {claim.key: self.store.rows[TABLE][claim.key] for claim in returns}
+                proxy.stage.do(asked)
+                for key, row in before.items():
+                    if self.store.rows[TABLE][key] is not row:
+                        self._log(proxy.stage, key, row)
             case _:
                 proxy.stage.do(asked)
 
@@ -316,22 +322,22 @@ class Limited(RuleBasedStateMachine):
     # What must hold at the end.
 
     def teardown(self) -> None:
-        """While messages are due and places are free, some are delivered soon."""
+        """A message that is due, and has a place, is delivered soon."""
         if not hasattr(self, "proxies"):
             return
-        until_ns = self.mono_ns + SOON_NS
+        self._pass_time(0)  # The server notices proxies that have died.
+        waiting: dict[Key, int] = {}
         while True:
             self._settle()
-            if self._nothing_due():
+            if not (due := self._due()):
                 return
-            if self._all_places_are_held():
-                until_ns = self.mono_ns + SOON_NS
-                for key in sorted(self.holdings, key=str)[:1]:
-                    self._acknowledge(key)
-                    self._settle()
-                if not self.holdings:
-                    until_ns += WAIT_NS
-            assert self.mono_ns < until_ns, f"a place is free, and {self._due()} wait for it"
+            free = [key for key in due if self._has_place(key)]
+            if not free and self.holdings:
+                self._acknowledge(min(self.holdings, key=str))
+                self._settle()
+            waiting = {key: waiting.get(key, self.mono_ns) for key in free}
+            until_ns = min(waiting.values(), default=self.mono_ns) + SOON_NS
+            assert self.mono_ns < until_ns, f"a place is free, and {waiting} wait for it"
             wakes = [proxy.stage.dispatcher.wake_at_ns for proxy in self.proxies]
             wake_ns = min([at_ns for at_ns in wakes if at_ns is not None], default=until_ns)
             self._pass_time(min(max(wake_ns - self.mono_ns, NS_PER_S // 1_000), until_ns - self.mono_ns))
@@ -341,12 +347,10 @@ class Limited(RuleBasedStateMachine):
         rows = self.store.rows[TABLE].values()
         return [row.key for row in rows if row.time_acked_ns is None and row.entry.due_ns <= now_ns]
 
-    def _nothing_due(self) -> bool:
-        return not self._due()
-
-    def _all_places_are_held(self) -> bool:
+    def _has_place(self, key: Key) -> bool:
+        """Whether no limit keeps this message from being delivered."""
         rows = self.store.rows[TABLE].values()
-        return sum(row.is_in_flight(self.store.now_ns) for row in rows) >= self.limit
+        return sum(row.is_in_flight(self.store.now_ns) for row in rows) < self.limit
 
     def _asked(self) -> list[tuple[Proxy, Asked]]:
         return [(proxy, asked) for proxy in self.proxies for asked in proxy.stage.asked]
@@ -381,9 +385,8 @@ class Grouped(Limited):
                 found.setdefault(row.group, []).append(row.key)
         return found
 
-    def _all_places_are_held(self) -> bool:
-        rows, held = self.store.rows[TABLE], self._in_flight()
-        return all(len(held.get(rows[key].group, ())) >= GROUP_LIMIT for key in self._due())
+    def _has_place(self, key: Key) -> bool:
+        return len(self._in_flight().get(self.store.rows[TABLE][key].group, ())) < GROUP_LIMIT
 
 
 class GroupedUnfollowed(Grouped):
@@ -431,9 +434,8 @@ class Strict(Grouped):
         }
         return [key for key in super()._due() if key in first.values()]
 
-    def _all_places_are_held(self) -> bool:
-        rows, held = self.store.rows[TABLE], self._in_flight()
-        return all(held.get(rows[key].group) for key in self._due())
+    def _has_place(self, key: Key) -> bool:
+        return not self._in_flight().get(self.store.rows[TABLE][key].group)
 
 
 class Paced(Limited):

@@ -117,6 +117,33 @@ def test_the_end_of_a_delivery_elsewhere_opens_its_group_at_once_and_no_other() 
     assert received(stage) == [1_002, 2_002]
 
 
+@pytest.mark.parametrize("shown_by", ["scan", "group scan"])
+def test_a_scan_that_shows_a_delivery_elsewhere_to_be_over_opens_its_group(shown_by: str) -> None:
+    """Without the binary log, nothing else reports what another proxy has released."""
+    stage = stage_of()
+    elsewhere(stage, 1_000, 1_001)
+    stage.enqueue(1_002, wake=False)
+    for key in range(5_000, 9_000) if shown_by == "group scan" else ():
+        stage.store.put(TABLE, Row(key, time_next_ns=1, payload=str(key).encode(), group=(0,)))
+    stage.subscribe(1, holder=1)
+    run_for(stage, NS_PER_S)
+    stage.store.put(TABLE, replace(stage.rows[1_001], time_next_ns=stage.now_ns))
+    stage.handle(stage.dispatcher.woken)
+    run_for(stage, 2 * NS_PER_S)
+    assert {1_001, 1_002} & set(received(stage))
+
+
+def test_a_scan_that_shows_a_delivery_elsewhere_as_it_was_opens_nothing() -> None:
+    stage = stage_of()
+    elsewhere(stage, 1_000, 1_001)
+    stage.enqueue(1_002, wake=False)
+    stage.subscribe(1, holder=1)
+    run_for(stage, NS_PER_S)
+    for _ in range(5):
+        stage.handle(stage.dispatcher.woken)
+        assert run_for(stage, NS_PER_S) == []
+
+
 def test_claims_and_inserts_elsewhere_cause_no_claim() -> None:
     stage = stage_of()
     elsewhere(stage, 1_000, 1_001)
@@ -165,6 +192,23 @@ def test_a_full_group_that_floods_the_front_hides_nobody() -> None:
     assert sorted(received(stage)) == [0, 1, 9_000, 9_001]
     stage.enqueue(8_000, due_ns=stage.now_ns)
     stage.run_until(lambda: 8_000 in received(stage), within_ns=NS_PER_S)
+
+
+def test_without_a_group_index_a_full_group_hides_nobody_among_what_can_be_read_ahead() -> None:
+    stage = stage_of(replace(LIMITED, groups_indexed=False))
+    for key in range(300):
+        stage.store.put(TABLE, Row(key, time_next_ns=1, payload=str(key).encode(), group=(0,)))
+    stage.enqueue(9_000, due_ns=2, wake=False)
+    stage.subscribe(1, holder=1)
+    run_for(stage, NS_PER_S)
+    assert received(stage) == [0, 1, 9_000]
+    scans = stage.dispatcher.parts.groups.main.scans
+    before = scans.started
+    for key in range(1_000, 1_200):
+        stage.store.put(TABLE, Row(key, time_next_ns=1, payload=str(key).encode(), group=(0,)))
+    stage.handle(stage.dispatcher.woken)
+    run_for(stage, 5 * NS_PER_S)
+    assert scans.started - before <= 3, "more than the buffer holds is due, and it is read again and again"
 
 
 def test_a_full_group_of_the_first_priority_does_not_hide_the_next_one() -> None:
