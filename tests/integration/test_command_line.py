@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from proxy.embedded.server import Flavour
-from tests.support.proxies import RunningProxy
+from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
-from tests.support.servers import client_program
+from tests.support.servers import client_program, connect
 from tests.support.terminal import Terminal, as_printed, type_session
 from tests.support.transcripts import play, steps
 from tests.support.waiting import eventually
@@ -139,6 +139,33 @@ def test_the_endless_stream_of_the_start_page_works_as_typed(proxy, database, fl
     finally:
         worker.close()
         application.close()
+
+
+def test_the_account_of_the_start_page_serves_a_queue_without_a_complaint(server, tmp_path, flavour) -> None:
+    (page,) = re.findall(r"^```sql\n(CREATE USER.*?)^```$", START.read_text(), re.MULTILINE | re.DOTALL)
+    name, database = f"ackstream_{flavour}", f"shop_{flavour}"
+    text = page.replace("shop", database).replace("ackstream@", f"{name}@")
+    if flavour == "mariadb":  # As the page says behind it.
+        text = text.replace("CONNECTION_ADMIN", "CONNECTION ADMIN")
+    with connect(server) as root:
+        run(root, f"CREATE DATABASE {database}")
+        try:
+            for statement in re.findall(r"^(.*);", text, re.MULTILINE):
+                run(root, statement)
+            with running_proxy(server, tmp_path / "log", account=f"{name}:a%20long%20password") as proxy:
+                with proxy.connect(database=database) as worker:
+                    run(worker, "CREATE QUEUE orders (item TEXT) MAX_ATTEMPTS = 3 DEAD_LETTER = orders_dead")
+                    run(root, f"INSERT INTO {database}.orders (item) VALUES ('tea')")
+                    assert rows(worker, "STREAM * FROM orders LIMIT 1 WAIT 20") == [(1, "tea")]
+                    assert run(worker, "ACK orders WHERE id = 1") == 1
+                    with worker.cursor() as cursor:
+                        cursor.execute("SHOW FULL QUEUES")
+                        problem = [column[0] for column in cursor.description].index("Problem")
+                        assert [row[problem] for row in cursor.fetchall()] == [None, None]
+                assert "GRANT" not in proxy.output
+        finally:
+            run(root, f"DROP DATABASE {database}")
+            run(root, f"DROP USER {name}@'%'")
 
 
 def client(line: str, flavour: Flavour) -> list[str]:
