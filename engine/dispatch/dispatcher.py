@@ -230,13 +230,14 @@ class Dispatcher:
 
     def settled(self, now: Instant, keys: Iterable[Key]) -> Effects:
         """These messages were certainly acknowledged or deleted."""
-        keys = tuple(keys)
+        keys = tuple(dict.fromkeys(keys))  # A client may name a message twice.
         self.parts.claims.report_changes(keys)
         self.parts.verification.outcome_known(keys)
-        for key in keys:
-            if (lease := self.parts.leases.get(key)) is None:
-                self._over_elsewhere(key)
-            elif not lease.awaits_lock:
+        leases = self.parts.leases.among(keys)
+        if len(leases) < len(keys):
+            self._over_elsewhere(keys)
+        for lease in leases:
+            if not lease.awaits_lock:
                 self.parts.measures.settled(lease, now)
                 self._deliveries.end_lease(lease)
         self.parts.scans.forget(keys)
@@ -248,9 +249,8 @@ class Dispatcher:
         They are looked up at once. `extended`: their holders may also have been given more time."""
         keys = None if keys is None else tuple(keys)
         self.parts.claims.report_changes(keys)
-        for key in keys or ():
-            if self.parts.leases.get(key) is None:
-                self._over_elsewhere(key)
+        if keys:
+            self._over_elsewhere(keys)
         if keys is None:
             self.parts.capacity.reopen()
             self.parts.places.any_over()
@@ -292,18 +292,24 @@ class Dispatcher:
                 self.parts.dead_letters.forget((entry.key,))
                 self.parts.scans.entry_logged(entry, now, before.get(entry.key))
         self.parts.scans.stop_awaiting(over)
-        return self.settled(now, [key for key in over if self.parts.verification.end_logged(key, before.get(key))])
+        return self.settled(now, self.parts.verification.ends_logged(over, before))
 
     def _note_foreign_change(self, entry: Entry, before: tuple[int, int] | None) -> None:
         """The binary log shows another state of a message that is not in flight here. Unless it was
         inserted or claimed, its place may be free."""
         if before is not None and entry.epoch <= before[0]:
-            self._over_elsewhere(entry.key)
+            self._over_elsewhere((entry.key,))
 
-    def _over_elsewhere(self, key: Key) -> None:
-        """The delivery of a message that is not in flight here may be over, and its place free."""
-        self.parts.capacity.reopen()
-        self.parts.places.delivery_over(key)
+    def _over_elsewhere(self, keys: Collection[Key]) -> None:
+        """The deliveries of those of these messages that are not in flight here may be over, and
+        their places free."""
+        here = {lease.key for lease in self.parts.leases.among(keys)}
+        if len(here) < len(keys):
+            self.parts.capacity.reopen()
+        if self.parts.places.limited:
+            for key in keys:
+                if key not in here:
+                    self.parts.places.delivery_over(key)
 
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""

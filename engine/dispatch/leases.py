@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -198,6 +198,12 @@ class Leases:
     def get(self, key: Key) -> Lease | None:
         """The lease of this message; None if it has none here."""
         return self._by_key.get(key)
+
+    def among(self, keys: Iterable[Key]) -> list[Lease]:
+        """The leases of these messages, in their order. Most keys that the binary log reports have
+        none."""
+        by_key = self._by_key
+        return [by_key[key] for key in keys if key in by_key]
 
     def is_outdated(self, entry: Entry, scan_id: int) -> bool:
         """Whether a scan shows a row as it was before our claim of it, and not as it was changed

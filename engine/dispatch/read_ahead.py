@@ -16,7 +16,7 @@ wasted key and never a wrong delivery.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -243,12 +243,12 @@ class ReadAhead:
         for entry in entries:
             self.drop(entry.key)
 
-    def forget(self, keys: Iterable[Key]) -> None:
+    def forget(self, keys: Collection[Key]) -> None:
         """Remove these messages and the records of their misses: they are over."""
-        for key in keys:
-            self._ready.pop(key, None)
-            self._later.pop(key, None)
-            self._missed.pop(key, None)
+        for messages in (self._ready, self._later, self._missed):
+            if messages:
+                for key in keys:
+                    messages.pop(key, None)
 
     def forget_all(self, unwanted: Callable[[Key], bool]) -> None:
         """`forget` for the `unwanted` messages."""

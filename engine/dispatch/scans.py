@@ -132,7 +132,10 @@ class ScanScheduler:
     def entry_logged(self, entry: Entry, now: Instant, before: tuple[int, int] | None = None) -> None:
         """The binary log shows a message without a lease. It may not be visible yet. `before`: its
         epoch and time_next before it was changed (None: unknown, or it was inserted)."""
-        if all(group.scans.buffer.knows(entry, before) for group in self._groups if group.selection == ANYTHING):
+        for group in self._groups:
+            if group.selection == ANYTHING and not group.scans.buffer.knows(entry, before):
+                break
+        else:
             return
         due = entry.due_ns <= now.server_ns
         groups = [group for group in self._groups if not self._left_to_others(group, entry, now, logged=True)]

@@ -22,7 +22,7 @@ given back through this proxy is ready for this proxy's streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -132,17 +132,20 @@ class LeaseVerification:
         elif lease in self._shown or max(entry.epoch, before[0] if before else 0) >= lease.epoch:
             self.suspect(lease)
 
-    def end_logged(self, key: Key, before: tuple[int, int] | None = None) -> bool:
-        """The binary log shows that a message was acknowledged or deleted, and its epoch and
-        time_next before (None: unknown). Returns whether that is certain; if not, its lease is
-        suspect."""
-        lease = self._leases.get(key)
-        if lease is None or lease in self._shown:
-            return True
-        if before == (lease.epoch, lease.deadline_ns) and not lease.locked:  # A lock does not change the row.
-            return True
-        self.suspect(lease)
-        return False
+    def ends_logged(self, keys: Sequence[Key], before: Mapping[Key, tuple[int, int]]) -> Sequence[Key]:
+        """The binary log shows that messages were acknowledged or deleted, and for some their epoch
+        and time_next before. Returns those for which that is certain. The leases of the others
+        are suspect."""
+        uncertain = [lease for lease in self._leases.among(keys) if not self._is_over(lease, before.get(lease.key))]
+        for lease in uncertain:
+            self.suspect(lease)
+        left = {lease.key for lease in uncertain}
+        return [key for key in keys if key not in left] if left else keys
+
+    def _is_over(self, lease: Lease, before: tuple[int, int] | None) -> bool:
+        """Whether the end of a delivery that showed `before` is the end of this lease. A lock does not
+        change the row."""
+        return lease in self._shown or (before == (lease.epoch, lease.deadline_ns) and not lease.locked)
 
     def outcome_known(self, keys: Iterable[Key]) -> None:
         """The outcome of these messages is certain: they need no lookup."""

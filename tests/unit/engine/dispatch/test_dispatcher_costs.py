@@ -106,6 +106,13 @@ def test_an_acknowledgement_costs_the_same_however_many_streams_there_are() -> N
     assert len(costs) == 1
 
 
+def test_ends_of_deliveries_through_other_proxies_cost_the_same_however_many_the_log_reports() -> None:
+    before = (1, NOW.server_ns)
+    reports = [range(2, 2 + count) for count in (10, 1_000)]
+    costs = {spent(waiting(1).changes_logged, NOW, (), keys, dict.fromkeys(keys, before))[0] for keys in reports}
+    assert max(costs) - min(costs) <= 10
+
+
 @pytest.mark.parametrize("first_wait_ns", [None, LONG_NS], ids=["endless", "long polls"])
 def test_a_client_that_connects_and_disconnects_costs_the_same_however_many_streams_there_are(
     first_wait_ns: int | None,

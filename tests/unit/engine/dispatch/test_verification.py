@@ -103,12 +103,12 @@ def test_a_lookup_decides_nothing_about_a_younger_lease(verification: Verificati
 
 def test_the_log_is_believed_after_it_has_shown_the_claim(verification: Verification, leases: Leases) -> None:
     lease = lease_of(leases, 1)
-    assert not verification.end_logged(1)
+    assert verification.ends_logged([1], {}) == []
     assert asked(verification) == (1,)
     verification.lookup_answered(NOW, shown(1), NOW_NS)
     verification.lease_logged(lease, shown(1)[1])
     assert not lease.is_suspect
-    assert verification.end_logged(1)
+    assert verification.ends_logged([1], {}) == [1]
 
 
 def test_the_log_makes_a_lease_suspect_only_by_states_after_its_claim(
@@ -125,10 +125,12 @@ def test_the_log_makes_a_lease_suspect_only_by_states_after_its_claim(
 
 def test_an_end_that_shows_the_claim_before_it_is_believed(verification: Verification, leases: Leases) -> None:
     lease = lease_of(leases, 1)
-    for older_or_extended in (None, (0, 0), (lease.epoch, lease.deadline_ns + 1)):
-        assert not verification.end_logged(1, older_or_extended)
+    older, extended = (0, 0), (lease.epoch, lease.deadline_ns + 1)
+    assert verification.ends_logged([1], {}) == []
+    assert verification.ends_logged([1], {1: older}) == []
+    assert verification.ends_logged([1], {1: extended}) == []
     assert asked(verification) == (1,)
-    assert verification.end_logged(1, (lease.epoch, lease.deadline_ns))
+    assert verification.ends_logged([1, 99], {1: (lease.epoch, lease.deadline_ns)}) == [1, 99]
 
 
 def test_a_state_from_before_the_claim_makes_a_lease_suspect_if_it_was_written_after_it(
