@@ -81,6 +81,28 @@ def test_the_default_pool_keeps_the_connection_and_so_the_message(proxy: Running
     eventually(lambda: epoch(client) == 2)
 
 
+def test_a_connection_beyond_the_pools_size_is_closed_when_it_is_returned(
+    proxy: RunningProxy, database: str, client
+) -> None:
+    run(client, "INSERT INTO jobs (task) VALUES ('a')")
+    pooled = engine(proxy, database, pool_size=1, max_overflow=1)
+    with pooled.connect() as worker, pooled.connect():  # The second one is returned first.
+        assert worker.execute(NEXT).scalar_one() == 1
+    eventually(lambda: epoch(client) == 2)
+    pooled.dispose()
+
+
+def test_pool_recycle_closes_the_connection_when_it_is_taken_again(proxy: RunningProxy, database: str, client) -> None:
+    run(client, "INSERT INTO jobs (task) VALUES ('a')")
+    pooled = engine(proxy, database, pool_recycle=0)
+    with pooled.connect() as worker:
+        assert worker.execute(NEXT).scalar_one() == 1
+    assert epoch(client) == 0
+    with pooled.connect():
+        eventually(lambda: epoch(client) == 2)
+    pooled.dispose()
+
+
 def test_with_on_disconnect_keep_any_connection_acknowledges(proxy: RunningProxy, database: str, client) -> None:
     run(client, "ALTER QUEUE jobs ON_DISCONNECT = keep")
     run(client, "INSERT INTO jobs (task) VALUES ('a')")
