@@ -296,6 +296,7 @@ _EXPLAINED_NOUNS: Final = frozenset({b"QUEUE", b"STREAM", b"ACK", b"NACK", b"EXT
 _QUEUE_NOUNS: Final = MISSPELT_NOUN.keys() | {b"QUEUE"}
 _SHOWN_NOUNS: Final = MISSPELT_SHOWN.keys() | {word.encode() for word in MISSPELT_SHOWN.values()}
 _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
+_OTHER_QUEUE = _head(_maybe("OR", "REPLACE", "TEMPORARY") + rf"QUEUE{WORD_END}{GAP}(?![:(.=]|\Z)")
 _NOT_OUR_SHAPE = _head("[:(.=]")
 _STATEMENT = _head(_word("STATEMENT"))
 _TRANSACTION = _head(_word("TRANSACTION"))
@@ -406,12 +407,13 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     b"UPDATE": _table(Verb.WRITE, _UPDATE),
     b"DELETE": _table(Verb.WRITE, _DELETE),
     b"LOAD": _table(Verb.WRITE, _LOAD),
-    b"CREATE": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _schema(_CREATE))),
+    b"CREATE": _if(_QUEUE, Head(Verb.QUEUE), _if(_OTHER_QUEUE, NEARLY, _if(_TEMPORARY, OTHER, _schema(_CREATE)))),
     b"DROP": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _schema(_DROP))),
     b"ALTER": _if(_QUEUE, Head(Verb.QUEUE), _schema(_ALTER)),
     b"TRUNCATE": _table(Verb.SCHEMA, _TRUNCATE),
     b"WITH": _with,
-    **dict.fromkeys((b"RENAME", b"IMPORT"), _always(ANY_SCHEMA)),
+    b"RENAME": _if(_QUEUE, NEARLY, _always(ANY_SCHEMA)),
+    b"IMPORT": _always(ANY_SCHEMA),
     b"BEGIN": _if(_head(_word("NOT")), ANY_WRITE, _always(OTHER)),
     b"SET": _set,
     # They run other statements or contain them. MariaDB's ANALYZE runs the statement that it

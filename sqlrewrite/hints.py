@@ -59,6 +59,10 @@ def hint(text: bytes) -> str:
     match verb, following.upper():
         case (("PAUSE" | "RESUME" | "PURGE" | "REDRIVE"), other) if other != "QUEUE":
             return f"write {verb} QUEUE {following}"
+        case "RENAME", "QUEUE":
+            return "write RENAME TABLE: a queue is a table"
+        case "CREATE", ("OR" | "TEMPORARY"):
+            return "CREATE QUEUE replaces no table and makes no temporary one: write CREATE QUEUE, or IF NOT EXISTS"
         case "SHOW", "QUEUE":
             return "write SHOW QUEUES, or SHOW CREATE QUEUE and the name of a queue"
         case (("EXPLAIN" | "DESCRIBE" | "DESC"), "QUEUE"):

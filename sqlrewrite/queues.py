@@ -7,6 +7,7 @@ written. A queue's options may stand anywhere among the table's, and are cut out
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -277,6 +278,9 @@ _BY_TIME: Final = ["PARTITION", "BY", "RANGE", "(", "TIME_ACKED", ")"]
 _WHOLE_CLAUSES: Final = ("WITH", "SYSTEM", "VERSIONING"), ("START", "TRANSACTION")
 
 _VERBS: Final = {"CREATE", "ALTER", "DROP", "PAUSE", "RESUME", "PURGE", "REDRIVE", "SHOW"}
+
+LIKENESS_LEAST: Final = 0.75
+"""Of an unknown option to the one that was probably meant (difflib's measure)."""
 
 BATCHES: Final = "BATCHES"
 BATCH_OPTIONS: Final[Mapping[str, str]] = {"BATCH_BY": "batch", "AFTER_BATCH": "after_batch"}
@@ -598,7 +602,9 @@ class _QueueParser:
     def _unknown(self, more: str) -> NoReturn:
         if not self._tokens.more:
             self._tokens.fail(f"an option was expected: {self._known()}")
-        self._tokens.fail(f"there is no option {self._tokens.text}; a queue has {self._known()}{more}")
+        near = difflib.get_close_matches(self._tokens.text.upper(), sorted(self._options), n=1, cutoff=LIKENESS_LEAST)
+        meant = f", was {near[0]} meant?" if near else ";"
+        self._tokens.fail(f"there is no option {self._tokens.text}{meant} a queue has {self._known()}{more}")
 
 
 class _Clauses:

@@ -29,6 +29,14 @@ from sqlrewrite.hints import ALONE, hint, hint_for
         ("CREATE QUEUES orders (a INT)", "CREATE QUEUES is no statement: write CREATE QUEUE"),
         ("drop queeu orders", "DROP QUEEU is no statement: write DROP QUEUE"),
         ("ALTER QUUE `o` ACK_WAIT = 3", "ALTER QUUE is no statement: write ALTER QUEUE"),
+        ("RENAME QUEUE a TO b", "write RENAME TABLE: a queue is a table"),
+        *(
+            (
+                f"CREATE {kind} QUEUE orders (a INT)",
+                "CREATE QUEUE replaces no table and makes no temporary one: write CREATE QUEUE, or IF NOT EXISTS",
+            )
+            for kind in ("OR REPLACE", "TEMPORARY", "OR REPLACE TEMPORARY")
+        ),
         ("PAUSE QUEU orders", "PAUSE QUEU is no statement: write PAUSE QUEUE"),
         ("PURGE QEUE `orders`", "PURGE QEUE is no statement: write PURGE QUEUE"),
         ("PAUSE queues", "write PAUSE QUEUE queues"),
@@ -76,6 +84,9 @@ def test_a_statement_that_is_nearly_ours_has_a_hint(text: str, expected: str) ->
         "ALTER TABLE queu ADD a INT",
         "DROP TABLE queu",
         "DROP QUERY CACHE",
+        "RENAME TABLE queue TO b",
+        "CREATE OR REPLACE TABLE queue (a INT)",
+        "CREATE TEMPORARY TABLE queue (a INT)",
         "SELECT 1; STREAM * FROM t",
     ],
 )
