@@ -115,7 +115,7 @@ def test_with_on_disconnect_keep_any_connection_acknowledges(proxy: RunningProxy
 
 
 def test_the_model_on_the_page_enqueues(proxy: RunningProxy, database: str, client) -> None:
-    (text,) = re.findall(r"^```python\n(class Job.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```python\n(class Job\(Base\).*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {
         "Base": orm.declarative_base(),
         "Mapped": orm.Mapped,
@@ -243,6 +243,17 @@ def test_django_keeps_its_connection_with_conn_max_age(client, begin, max_age: s
     program("close-old")
     assert epoch(client) == 0
     assert program("ack") == 1
+
+
+@pytest.mark.either_server
+def test_a_migration_of_django_makes_a_queue_and_the_model_on_the_page_enqueues(client, begin) -> None:
+    run(client, "DELETE FROM jobs")
+    program = begin([sys.executable, str(POOLS / "pool_django.py"), "PORT", "DATABASE", "0"])
+    number = program("enqueue")
+    assert rows(client, "STREAM * FROM jobs LIMIT 1 WAIT 10") == [(number, "tea")]
+    program("migrate")
+    run(client, "INSERT INTO mails (address) VALUES ('ann@example.org')")
+    assert rows(client, "STREAM address FROM mails LIMIT 1 WAIT 10") == [("ann@example.org",)]
 
 
 Request = Callable[..., int]
