@@ -12,8 +12,11 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from engine.dispatch.dispatcher import Dispatcher
+from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Lease
 from engine.dispatch.limits import Limits
 from engine.dispatch.subscribers import Subscription
 from engine.dispatch.verification import NOTHING_BEFORE
@@ -92,6 +95,16 @@ class StreamHandle:
         self._runner.unsubscribe(self._subscriber)
 
 
+class Tracer(Protocol):
+    """What is reported of messages for tracing. Its methods return at once, and raise nothing."""
+
+    def enqueued(self, table: TableId, ids: range, context: str) -> None:
+        """An INSERT with this trace context probably made the messages of these ids. It may not be committed."""
+
+    def delivered(self, queue: QueueTable, leases: Sequence[Lease], now: Instant) -> None:
+        """The rows of these leases were passed on."""
+
+
 class Engine:
     """All message tables of one server."""
 
@@ -119,6 +132,7 @@ class Engine:
         self._gathered: dict[TableId, GatheredAcks] = {}
         self._follow_ups = FollowUpQueues()
         self._draining = False
+        self._tracer: Tracer | None = None
         self.on_queues: Callable[[], None] = lambda: None
         """Called when a queue was added or removed."""
 
@@ -307,6 +321,25 @@ class Engine:
             runner.handle(partial(runner.dispatcher.suspected, extended=True), _keys(runner, values))
             self._note_indirect_write(table.name.casefold())
 
+    def trace(self, tracer: Tracer | None) -> None:
+        """Report deliveries, and INSERTs with a trace context, to this tracer from now on; None: to nobody."""
+        self._tracer = tracer
+        for runner in self._runners.values():
+            self._trace(runner)
+
+    def _trace(self, runner: TableRunner) -> None:
+        if (tracer := self._tracer) is None:
+            runner.measures.on_sent = None
+        else:
+            runner.measures.on_sent = lambda leases, now: tracer.delivered(runner.queue, leases, now)
+
+    def traced(self, name: str, ids: range, context: str) -> None:
+        """A statement with this trace context inserted rows with these ids into a table of this bare name, as
+        the server's answer shows. Of two queues of one name, neither is meant."""
+        runners = self._by_name.get(name, ())
+        if self._tracer is not None and ids and len(runners) == 1 and runners[0].queue.id_kind is IdKind.INTEGER:
+            self._tracer.enqueued(runners[0].queue.id, ids, context)
+
     def written(self, name: str | None, *, inserted: bool = False, ids: range = NO_IDS) -> None:
         """A commit touched a table of this bare name (None: any table).
 
@@ -445,6 +478,8 @@ class Engine:
         on_distrust = partial(self._queues.distrust, queue.id)
         runner = TableRunner(self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved, on_over)
         runner.set_slot(self._roster.found.slot or 0)
+        if self._tracer is not None:
+            self._trace(runner)
         self._runners[queue.id] = runner
         self._by_name.setdefault(queue.id.name.casefold(), []).append(runner)
         self.on_queues()

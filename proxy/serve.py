@@ -45,6 +45,7 @@ from proxy.server.parts import (
     store_limits,
 )
 from proxy.server.sources import Sources, own_streams
+from proxy.server.tracing import traced
 from proxy.server.worker import work
 from proxy.server.workers import Workers
 from proxy.settings import BadSetting, Settings, advice, load
@@ -196,6 +197,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     await stack.enter_async_context(running(engine, settings, servers.shown))
     if settings.proxy_protocol:
         await asyncio.to_thread(check_taken, servers.route.address, ConnectionLimits())
+    await stack.enter_async_context(traced(engine, settings))
     proxy = Proxy(engine, settings, servers.route, tls, reach=reach)
     watch = await stack.enter_async_context(_watch(settings, engine, servers.route, own_writes))
     switch = Switch(servers.route, store, engine, proxy)

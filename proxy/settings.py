@@ -158,6 +158,9 @@ class Settings(BaseSettings):
     """A running stream delivers no rows if its client's privileges were proven longer ago. The
     proof takes two short statements on the backing connection, at half of this interval while rows
     come, and never while none come."""
+    tracing: bool = False
+    """Whether each delivery of a message with a trace context is a span of OpenTelemetry. It needs
+    `ackstream[tracing]`; the exporter is configured by the variables of OpenTelemetry (OTEL_…)."""
     gather_acks: bool = True
     """Whether acknowledgements of single messages that several clients send at about the same time
     outside transactions are committed together, on a connection of the engine."""

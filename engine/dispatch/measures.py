@@ -7,7 +7,7 @@ table goes on with them, so that no count goes back.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.dispatch.instant import Instant
@@ -65,8 +65,10 @@ class Measures:
     """From the time at which a message was due to its delivery."""
     work: Durations = field(default_factory=Durations)
     """From a delivery to its acknowledgement."""
+    on_sent: Callable[[Sequence[Lease], Instant], None] | None = None
+    """Called with the leases whose rows were passed on; None: nobody wants to know."""
 
-    def sent(self, leases: Iterable[Lease], now: Instant) -> None:
+    def sent(self, leases: Sequence[Lease], now: Instant) -> None:
         """The rows of these leases were passed on."""
         mono_ns, server_ns = now
         pickup = self.pickup
@@ -74,6 +76,8 @@ class Measures:
             lease.sent_ns = mono_ns
             if lease.due_ns > 0:  # 0 was a default, and is no time.
                 pickup.add(server_ns - lease.due_ns)
+        if self.on_sent is not None:
+            self.on_sent(leases, now)
 
     def settled(self, lease: Lease, now: Instant) -> None:
         """The message of this lease was acknowledged or deleted."""

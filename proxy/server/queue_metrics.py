@@ -94,7 +94,7 @@ def _add(total: Measures, measures: Measures) -> None:
         value = getattr(measures, field.name)
         if isinstance(value, Durations):
             getattr(total, field.name).add_all(value)
-        else:
+        elif isinstance(value, int):
             setattr(total, field.name, getattr(total, field.name) + value)
 
 

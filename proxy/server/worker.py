@@ -37,6 +37,7 @@ from proxy.server.metrics import ProcessMetrics
 from proxy.server.parts import engine_settings, reload_certificate, running, store_limits
 from proxy.server.shared_engine import SharedEngine, SharedStore
 from proxy.server.shares import settings_of
+from proxy.server.tracing import traced
 from proxy.session.session import Session
 from proxy.settings import BadSetting, Settings
 from proxy.statements.others import Subject
@@ -124,6 +125,7 @@ class Worker:
         store.on_released = released
         engine.on_queues = self._send_tables_soon
         await stack.enter_async_context(running(engine, self.settings, _shown(route)))
+        await stack.enter_async_context(traced(engine, self.settings))
         proxy = WorkerProxy(self, engine, self.settings, route, self._tls)
         self._switch = Switch(route, store, engine, proxy)
         self._switch.follow()

@@ -9,6 +9,7 @@ answers have set. This module sends nothing.
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 from typing import Final
 
 from engine.model import TableId
@@ -32,6 +33,7 @@ from proxy.wire.framing import Command
 from proxy.wire.mimic_adapter import Capabilities, Commands
 from proxy.wire.packets import ServerError
 from proxy.wire.params import execute_id, query_text
+from proxy.wire.trace_context import trace_context
 from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX
 from sqlrewrite.classify import (
@@ -131,7 +133,9 @@ NOT_FAST: Final = NotFast.NOT_FAST
 class CommandClassifier:
     """The state of one session, as its commands and their answers show it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, traces: bool = False) -> None:
+        """`traces`: whether the trace contexts of INSERTs are read."""
+        self._traces = traces
         self.attributes = False
         """Whether queries are preceded by query attributes."""
         self.prepared: dict[int, TrackedStatement] = {}
@@ -261,7 +265,8 @@ class CommandClassifier:
             if head.verb in QUEUE_STATEMENT_VERBS or head.verb is Verb.NEARLY or head.before_queue_statement:
                 return NOT_FAST
             self._next_transaction(head, text)
-            return self._pending_of(head, text)
+            pending = self._pending_of(head, text)
+            return self._traced(pending, data[HEADER:]) if self._traces else pending
         if byte == COM_STMT_EXECUTE and not self.preparing and len(data) >= NUMBER.stop:
             own = self.statement(int.from_bytes(data[NUMBER], "little"))
             statement = own.statement if own is not None else None
@@ -341,7 +346,10 @@ class CommandClassifier:
             if head.verb not in MESSAGE_VERBS:
                 self._runs(text if command.whole else None)
             self._next_transaction(head, text)
-            return Verb.NEARLY if head.before_queue_statement else head.verb, self._pending_of(head, text)
+            pending = self._pending_of(head, text)
+            if self._traces and command.whole:
+                pending = self._traced(pending, command.payload)
+            return Verb.NEARLY if head.before_queue_statement else head.verb, pending
         if byte == COM_STMT_PREPARE:
             head = classify(command.payload[1:], multi_statements=False)
             pending = self._pending_of(head, command.payload[1:])
@@ -374,6 +382,15 @@ class CommandClassifier:
             kill = parse_kill(text)
             return Killed(kill) if kill else None
         return Touched.by(head)
+
+    def _traced(
+        self, pending: Touched | Killed | TransactionEnd | None, payload: bytes
+    ) -> Touched | Killed | TransactionEnd | None:
+        """The pending command of a COM_QUERY, with the trace context of an INSERT."""
+        if not isinstance(pending, Touched) or not pending.inserts:
+            return pending
+        context = trace_context(payload, attributes=self.attributes)
+        return pending if context is None else replace(pending, trace=context)
 
     def _look_up(self, command: Command) -> PendingCommand | CarriedOutHere:
         """The prepared statement that a command is about, as a pending command or to be carried

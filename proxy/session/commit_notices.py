@@ -45,6 +45,8 @@ class Touched:
     table: str | None
     schema: bool = False
     inserts: bool = False
+    trace: str | None = None
+    """The trace context that the client sent with it, if tracing is on."""
 
     @classmethod
     def by(cls, head: Head) -> Touched | None:
@@ -194,6 +196,8 @@ class CommitNotices:
         match pending:
             case Touched() as pending if outcome.ok or outcome.results:
                 self._touch(pending)
+                if pending.trace is not None and pending.table is not None:
+                    self._engine.traced(pending.table, _inserted_ids(outcome), pending.trace)
                 if pending.schema:
                     self._engine.schema_changed(pending.table)
             case Settled() as pending if outcome.ok and outcome.affected_rows:

@@ -330,6 +330,10 @@ LIMIT 1
 SELECT $id, epoch, priority, time_next, $reason, $reason_at
 FROM $index WHERE time_acked IS NULL ORDER BY priority, time_next$descending LIMIT $limit
 
+-- name: trace_contexts
+-- The trace contexts that messages carry in their column `traceparent`. On the engine's connection.
+SELECT $id, HEX(LEFT(traceparent, 55)) FROM $table WHERE id IN ($ids) AND traceparent IS NOT NULL LIMIT $limit
+
 -- name: shown_groups
 -- How the first unacknowledged messages are divided by the values of some columns. On the engine's connection.
 SELECT COUNT(*) AS messages, $values

@@ -67,7 +67,7 @@ class Session:
         self.interrupted: ServerError | None = None
         """The error that the running queue statement is to end with, if it was interrupted: checked
         between its steps."""
-        self.classifier = CommandClassifier()
+        self.classifier = CommandClassifier(traces=proxy.settings.tracing)
         self.commit_notices = CommitNotices(proxy.engine)
         self.known_streams = KnownStreams()
         self.own_acks = self.classifier.own_acks

@@ -171,6 +171,29 @@ def text_at(payload: bytes, *, attributes: bool) -> int:
     return reader.at
 
 
+def query_attribute(payload: bytes, name: bytes) -> bytes | None:
+    """The value of the query attribute of this name in a COM_QUERY payload, if it is a string; else None.
+    Raises `WireError`."""
+    if payload[1:3] == _NO_ATTRIBUTES:
+        return None
+    reader = Reader(payload, 1)
+    count = _checked_count(reader.lenenc())
+    reader.lenenc()
+    nulls = reader.take((count + 7) // 8) if count else b""
+    if not count or not reader.uint(1):
+        return None
+    bound: list[tuple[ParamType, bytes]] = []
+    for _ in range(count):
+        kind, flags = reader.uint(1), reader.uint(1)
+        bound.append((ParamType(kind, bool(flags & UNSIGNED)), reader.lenenc_bytes()))
+    found: bytes | None = None
+    for index, (param, own_name) in enumerate(bound):
+        value = _read_value(reader, param, nulls, index)
+        if own_name == name and isinstance(value, bytes):
+            found = value
+    return found
+
+
 def query_text(payload: bytes, *, attributes: bool) -> bytes:
     """The statement of a COM_QUERY payload (or of as much of it as is there)."""
     return payload[text_at(payload, attributes=attributes) :]
