@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -484,6 +484,22 @@ def test_what_a_recipe_promises_holds_when_its_processes_are_killed(
                     break  # The statement that was sent has done it.
                 assert play.work(kill) == kill.after
             eventually(play.kept, timeout_s=20, what=str(kill))
+
+
+def test_a_recipe_that_loses_a_message_is_found(proxy: RunningProxy, database: str) -> None:
+    def publish_too_late(send: Send, _n: int) -> None:
+        for number, epoch in send("STREAM id, epoch FROM outbox LIMIT 1 WAIT 2"):
+            send("ACK outbox WHERE id = %s AND epoch = %s", [number, epoch])
+            send("INSERT INTO published (id) VALUES (%s)", [number])
+
+    with proxy.connect(database=database) as connection:
+        play = Play(
+            replace(RECIPES["an outbox's publisher"], work=publish_too_late), proxy, database, sender(connection)
+        )
+        make_tables(play.watcher, play.recipe)
+        play.begin()
+        play.work(Kill(2, signal.SIGKILL, sent=False))
+        assert not play.kept()
 
 
 @pytest.mark.parametrize("number", SIGNALS)
