@@ -215,6 +215,15 @@ def test_hikari_closes_idle_connections_after_its_idle_timeout(client, begin) ->
 
 
 @pytest.mark.either_server
+@pytest.mark.parametrize(("name", "answer"), [("go", 0), ("hikari", 1317)])
+def test_a_wait_is_cancelled_as_the_page_says(client, begin, name: str, answer: int) -> None:
+    run(client, "DELETE FROM jobs")
+    program = begin(PROGRAMS[name])
+    assert program("cancel") == answer
+    eventually(lambda: not rows(client, "SHOW STREAMS"))
+
+
+@pytest.mark.either_server
 def test_mysql2_closes_idle_connections_only_beyond_max_idle(client, begin) -> None:
     keeps = begin(["node", str(POOLS / "pool.mjs"), "PORT", "DATABASE", "3"])  # As many as it may have: the default.
     assert keeps("query") == 1

@@ -7,6 +7,9 @@ import java.io.InputStreamReader;
 import java.sql.Connection;
 import java.sql.ResultSet;
 import java.sql.SQLException;
+import java.sql.Statement;
+import java.util.Timer;
+import java.util.TimerTask;
 
 public class Pool {
     static final String NEXT = "STREAM id FROM jobs LIMIT 1 WAIT 10";
@@ -51,6 +54,22 @@ public class Pool {
                 case "ack":
                     try (Connection connection = pool.getConnection()) {
                         answer = connection.createStatement().executeUpdate("ACK jobs WHERE id = 1 AND epoch = 1");
+                    }
+                    break;
+                case "cancel": // A wait of 20 s.
+                    try (Connection connection = pool.getConnection(); Statement wait = connection.createStatement()) {
+                        new Timer(true).schedule(new TimerTask() {
+                            public void run() {
+                                try {
+                                    wait.cancel();
+                                } catch (SQLException error) {
+                                    throw new RuntimeException(error);
+                                }
+                            }
+                        }, 500);
+                        wait.executeQuery("STREAM id FROM jobs LIMIT 1 WAIT 20");
+                    } catch (SQLException error) {
+                        answer = error.getErrorCode();
                     }
                     break;
             }

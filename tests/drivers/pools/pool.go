@@ -54,6 +54,12 @@ func main() {
 			must(err)
 			answer, err = result.RowsAffected()
 			must(err)
+		case "cancel": // A wait of 20 s.
+			ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+			if pool.QueryRowContext(ctx, "STREAM id FROM jobs LIMIT 1 WAIT 20").Scan(&answer) != context.DeadlineExceeded {
+				panic("not cancelled")
+			}
+			cancel()
 		}
 		fmt.Println(answer)
 	}
