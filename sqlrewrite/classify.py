@@ -299,6 +299,11 @@ _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
 _OTHER_QUEUE = _head(_maybe("OR", "REPLACE", "TEMPORARY") + rf"QUEUE{WORD_END}{GAP}(?![:(.=]|\Z)")
 _NOT_OUR_SHAPE = _head("[:(.=]")
 _STATEMENT = _head(_word("STATEMENT"))
+# MariaDB's; Connector/J begins a statement with a query timeout so.
+_STATEMENT_FOR_QUEUE = _head(
+    _word("STATEMENT") + rf"[A-Z_]++{GAP}={GAP}[0-9A-Z_.]++{GAP}" + _word("FOR")
+    + rf"(?:STREAM|ACK|NACK|EXTEND){WORD_END}{GAP}(?![:(.=]|\Z)"
+)  # fmt: skip
 _TRANSACTION = _head(_word("TRANSACTION"))
 # Without SESSION or GLOBAL behind the `@@`: that sets the next transaction alone.
 _ITS_VARIABLES = bytes_pattern(rf"@@`?(?:TRANSACTION|TX)_(?:ISOLATION|READ_ONLY)(?!{WORD_BYTE})")
@@ -362,7 +367,7 @@ def _insert(text: bytes, end: int) -> Head:
 
 def _set(text: bytes, end: int) -> Head:
     if _STATEMENT.match(text, end):
-        return ANY_WRITE
+        return NEARLY if _STATEMENT_FOR_QUEUE.match(text, end) else ANY_WRITE
     variables = b"@@" in text and _ITS_VARIABLES.search(text, end, LEXED_BYTES_MAX)
     return NEXT_TRANSACTION if variables or _TRANSACTION.match(text, end) else OTHER
 

@@ -59,6 +59,11 @@ def hint(text: bytes) -> str:
     match verb, following.upper():
         case (("PAUSE" | "RESUME" | "PURGE" | "REDRIVE"), other) if other != "QUEUE":
             return f"write {verb} QUEUE {following}"
+        case "SET", "STATEMENT":
+            return (
+                "a statement of ackstream's has no SET STATEMENT … FOR before it: leave that out,"
+                " or the driver's query timeout"
+            )
         case "RENAME", "QUEUE":
             return "write RENAME TABLE: a queue is a table"
         case "CREATE", ("OR" | "TEMPORARY"):

@@ -148,6 +148,7 @@ def test_an_error_about_the_next_command_stays_as_it_is(proxy, database) -> None
         ("ALTER QUEU q ACK_WAIT = 3", "write ALTER QUEUE"),
         ("DROP QUEU q", "write DROP QUEUE"),
         ("RENAME QUEUE m TO n", "write RENAME TABLE"),
+        ("SET STATEMENT max_statement_time=1 FOR STREAM id FROM m LIMIT 1 WAIT 5", "leave that out, or the driver's"),
         ("CREATE OR REPLACE QUEUE m (a INT)", "CREATE QUEUE replaces no table"),
         ("NAK FROM m WHERE id = ?", "write NACK"),
         ("STREAM * FROM m NOWAIT; SELECT 1", "has to be alone in its packet"),

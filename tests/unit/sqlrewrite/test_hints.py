@@ -29,6 +29,11 @@ from sqlrewrite.hints import ALONE, hint, hint_for
         ("CREATE QUEUES orders (a INT)", "CREATE QUEUES is no statement: write CREATE QUEUE"),
         ("drop queeu orders", "DROP QUEEU is no statement: write DROP QUEUE"),
         ("ALTER QUUE `o` ACK_WAIT = 3", "ALTER QUUE is no statement: write ALTER QUEUE"),
+        (
+            "SET STATEMENT max_statement_time=1 FOR STREAM id FROM orders LIMIT 1 WAIT 5",
+            "a statement of ackstream's has no SET STATEMENT … FOR before it:"
+            " leave that out, or the driver's query timeout",
+        ),
         ("RENAME QUEUE a TO b", "write RENAME TABLE: a queue is a table"),
         *(
             (
@@ -85,6 +90,9 @@ def test_a_statement_that_is_nearly_ours_has_a_hint(text: str, expected: str) ->
         "DROP TABLE queu",
         "DROP QUERY CACHE",
         "RENAME TABLE queue TO b",
+        "SET STATEMENT max_statement_time=1 FOR SELECT 'for ack x'",
+        "SET STATEMENT max_statement_time=1 FOR INSERT INTO t VALUES (1)",
+        "SET STATEMENT max_statement_time=1 FOR ack(1)",
         "CREATE OR REPLACE TABLE queue (a INT)",
         "CREATE TEMPORARY TABLE queue (a INT)",
         "SELECT 1; STREAM * FROM t",
