@@ -31,8 +31,10 @@ from sqlrewrite.hints import ALONE, hint, hint_for
         ("ALTER QUUE `o` ACK_WAIT = 3", "ALTER QUUE is no statement: write ALTER QUEUE"),
         (
             "SET STATEMENT max_statement_time=1 FOR STREAM id FROM orders LIMIT 1 WAIT 5",
-            "a statement of ackstream's has no SET STATEMENT … FOR before it:"
-            " leave that out, or the driver's query timeout",
+            (
+                "a statement of ackstream's has no SET STATEMENT … FOR before it:"
+                " leave that out, or the driver's query timeout"
+            ),
         ),
         ("RENAME QUEUE a TO b", "write RENAME TABLE: a queue is a table"),
         *(
