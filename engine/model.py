@@ -25,6 +25,9 @@ SLOT_LOCK = "ackstream/"
 RATES = "ackstream_rates"
 """The table with the state of `max_rate` of all queues of its database."""
 
+SEMAPHORES = "ackstream_semaphores"
+"""The table with the semaphores of its database."""
+
 WAITING_NS = 9_000_000_000_000_000_000
 """The time_next of a follow-up that waits for its batch: in the year 2255, behind all other times."""
 
@@ -107,6 +110,24 @@ class Policy:
     def group_most(self) -> int | None:
         """How many messages of a group may be in flight, for whatever reason; None: any number."""
         return 1 if self.group_strict else self.group_limit
+
+    semaphores: str | None = None
+    """The column with the semaphores that a message needs, as the comment spells it; None: it needs
+    none."""
+    semaphores_counted: bool = False
+    """Whether the database counts who holds semaphores. Not in the comment: it follows from the table's
+    indexes."""
+
+    @property
+    def grouping(self) -> tuple[str, ...]:
+        """The columns whose values divide the messages into groups, for whatever reason. Messages that
+        need the same semaphores are a group."""
+        return self.group_by if self.semaphores is None else (self.semaphores,)
+
+    @property
+    def locked_claims(self) -> bool:
+        """Whether the database keeps a limit, so that claims with the same limit wait for each other."""
+        return self.counted or self.paced or self.groups_counted or self.semaphores_counted
 
     batch_by: str | None = None
     """The column with the batch that a message is a part of; None: its messages are no parts."""
@@ -225,6 +246,11 @@ class QueueTable:
     def rates(self) -> TableId:
         """The table of rates of its database."""
         return TableId(self.id.db, RATES)
+
+    @property
+    def semaphores(self) -> TableId:
+        """The table of semaphores of its database."""
+        return TableId(self.id.db, SEMAPHORES)
 
     @property
     def is_shareable(self) -> bool:
@@ -466,6 +492,8 @@ class Wanted(NamedTuple):
     epoch: int
     wait_ns: int
     selection: Selection = ANYTHING
+    group: Group | None = None
+    """Its message group as it was scanned, in a queue with semaphores."""
 
 
 class Delivery(NamedTuple):
@@ -553,6 +581,10 @@ class LimitsLeft(NamedTuple):
     """When `max_rate` allows the next messages (server's clock); None: it is not kept there."""
     groups: tuple[GroupLeft, ...] = ()
     """Of the groups of these messages those that may be full."""
+    semaphores: tuple[SemaphoreLeft, ...] = ()
+    """The semaphores that these messages need."""
+    problem: str | None = None
+    """Why no message that needs semaphores is claimed, in words."""
 
 
 class GroupLeft(NamedTuple):
@@ -564,6 +596,22 @@ class GroupLeft(NamedTuple):
     leases. Where the server treats several values as equal, those of all of them."""
     head: Entry | None = None
     """Where groups are in strict order, the message that has to be delivered first, if it was not claimed."""
+
+
+Holder = tuple[TableId | None, Key]
+"""A message in flight that holds a semaphore: its table (None: the one that is claimed from) and its id."""
+
+
+class SemaphoreLeft(NamedTuple):
+    """What a claim has found of a semaphore, behind it."""
+
+    name: str
+    capacity: int | None
+    """None: it does not exist."""
+    holders: Mapping[Holder, int]
+    """The messages that hold it, and the ends of their leases."""
+    busy: bool = False
+    """Other claims had its lock all the time: the rest is unknown."""
 
 
 class ClaimResult(NamedTuple):

@@ -40,6 +40,7 @@ from engine.runtime.gathered_acks import GatheredAcks, Reports
 from engine.runtime.indirect_writes import IndirectWrites, WakeAll
 from engine.runtime.queues import Listener, Queues, UnusableQueue
 from engine.runtime.roster import RosterWatch
+from engine.runtime.semaphore_queues import SemaphoreQueues
 from engine.runtime.table_runner import Locker, Sink, TableRunner, no_queue_text
 from engine.store.acks import Ack
 from engine.store.port import Origin, Roster, Store
@@ -131,6 +132,7 @@ class Engine:
         self._ids = itertools.count(1)
         self._gathered: dict[TableId, GatheredAcks] = {}
         self._follow_ups = FollowUpQueues()
+        self._sharing = SemaphoreQueues()
         self._draining = False
         self._tracer: Tracer | None = None
         self.on_queues: Callable[[], None] = lambda: None
@@ -390,13 +392,29 @@ class Engine:
             runner.handle(runner.dispatcher.changes_logged, seen, over, before)
             if over or not seen:
                 self._parts_over(runner.queue.id, over or None)
+            back = [entry.key for entry in seen if (was := before.get(entry.key)) and entry.epoch <= was[0]]
+            if back:
+                self._semaphores_freed(runner.queue.id, back)
 
     def _parts_over(self, table: TableId, keys: Collection[Key] | None) -> None:
         """These messages (None: any) were acknowledged or deleted, or may have been: follow-ups of their
-        batches may fire."""
+        batches may fire, and their semaphores may have places."""
+        self._semaphores_freed(table, keys)
         for follow_ups in self._follow_ups.of_parts(table):
             if runner := self._runners.get(follow_ups):
                 runner.handle(runner.dispatcher.parts_over, table, keys)
+
+    def _semaphores_freed(self, table: TableId, keys: Collection[Key] | None) -> None:
+        """The deliveries of these messages (None: any) are over, or may be."""
+        for other in self._sharing.others(table):
+            if runner := self._runners.get(other):
+                runner.handle(runner.dispatcher.semaphores_freed, table, keys)
+
+    def semaphores_changed(self, db: str) -> None:
+        """Semaphores of a database were created, changed or dropped."""
+        for table in self._sharing.of_database(db):
+            if runner := self._runners.get(table):
+                runner.handle(runner.dispatcher.semaphores_freed, None, None)
 
     def _clock_set(self) -> None:
         for runner in list(self._runners.values()):
@@ -471,12 +489,16 @@ class Engine:
 
     def _queue_found(self, queue: QueueTable) -> None:
         self._follow_ups.queue_found(queue)
+        self._sharing.queue_found(queue)
         if runner := self._runners.get(queue.id):
             runner.reconfigure(queue)
             return
         on_over = partial(self._parts_over, queue.id)
+        on_released = partial(self._semaphores_freed, queue.id)
         on_distrust = partial(self._queues.distrust, queue.id)
-        runner = TableRunner(self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved, on_over)
+        runner = TableRunner(
+            self._executor, queue, self._limits, on_distrust, self._on_dead_letters_moved, on_over, on_released
+        )
         runner.set_slot(self._roster.found.slot or 0)
         if self._tracer is not None:
             self._trace(runner)
@@ -490,6 +512,8 @@ class Engine:
         runner = self._runners.pop(table)
         self._gathered.pop(table, None)
         self._follow_ups.queue_lost(table)
+        self._sharing.queue_lost(table)
+        self._semaphores_freed(table, None)
         name = table.name.casefold()
         self._by_name[name].remove(runner)
         if not self._by_name[name]:

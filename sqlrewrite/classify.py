@@ -284,8 +284,9 @@ _DROP = _head(_word("TABLES?") + _IF_EXISTS + _TABLE + "(?!,)")
 _TRUNCATE = _head(_maybe("TABLE") + _TABLE)
 # Neither server has a statement with these words.
 _QUEUE = _head(rf"QUEUE{WORD_END}{GAP}(?![:(.=])")
+_DEFINED = _head(rf"(?:QUEUE|SEMAPHORE){WORD_END}{GAP}(?![:(.=])")
 _SHOW = _head(
-    rf"(?:(?:FULL{WORD_END}{GAP})?QUEUES|STREAMS|BATCHES|DELIVERIES|GROUPS|PROXIES|CREATE{WORD_END}{GAP}QUEUE)"
+    rf"(?:(?:FULL{WORD_END}{GAP})?QUEUES|STREAMS|BATCHES|DELIVERIES|GROUPS|PROXIES|SEMAPHORES|CREATE{WORD_END}{GAP}QUEUE)"
     rf"{WORD_END}{GAP}(?![:(.=])"
 )
 # `EXPLAIN stream c` describes a column of a table with this name.
@@ -293,7 +294,7 @@ _EXPLAINED = _head(rf"(?:QUEUE|STREAM|ACK|NACK|EXTEND){WORD_END}{GAP}(?![:(.=;]|
 _WITHOUT_QUEUE = _head(rf"(?!(?:BINARY|MASTER){WORD_END}){NAME}")
 _SECOND = _head(rf"([A-Z]{{4,11}}+){WORD_END}")
 _EXPLAINED_NOUNS: Final = frozenset({b"QUEUE", b"STREAM", b"ACK", b"NACK", b"EXTEND"})
-_QUEUE_NOUNS: Final = MISSPELT_NOUN.keys() | {b"QUEUE"}
+_QUEUE_NOUNS: Final = MISSPELT_NOUN.keys() | {b"QUEUE", b"SEMAPHORE"}
 _SHOWN_NOUNS: Final = MISSPELT_SHOWN.keys() | {word.encode() for word in MISSPELT_SHOWN.values()}
 _TEMPORARY = _head(_maybe("OR", "REPLACE") + _word("TEMPORARY"))
 _OTHER_QUEUE = _head(_maybe("OR", "REPLACE", "TEMPORARY") + rf"QUEUE{WORD_END}{GAP}(?![:(.=]|\Z)")
@@ -412,9 +413,9 @@ _RULES: Final[Mapping[bytes, _Rule]] = {
     b"UPDATE": _table(Verb.WRITE, _UPDATE),
     b"DELETE": _table(Verb.WRITE, _DELETE),
     b"LOAD": _table(Verb.WRITE, _LOAD),
-    b"CREATE": _if(_QUEUE, Head(Verb.QUEUE), _if(_OTHER_QUEUE, NEARLY, _if(_TEMPORARY, OTHER, _schema(_CREATE)))),
-    b"DROP": _if(_QUEUE, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _schema(_DROP))),
-    b"ALTER": _if(_QUEUE, Head(Verb.QUEUE), _schema(_ALTER)),
+    b"CREATE": _if(_DEFINED, Head(Verb.QUEUE), _if(_OTHER_QUEUE, NEARLY, _if(_TEMPORARY, OTHER, _schema(_CREATE)))),
+    b"DROP": _if(_DEFINED, Head(Verb.QUEUE), _if(_TEMPORARY, OTHER, _schema(_DROP))),
+    b"ALTER": _if(_DEFINED, Head(Verb.QUEUE), _schema(_ALTER)),
     b"TRUNCATE": _table(Verb.SCHEMA, _TRUNCATE),
     b"WITH": _with,
     b"RENAME": _if(_QUEUE, NEARLY, _always(ANY_SCHEMA)),

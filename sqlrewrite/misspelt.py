@@ -15,6 +15,7 @@ _SHOWN: Final = {
     "DELIVERY": "DELIVERIES",
     "GROUP": "GROUPS",
     "PROXY": "PROXIES",
+    "SEMAPHORE": "SEMAPHORES",
 }
 """What SHOW lists, by its singular."""
 _OTHER_WORDS: Final = frozenset({"BACK", "PACK", "LACK", "RACK", "ASK", "ACT"})
@@ -40,7 +41,7 @@ def _misspelt(words: Iterable[str], known: Collection[str]) -> Mapping[bytes, st
 MISSPELT: Final = _misspelt(_VERBS, {*_VERBS, *_OTHER_WORDS})
 """What was probably meant, by the misspelt first word in capitals."""
 
-MISSPELT_NOUN: Final = _misspelt(("QUEUE",), ("QUEUE",))
+MISSPELT_NOUN: Final = _misspelt(("QUEUE", "SEMAPHORE"), ("QUEUE", "SEMAPHORE"))
 """The same for the word behind CREATE, ALTER, DROP, PAUSE and their like."""
 
 MISSPELT_SHOWN: Final[Mapping[bytes, str]] = {

@@ -40,7 +40,7 @@ column as both servers print it."""
 _PRINTED_KEYS: Final = frozenset({"PRIMARY KEY (`id`)", "KEY `time_acked` (`time_acked`,`priority`,`time_next`,`id`)"})
 _PRINTED_GROUP_KEY: Final = re.compile(r"KEY `time_acked_\d+` \(`time_acked`,`priority`,(.+),`time_next`,`id`\)")
 _PRINTED_TIME_KEY: Final = "UNIQUE KEY `id` (`id`,`time_acked`)"
-LIMITED_GROUPS: Final = frozenset({"GROUP_LIMIT", "GROUP_ORDER"})
+LIMITED_GROUPS: Final = frozenset({"GROUP_LIMIT", "GROUP_ORDER", "SEMAPHORES"})
 """The options for which the messages in flight of each group are counted."""
 _PRINTED_LEASE_KEY: Final = re.compile(r"KEY `time_acked_\d` \(([^()]*)\)")
 _PRINTED_BATCH_KEY: Final = re.compile(r"KEY `([^`]+)` \(([^()]*)\)")
@@ -79,7 +79,7 @@ def print_queue(
     by_time = statement.by_partition or statement.by_time
     added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
     given = dict(options)
-    group_by = ",".join(map(quote, given.get("GROUP_BY", "").split("|")))
+    group_by = ",".join(map(quote, given.get("GROUP_BY", given.get("SEMAPHORES", "")).split("|")))
     lease = given.get("LEASE")
     in_flight = f"`time_acked`,{quote(lease)},`time_next`" if lease else ""
     lease_columns = {in_flight} if "MAX_IN_FLIGHT" in given else set[str]()

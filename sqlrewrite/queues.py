@@ -36,6 +36,10 @@ GROUPS_MAX: Final = 1_000
 BATCHES_MAX: Final = 1_000
 """The greatest LIMIT of SHOW BATCHES: each costs some short reads."""
 
+SEMAPHORE_NAME_MAX: Final = 64
+CAPACITY_MAX: Final = 1_000_000
+"""The greatest capacity of a semaphore: all its holders may be in memory."""
+
 DELIVERIES_MAX: Final = 10_000
 """The greatest LIMIT of SHOW DELIVERIES: two megabytes."""
 
@@ -234,6 +238,41 @@ class ShowCreateQueue:
     table: TableName
 
 
+@dataclass(frozen=True, slots=True)
+class CreateSemaphore:
+    """CREATE SEMAPHORE [IF NOT EXISTS] s CAPACITY n."""
+
+    semaphore: TableName
+    """Its name and database."""
+    capacity: int
+    if_not_exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AlterSemaphore:
+    """ALTER SEMAPHORE s CAPACITY n."""
+
+    semaphore: TableName
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSemaphore:
+    """DROP SEMAPHORE [IF EXISTS] s."""
+
+    semaphore: TableName
+    if_exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShowSemaphores:
+    """SHOW SEMAPHORES [FROM db] [LIKE 'x']."""
+
+    db: str | None
+    like: bytes | None
+    """The literal of the pattern, as written."""
+
+
 QueueStatement = (
     CreateQueue
     | AlterQueue
@@ -248,6 +287,10 @@ QueueStatement = (
     | ShowGroups
     | ShowProxies
     | ShowCreateQueue
+    | CreateSemaphore
+    | AlterSemaphore
+    | DropSemaphore
+    | ShowSemaphores
 )
 
 
@@ -307,10 +350,13 @@ class _QueueParser:
         verb = self._tokens.step().upper()
         if verb == "SHOW":
             return self._show()
-        self._tokens.expect("QUEUE")
-        if verb not in _READ:
-            self._tokens.fail("a statement about queues was expected")
-        statement = _READ[verb](self)
+        if verb in _READ_SEMAPHORE and self._tokens.take("SEMAPHORE"):
+            statement = _READ_SEMAPHORE[verb](self)
+        else:
+            self._tokens.expect("QUEUE")
+            if verb not in _READ:
+                self._tokens.fail("a statement about queues was expected")
+            statement = _READ[verb](self)
         self._finish("the end of the statement was expected")
         return statement
 
@@ -375,6 +421,34 @@ class _QueueParser:
             return RedriveQueue(dead, target, None)
         return RedriveQueue(dead, target, self._condition(dead))
 
+    def create_semaphore(self) -> CreateSemaphore:
+        if_not_exists = self._tokens.take_all("IF", "NOT", "EXISTS")
+        semaphore = self._semaphore()
+        return CreateSemaphore(semaphore, self._capacity(), if_not_exists)
+
+    def alter_semaphore(self) -> AlterSemaphore:
+        semaphore = self._semaphore()
+        return AlterSemaphore(semaphore, self._capacity())
+
+    def drop_semaphore(self) -> DropSemaphore:
+        if_exists = self._tokens.take_all("IF", "EXISTS")
+        return DropSemaphore(self._semaphore(), if_exists)
+
+    def _semaphore(self) -> TableName:
+        """Read the name of a semaphore, as a column of needs can contain it."""
+        name = self._table("the name of a semaphore was expected")
+        if "," in name.name or name.name.strip(" ") != name.name or len(name.name) > SEMAPHORE_NAME_MAX:
+            raise wrong_argument(
+                f"{name.name!r} cannot be the name of a semaphore: up to {SEMAPHORE_NAME_MAX} characters, no comma, and"
+                " no space at an end"
+            )
+        return name
+
+    def _capacity(self) -> int:
+        self._tokens.expect("CAPACITY")
+        self._tokens.take("=")
+        return self._limit(CAPACITY_MAX)
+
     def _condition(self, table: TableName) -> Condition:
         """Read the rest as a condition like that of STREAM."""
         condition = read_condition(self._tokens, table)
@@ -389,6 +463,8 @@ class _QueueParser:
             statement = ShowStreams()
         elif self._tokens.take("PROXIES"):
             statement = ShowProxies()
+        elif self._tokens.take("SEMAPHORES"):
+            statement = ShowSemaphores(*self._from_and_like())
         elif self._tokens.take("GROUPS"):
             statement = self._show_groups()
         elif self._tokens.take("BATCHES"):
@@ -400,11 +476,12 @@ class _QueueParser:
         else:
             full = bool(self._tokens.take("FULL"))
             self._tokens.expect("QUEUES")
-            statement = self._show_queues(full=full)
+            statement = ShowQueues(*self._from_and_like(), full)
         self._finish("the end of the statement was expected")
         return statement
 
-    def _show_queues(self, *, full: bool) -> ShowQueues:
+    def _from_and_like(self) -> tuple[str | None, bytes | None]:
+        """Read FROM db and LIKE 'pattern', in any order."""
         db = like = None
         tokens = self._tokens
         while tokens.more:
@@ -417,7 +494,7 @@ class _QueueParser:
                 like = tokens.sql[literal.start : literal.end]
             else:
                 tokens.fail("FROM db, LIKE 'pattern' or the end was expected")
-        return ShowQueues(db, like, full)
+        return db, like
 
     def _show_groups(self) -> ShowGroups:
         tokens = self._tokens
@@ -579,8 +656,7 @@ class _QueueParser:
             self._tokens.fail("a text in quotes was expected")
         return self._tokens.string_of(self._tokens.token())
 
-    def _table(self) -> TableName:
-        expected = "the name of a queue was expected"
+    def _table(self, expected: str = "the name of a queue was expected") -> TableName:
         first = self._name(expected)
         return TableName(self._name(expected), first) if self._tokens.take(".") else TableName(first)
 
@@ -619,6 +695,12 @@ class _Clauses:
         self.engine: str | None = None
         self.spans: list[tuple[int, int]] = []
 
+
+_READ_SEMAPHORE: Final[Mapping[str, Callable[[_QueueParser], QueueStatement]]] = {
+    "CREATE": _QueueParser.create_semaphore,
+    "ALTER": _QueueParser.alter_semaphore,
+    "DROP": _QueueParser.drop_semaphore,
+}
 
 _READ: Final[Mapping[str, Callable[[_QueueParser], QueueStatement]]] = {
     "CREATE": _QueueParser.create,

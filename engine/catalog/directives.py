@@ -147,6 +147,9 @@ def with_source(values: Mapping[str, str], table: TableId, source: TableId) -> d
     return {**values, "dead_letter_of": f"{before}|{name}" if before else name}
 
 
+_NOT_BOTH = "cannot be combined: messages that need the same semaphores are a group already"
+
+
 def _quoted(name: str) -> str:
     return name if re.fullmatch(_BARE_NAME, name) else "`" + name.replace("`", "``") + "`"
 
@@ -162,6 +165,8 @@ def combination_problem(values: Mapping[str, str]) -> str | None:
             return f"{name.upper()} needs GROUP_BY, the columns that make the groups, for instance GROUP_BY = (tenant)"
     if "group_limit" in values and "group_order" in values:
         return "GROUP_ORDER = STRICT delivers one message of a group at a time: leave out GROUP_LIMIT"
+    if "semaphores" in values and "group_by" in values:
+        return f"SEMAPHORES and GROUP_BY {_NOT_BOTH}"
     if "batch_on_dead" in values and "batch_by" not in values:
         return "BATCH_ON_DEAD needs BATCH_BY, the column with the batch of a part, for instance BATCH_BY = (batch)"
     least, most = values.get("vt_min_backoff", values["vt_ack_wait"]), values.get("vt_max_backoff")
@@ -214,6 +219,7 @@ class _Reader:
             batch_by=values["batch_by"],
             after_batch=values["after_batch"],
             dead_parts_hold=bool(values["batch_on_dead"]),
+            semaphores=values["semaphores"],
         )
 
     def _read(self, key: str) -> Any:
@@ -240,6 +246,8 @@ class _Reader:
                 self.problems.append(f"{name} needs group_by: {_READERS['group_by'][1]}, for instance group_by=tenant")
         if values["group_limit"] and values["group_order"]:
             self.problems.append("group_order=strict delivers one message of a group at a time: leave out group_limit")
+        if values["semaphores"] and values["group_by"]:
+            self.problems.append(f"semaphores and group_by {_NOT_BOTH}")
         least = values["vt_min_backoff"] or values["vt_ack_wait"]
         most = values["vt_max_backoff"]
         if least and most and most < least:
@@ -371,6 +379,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "group_limit": (_whole(1, ROWS_MOST), "messages of a group in flight at most", "2"),
     "batch_by": (_column, "the column with the batch that a message is a part of", "batch"),
     "after_batch": (_column, "the column with the batch that a follow-up waits for", "after_batch"),
+    "semaphores": (_column, "the column with the semaphores that a message needs", "needs"),
     "batch_on_dead": (_on_dead, "whether a follow-up waits for dead parts", "hold"),
 }
 REQUIRED = frozenset({"vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"})

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.model import RATES, Policy
+from engine.model import RATES, SEMAPHORES, Policy
 
 PREFIX = "ackstream:"
 """The beginning of their comments."""
@@ -64,5 +64,12 @@ RATES_TABLE = OwnTable(
     RATES, "MAX_RATE of the queues over all proxies", lambda policy: policy.max_rate is not None, "create_rates"
 )
 
-OWN_TABLES = {table.name: table for table in (RATES_TABLE,)}
+SEMAPHORES_TABLE = OwnTable(
+    SEMAPHORES,
+    "the semaphores of the queues of this database",
+    lambda policy: policy.semaphores is not None,
+    "create_semaphores",
+)
+
+OWN_TABLES = {table.name: table for table in (RATES_TABLE, SEMAPHORES_TABLE)}
 """All of them, by name."""

@@ -136,6 +136,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         *(_lease_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(_reason_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(_group_problems(policy, columns) if isinstance(policy, Policy) else ()),
+        *(_semaphore_problems(policy, columns) if isinstance(policy, Policy) else ()),
         *(batch_problems(policy, facts) if isinstance(policy, Policy) else ()),
     ]
     if id_index is None and "id" in columns:
@@ -147,16 +148,10 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
     if problems or id_index is None or not isinstance(policy, Policy):
         return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)))
     scan = _scan_index(facts.indexes)
-    group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.group_by)
+    group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.grouping)
     lease_index = _lease_index(policy, facts.indexes, group_columns)
-    policy = replace(
-        policy,
-        counted=policy.max_in_flight is not None and lease_index is not None,
-        groups_counted=policy.group_most is not None and lease_index is not None,
-    )
     order_index = _order_index(group_columns, facts.indexes)
-    unordered = policy.group_strict and (order_index is None or lease_index is None)
-    policy = replace(policy, paused=policy.paused or unordered)
+    policy, unkept = _kept(facts.id, policy, lease_index, order_index)
     group_index = _group_index(group_columns, facts.indexes)
     return QueueTable(
         id=facts.id,
@@ -180,8 +175,8 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         warnings=(
             *comment_warnings(facts.comment),
             *_limit_warnings(facts.id, policy),
-            *([_unordered_warning(facts.id)] if unordered else ()),
-            *_group_warnings(facts, group_columns, group_index),
+            *unkept,
+            *_group_warnings(facts, policy, group_columns, group_index),
         ),
         id_pad_chars=columns["id"].length_chars if columns["id"].data_type == "char" else 0,
         id_grows="AUTO_INCREMENT" in columns["id"].extra.upper(),
@@ -189,6 +184,26 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         folds_names=facts.folds_names,
         acks_alike=_acks_alike(facts),
     )
+
+
+def _kept(
+    table: TableId, policy: Policy, lease_index: str | None, order_index: str | None
+) -> tuple[Policy, Sequence[str]]:
+    """The policy with what the database keeps of it by these indexes. Warnings say why nothing is
+    delivered."""
+    counted = lease_index is not None
+    unordered = policy.group_strict and (order_index is None or not counted)
+    uncounted = policy.semaphores is not None and not counted
+    warnings = [_unordered_warning(table)] if unordered else []
+    warnings += [_uncounted_warning(table, policy)] if uncounted else []
+    kept = replace(
+        policy,
+        counted=policy.max_in_flight is not None and counted,
+        groups_counted=policy.group_most is not None and counted,
+        semaphores_counted=policy.semaphores is not None and counted,
+        paused=policy.paused or bool(warnings),
+    )
+    return kept, warnings
 
 
 def _acks_alike(facts: TableFacts) -> bool:
@@ -292,6 +307,13 @@ def _unordered_warning(table: TableId) -> str:
     )
 
 
+def _uncounted_warning(table: TableId, policy: Policy) -> str:
+    return (
+        "semaphores cannot be counted for lack of an index on a lease column, so nothing is delivered: "
+        f"ALTER QUEUE {table} SEMAPHORES = ({policy.semaphores}) adds what is missing"
+    )
+
+
 def _order_index(group: Sequence[GroupColumn], indexes: Sequence[Index]) -> str | None:
     """The index that contains the messages of each group by id; None: there is none."""
     if not group:
@@ -321,13 +343,29 @@ def _group_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[s
             )
 
 
-def _group_warnings(facts: TableFacts, group: Sequence[GroupColumn], index: str | None) -> Iterable[str]:
+def _semaphore_problems(policy: Policy, columns: Mapping[str, Column]) -> Iterable[str]:
+    if policy.semaphores is None:
+        return
+    column = columns.get(policy.semaphores.lower())
+    if column is None:
+        yield f"semaphores={policy.semaphores} names a column that the table does not have: VARCHAR(255)"
+    elif column.name.lower() in {"id", *OWN_COLUMNS, (policy.lease or "").lower()}:
+        yield f"semaphores={policy.semaphores} names a column with another purpose: add one, VARCHAR(255)"
+    elif column.data_type not in {"char", "varchar"}:
+        yield f"semaphores={policy.semaphores} names a column of another type: it has to be CHAR or VARCHAR"
+
+
+def _group_warnings(
+    facts: TableFacts, policy: Policy, group: Sequence[GroupColumn], index: str | None
+) -> Iterable[str]:
     if group and index is None:
         columns = ", ".join(["time_acked", "priority", *(quoted(column.name) for column in group), "time_next", "id"])
-        yield (
-            "group_by is fair only among the messages that a scan reads ahead, for want of an index by group: "
-            f"ALTER TABLE {facts.id} ADD INDEX ({columns})"
+        effect = (
+            "group_by is fair only among the messages that a scan reads ahead"
+            if policy.semaphores is None
+            else "messages behind many that wait for a semaphore are not found"
         )
+        yield (f"{effect}, for want of an index by group: ALTER TABLE {facts.id} ADD INDEX ({columns})")
 
 
 def _group_column(column: Column) -> GroupColumn:

@@ -61,7 +61,7 @@ class Capacity:
     @property
     def _in_database(self) -> bool:
         """Whether the database keeps a limit."""
-        return self._policy.counted or self._policy.paced or self._policy.groups_counted
+        return self._policy.locked_claims
 
     @property
     def _is_full(self) -> bool:

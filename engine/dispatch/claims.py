@@ -102,7 +102,8 @@ class ClaimsUnderWay:
             if entry.group is not None:
                 self._in_flight.begin(entry.group)
             duration_ns = wait_ns(self._policy, entry.epoch, self._jitter())
-            wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection))
+            needs = entry.group if self._policy.semaphores is not None else None
+            wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection, needs))
         return Claim(claim_id, tuple(wanted), row_format, slot)
 
     def report_changes(self, keys: Collection[Key] | None) -> None:

@@ -351,6 +351,18 @@ class Dispatcher:
         self.parts.follow_ups.parts_over(table, keys)
         return self._advance(now)
 
+    def semaphores_freed(self, now: Instant, table: TableId | None, keys: Collection[Key] | None) -> Effects:
+        """Messages of another queue of the database (None: of any; with keys None: any of its messages) hold no
+        semaphores any more, or may hold none; or semaphores were changed."""
+        semaphores = self.parts.places.semaphores
+        if not semaphores.limited:
+            return []
+        if table is None or keys is None:
+            semaphores.any_over()
+        for key in keys or ():
+            semaphores.delivery_over(key, table)
+        return self._advance(now)
+
     # Events: answers of the database.
 
     def scan_done(self, now: Instant, scan_id: int, result: ScanResult) -> Effects:
@@ -413,7 +425,7 @@ class Dispatcher:
         attempt = self.parts.claims.record_answer(claim_id, claims, rows, left_out, waiting)
         self.parts.follow_ups.set_aside(waiting, self.parts.groups.main.scans.buffer.upcoming)
         self.parts.capacity.claim_counted(now, left, len(claims))
-        self.parts.places.claim_answered(now, left.groups if left else ())
+        self.parts.places.claim_answered(now, left)
         self.parts.capacity.claim_took(now.mono_ns - attempt.started_ns)
         self.parts.scans.claim_took(now.mono_ns - attempt.started_ns, now)
         effects: Effects = []

@@ -1,9 +1,11 @@
-"""Which message groups have a place for one more message in flight (`group_limit`).
+"""Which message groups have a place for one more message in flight (`group_limit`, semaphores).
 
 A place is held by a message in flight here, which `GroupsInFlight` counts, or *elsewhere*: at another
 proxy, or by a claim whose answer was lost. Only a claim shows the latter (`GroupLeft`), with the end
 of its lease. It is remembered until that end, until a report or a scan shows that its delivery is
 over, or until the next poll. So a group at its limit causes no claim before it may have a place.
+
+The places of semaphores are kept beside (`SemaphorePlaces`).
 
 All this is a hint. With `policy.groups_counted`, each claim counts again in the database.
 """
@@ -16,7 +18,8 @@ from collections.abc import Iterable
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
-from engine.model import Entry, Group, GroupLeft, Key, Policy
+from engine.dispatch.semaphore_places import SemaphorePlaces
+from engine.model import Entry, Group, Key, LimitsLeft, Policy
 
 HEAD_NS = 1_000_000_000
 """After this time, a message that has to be delivered first and is due is looked for again. Another
@@ -49,11 +52,13 @@ class GroupPlaces:
         counted them."""
         self._all_over = False
         """Any delivery elsewhere may have ended since then."""
+        self.semaphores = SemaphorePlaces(policy, in_flight.note_unused)
+        """The places of the semaphores that messages need."""
 
     @property
     def limited(self) -> bool:
-        """Whether groups have a limit."""
-        return self._policy.group_most is not None
+        """Whether groups have a limit, or need semaphores."""
+        return self._policy.group_most is not None or self.semaphores.limited
 
     @property
     def strict(self) -> bool:
@@ -63,6 +68,8 @@ class GroupPlaces:
     def has_place(self, group: Group | None, here: int, key: Key) -> bool:
         """Whether this message of a group may be in flight, beside `here` messages of this proxy."""
         most = self._policy.group_most
+        if not self.semaphores.has_place(group):
+            return False
         if most is None or group is None:
             return True
         if here + len(self._elsewhere.get(group, ())) >= most:
@@ -80,11 +87,13 @@ class GroupPlaces:
         self._claiming = True
         self._over.clear()
         self._all_over = False
+        self.semaphores.claim_started()
 
-    def claim_answered(self, now: Instant, groups: Iterable[GroupLeft]) -> None:
-        """A claim was answered, and has found these groups; none, if it failed."""
+    def claim_answered(self, now: Instant, found: LimitsLeft | None) -> None:
+        """A claim was answered, and has found these groups and semaphores; None, if it failed."""
         self._claiming = False
-        for left in groups:
+        self.semaphores.claim_answered(now, found.semaphores if found else ())
+        for left in found.groups if found else ():
             self._forget_group(left.group)
             if self._all_over:
                 continue
@@ -105,7 +114,8 @@ class GroupPlaces:
 
     def delivery_over(self, key: Key) -> None:
         """The delivery of this message is over, or may be."""
-        if not self.limited:
+        self.semaphores.delivery_over(key)
+        if self._policy.group_most is None:
             return
         if self._claiming:
             self._over.add(key)
@@ -116,6 +126,7 @@ class GroupPlaces:
     def rows_shown(self, entries: Iterable[Entry]) -> None:
         """A scan shows these messages. One with another time than the end of its lease is not in flight any
         more, or was extended."""
+        self.semaphores.rows_shown(entry for entry in entries if self._leases.get(entry.key) is None)
         if not self._elsewhere:
             return
         for entry in entries:
@@ -126,12 +137,14 @@ class GroupPlaces:
     def any_over(self) -> None:
         """Any delivery elsewhere may be over."""
         self._all_over = True
+        self.semaphores.any_over()
         for group in [*self._elsewhere, *self._heads]:
             self._forget_group(group)
         self._ends.clear()
 
     def forget_ended(self, now: Instant) -> None:
         """Forget the messages whose leases have ended."""
+        self.semaphores.forget_ended(now)
         while self._ends and self._ends[0][0] <= now.server_ns:
             at_ns, key = heapq.heappop(self._ends)
             if self._forgotten_ns.get(key) == at_ns:
@@ -142,11 +155,13 @@ class GroupPlaces:
         """When the time alone may free a place (server's clock); None: never."""
         while self._ends and self._forgotten_ns.get(self._ends[0][1]) != self._ends[0][0]:
             heapq.heappop(self._ends)
-        return self._ends[0][0] if self._ends else None
+        times = (self._ends[0][0] if self._ends else None, self.semaphores.next_ns)
+        return min([at_ns for at_ns in times if at_ns is not None], default=None)
 
     def set_policy(self, policy: Policy) -> None:
         """The table's comment has changed."""
         self._policy = policy
+        self.semaphores.set_policy(policy)
         self.any_over()
 
     def _remember(self, group: Group, key: Key, now: Instant, until_ns: int) -> None:

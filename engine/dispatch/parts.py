@@ -73,7 +73,7 @@ class Parts:
         in_flight = GroupsInFlight()
         leases, claims = Leases(in_flight), ClaimsUnderWay(policy, jitter, numbers, in_flight)
         places = GroupPlaces(policy, in_flight, leases)
-        groups = FilterGroups(limits, policy.batch_size, Turns(in_flight, places) if policy.group_by else None)
+        groups = FilterGroups(limits, policy.batch_size, Turns(in_flight, places) if policy.grouping else None)
         return cls(
             policy=policy,
             limits=limits,
@@ -103,10 +103,12 @@ class Parts:
         """The table's comment has changed."""
         if policy.batch_size != self.policy.batch_size:
             self.groups.resize(policy.batch_size)
-        grouping = policy.group_by, policy.group_most, policy.group_strict
+        before = self.policy
         self.places.set_policy(policy)
-        if grouping != (self.policy.group_by, self.policy.group_most, self.policy.group_strict):
-            self.groups.set_turns(Turns(self.in_flight, self.places) if policy.group_by else None)
+        if (policy.grouping, policy.group_most, policy.group_strict, policy.semaphores) != (
+            *(before.grouping, before.group_most, before.group_strict, before.semaphores),
+        ):
+            self.groups.set_turns(Turns(self.in_flight, self.places) if policy.grouping else None)
         self.policy = policy
         self.claims.set_policy(policy)
         self.capacity.set_policy(policy, now)

@@ -65,6 +65,8 @@ class Turns:
     def note_turn(self, group: Group | None) -> None:
         """A message of this group was taken."""
         self._taken[group] = self._taken.get(group, 0) + 1
+        if self._places is not None:
+            self._places.semaphores.note_taken(group)
         self._last.pop(group, None)
         self._last[group] = next(self._numbers)
         if len(self._last) > TURNS_MAX:
@@ -78,6 +80,8 @@ class Turns:
         """The messages that were taken are counted as in flight from now on, or were not handed
         out."""
         self._taken.clear()
+        if self._places is not None:
+            self._places.semaphores.end_round()
 
 
 _Place = tuple[int, Key, int, int]

@@ -193,7 +193,7 @@ class Queues:
         if isinstance(found, BrokenTable) and found.denied:
             return SettleColumns(found.id)
         queue = await self.queue(table)
-        counted = queue.policy.counted or queue.policy.groups_counted
+        counted = queue.policy.counted or queue.policy.groups_counted or queue.policy.semaphores_counted
         return SettleColumns(queue.id, queue.lease_column, counted, queue.reason)
 
     async def inspect(

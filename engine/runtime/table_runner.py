@@ -134,11 +134,13 @@ class TableRunner:
         on_distrust: Callable[[], None],
         on_moved: Callable[[TableId], None],
         on_over: Callable[[Collection[Key] | None], None],
+        on_released: Callable[[Collection[Key]], None],
     ) -> None:
         """`on_distrust` is called when an error shows that the table differs from its description.
 
         `on_moved` is called with a dead-letter table after dead messages were moved into it. `on_over` is
-        called with messages (None: any) that were acknowledged or deleted, or may have been.
+        called with messages (None: any) that were acknowledged or deleted, or may have been. `on_released`
+        is called with messages that were given back.
         """
         self.queue = queue
         self.measures = Measures()
@@ -148,6 +150,7 @@ class TableRunner:
         self._on_doubt = on_distrust
         self._on_moved = on_moved
         self._on_over = on_over
+        self._on_released = on_released
         self._streams: dict[int, _Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns: int | None = None
@@ -516,6 +519,8 @@ class TableRunner:
                 redelivered = sum(claim.epoch > 1 for claim in claims)
                 counters.redelivered += redelivered
                 self.measures.redelivered += redelivered
+                if left is not None and left.problem is not None:
+                    self._log_seldom(left.problem)
                 if dispatcher is not self.dispatcher and claims:
                     await self._release_claims(claims)
                 return partial(self.handle, dispatcher.claim_done, claim_id, claims, rows, left, waiting)
@@ -528,6 +533,7 @@ class TableRunner:
                 return partial(self.handle, dispatcher.lookup_done, await call(store.lookup, self.queue, keys))
             case Release(returns):
                 counters.released += await call(store.release, self.queue, returns)
+                self._on_released([claim.key for claim in returns])
                 return partial(self.handle, dispatcher.release_done)
             case FindAbandoned(slot, limit):
                 found = await call(store.find_abandoned, self.queue, slot, limit)

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 
 from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
-from engine.model import Claimed, Entry, Key, LimitsLeft, QueueTable
+from engine.model import Claimed, Entry, Key, LimitsLeft, QueueTable, Wanted
 from engine.packets import text_values
 from engine.quoting import qualified, quoted, text_literal
-from engine.store.claim_plan import GroupCounts
-from engine.store.connection import Result
+from engine.store.claim_plan import GroupCounts, SemaphoreCounts, unchanged
+from engine.store.connection import Result, StoreConnection
 from engine.store.pace import Pace
 from engine.store.queries import TableStatements, statement
+from engine.store.semaphores import ClaimSemaphores
 
 LOCK_WAIT_S = 1
 """How long a claim waits for another one with the same limit: hundreds of times what that takes. A
@@ -28,17 +29,22 @@ _TAKEN = b"1"
 class ClaimLimits:
     """The limits of one claim. Without any, all lists of statements are empty."""
 
-    def __init__(self, table: QueueTable, sql: TableStatements, claim_s: float) -> None:
-        """`claim_s`: how long the last claim of this queue took."""
+    def __init__(
+        self, table: QueueTable, sql: TableStatements, claim_s: float, semaphores: ClaimSemaphores | None = None
+    ) -> None:
+        """`claim_s`: how long the last claim of this queue took. `semaphores`: those that its messages
+        need."""
         policy = table.policy
         self._most = policy.max_in_flight if policy.counted else None
         burst_s = BURST_S + min(claim_s, CLAIM_MAX_S)
         self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
         self._group_most = policy.group_most if policy.groups_counted else None
         self._strict = policy.group_strict
-        self.any = any(limit is not None for limit in (self._most, self._pace, self._group_most))
+        self._semaphores = semaphores
+        self._of_queue = any(limit is not None for limit in (self._most, self._pace, self._group_most))
+        self.any = self._of_queue or semaphores is not None
         """Whether there is a limit, and the claim holds a lock for it."""
-        self._lock = text_literal(lock_name(table)) if self.any else ""
+        self._lock = text_literal(lock_name(table)) if self._of_queue else ""
         self._sql = sql
         self._table = table
         self._taken = False
@@ -53,8 +59,9 @@ class ClaimLimits:
         """Before the transaction."""
         if not self.any:
             return []
-        take = statement("limit_take", lock=self._lock, wait_s=LOCK_WAIT_S)
-        return [statement("limit_session", idle_s=HOLDER_IDLE_S), take]
+        take = [statement("limit_take", lock=self._lock, wait_s=LOCK_WAIT_S)] if self._of_queue else []
+        of_semaphores = self._semaphores.before if self._semaphores else []
+        return [statement("limit_session", idle_s=HOLDER_IDLE_S), *take, *of_semaphores]
 
     @property
     def within(self) -> list[str]:
@@ -64,7 +71,7 @@ class ClaimLimits:
             statements.append(self._sql("limit_count", most=self._most, **self._lease_words))
         if self._pace is not None:
             statements.append(statement("rate_read", **self._rate_words))
-        return statements
+        return [*statements, *(self._semaphores.within if self._semaphores else ())]
 
     def of_groups(self, keys: Collection[Key]) -> list[str]:
         """In the transaction, behind the statements that lock these rows."""
@@ -99,13 +106,19 @@ class ClaimLimits:
         """Behind the commit."""
         if not self.any:
             return []
-        return [statement("limit_release", lock=self._lock), statement("limit_session", idle_s="DEFAULT")]
+        release = [statement("limit_release", lock=self._lock)] if self._of_queue else []
+        of_semaphores = self._semaphores.behind if self._semaphores else []
+        return [*of_semaphores, *release, statement("limit_session", idle_s="DEFAULT")]
 
     def read(self, before: Sequence[Result], within: Sequence[Result]) -> None:
         """Take the results of `before` and `within`."""
-        if not self.any:
+        if self._semaphores is not None:
+            of_queue = (self._most is not None) + (self._pace is not None)
+            self._semaphores.read(before[-1], within[of_queue:])
+            within = within[:of_queue]
+        if not self._of_queue:
             return
-        (taken,) = text_values(before[-1].rows[0])
+        (taken,) = text_values(before[1].rows[0])
         self._taken = taken == _TAKEN
         if self._most is not None:
             count, free_ns = text_values(within[0].rows[0])
@@ -115,9 +128,24 @@ class ClaimLimits:
             (full_ns,) = text_values(within[-1].rows[0])
             self._full_ns = int(full_ns or 0)
 
+    def of_rows(
+        self, connection: StoreConnection, found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]
+    ) -> Mapping[Key, Entry]:
+        """Note what the locked rows show. Returns those that may be claimed."""
+        if not self._table.policy.semaphores_counted:
+            return found
+        if self._semaphores is not None:
+            self._semaphores.of_rows(connection, found)
+        return unchanged(found, wanted)
+
+    @property
+    def by_message(self) -> GroupCounts | SemaphoreCounts | None:
+        """The limits that do not concern all messages alike."""
+        return self.groups if self._semaphores is None else self._semaphores.counts
+
     def places(self, now_ns: int) -> int | None:
         """How many messages may be claimed; None: any number."""
-        if not self.any:
+        if not self._of_queue:
             return None
         if not self._taken:
             return 0
@@ -137,7 +165,7 @@ class ClaimLimits:
         """What is left behind these claims; None without a limit. `found`: the rows that were locked."""
         if not self.any:
             return None
-        if not self._taken:
+        if self._of_queue and not self._taken:
             return LimitsLeft(tuple(left_out), 0)
         ends = [claim.deadline_ns for claim in claims] if self._most is not None else []
         ends += [self._free_ns] if self._free_ns is not None else []
@@ -145,7 +173,9 @@ class ClaimLimits:
         pace = self._pace
         paced = None if pace is None else pace.ready_ns(pace.after(self._full_ns, now_ns, len(claims)))
         groups = () if self.groups is None else self.groups.left(found.values())
-        return LimitsLeft(tuple(left_out), places, min(ends, default=None), paced, groups)
+        counts = None if self._semaphores is None else self._semaphores.counts
+        semaphores, problem = ((), None) if counts is None else (counts.left(claims), counts.problem)
+        return LimitsLeft(tuple(left_out), places, min(ends, default=None), paced, groups, semaphores, problem)
 
     @property
     def _lease_words(self) -> dict[str, str]:

@@ -14,10 +14,12 @@ between two of them.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.model import Claimed, Entry, Group, GroupLeft, Key, Wanted
+from engine.dispatch.semaphore_places import needs_of
+from engine.model import Claimed, Entry, Group, GroupLeft, Holder, Key, SemaphoreLeft, Wanted
 
 
 class Step(enum.Enum):
@@ -27,7 +29,7 @@ class Step(enum.Enum):
     """Wait for the lock of the limit, for a short time. Without it nothing is claimed."""
     BEGIN = enum.auto()
     COUNT = enum.auto()
-    """Count the messages in flight."""
+    """Count the messages in flight, and read who holds the semaphores that are needed."""
     LOCK_ROWS = enum.auto()
     """Lock the rows that can be claimed."""
     COUNT_GROUPS = enum.auto()
@@ -98,18 +100,65 @@ class GroupCounts:
         return tuple(found.values())
 
 
+@dataclass(slots=True)
+class SemaphoreCounts:
+    """The semaphores that the messages of a claim need, as the server has shown them under their locks."""
+
+    locked: frozenset[str]
+    """Those whose locks this claim holds. A message that needs another one may not be claimed."""
+    busy: frozenset[str] = frozenset()
+    """Those whose locks other claims had all the time."""
+    capacities: dict[str, int] = field(default_factory=dict)
+    """Those that exist, with the number of their places."""
+    holders: dict[str, dict[Holder, int]] = field(default_factory=dict)
+    """The messages in flight of all queues that hold each of them, and the ends of their leases."""
+    needs: dict[Key, frozenset[str]] = field(default_factory=dict)
+    """What each message of the claim needs."""
+    taken: Counter[str] = field(default_factory=Counter)
+    """How many places of each the claim takes."""
+    problem: str | None = None
+    """Why nothing has a place, whatever the capacities are."""
+
+    def take(self, key: Key) -> bool:
+        """Take a place of each semaphore that this message needs, if all of them have one. Returns
+        whether it may be claimed."""
+        needs = self.needs.get(key, frozenset())
+        if not all(self._has_place(name) for name in needs):
+            return False
+        self.taken.update(needs)
+        return True
+
+    def left(self, claims: Iterable[Claimed]) -> tuple[SemaphoreLeft, ...]:
+        """What is left of them behind these claims."""
+        for claim in claims:
+            for name in self.needs.get(claim.key, ()):
+                self.holders.setdefault(name, {})[None, claim.key] = claim.deadline_ns
+        found = (SemaphoreLeft(name, self.capacities.get(name), self.holders.get(name, {})) for name in self.locked)
+        return (*found, *(SemaphoreLeft(name, None, {}, busy=True) for name in self.busy))
+
+    def _has_place(self, name: str) -> bool:
+        held = len(self.holders.get(name, ())) + self.taken[name]
+        return name in self.locked and held < self.capacities.get(name, 0)
+
+
+def unchanged(found: Mapping[Key, Entry], wanted: Mapping[Key, Wanted]) -> dict[Key, Entry]:
+    """Those of the locked messages that need the same semaphores as when they were scanned. The locks of
+    the claim are those of these; the other messages have to be scanned again."""
+    return {key: entry for key, entry in found.items() if needs_of(entry.group) == needs_of(wanted[key].group)}
+
+
 def choose(
     wanted: Collection[Wanted],
     found: Mapping[Key, Entry],
     now_ns: int,
     end_ns: Callable[[int], int],
     places: int | None,
-    groups: GroupCounts | None = None,
+    groups: GroupCounts | SemaphoreCounts | None = None,
 ) -> tuple[tuple[Claimed, ...], tuple[Key, ...]]:
     """The messages that a claim takes, and those that it leaves out for want of places.
 
     Takes those of the locked rows (`found`) that still have the wanted epoch, the first `places` of
-    them in the order of `wanted` (None: all), and of each message group as many as have places there.
+    them in the order of `wanted` (None: all), and of these the ones that have a place in `groups`.
     `end_ns`: the end of a lease as it is written.
     """
     possible = [

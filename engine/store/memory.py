@@ -9,11 +9,12 @@ from __future__ import annotations
 import bisect
 import enum
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TypeVar
 
+from engine.dispatch.semaphore_places import needs_of
 from engine.model import (
     ANYTHING,
     SLOTS,
@@ -44,7 +45,7 @@ from engine.model import (
     end_with_slot,
 )
 from engine.store.acks import Ack, shares
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step, choose
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, SemaphoreCounts, Step, choose, unchanged
 from engine.store.pace import Pace
 from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
 from engine.store.rotation import Rotation
@@ -119,6 +120,10 @@ class MemoryStore:
     """The times in the tables of rates."""
     limit_locks: dict[TableId, MemoryClaim] = field(default_factory=dict)
     """The claims under way that hold the lock of their queue's limits."""
+    semaphores: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The capacities of semaphores, by database and name."""
+    semaphore_locks: dict[tuple[str, str], MemoryClaim] = field(default_factory=dict)
+    """The claims under way that hold the locks of semaphores."""
     roster_found: Roster = field(default_factory=lambda: Roster(0))
     """The result of `roster`."""
     closed: bool = False
@@ -485,6 +490,10 @@ class MemoryClaim:
         self._pace = Pace(policy.max_rate) if policy.paced and policy.max_rate is not None else None
         self._group_most = policy.group_most if policy.groups_counted else None
         self._groups: GroupCounts | None = None
+        needs = {needs for want in wanted for needs in needs_of(want.group)} if policy.semaphores_counted else set()
+        self._names = sorted(needs)
+        """The semaphores that its messages need."""
+        self._semaphores: SemaphoreCounts | None = None
         self._limited = policy.counted or policy.paced or policy.groups_counted
         self._full_ns: int | None = None
         self._paced_until_ns: int | None = None
@@ -499,13 +508,19 @@ class MemoryClaim:
         """Carry out a step. Raises StoreError."""
         rows = self._store.rows_of(self._table)
         match step:
-            case Step.TAKE_LOCK if self._limited:
-                self._store.limit_locks.setdefault(self._table.id, self)
+            case Step.TAKE_LOCK:
+                if self._limited:
+                    self._store.limit_locks.setdefault(self._table.id, self)
+                for name in self._names:
+                    self._store.semaphore_locks.setdefault(self._lock_of(name), self)
             case Step.BEGIN:
                 self._now_ns = self._store.now_ns
-            case Step.COUNT if self._limited:
-                self._full_ns = self._store.rates.get(self._table.id)
-                self._count(rows.values(), self._most)
+            case Step.COUNT:
+                if self._limited:
+                    self._full_ns = self._store.rates.get(self._table.id)
+                    self._count(rows.values(), self._most)
+                if self._names:
+                    self._semaphores = self._count_semaphores()
             case Step.LOCK_ROWS:
                 self._locked = {want.key: row for want, row in self._store.claimable(rows, [*self._wanted.values()])}
                 self._store.locked |= self._locked.keys()
@@ -529,8 +544,14 @@ class MemoryClaim:
                     full_ns = self._pace.after(self._full_ns, self._now_ns, claimed)
                     self._store.rates[self._table.id] = full_ns
                 self._unlock()
-            case Step.RELEASE_LOCK if self._store.limit_locks.get(self._table.id) is self:
-                del self._store.limit_locks[self._table.id]
+            case Step.RELEASE_LOCK:
+                if self._store.limit_locks.get(self._table.id) is self:
+                    del self._store.limit_locks[self._table.id]
+                for name in self._names:
+                    if self._store.semaphore_locks.get(self._lock_of(name)) is self:
+                        del self._store.semaphore_locks[self._lock_of(name)]
+            case _:
+                pass
 
     def die(self) -> None:
         """Its connection ends: its transaction is rolled back, and its locks are released."""
@@ -543,6 +564,32 @@ class MemoryClaim:
             self._places, self._free_ns = max(0, most - len(ends)), min(ends, default=None)
         if self._store.limit_locks.get(self._table.id) is not self:
             self._places, self._free_ns = 0, None
+
+    def _unchanged(self, found: Mapping[Key, Entry]) -> dict[Key, Entry]:
+        return unchanged(found, self._wanted)
+
+    def _lock_of(self, name: str) -> tuple[str, str]:
+        return self._table.id.db, name
+
+    def _count_semaphores(self) -> SemaphoreCounts:
+        store, db = self._store, self._table.id.db
+        locked = frozenset(name for name in self._names if store.semaphore_locks.get((db, name)) is self)
+        counts = SemaphoreCounts(locked, frozenset(self._names) - locked)
+        counts.capacities = {name: store.semaphores[db, name] for name in self._names if (db, name) in store.semaphores}
+        for table, row in self._holders():
+            for name in needs_of(row.group):
+                place = None if table == self._table.id else table
+                counts.holders.setdefault(name, {})[place, row.key] = row.time_next_ns or 0
+        return counts
+
+    def _holders(self) -> Iterator[tuple[TableId, Row]]:
+        """The messages in flight of all queues that share semaphores."""
+        for table in self._store.tables.values():
+            if not isinstance(table, QueueTable) or table.policy.semaphores is None or table.id.db != self._table.id.db:
+                continue
+            for row in self._store.rows[table.id].values():
+                if row.is_in_flight(self._store.now_ns):
+                    yield table.id, row
 
     def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
         numbers: dict[Group, int] = {}
@@ -566,19 +613,25 @@ class MemoryClaim:
             return deadline_ns if self._table.lease_column is None else end_with_slot(deadline_ns, self._slot)
 
         found = {key: row.entry for key, row in self._locked.items() if key not in self._waiting}
+        counts = self._semaphores
+        if self._table.policy.semaphores_counted:
+            found = self._unchanged(found)
+            if counts is not None:
+                counts.needs = {key: needs_of(entry.group) for key, entry in found.items()}
         self._written |= {key: replace(self._locked[key], time_next_ns=WAITING_NS) for key in self._waiting}
         places = self._places
         if self._pace is not None:
             paced = self._pace.allowed(self._full_ns, self._now_ns)
             places = paced if places is None else min(places, paced)
-        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, places, self._groups)
+        by_message = self._groups if counts is None else counts
+        claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, places, by_message)
         for claim in claims:
             lease_ns = None if self._table.lease_column is None else claim.deadline_ns
             self._written[claim.key] = replace(
                 self._locked[claim.key], epoch=claim.epoch, time_next_ns=claim.deadline_ns, lease_ns=lease_ns
             )
         left = None
-        if self._limited:
+        if self._limited or counts is not None:
             ends = [claim.deadline_ns for claim in claims] + ([] if self._free_ns is None else [self._free_ns])
             free = None if self._places is None else self._places - len(claims)
             paced_until_ns = None
@@ -586,7 +639,8 @@ class MemoryClaim:
                 full_ns = self._pace.after(self._full_ns, self._now_ns, len(claims))
                 paced_until_ns = self._pace.ready_ns(full_ns)
             groups = () if self._groups is None else self._groups.left(found.values())
-            left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns, groups)
+            semaphores = () if counts is None else counts.left(claims)
+            left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns, groups, semaphores)
         self.result = ClaimResult(claims, None, left, tuple(self._waiting))
 
     def _unlock(self) -> None:

@@ -80,6 +80,7 @@ from engine.store.recent import Recent
 from engine.store.roster import Introduction, RosterConnection
 from engine.store.route import Route
 from engine.store.scan import IndexScan, RangeScan, ScanRequest, context_of, entries_of, keys_of, scan_slowly
+from engine.store.semaphores import Semaphores, none_exist, shows_no_table
 
 T = TypeVar("T")
 
@@ -170,6 +171,7 @@ class MySQLStore:
         self._claim_s: Recent[TableId, float] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
         self._batches = Batches(self._with_rights)
+        self._semaphores = Semaphores(self._with_rights)
         self._servers: set[Origin] = set()
         """The servers found so far. With several behind one address, a connection id does not
         identify its server."""
@@ -317,7 +319,13 @@ class MySQLStore:
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows behind the commit."""
         fetch_of = None if row_format is None else partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
-        return self._retried(partial(self._claim, table, {want.key: want for want in wanted}, slot, fetch_of))
+        try:
+            return self._retried(partial(self._claim, table, {want.key: want for want in wanted}, slot, fetch_of))
+        except StoreError as error:
+            self._semaphores.forget(table.id.db)
+            if shows_no_table(error) and table.policy.semaphores_counted:
+                return Timed(none_exist(wanted), self.ping().now_ns)
+            raise
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
@@ -432,7 +440,8 @@ class MySQLStore:
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows by the Fetch that `fetch_of` makes."""
         sql = TableStatements(table)
-        limits, began_s = ClaimLimits(table, sql, self._claim_s.get(table.id, 0.0)), time.monotonic()
+        semaphores, began_s = self._semaphores.of_claim(table, wanted.values()), time.monotonic()
+        limits = ClaimLimits(table, sql, self._claim_s.get(table.id, 0.0), semaphores)
         (context, first), *others = _claim_locks(table, wanted.values()).items()
         counts = limits.of_groups(wanted)
         (others[-1][1] if others else first).extend(counts)
@@ -449,7 +458,9 @@ class MySQLStore:
             found = {entry.key: entry for entry in entries_of(sql, *locked[: len(locked) - len(counts)])}
             waiting = self._batches.waiting(connection, table, found) if table.after_batch else frozenset()
             found = {key: entry for key, entry in found.items() if key not in waiting} if waiting else found
-            claims, left_out = choose(wanted.values(), found, now_at, end_ns, limits.places(now_at), limits.groups)
+            possible = limits.of_rows(connection, found, wanted)
+            places = limits.places(now_at)
+            claims, left_out = choose(wanted.values(), possible, now_at, end_ns, places, limits.by_message)
             left = limits.left(now_at, claims, left_out, found)
             deadlines_ns = {claim.key: claim.deadline_ns for claim in claims}
             writes = [*sql.updates("claim_update", deadlines_ns, self._limits.cases)]

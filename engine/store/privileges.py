@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.catalog.own_tables import RATES_TABLE
+from engine.catalog.own_tables import RATES_TABLE, SEMAPHORES_TABLE
 from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, OF_RATES, Grants
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.packets import text_values
@@ -46,6 +46,8 @@ def with_rights(
             return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
     if isinstance(found, QueueTable) and found.policy.max_rate is not None:
         found = _with_rate(connection, grants, found)
+    if isinstance(found, QueueTable) and found.policy.semaphores is not None:
+        found = _with_semaphores(connection, grants, found)
     if isinstance(found, QueueTable) and found.acks_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
         found = replace(found, acks_alike=False)
     if not isinstance(found, QueueTable) or (place := found.dead_letter) is None:
@@ -74,6 +76,27 @@ def _with_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -
     if unfit := RATES_TABLE.problem(str(found.rates), comments.get(found.rates, "")):
         return replace(found, warnings=(*found.warnings, f"{alone}: {unfit}"))
     return replace(found, policy=replace(found.policy, paced=True))
+
+
+def _with_semaphores(connection: StoreConnection, grants: Grants, found: QueueTable) -> QueueTable:
+    """Whether the semaphores can be read; otherwise nothing is delivered, with the remedy as a warning. A
+    table that is not there has none."""
+    try:
+        connection.run([statement("rights_semaphores_read", semaphores=qualified(found.semaphores))])
+        comments = own_comments(connection, [found.semaphores])
+    except StoreError as error:
+        if connection.broken:
+            raise
+        if error.code in DENIED:
+            return _held_back(found, grants.missing_problem(found.semaphores, ("SELECT",)))
+        return found
+    unfit = SEMAPHORES_TABLE.problem(str(found.semaphores), comments.get(found.semaphores, ""))
+    return _held_back(found, unfit) if unfit else found
+
+
+def _held_back(found: QueueTable, problem: str) -> QueueTable:
+    warnings = (*found.warnings, f"nothing is delivered: {problem}")
+    return replace(found, policy=replace(found.policy, paused=True), warnings=warnings)
 
 
 def _lacking(connection: StoreConnection, table: TableId, wanted: Sequence[str], and_lease: str = "") -> list[str]:

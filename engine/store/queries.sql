@@ -370,6 +370,41 @@ ON DUPLICATE KEY UPDATE full_ns = 0
 -- Releases it, behind the commit.
 DO RELEASE_LOCK($lock)
 
+-- name: semaphore_take
+-- Takes the locks of semaphores, from left to right, as `limit_take` takes that of a queue.
+SELECT $locks
+
+-- name: semaphore_release
+-- Releases them, behind the commit.
+DO $locks
+
+-- name: semaphore_capacities
+-- The semaphores of a claim that exist, by the primary key.
+SELECT /* ackstream limit */ CAST(name AS BINARY), CAST(capacity AS BINARY)
+FROM $semaphores
+WHERE name IN ($names)
+
+-- name: semaphore_tables
+-- The tables of a database whose comments may name a column of semaphores, now: one that was created a
+-- moment ago may have messages in flight. The caller reads the comments.
+SELECT /* ackstream limit */ table_name, table_comment
+FROM information_schema.tables
+WHERE table_schema = $db AND table_type NOT IN ('VIEW', 'SYSTEM VIEW') AND table_comment LIKE '%semaphores%'
+
+-- name: rights_semaphores_read
+-- Whether the table of semaphores may be read.
+SELECT name, capacity
+FROM $semaphores
+WHERE FALSE
+
+-- name: semaphore_holders
+-- The messages in flight of a queue that hold some semaphores, and the ends of their leases. Reads the
+-- entries of what is in flight, as limit_count does.
+SELECT /* ackstream limit */ $id, $needs, CAST($lease AS BINARY)
+FROM $table FORCE INDEX ($lease_index)
+WHERE time_acked IS NULL AND $lease > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+    AND $lease = time_next AND $column <> '' AND ($named)
+
 -- name: ack_lock
 -- Locks messages that clients acknowledge together, except rows that others have locked. On a
 -- server that is read-only for clients it locks none. (The variable is a number or a word.)

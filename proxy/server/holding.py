@@ -25,10 +25,18 @@ def _limit(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.subscribers) and not parts.policy.paused and not parts.capacity.is_open
 
 
-def _group_limit(dispatcher: Dispatcher) -> bool:
-    """Only messages of full groups are ready."""
+def _only_parked(dispatcher: Dispatcher) -> bool:
+    """Only messages of groups without a place are ready."""
     held = any(group.scans.buffer.due and not group.scans.buffer.ready for group in dispatcher.parts.groups)
-    return bool(dispatcher.subscribers) and dispatcher.parts.places.limited and held
+    return bool(dispatcher.subscribers) and held
+
+
+def _group_limit(dispatcher: Dispatcher) -> bool:
+    return dispatcher.parts.policy.group_most is not None and _only_parked(dispatcher)
+
+
+def _semaphores(dispatcher: Dispatcher) -> bool:
+    return dispatcher.parts.policy.semaphores is not None and _only_parked(dispatcher)
 
 
 def _rate(dispatcher: Dispatcher) -> bool:
@@ -46,6 +54,7 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "no_consumer": (_no_consumer, "no stream reads it"),
         "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
         "group_limit": (_group_limit, "each group that has messages has as many in flight as group_limit allows"),
+        "semaphores": (_semaphores, "each message needs a semaphore that is full or does not exist"),
         "rate": (_rate, "max_rate allows the next one later"),
         "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),
     }

@@ -214,6 +214,69 @@ CREATE TABLE IF NOT EXISTS $table (
     full_ns BIGINT NOT NULL
 ) ENGINE = InnoDB COMMENT $comment
 
+-- name: create_semaphores
+-- The semaphores of a database.
+CREATE TABLE IF NOT EXISTS $table (
+    name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
+    capacity INT UNSIGNED NOT NULL
+) ENGINE = InnoDB COMMENT $comment
+
+-- name: create_semaphore
+-- A new semaphore.
+INSERT INTO $semaphores (name, capacity)
+VALUES ($name, $capacity)
+
+-- name: alter_semaphore
+-- Another capacity.
+UPDATE $semaphores
+SET capacity = $capacity
+WHERE name = $name
+
+-- name: drop_semaphore
+-- A semaphore goes.
+DELETE FROM $semaphores
+WHERE name = $name
+
+-- name: semaphore
+-- Whether a semaphore exists.
+SELECT capacity
+FROM $semaphores
+WHERE name = $name
+LIMIT 1
+
+-- name: semaphores
+-- All of a database.
+SELECT HEX(name), capacity
+FROM $semaphores
+ORDER BY name
+LIMIT $limit
+
+-- name: semaphores_held
+-- How many messages in flight need the same semaphores. Reads what is in flight.
+SELECT $needs AS needs, COUNT(*)
+FROM $table FORCE INDEX ($lease_index)
+WHERE time_acked IS NULL AND $lease > $now_ns AND $lease = time_next
+GROUP BY needs
+LIMIT $limit
+
+-- name: semaphores_waiting
+-- How many due messages need the same semaphores, among the first ones of a queue.
+SELECT needs, COUNT(*)
+FROM (
+    SELECT $needs AS needs, COALESCE(time_next, 0) AS due_ns
+    FROM $table $index_hint
+    WHERE time_acked IS NULL
+    LIMIT $limit
+) AS first_ones
+WHERE due_ns <= $now_ns
+GROUP BY needs
+LIMIT $limit
+
+-- name: semaphores_liked
+-- Which names match a pattern: a digit for each.
+SELECT CONCAT($tests)
+LIMIT 1
+
 -- name: add_to_table
 -- ALTER QUEUE, for a table without a column or an index that an option requires.
 ALTER TABLE $table $changes

@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
-from engine.catalog.own_tables import RATES_TABLE
-from engine.model import NS_PER_S, RATES, BrokenTable, Policy, TableId
+from engine.catalog.own_tables import RATES_TABLE, SEMAPHORES_TABLE
+from engine.model import NS_PER_S, RATES, SEMAPHORES, BrokenTable, Policy, TableId
 from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
@@ -102,6 +102,8 @@ class Creation:
 
         if "max_rate" in values:
             await self.rates(session, statement.table)
+        if "semaphores" in values:
+            await self.semaphores(session, statement.table)
         await self.dead_letter(session, statement.table, values, itself)
         answer = await change_schema(self._engine, session, text, may_fail=True)
         if answer.error is None:
@@ -156,6 +158,15 @@ class Creation:
             made = sql(RATES_TABLE.create, table=rates.quoted(), comment=string_literal(session, RATES_TABLE.comment()))
             await change_schema(self._engine, session, made, may_fail=True)
 
+    async def semaphores(self, session: ClientSession, table: TableName, *, may_fail: bool = True) -> None:
+        """Create the table of semaphores in the database of a queue, unless it is there. A client that may
+        not create it gets the queue all the same. `may_fail` False: raises Refused."""
+        place = TableName(SEMAPHORES, table.db)
+        if await comment_of(session, place) is None:
+            comment = string_literal(session, SEMAPHORES_TABLE.comment())
+            made = sql(SEMAPHORES_TABLE.create, table=place.quoted(), comment=comment)
+            await change_schema(self._engine, session, made, may_fail=may_fail)
+
     async def lease_column(
         self,
         session: ClientSession,
@@ -202,7 +213,8 @@ class Creation:
         """Add the index of the message groups to an existing queue (`statement`: its definition), unless
         it has one. Raises ServerError if its columns cannot be those of a group. `values`: its
         directives."""
-        await refuse_unfit(session, statement, make_comment(values), "GROUP_BY is not possible")
+        option = "GROUP_BY" if "group_by" in values else "SEMAPHORES"
+        await refuse_unfit(session, statement, make_comment(values), f"{option} is not possible")
         group_by = group_columns(values)
         if not has_group_key(statement.definitions, group_by):
             text = sql("add_key", table=statement.table.quoted(), key=group_key(group_by))
@@ -259,7 +271,7 @@ class Creation:
 
 _NOT_OF_DEAD_LETTERS = frozenset(
     {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit", "group_order"}
-    | {"batch_by", "after_batch", "batch_on_dead"}
+    | {"batch_by", "after_batch", "batch_on_dead", "semaphores"}
 )
 """The directives of a queue that its dead-letter table does not get."""
 
@@ -310,14 +322,15 @@ def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -
 
 
 def group_columns(values: Mapping[str, str]) -> Sequence[str]:
-    """The group columns that directives name."""
-    return [name.strip() for name in values["group_by"].split("|")] if "group_by" in values else ()
+    """The group columns that directives name, or the column of semaphores."""
+    named = values.get("group_by", values.get("semaphores"))
+    return () if named is None else [name.strip() for name in named.split("|")]
 
 
 def counted_by(values: Mapping[str, str]) -> Sequence[str] | None:
     """The columns by which the messages in flight of a queue with these directives are counted; None: they
     are not."""
-    if "group_limit" in values or "group_order" in values:
+    if {"group_limit", "group_order", "semaphores"} & values.keys():
         return group_columns(values)
     return () if "max_in_flight" in values else None
 

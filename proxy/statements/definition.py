@@ -52,7 +52,7 @@ EXTRA_COLUMNS = ("reason", "delay_by", "batch_by", "after_batch")
 """The directives that name a column which ALTER QUEUE adds."""
 
 
-LIMITS = frozenset({"max_in_flight", "group_limit", "group_order"})
+LIMITS = frozenset({"max_in_flight", "group_limit", "group_order", "semaphores"})
 """The directives for which messages in flight are counted."""
 
 
@@ -86,10 +86,9 @@ class Definition:
             _check({**values, **changed}, None)
             definition = partial(self._definition, session, context, statement.table)
             await self._creation.dead_letter(session, statement.table, {**values, **changed}, definition)
-        if "group_by" in changed:
-            values, _ = split_comment(await marked_comment(session, statement.table))
-            definition_now = await self._definition(session, context, statement.table)
-            await self._creation.group_index(session, definition_now, {**values, **changed})
+        if {"group_by", "semaphores"} & changed.keys():
+            new, _ = change(*split_comment(await marked_comment(session, statement.table)))
+            await self._creation.group_index(session, await self._definition(session, context, statement.table), new)
         named = {key: changed[key] for key in EXTRA_COLUMNS if key in changed}
         if named:
             values, _ = split_comment(await marked_comment(session, statement.table))
@@ -102,6 +101,8 @@ class Definition:
         async def add_what_is_missing() -> None:
             if "max_rate" in changed:
                 await self._creation.rates(session, statement.table)
+            if "semaphores" in changed:
+                await self._creation.semaphores(session, statement.table)
             if not {"lease", *LIMITS, "group_by"} & (changed.keys() | reset):
                 return
             values, rest = split_comment(await marked_comment(session, statement.table))

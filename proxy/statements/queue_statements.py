@@ -27,14 +27,18 @@ from proxy.statements.others import Subject
 from proxy.statements.proxies import PROXY_COLUMNS, Proxies
 from proxy.statements.purge_redrive import PurgeRedrive, refuse_in_transaction
 from proxy.statements.results import Column, Result, answer_execute, answer_query
+from proxy.statements.semaphores import SEMAPHORE_COLUMNS, SemaphoreStatements
 from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, SUMMARY_COLUMNS, Show
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.params import query_text
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import (
     AlterQueue,
+    AlterSemaphore,
     CreateQueue,
+    CreateSemaphore,
     DropQueue,
+    DropSemaphore,
     PauseQueue,
     PurgeQueue,
     QueueStatement,
@@ -45,6 +49,7 @@ from sqlrewrite.queues import (
     ShowGroups,
     ShowProxies,
     ShowQueues,
+    ShowSemaphores,
     ShowStreams,
     parse_queue_statement,
 )
@@ -86,6 +91,7 @@ class QueueStatements:
         self._purge_redrive = PurgeRedrive(engine)
         self._definition = Definition(engine)
         self._batches = Batches(engine)
+        self._semaphores = SemaphoreStatements(engine)
 
     async def query(self, session: ClientSession, payload: bytes) -> None:
         """A statement as text."""
@@ -179,6 +185,10 @@ class QueueStatements:
                 return await self._showing.groups.show(session, context, statement)
             case ShowProxies():
                 return await self._showing.proxies.show(session)
+            case CreateSemaphore() | AlterSemaphore() | DropSemaphore():
+                return await self._semaphores.change(session, statement, in_transaction=in_transaction)
+            case ShowSemaphores():
+                return await self._semaphores.show(session, context, statement)
             case ShowCreateQueue(table):
                 return await self._definition.show_create(session, context, table)
 
@@ -205,6 +215,8 @@ def _columns(statement: QueueStatement) -> Sequence[Column]:
             return GROUP_COLUMNS
         case ShowProxies():
             return PROXY_COLUMNS
+        case ShowSemaphores():
+            return SEMAPHORE_COLUMNS
         case ShowCreateQueue():
             return CREATE_QUEUE_COLUMNS
         case _:

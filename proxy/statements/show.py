@@ -23,6 +23,7 @@ from proxy.session.queries import sql
 from proxy.statements.depth import ClientCounting, Depth, count_unacknowledged, measure
 from proxy.statements.others import Others, Subject
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
+from proxy.statements.semaphores import missing_semaphores
 from proxy.wire.packets import ServerError, parse_err
 from sqlrewrite.queues import ShowQueues
 
@@ -172,6 +173,7 @@ class Show:
         try:
             depth = await measure(ClientCounting(session), queue)
             dead = await self._dead(session, queue, depth)
+            problems += await missing_semaphores(session, queue)
         except Refused as refused:
             return _bare_row(queue.id, state, "; ".join([parse_err(refused.payload).message, *problems]))
         problems += [OTHER_UNIT] if depth.other_unit else []

@@ -84,7 +84,7 @@ class Streaming:
             refuse_without_transaction(session, proven)
             if self._settings.workers > 1:
                 raise SEVERAL_WORKERS.again()
-            if queue.policy.counted or queue.policy.paced or queue.policy.groups_counted:
+            if queue.policy.locked_claims:
                 raise COUNTED.again()
             if queue.after_batch is not None:
                 raise FOLLOW_UPS.again()

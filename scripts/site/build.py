@@ -29,6 +29,7 @@ NAVIGATION = {
         "docs/guarantees.md",
         "docs/groups.md",
         "docs/batches.md",
+        "docs/semaphores.md",
         "docs/tables.md",
         "docs/settings.md",
         "docs/limits.md",

@@ -102,7 +102,7 @@ class Limited(RuleBasedStateMachine):
         slot = next(slot for slot in range(1, 1_000) if slot not in self.store.slots_held)
         stage = Stage(
             policy=self.policy, dispatcher_type=self.dispatcher_type, store=self.store, mono_ns=self.mono_ns,
-            holdings=self.holdings, acked_seen=self.acked,
+            holdings=self.holdings, acked_seen=self.acked, table=self._table_for(slot),
         )  # fmt: skip
         stage.queue = replace(stage.queue, lease_index="by_lease")
         self.store.slots_held.add(slot)
@@ -116,7 +116,11 @@ class Limited(RuleBasedStateMachine):
     def _started(self, proxy: Proxy) -> None:
         """A proxy has begun."""
 
-    @precondition(lambda self: not self.policy.group_by)
+    def _table_for(self, slot: int) -> TableId:
+        """The queue at which the proxy with this slot works."""
+        return TABLE
+
+    @precondition(lambda self: not self.policy.grouping)
     @rule(shared=st.booleans())
     def the_proxies_divide_the_messages(self, shared: bool) -> None:
         """With shares, proxies claim different messages at the same time, as they always do with groups."""
@@ -250,10 +254,11 @@ class Limited(RuleBasedStateMachine):
                     self._answer_claim(proxy.stage, running)
                 self.check()
             case Release(returns):
-                before = {claim.key: self.store.rows[TABLE][claim.key] for claim in returns}
+                rows = self.store.rows[proxy.stage.table]
+                before = {claim.key: rows[claim.key] for claim in returns}
                 proxy.stage.do(asked)
                 for key, row in before.items():
-                    if self.store.rows[TABLE][key] is not row:
+                    if rows[key] is not row:
                         self._log(proxy.stage, key, row)
             case _:
                 proxy.stage.do(asked)

@@ -74,10 +74,11 @@ EVEN = Selection("id % 2 = 0")
 LOW = Selection("id <= 20")
 
 
-def queue_table(policy: Policy = POLICY, *, id_grows: bool = False) -> QueueTable:
+def queue_table(policy: Policy = POLICY, *, id_grows: bool = False, table: TableId = TABLE) -> QueueTable:
     """A message table as the catalog would describe it."""
+    kind = IdKind.INTEGER if policy.semaphores is None else IdKind.TEXT
     return QueueTable(
-        TABLE,
+        table,
         policy,
         IdKind.INTEGER,
         "PRIMARY",
@@ -88,7 +89,7 @@ def queue_table(policy: Policy = POLICY, *, id_grows: bool = False) -> QueueTabl
         ("id",),
         id_grows=id_grows,
         lease_column=policy.lease,
-        group_columns=tuple(GroupColumn(name, IdKind.INTEGER) for name in policy.group_by),
+        group_columns=tuple(GroupColumn(name, kind) for name in policy.grouping),
         group_index="by_group" if policy.groups_indexed else None,
         batch=BatchColumn(policy.batch_by, IdKind.INTEGER, "by_batch") if policy.batch_by else None,
         after_batch=BatchColumn(policy.after_batch, IdKind.INTEGER, "by_after") if policy.after_batch else None,
@@ -154,14 +155,15 @@ class Stage:
     shared_since_ns: int = 0
     since_ns: dict[tuple[Key, int], int] = field(default_factory=dict)
     """Since when each message has had each of its epochs (monotonic)."""
+    table: TableId = TABLE
     on_own_write: Callable[[], None] = lambda: None
     """Called before and after the database does a claim, a release, a purge, or a move of dead messages."""
 
     def __post_init__(self) -> None:
-        self.queue = queue_table(self.policy, id_grows=self.id_grows)
-        if TABLE not in self.store.tables:  # Otherwise it is shared with other proxies.
+        self.queue = queue_table(self.policy, id_grows=self.id_grows, table=self.table)
+        if self.table not in self.store.tables:  # Otherwise it is shared with other proxies.
             self.store.add_table(self.queue)
-            taking = replace(self.policy, dead_letter_of=((None, TABLE.name),))
+            taking = replace(self.policy, dead_letter_of=((None, self.table.name),))
             self.store.add_table(replace(self.queue, id=DEAD_LETTERS, policy=taking))
         self.store.conditions = {
             str(EVEN.condition): lambda row: int(row.key) % 2 == 0,
@@ -181,7 +183,7 @@ class Stage:
 
     @property
     def rows(self) -> dict[Key, Row]:
-        return self.store.rows[TABLE]
+        return self.store.rows[self.table]
 
     # What the world does.
 
@@ -190,7 +192,7 @@ class Stage:
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
         row = Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode(), group=self.group_of(key))
-        self.store.put(TABLE, row)
+        self.store.put(self.table, row)
         if wake:
             self.handle(self.dispatcher.woken)
 
@@ -223,7 +225,7 @@ class Stage:
         delivered = self.holdings.keys() & set(keys)  # A session may lock after its client has vanished.
         self._unlock(keys)
         for key in acked if commits else ():
-            self.store.acknowledge(TABLE, key)
+            self.store.acknowledge(self.table, key)
         if acked:
             notice = self.dispatcher.settled if commits and certain else self.dispatcher.suspected
             if notice == self.dispatcher.settled:
@@ -266,7 +268,7 @@ class Stage:
     def extend(self, key: Key, duration_ns: int) -> None:
         """The holder asks for more time, through the proxy."""
         row, until_ns = self.rows[key], self.now_ns + duration_ns
-        self.store.put(TABLE, replace(row, time_next_ns=until_ns))
+        self.store.put(self.table, replace(row, time_next_ns=until_ns))
         holding = self.holdings.get(key)
         if holding and holding.epoch == row.epoch:  # Who had it earlier extends the delivery of whoever has it now.
             holding.deadline_ns = until_ns
@@ -274,7 +276,7 @@ class Stage:
 
     def give_back(self, key: Key, delay_ns: int) -> None:
         """The holder gives it back, through the proxy."""
-        self.store.put(TABLE, replace(self.rows[key], time_next_ns=self.now_ns + delay_ns))
+        self.store.put(self.table, replace(self.rows[key], time_next_ns=self.now_ns + delay_ns))
         self.holdings.pop(key, None)
         self.handle(self.dispatcher.suspected, [key])
 
@@ -298,7 +300,7 @@ class Stage:
         if key in self.row_locks:  # Only its own transaction can.
             self.acks_to_commit.add(key)
             return
-        if self.store.acknowledge(TABLE, key):
+        if self.store.acknowledge(self.table, key):
             self.holdings.pop(key, None)
         if seen:
             self.acked_seen.add(key)

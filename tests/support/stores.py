@@ -14,8 +14,20 @@ from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.catalog.own_tables import RATES_TABLE
-from engine.model import NS_PER_S, RATES, BatchColumn, GroupColumn, IdKind, Key, Policy, QueueTable, Selection, TableId
+from engine.catalog.own_tables import RATES_TABLE, SEMAPHORES_TABLE
+from engine.model import (
+    NS_PER_S,
+    RATES,
+    SEMAPHORES,
+    BatchColumn,
+    GroupColumn,
+    IdKind,
+    Key,
+    Policy,
+    QueueTable,
+    Selection,
+    TableId,
+)
 from engine.store.connection import (
     OWN_CONTEXT,
     BackendAddress,
@@ -51,6 +63,7 @@ BATCH_COLUMNS = (
     ", batch BIGINT, after_batch BIGINT, INDEX by_batch (batch, time_acked)"
     ", INDEX by_after (time_acked, after_batch, id)"
 )
+NEEDS = ", needs VARCHAR(100)"
 SCAN_INDEXES = {
     "ascending": "INDEX next_up (time_acked, priority, time_next)",
     "descending": "INDEX next_up (time_acked, priority, time_next DESC)",
@@ -104,6 +117,9 @@ class Subject(Protocol):
     def acknowledge(self, *keys: Key) -> None:
         """What an ACK does."""
 
+    def semaphore(self, name: str, capacity: int | None) -> None:
+        """Let there be a semaphore of this capacity, or none."""
+
     def locked(self, *keys: Key) -> contextlib.AbstractContextManager[None]:
         """An open transaction of another session that has changed these rows."""
 
@@ -127,11 +143,13 @@ class MemorySubject:
         strict: bool = False,
         rate: float | None = None,
         batches: bool = False,
+        semaphores: bool = False,
     ) -> None:
         """`in_flight`: the messages in flight over all proxies at most; `group_limit`: those of a group; `strict`:
-        groups are in strict order. All imply `lease`. `rate`: their deliveries a second. `batches`: messages may be
-        parts and follow-ups."""
-        counted = in_flight is not None or group_limit is not None or strict
+        groups are in strict order; `semaphores`: messages need those in their column `needs`. All imply `lease`.
+        `rate`: their deliveries a second. `batches`: messages may be parts and follow-ups."""
+        counted = in_flight is not None or group_limit is not None or strict or semaphores
+        groups = (GroupColumn("needs", IdKind.TEXT),) if semaphores else groups
         lease = lease or counted
         self.table = QueueTable(
             TableId("test", "messages"),
@@ -146,6 +164,8 @@ class MemorySubject:
                 paced=rate is not None,
                 batch_by="batch" if batches else None,
                 after_batch="after_batch" if batches else None,
+                semaphores="needs" if semaphores else None,
+                semaphores_counted=semaphores,
             ),
             IdKind.INTEGER,
             "PRIMARY",
@@ -198,6 +218,11 @@ class MemorySubject:
         for key in keys:
             self.store.acknowledge(self.table.id, key)
 
+    def semaphore(self, name: str, capacity: int | None) -> None:
+        self.store.semaphores.pop((self.table.id.db, name), None)
+        if capacity is not None:
+            self.store.semaphores[self.table.id.db, name] = capacity
+
     @contextlib.contextmanager
     def locked(self, *keys: Key) -> Iterator[None]:
         self.store.locked |= set(keys)
@@ -228,12 +253,15 @@ class ServerSubject:
         strict: bool = False,
         rate: float | None = None,
         batches: bool = False,
+        semaphores: bool = False,
     ) -> None:
         """`groups`: the names of the group columns, which are among `columns`. `in_flight`: the messages
         in flight over all proxies at most; `group_limit`: those of a group; `strict`: groups are in
-        strict order. All imply `lease`. `rate`: their deliveries a second. `batches`: messages may be parts and
-        follow-ups."""
-        lease = lease or in_flight is not None or group_limit is not None or strict
+        strict order; `semaphores`: messages need those in their column `needs`, which is added. All imply `lease`.
+        `rate`: their deliveries a second. `batches`: messages may be parts and follow-ups."""
+        lease = lease or in_flight is not None or group_limit is not None or strict or semaphores
+        columns += NEEDS if semaphores else ""
+        groups = ("needs",) if semaphores else groups
         self.server = server
         self._batches = ", batch, after_batch" if batches else ""
         self._groups = "".join(f", {name}" for name in groups)
@@ -244,16 +272,13 @@ class ServerSubject:
         if in_flight is not None:
             comment += f",max_in_flight={in_flight}"
             columns += ", INDEX by_lease (time_acked, lease, time_next)"
-        if group_limit is not None:
-            comment += f",group_limit={group_limit}"
+        comment += f",group_limit={group_limit}" if group_limit is not None else ""
+        comment += ",group_order=STRICT" if strict else ""
+        comment += ",semaphores=needs" if semaphores else f",group_by={'|'.join(groups)}" if groups else ""
+        if group_limit is not None or strict or semaphores:
             columns += f", INDEX by_lease_and_group (time_acked, lease, time_next{self._groups})"
-        if strict:
-            comment += ",group_order=STRICT"
-            columns += f", INDEX by_lease_and_group (time_acked, lease, time_next{self._groups})"
-            columns += f", INDEX by_order (time_acked{self._groups}, id)"
-        if groups:
-            comment += f",group_by={'|'.join(groups)}"
-            columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)"
+        columns += f", INDEX by_order (time_acked{self._groups}, id)" if strict else ""
+        columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)" if groups else ""
         if batches:
             comment += ",batch_by=batch,after_batch=after_batch,paused=1"  # Proxies fire no follow-ups of tests.
             columns += BATCH_COLUMNS
@@ -264,6 +289,9 @@ class ServerSubject:
         self.connection.select_db(database)
         if rate is not None:
             self.execute(client_sql("create_rates", table=RATES, comment=f"'{RATES_TABLE.comment()}'"))
+        if semaphores:
+            self.execute(client_sql("create_semaphores", table=SEMAPHORES, comment=f"'{SEMAPHORES_TABLE.comment()}'"))
+        self.definition = f"({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}"
         self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}")
         self.store = mysql_store(server)
         described = self.store.describe(TableId(database, "messages")).value
@@ -281,6 +309,8 @@ class ServerSubject:
         self.execute("DELETE FROM messages")
         if self.table.policy.max_rate is not None:
             self.execute(f"DELETE FROM {RATES}")
+        if self.table.policy.semaphores is not None:
+            self.execute(f"DELETE FROM {SEMAPHORES}")
         self.execute("DROP TABLE IF EXISTS dead")
 
     def close(self) -> None:
@@ -344,6 +374,11 @@ class ServerSubject:
 
     def acknowledge(self, *keys: Key) -> None:
         self.execute("UPDATE messages SET time_acked = %s, time_next = NULL WHERE id IN %s", self.now_ns(), keys)
+
+    def semaphore(self, name: str, capacity: int | None) -> None:
+        self.execute(f"DELETE FROM {SEMAPHORES} WHERE name = %s", name)
+        if capacity is not None:
+            self.execute(f"INSERT INTO {SEMAPHORES} VALUES (%s, %s)", name, capacity)
 
     @contextlib.contextmanager
     def locked(self, *keys: Key) -> Iterator[None]:

@@ -60,6 +60,7 @@ ENGINE_SHELL = {
     "engine.store.roster",
     "engine.store.route",
     "engine.store.scan",
+    "engine.store.semaphores",
 }
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")

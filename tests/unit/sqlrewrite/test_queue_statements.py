@@ -13,8 +13,11 @@ from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.names import TableName
 from sqlrewrite.queues import (
     AlterQueue,
+    AlterSemaphore,
     CreateQueue,
+    CreateSemaphore,
     DropQueue,
+    DropSemaphore,
     PauseQueue,
     PurgeQueue,
     RedriveQueue,
@@ -24,6 +27,7 @@ from sqlrewrite.queues import (
     ShowGroups,
     ShowProxies,
     ShowQueues,
+    ShowSemaphores,
     ShowStreams,
     parse_queue_statement,
 )
@@ -184,11 +188,41 @@ def test_dead_letters_have_the_same_columns_and_nothing_that_could_refuse_them()
         ("SHOW GROUPS FROM a.t", ShowGroups(TableName("t", "a"), None, None)),
         ("show groups in t like 'x%' limit 9", ShowGroups(T, b"'x%'", 9)),
         ("SHOW PROXIES", ShowProxies()),
+        ("SHOW SEMAPHORES", ShowSemaphores(None, None)),
+        ("show semaphores like 'x%' from a;", ShowSemaphores("a", b"'x%'")),
+        ("CREATE SEMAPHORE t CAPACITY 16", CreateSemaphore(T, 16, if_not_exists=False)),
+        (
+            "create semaphore if not exists a.t capacity = 1",
+            CreateSemaphore(TableName("t", "a"), 1, if_not_exists=True),
+        ),
+        ("ALTER SEMAPHORE `t` CAPACITY 1000000;", AlterSemaphore(T, 1_000_000)),
+        ("DROP SEMAPHORE a.t", DropSemaphore(TableName("t", "a"), if_exists=False)),
+        ("DROP SEMAPHORE IF EXISTS t", DropSemaphore(T, if_exists=True)),
         ("SHOW CREATE QUEUE a.t", ShowCreateQueue(TableName("t", "a"))),
     ],
 )
 def test_the_others_are_small(sql: str, expected: object) -> None:
     assert parse(sql) == expected
+
+
+@pytest.mark.parametrize("name", ["`a,b`", "` a`", "`a `", f"`{'x' * 65}`"])
+def test_a_name_that_no_column_of_needs_can_contain_is_refused(name: str) -> None:
+    with pytest.raises(SqlError, match="cannot be the name of a semaphore"):
+        parse(f"CREATE SEMAPHORE {name} CAPACITY 1")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE SEMAPHORE CAPACITY 1", "CREATE SEMAPHORE t", "CREATE SEMAPHORE t CAPACITY",
+        "CREATE SEMAPHORE t CAPACITY 0",
+        "CREATE SEMAPHORE t CAPACITY 1.5", "ALTER SEMAPHORE t CAPACITY 1000001", "DROP SEMAPHORE t CAPACITY 1",
+        "PAUSE SEMAPHORE t", "SHOW SEMAPHORES FROM",
+    ],
+)  # fmt: skip
+def test_other_statements_about_semaphores_are_refused(sql: str) -> None:
+    with pytest.raises(SqlError):
+        parse(sql)
 
 
 def test_a_redrive_has_the_condition_of_a_stream() -> None:

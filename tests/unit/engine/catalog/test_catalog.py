@@ -350,3 +350,41 @@ def test_a_limit_of_groups_without_groups_is_a_problem() -> None:
 def test_a_group_of_unfit_columns_is_a_problem(name: str, problem: str) -> None:
     (found,) = problems(facts(TENANT, column("kind", "enum"), comment=f"{COMMENT},group_by={name}"))
     assert found.startswith(problem)
+
+
+NEEDS = column("needs", "varchar")
+NEEDING = f"{COMMENT},lease=lease,semaphores=NEEDS"
+BY_NEEDS = index("by_needs", "time_acked", "priority", "needs", "time_next", "id")
+
+
+def test_a_column_of_semaphores_is_the_message_group() -> None:
+    counted = index("by_lease", "time_acked", "lease", "time_next", "needs")
+    found = queue(facts(NEEDS, LEASE, comment=NEEDING, indexes=[PRIMARY, NEXT_UP, BY_NEEDS, counted]))
+    assert found.policy.semaphores == "NEEDS"
+    assert found.policy.semaphores_counted
+    assert not found.policy.paused
+    assert found.group_columns == (GroupColumn("needs", IdKind.TEXT),)
+    assert (found.group_index, found.lease_index) == ("by_needs", "by_lease")
+    assert found.warnings == ()
+
+
+def test_semaphores_without_an_index_deliver_nothing() -> None:
+    found = queue(facts(NEEDS, LEASE, comment=NEEDING, indexes=[PRIMARY, NEXT_UP, BY_NEEDS]))
+    assert found.policy.paused
+    assert not found.policy.semaphores_counted
+    (warning,) = found.warnings
+    assert "nothing is delivered: ALTER QUEUE shop.mail SEMAPHORES = (NEEDS)" in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nobody", "semaphores=nobody names a column that the table does not have"),
+        ("priority", "semaphores=priority names a column with another purpose"),
+        ("kind", "semaphores=kind names a column of another type: it has to be CHAR or VARCHAR"),
+        ("needs,group_by=needs", "semaphores and group_by cannot be combined"),
+    ],
+)
+def test_a_column_that_cannot_name_semaphores(name: str, problem: str) -> None:
+    (found,) = problems(facts(NEEDS, column("kind", "enum"), comment=f"{COMMENT},semaphores={name}"))
+    assert found.startswith(problem)

@@ -8,7 +8,7 @@ from engine.dispatch.group_places import HEAD_NS, GroupPlaces
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
-from engine.model import NS_PER_S, Entry, GroupLeft, Key
+from engine.model import NS_PER_S, Entry, GroupLeft, Key, LimitsLeft
 from tests.support.play import POLICY
 
 NOW = Instant(5_000 * NS_PER_S, 1_000_000 * NS_PER_S)
@@ -22,7 +22,7 @@ def places_behind(head: Key) -> GroupPlaces:
     places = GroupPlaces(policy, in_flight, Leases(in_flight))
     due_ns = NOW.server_ns + 60 * NS_PER_S
     places.claim_started()
-    places.claim_answered(NOW, [GroupLeft(GROUP, {}, Entry(head, 1, 0, due_ns, GROUP))])
+    places.claim_answered(NOW, LimitsLeft((), None, groups=(GroupLeft(GROUP, {}, Entry(head, 1, 0, due_ns, GROUP)),)))
     return places
 
 

@@ -1,0 +1,239 @@
+"""Semaphores in the database: who holds them, for the claims of queues whose messages need some.
+
+How a capacity is never exceeded, by whichever queue and proxy:
+
+- A claim takes a user-level lock of the server for each semaphore that its messages need, in the order
+  of their names. All claims take them in this order, so they never wait for each other in a circle.
+  Behind the locks it reads the capacities and the holders, and behind the commit it releases the locks.
+- What holds a place follows from the rows, as for other limits (`claim_plan`). The holders may be in
+  any queue of the database whose comment names a column of needs. Which queues these are is read then
+  and there, behind the locks. A queue holds a place only by a claim under the same lock, which was made
+  after its comment was committed. So a queue that another proxy has just created is never missed.
+- Descriptions of these queues are remembered. The holders are read in the same packet, from the queues
+  that are known. If the comments turn out to be others, they are read again, in one more packet.
+- A queue that cannot be counted may hold any place. Then no message that needs something is claimed.
+
+Names are compared byte by byte, whatever the collation of the column is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.catalog.directives import parse_comment
+from engine.catalog.verdict import evaluate
+from engine.dispatch.semaphore_places import names_in, needs_of
+from engine.model import (
+    SEMAPHORES,
+    BrokenTable,
+    ClaimResult,
+    Entry,
+    Key,
+    LimitsLeft,
+    Policy,
+    QueueTable,
+    SemaphoreLeft,
+    TableId,
+    Wanted,
+)
+from engine.packets import text_values
+from engine.quoting import qualified, quoted, text_literal
+from engine.store.claim_plan import SemaphoreCounts
+from engine.store.connection import Result, StoreConnection
+from engine.store.information_schema import facts_of
+from engine.store.port import StoreError
+from engine.store.pymysql_adapter import ER
+from engine.store.queries import TableStatements, statement
+
+NAMES_MAX = 16
+"""Semaphores whose locks one claim takes. Messages that need further ones are left to the next claim."""
+
+LOCK_WAIT_S = 1
+"""How long a claim waits for each lock: hundreds of times what another claim takes."""
+
+DESCRIPTION_KEPT_S = 30.0
+"""How long the description of a queue is used while its comment is the same. An index that is gone makes
+a statement fail, and it is described again."""
+
+Rightful = Callable[[StoreConnection, QueueTable | BrokenTable], QueueTable | BrokenTable]
+"""The table, or its problem if the engine's account lacks a privilege on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The queues of a database whose messages may need semaphores; with a `problem`, there may be
+    holders that cannot be read."""
+
+    comments: Mapping[TableId, str]
+    tables: Mapping[TableId, QueueTable]
+    problem: str | None
+    until_s: float
+
+
+class Semaphores:
+    """The semaphores of all databases. Safe for any number of threads: what it remembers only saves
+    time, and is compared with the present comments at each use."""
+
+    def __init__(self, rightful: Rightful) -> None:
+        self._rightful = rightful
+        self._users: dict[str, Users] = {}
+
+    def of_claim(self, table: QueueTable, wanted: Iterable[Wanted]) -> ClaimSemaphores | None:
+        """The semaphores of a claim; None if its messages need none."""
+        if not table.policy.semaphores_counted:
+            return None
+        needs = [needs for want in wanted if (needs := needs_of(want.group))]
+        return ClaimSemaphores(self, table, needs) if needs else None
+
+    def known(self, db: str) -> Users | None:
+        """What is remembered of a database."""
+        users = self._users.get(db)
+        return users if users is not None and time.monotonic() < users.until_s else None
+
+    def forget(self, db: str) -> None:
+        """Forget it: a statement has failed."""
+        self._users.pop(db, None)
+
+    def describe(self, connection: StoreConnection, db: str, comments: Mapping[TableId, str]) -> Users:
+        """Describe the queues with these comments."""
+        facts = facts_of(connection, list(comments)).value if comments else {}
+        tables: dict[TableId, QueueTable] = {}
+        problems: list[str] = []
+        for table in comments:
+            if table not in facts:
+                continue  # It was dropped a moment ago.
+            found = evaluate(facts[table])
+            if found is not None:
+                found = self._rightful(connection, found)
+            if isinstance(found, QueueTable) and found.policy.semaphores_counted:
+                tables[table] = found
+            elif isinstance(found, BrokenTable) or (found is not None and found.policy.semaphores is not None):
+                problems.append(
+                    str(found) if isinstance(found, BrokenTable) else f"{table}: {'; '.join(found.warnings)}"
+                )
+        kept_s = 0 if problems else DESCRIPTION_KEPT_S
+        users = self._users[db] = Users(comments, tables, "; ".join(problems) or None, time.monotonic() + kept_s)
+        return users
+
+
+class ClaimSemaphores:
+    """The semaphores of one claim."""
+
+    def __init__(self, memory: Semaphores, table: QueueTable, needs: Sequence[frozenset[str]]) -> None:
+        """`needs`: those of each message, in the order of their claim."""
+        self._memory = memory
+        self._table = table
+        names = set(needs[0])
+        for more in needs[1:]:
+            if len(names | more) <= NAMES_MAX:
+                names |= more
+        self._names = sorted(names)
+        self._known = memory.known(table.id.db)
+        self._comments: Mapping[TableId, str] = {}
+        self.counts = SemaphoreCounts(frozenset())
+        """What was found."""
+
+    @property
+    def before(self) -> list[str]:
+        """Before the transaction: one statement that takes the locks."""
+        return [statement("semaphore_take", locks=", ".join(self._each_lock("CAST(GET_LOCK({}, {wait_s}) AS BINARY)")))]
+
+    @property
+    def within(self) -> list[str]:
+        """In the transaction."""
+        names = ", ".join(map(text_literal, self._names))
+        return [
+            statement("semaphore_capacities", semaphores=qualified(self._table.semaphores), names=names),
+            statement("semaphore_tables", db=text_literal(self._table.id.db)),
+            *self._of_holders(self._tables(self._known)),
+        ]
+
+    @property
+    def behind(self) -> list[str]:
+        """Behind the commit."""
+        return [statement("semaphore_release", locks=", ".join(self._each_lock("RELEASE_LOCK({})")))]
+
+    def read(self, before: Result, within: Sequence[Result]) -> None:
+        """Take the results of `before` and `within`."""
+        taken = [value == b"1" for value in text_values(before.rows[0])]
+        locked = {name for name, is_taken in zip(self._names, taken, strict=True) if is_taken}
+        self.counts = counts = SemaphoreCounts(frozenset(locked), frozenset(self._names) - locked)
+        capacities, comments, *holders = within
+        for name, capacity in map(text_values, capacities.rows):
+            counts.capacities[(name or b"").decode()] = int(capacity or 0)
+        self._comments = {
+            TableId(self._table.id.db, (name or b"").decode()): text
+            for name, comment in map(text_values, comments.rows)
+            if _uses_semaphores(text := (comment or b"").decode())
+        }
+        self._read_holders(self._tables(self._known), holders)
+
+    def of_rows(self, connection: StoreConnection, found: Mapping[Key, Entry]) -> None:
+        """Note what the locked messages need, and read the holders again if further queues may have some."""
+        users = self._known
+        if users is None or users.comments != self._comments:
+            users = self._memory.describe(connection, self._table.id.db, self._comments)
+            self.counts.holders.clear()
+            tables = self._tables(users)
+            self._read_holders(tables, connection.run(self._of_holders(tables)))
+        if users.problem is not None:
+            self.counts.capacities = dict.fromkeys(self._names, 0)
+            self.counts.problem = f"messages of {self._table.id} that need semaphores wait: {users.problem}"
+        self.counts.needs = {key: needs_of(entry.group) for key, entry in found.items()}
+
+    def _tables(self, users: Users | None) -> Mapping[TableId, QueueTable]:
+        """The queues that may have holders, as far as they are known."""
+        return {**(users.tables if users is not None else {}), self._table.id: self._table}
+
+    def _of_holders(self, tables: Mapping[TableId, QueueTable]) -> list[str]:
+        return [holders_statement(table, self._names) for table in tables.values()]
+
+    def _read_holders(self, tables: Mapping[TableId, QueueTable], results: Sequence[Result]) -> None:
+        for table, result in zip(tables.values(), results, strict=True):
+            sql = TableStatements(table)
+            place = None if table.id == self._table.id else table.id
+            for raw, needs, ends in map(text_values, result.rows):
+                for name in names_in((needs or b"").decode()):
+                    self.counts.holders.setdefault(name, {})[place, sql.key(raw or b"")] = int(ends or 0)
+
+    def _each_lock(self, text: str) -> list[str]:
+        locks = (text_literal(lock_name(self._table.id.db, name)) for name in self._names)
+        return [text.format(lock, wait_s=LOCK_WAIT_S) for lock in locks]
+
+
+def holders_statement(table: QueueTable, names: Iterable[str]) -> str:
+    """The statement that reads the messages in flight of a queue that hold some of these semaphores. It may
+    return others, whose needs contain the text of a name."""
+    column = quoted(table.group_columns[0].name)
+    needs = f"CAST(CONVERT({column} USING utf8mb4) AS BINARY)"
+    words = {"lease": quoted(table.lease_column or ""), "lease_index": quoted(table.lease_index or "")}
+    named = " OR ".join(f"LOCATE(x'{name.encode().hex()}', {needs}) > 0" for name in names)
+    return TableStatements(table)("semaphore_holders", column=column, needs=needs, named=named, **words)
+
+
+def none_exist(wanted: Iterable[Wanted]) -> ClaimResult:
+    """The result of a claim in a database without a table of semaphores."""
+    names = sorted({name for want in wanted for name in needs_of(want.group)})
+    left_out = tuple(want.key for want in wanted)
+    left = LimitsLeft(left_out, None, semaphores=tuple(SemaphoreLeft(name, None, {}) for name in names))
+    return ClaimResult((), None, left)
+
+
+def shows_no_table(error: StoreError) -> bool:
+    """Whether a statement has failed because the database has no table of semaphores."""
+    return error.code == ER.NO_SUCH_TABLE and SEMAPHORES in str(error)
+
+
+def lock_name(db: str, name: str) -> str:
+    """The name of the lock of a semaphore. A name has 64 characters at most, and its case does not
+    count."""
+    digest = hashlib.sha256(f"{db}\0{name}".encode()).hexdigest()
+    return f"ackstream-semaphore/{digest[:40]}"
+
+
+def _uses_semaphores(comment: str) -> bool:
+    policy = parse_comment(comment)
+    return policy is not None and (not isinstance(policy, Policy) or policy.semaphores is not None)

@@ -1,0 +1,230 @@
+"""CREATE, ALTER, DROP and SHOW SEMAPHORE: rows of one table of the database, with the client's own rights.
+
+Who holds a semaphore and who waits for it is counted in the queues that the client may read: what is in
+flight by the index of the lease column, what waits among the first messages of each queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from engine.dispatch.semaphore_places import names_in
+from engine.model import SEMAPHORES, QueueTable
+from engine.quoting import qualified, quoted, text_literal
+from engine.service import Engine
+from engine.store.connection import DENIED
+from proxy.session.internal_queries import (
+    NO_DATABASE,
+    Context,
+    Refused,
+    checked_query,
+    end_own_transaction,
+    from_hex,
+    rows,
+)
+from proxy.session.queries import sql
+from proxy.statements.creation import Creation
+from proxy.statements.results import COUNT, NAME, WORDS, Column, Result
+from proxy.statements.tables import comment_of
+from proxy.wire.packets import ServerError, make_ok, parse_err
+from sqlrewrite.definitions import NOW_NS
+from sqlrewrite.names import TableName
+from sqlrewrite.queues import AlterSemaphore, CreateSemaphore, DropSemaphore, ShowSemaphores
+
+if TYPE_CHECKING:
+    from proxy.session.ports import ClientSession
+
+READ_MAX = 10_000
+"""Unacknowledged messages of a queue that are read for the semaphores that they wait for."""
+
+KNOWN_MAX = 10_000
+"""Semaphores of a database that are read to be shown."""
+
+SHOWN_MAX = 1_000
+"""Rows that are shown."""
+
+NO_SUCH_TABLE = 1146
+DUPLICATE = 1062
+
+SEMAPHORE_COLUMNS = (
+    Column("Semaphore", NAME),
+    Column("Queue", WORDS),
+    Column("Capacity", COUNT),
+    Column("Held", COUNT),
+    Column("Waiting", COUNT),
+)
+
+
+class SemaphoreStatements:
+    """Carries out the four statements. They raise Refused and ServerError."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._creation = Creation(engine)
+
+    async def change(
+        self,
+        session: ClientSession,
+        statement: CreateSemaphore | AlterSemaphore | DropSemaphore,
+        *,
+        in_transaction: bool,
+    ) -> bytes:
+        """CREATE, ALTER and DROP SEMAPHORE; returns the OK packet."""
+        if in_transaction:
+            verb = type(statement).__name__.removesuffix("Semaphore").upper()
+            text = (
+                f"{verb} SEMAPHORE commits by itself, so it cannot run inside a transaction: COMMIT or ROLLBACK first"
+            )
+            raise ServerError(1179, "25000", text)
+        name, place = statement.semaphore.name, _table_of(statement.semaphore.db)
+        words = {"semaphores": place.quoted(), "name": text_literal(name)}
+        match statement:
+            case CreateSemaphore(capacity=capacity):
+                await self._creation.semaphores(session, place, may_fail=False)
+                await self._create(session, statement, sql("create_semaphore", capacity=capacity, **words))
+            case AlterSemaphore(capacity=capacity):
+                await self._refuse_absent(session, statement.semaphore)
+                await checked_query(session, sql("alter_semaphore", capacity=capacity, **words))
+            case DropSemaphore(if_exists=if_exists):
+                exists = await self._exists(session, statement.semaphore)
+                if not (exists or if_exists):
+                    raise _absent(statement.semaphore)
+                if exists:
+                    await checked_query(session, sql("drop_semaphore", **words))
+        await end_own_transaction(session, was_in_transaction=False)
+        self._engine.semaphores_changed(place.db or "")
+        return make_ok(status=session.status)
+
+    async def _create(self, session: ClientSession, statement: CreateSemaphore, text: str) -> None:
+        try:
+            await checked_query(session, text)
+        except Refused as refused:
+            error = parse_err(refused.payload)
+            if error.code != DUPLICATE:
+                raise
+            if not statement.if_not_exists:
+                text = f"The semaphore {_shown(statement.semaphore)} exists: ALTER SEMAPHORE changes its capacity"
+                raise ServerError(1105, "HY000", text) from None
+
+    async def _refuse_absent(self, session: ClientSession, semaphore: TableName) -> None:
+        if not await self._exists(session, semaphore):
+            raise _absent(semaphore)
+
+    async def _exists(self, session: ClientSession, semaphore: TableName) -> bool:
+        place = _table_of(semaphore.db)
+        if await comment_of(session, place) is None:
+            return False
+        found = await rows(session, sql("semaphore", semaphores=place.quoted(), name=text_literal(semaphore.name)))
+        return bool(found)
+
+    async def show(self, session: ClientSession, context: Context, statement: ShowSemaphores) -> Result:
+        """SHOW SEMAPHORES: one row for each semaphore and each queue whose messages need it."""
+        db = statement.db or context.db
+        if db is None:
+            raise NO_DATABASE.again()
+        existing = await capacities(session, _table_of(db))
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for queue in self._queues(db):
+            try:
+                held, waiting = await _held(session, queue), await _waiting(session, queue)
+            except Refused as refused:
+                if parse_err(refused.payload).code not in DENIED:
+                    raise
+                continue
+            for name in held.keys() | waiting.keys():
+                found[name, queue.id.name] = held[name], waiting[name]
+        used = {name for name, _ in found}
+        places = sorted([*found, *((name, "") for name in existing if name not in used)])
+        liked = await _liked(session, context, statement.like, {name for name, _ in places})
+        shown = [
+            [name, queue or None, existing.get(name), *found.get((name, queue), (0, 0))]
+            for name, queue in places
+            if name in liked
+        ]
+        return Result(SEMAPHORE_COLUMNS, shown[:SHOWN_MAX])
+
+    def _queues(self, db: str) -> Iterable[QueueTable]:
+        """The queues of a database whose messages need semaphores."""
+        return [
+            queue for queue, _ in self._engine.runners() if queue.id.db == db and queue.policy.semaphores is not None
+        ]
+
+
+async def missing_semaphores(session: ClientSession, queue: QueueTable) -> list[str]:
+    """The semaphores that due messages of a queue wait for and that do not exist, in words. Raises
+    Refused."""
+    if queue.policy.semaphores is None:
+        return []
+    waiting = await _waiting(session, queue)
+    try:
+        existing = await capacities(session, _table_of(queue.id.db)) if waiting else {}
+    except Refused as refused:
+        return [parse_err(refused.payload).message]
+    return [
+        f"{count} messages wait for the semaphore {name}, which does not exist: CREATE SEMAPHORE"
+        for name, count in sorted(waiting.items())
+        if name not in existing
+    ]
+
+
+async def capacities(session: ClientSession, place: TableName) -> Mapping[str, int]:
+    """The semaphores of a table, by name. Raises Refused."""
+    try:
+        found = await rows(session, sql("semaphores", semaphores=place.quoted(), limit=KNOWN_MAX))
+    except Refused as refused:
+        if parse_err(refused.payload).code != NO_SUCH_TABLE:
+            raise
+        return {}
+    return {from_hex(name): int(capacity or 0) for name, capacity in found}
+
+
+async def _held(session: ClientSession, queue: QueueTable) -> Counter[str]:
+    if queue.lease_index is None:
+        return Counter()
+    lease = quoted(queue.lease_column or "")
+    text = sql("semaphores_held", lease=lease, lease_index=quoted(queue.lease_index), limit=READ_MAX, **_words(queue))
+    return _by_name(await rows(session, text))
+
+
+async def _waiting(session: ClientSession, queue: QueueTable) -> Counter[str]:
+    hint = f"FORCE INDEX ({quoted(queue.scan_index)})" if queue.scan_index else ""
+    return _by_name(await rows(session, sql("semaphores_waiting", index_hint=hint, limit=READ_MAX, **_words(queue))))
+
+
+def _words(queue: QueueTable) -> dict[str, str]:
+    column = quoted(queue.group_columns[0].name)
+    return {"table": qualified(queue.id), "needs": f"HEX(CONVERT({column} USING utf8mb4))", "now_ns": NOW_NS}
+
+
+def _by_name(found: Sequence[Sequence[str | None]]) -> Counter[str]:
+    """Counts by the names in texts, of counts by text."""
+    counts = Counter[str]()
+    for needs, count in found:
+        for name in names_in(from_hex(needs)):
+            counts[name] += int(count or 0)
+    return counts
+
+
+async def _liked(session: ClientSession, context: Context, like: bytes | None, names: set[str]) -> set[str]:
+    """Those of the names that the pattern matches, as the server compares them."""
+    if like is None or not names:
+        return names
+    pattern = like.decode(context.codec)
+    ordered = sorted(names)
+    tests = ", ".join(f"CONVERT({text_literal(name)} USING utf8mb4) LIKE {pattern}" for name in ordered)
+    ((flags,),) = await rows(session, sql("semaphores_liked", tests=tests))
+    return {name for name, flag in zip(ordered, flags or "", strict=True) if flag == "1"}
+
+
+def _table_of(db: str | None) -> TableName:
+    return TableName(SEMAPHORES, db)
+
+
+def _shown(semaphore: TableName) -> str:
+    return f"{semaphore.db}.{semaphore.name}"
+
+
+def _absent(semaphore: TableName) -> ServerError:
+    return ServerError(1105, "HY000", f"There is no semaphore {_shown(semaphore)}: CREATE SEMAPHORE makes one")
