@@ -212,7 +212,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     metrics.start()
     stack.push_async_callback(metrics.stop)
     stack.push_async_callback(probe.close)
-    inspector = Inspector(engine, show_payload=settings.admin_show_payload)
+    inspector = Inspector(engine, introduction(settings), show_payload=settings.admin_show_payload)
     stack.callback(inspector.close)
     sources = Sources(metrics.collected, probe.reason, probe.unready, inspector.inspect, partial(own_streams, proxy))
     admin = Admin(sources, access, show_payload=settings.admin_show_payload)

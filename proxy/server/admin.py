@@ -24,7 +24,7 @@ from engine.service import Engine
 from engine.store.port import StoreError
 from proxy.server import markup, page, queue_page
 from proxy.server.access import Access
-from proxy.server.inspection import Question
+from proxy.server.inspection import PROXIES, Question
 from proxy.server.metrics import exposition
 from proxy.server.overview import History, Overview
 from proxy.server.sources import Sources
@@ -200,7 +200,7 @@ class Admin:
 
     async def _proxies(self, request: web.Request) -> web.Response:
         self._access.check_name(request)
-        inspected = await self._sources.inspect(Question(TableId("", "")))
+        inspected = await self._sources.inspect(PROXIES)
         content = queue_page.proxies_content(await self._overview(), inspected, await self._sources.streams())
         return _answer(request, "ackstream: proxies", content)
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.model import NS_PER_S, BrokenTable, IdKind, QueueTable, TableId
 from engine.quoting import qualified, quoted, text_literal
 from engine.service import Engine
 from engine.store.port import StoreError
+from engine.store.roster import Introduction
 from proxy.session.queries import sql
+from proxy.statements.proxies import connections_of, read_published, slot_holders
 
 MESSAGES_MAX = 50
 """Messages that a queue's page lists."""
@@ -38,12 +41,35 @@ Row = Sequence[str | None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a page is to show: a queue, and if `message` is given, the message with this id."""
+    """What a page is to show: a queue, and if `message` is given, the message with this id; or the
+    `proxies` of the server."""
 
     table: TableId
     message: str | None = None
     events_alone: bool = False
     """Whether nothing is to be read in the database."""
+    proxies: bool = False
+
+
+PROXIES = Question(TableId("", ""), proxies=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownProxy:
+    """A proxy of the server, as SHOW PROXIES shows it; None: it is not published."""
+
+    slot: int | None
+    name: str | None
+    version: str | None
+    since_ns: int | None
+    connection: int | None
+    streams: int | None = None
+    in_flight: int | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this process, or one of its workers."""
+        return self.streams is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +133,9 @@ class Inspected:
     problem: str = ""
     events: tuple[str, ...] = ()
     """Warnings and errors of the log that concern the queue, the last one first."""
-    slot: int | None = None
-    """This proxy's place in the roster."""
-    others: tuple[int, ...] = ()
-    """The places of the other proxies."""
+    proxies: tuple[ShownProxy, ...] = ()
+    now_ns: int = 0
+    """The server's clock, for `proxies`."""
 
 
 class RecentEvents(logging.Handler):
@@ -137,9 +162,12 @@ class RecentEvents(logging.Handler):
 class Inspector:
     """Answers questions about queues and messages."""
 
-    def __init__(self, engine: Engine, *, show_payload: bool) -> None:
-        self._engine, self._show_payload = engine, show_payload
+    def __init__(self, engine: Engine, introduction: Introduction, *, show_payload: bool) -> None:
+        """`introduction`: what this proxy publishes of itself."""
+        self._engine, self._introduction, self._show_payload = engine, introduction, show_payload
+        self._since_s = time.monotonic()
         self._events = RecentEvents()
+        self._roster: tuple[float, asyncio.Task[Inspected]] | None = None
         self._readings: dict[TableId, tuple[float, asyncio.Task[QueueDetails]]] = {}
         logging.getLogger().addHandler(self._events)
 
@@ -149,20 +177,66 @@ class Inspector:
 
     async def inspect(self, question: Question) -> Inspected:
         """The answer to a question."""
-        events, roster = self._events.of(question.table), self._engine.roster
-        places = (roster.slot, tuple(sorted(roster.others)))
+        events = self._events.of(question.table)
+        if question.proxies:
+            return await self._proxies(own_alone=question.events_alone)
         if question.events_alone:
-            return Inspected(None, "", events, *places)
+            return Inspected(None, "", events)
         queue = next((queue for queue, _ in self._engine.runners() if queue.id == question.table), None)
         if queue is None:
-            return Inspected(None, await self._why_none(question.table), events, *places)
+            return Inspected(None, await self._why_none(question.table), events)
         try:
             details = await (
                 self._shared(queue) if question.message is None else self._message(queue, question.message)
             )
         except StoreError as error:
-            return Inspected(None, str(error), events, *places)
-        return Inspected(details, "", events, *places)
+            return Inspected(None, str(error), events)
+        return Inspected(details, "", events)
+
+    async def _proxies(self, *, own_alone: bool) -> Inspected:
+        """The proxies of the server, read at most once in SHARED_S; or this one alone."""
+        if own_alone:
+            return Inspected(None, proxies=(self._own(0, None),))
+        clock = asyncio.get_running_loop().time
+        if self._roster is None or clock() >= self._roster[0]:
+            task = asyncio.get_running_loop().create_task(self._read_roster(), name="page of the proxies")
+            self._roster = (clock() + SHARED_S, task)
+        return await asyncio.shield(self._roster[1])
+
+    async def _read_roster(self) -> Inspected:
+        roster = self._engine.roster
+        slots = sorted({*roster.others, *(() if roster.slot is None else (roster.slot,))})
+        connections: Mapping[int, int | None] = {}
+        problem, now_ns = "", 0
+        try:
+            if slots:
+                rows, now_ns = await self._engine.read(slot_holders(slots))
+                connections = connections_of(slots, *rows)
+        except StoreError as error:
+            problem = str(error)
+        published = await read_published(self._engine, [number for number in connections.values() if number])
+        shown = [] if roster.slot is not None else [self._own(now_ns, None)]
+        for slot in slots:
+            connection = connections.get(slot)
+            if slot == roster.slot:
+                shown.append(self._own(now_ns, connection))
+            else:
+                found = published.get(connection or 0) or Introduction()
+                place = (found.name or None, found.version or None, found.since_ns)
+                shown.append(ShownProxy(slot, *place, connection))
+        return Inspected(None, problem, proxies=tuple(shown), now_ns=now_ns)
+
+    def _own(self, now_ns: int, connection: int | None) -> ShownProxy:
+        dispatchers = [dispatcher for _, dispatcher in self._engine.runners()]
+        return ShownProxy(
+            self._engine.roster.slot,
+            self._introduction.name,
+            self._introduction.version,
+            now_ns - round((time.monotonic() - self._since_s) * NS_PER_S) if now_ns else None,
+            connection,
+            sum(len(dispatcher.subscribers) for dispatcher in dispatchers),
+            sum(len(dispatcher.parts.leases) for dispatcher in dispatchers),
+        )
 
     async def _why_none(self, table: TableId) -> str:
         if not table.name:

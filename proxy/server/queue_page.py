@@ -93,13 +93,20 @@ def proxies_content(overview: Overview, inspected: Inspected, streams: Sequence[
         ("Restarts of dispatchers", number(proxy.get("dispatcher_restarts_total", 0))),
         ("Memory", f"{proxy.get('process_resident_memory_bytes', 0) / 2**20:,.0f} MB"),
     ]
-    slots = [] if inspected.slot is None else [inspected.slot]
     rows = [
-        [f"ackstream/{slot}", "this proxy" if slot == inspected.slot else "another proxy"]
-        for slot in sorted({*slots, *inspected.others})
+        [
+            "–" if shown.slot is None else f"ackstream/{shown.slot}",
+            _or_dash(shown.name) + (" <span class=mark>this proxy</span>" if shown.is_own else ""),
+            _or_dash(shown.version),
+            "–" if shown.since_ns is None else age((inspected.now_ns - shown.since_ns) / NS_PER_S),
+            *(_or_dash(value) for value in (shown.streams, shown.in_flight, shown.connection)),
+        ]
+        for shown in inspected.proxies
     ]
-    shown = table("proxies", "On this server", ["Slot", "Proxy"], rows, "The server has no roster of proxies.")
-    return f"<h1>Proxies</h1>{facts(here)}{shown}{_streams(None, streams, show_payload=False)}"
+    heads = ["Slot", "Proxy", "Version", "Running for", "Streams", "In flight", "Connection"]
+    roster = table("proxies", "On this server", heads, rows, "The server has no roster of proxies.")
+    problem = f"<p class=late>{escape(inspected.problem)}</p>" if inspected.problem else ""
+    return f"<h1>Proxies</h1>{facts(here)}{problem}{roster}{_streams(None, streams, show_payload=False)}"
 
 
 def _state(state: QueueState | None) -> str:

@@ -133,7 +133,7 @@ class Worker:
         metrics.start()
         stack.push_async_callback(metrics.stop)
         stack.push_async_callback(probe.close)
-        self._inspector = Inspector(engine, show_payload=self.settings.admin_show_payload)
+        self._inspector = Inspector(engine, introduction(self.settings), show_payload=self.settings.admin_show_payload)
         stack.callback(self._inspector.close)
         self._parts = engine, proxy, EngineChanges(engine, self._own_writes), metrics, probe
         self.channel.send(messages.EngineConnections(self._own_writes.mark))

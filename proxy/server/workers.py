@@ -34,7 +34,7 @@ from proxy.server.accepting import Acceptor
 from proxy.server.allowances import Allowances, Order
 from proxy.server.channel import Channel
 from proxy.server.fork_server import ForkServer
-from proxy.server.inspection import Inspected, Question
+from proxy.server.inspection import Inspected, Question, ShownProxy
 from proxy.server.messages import Topic
 from proxy.server.metrics import BinlogMetrics
 from proxy.server.shares import Restarts, settings_of
@@ -451,7 +451,9 @@ class Workers(Collector):
         others = await self._ask(Topic.INSPECT, workers[1:], replace(question, events_alone=True))
         found = next(iter(first.values()), None) or Inspected(None, "no worker answers")
         events = sorted({event for answer in (found, *others.values()) for event in answer.events}, reverse=True)
-        return replace(found, events=tuple(events))
+        own = {proxy.slot: proxy for answer in others.values() for proxy in answer.proxies if proxy.slot is not None}
+        proxies = tuple(_with_own(proxy, own.get(proxy.slot)) for proxy in found.proxies)
+        return replace(found, events=tuple(events), proxies=proxies)
 
     async def collected(self, *, counted: bool) -> list[Metric]:
         """The metrics; `counted` as for ProcessMetrics.families."""
@@ -475,6 +477,13 @@ def own_metrics(answers: Mapping[int, bool], started_again: int) -> Iterable[Met
     yield up
     text = "Workers that were started because one had ended"
     yield CounterMetricFamily("ackstream_worker_restarts", text, started_again)
+
+
+def _with_own(proxy: ShownProxy, own: ShownProxy | None) -> ShownProxy:
+    """A proxy of the roster, with what a worker knows of itself (`own`)."""
+    if own is None:
+        return proxy
+    return replace(proxy, name=own.name, version=own.version, streams=own.streams, in_flight=own.in_flight)
 
 
 def _how(status: int) -> str:

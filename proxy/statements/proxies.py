@@ -80,7 +80,7 @@ class Proxies:
         known = {proxy.slot: proxy for proxy in own if proxy.slot is not None}
         slots = sorted(known.keys() | self._engine.roster.others)
         connections = await self._connections(session, slots)
-        published = await self._published([number for number in connections.values() if number])
+        published = await read_published(self._engine, [number for number in connections.values() if number])
         now_ns = await server_time_ns(session)
         result = [proxy for proxy in own if proxy.slot is None]
         shown = [self._row(proxy, None, None, now_ns) for proxy in result]
@@ -112,16 +112,26 @@ class Proxies:
         """The server's ids of the connections that hold these slots: every account may read them."""
         if not slots:
             return {}
-        locks = ", ".join(f"IS_USED_LOCK({text_literal(f'{SLOT_LOCK}{slot}')})" for slot in slots)
-        (found,) = await rows(session, sql("slot_holders", locks=locks))
-        return {slot: None if number is None else int(number) for slot, number in zip(slots, found, strict=True)}
+        return connections_of(slots, *await rows(session, slot_holders(slots)))
 
-    async def _published(self, connections: Sequence[int]) -> dict[int, Introduction]:
-        """What the proxies with these connections publish, as far as the engine's account may read it."""
-        found: Sequence[Sequence[str | None]] = ()
-        if connections:
-            with suppress(StoreError):  # A server without these tables, or without the right to read them.
-                text = sql("published", connections=", ".join(map(str, connections)), limit=len(connections))
-                found, _ = await self._engine.read(text)
-        read = {int(number or 0): Introduction.read(bytes.fromhex(text or "").decode()) for number, text in found}
-        return {number: introduction for number, introduction in read.items() if introduction is not None}
+
+def slot_holders(slots: Sequence[int]) -> str:
+    """The statement whose one row `connections_of` reads."""
+    locks = ", ".join(f"IS_USED_LOCK({text_literal(f'{SLOT_LOCK}{slot}')})" for slot in slots)
+    return sql("slot_holders", locks=locks)
+
+
+def connections_of(slots: Sequence[int], row: Sequence[str | None]) -> dict[int, int | None]:
+    """The connection of each slot; None for a slot that was released meanwhile."""
+    return {slot: None if number is None else int(number) for slot, number in zip(slots, row, strict=True)}
+
+
+async def read_published(engine: Engine, connections: Sequence[int]) -> dict[int, Introduction]:
+    """What the proxies with these connections publish, as far as the engine's account may read it."""
+    found: Sequence[Sequence[str | None]] = ()
+    if connections:
+        with suppress(StoreError):  # A server without these tables, or without the right to read them.
+            text = sql("published", connections=", ".join(map(str, connections)), limit=len(connections))
+            found, _ = await engine.read(text)
+    read = {int(number or 0): Introduction.read(bytes.fromhex(text or "").decode()) for number, text in found}
+    return {number: introduction for number, introduction in read.items() if introduction is not None}

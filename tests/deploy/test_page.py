@@ -46,10 +46,10 @@ def address(proxy: RunningProxy) -> str:
     return f"http://127.0.0.1:{proxy.admin_port}/"
 
 
-async def becomes(tab: Tab, expression: str) -> None:
+async def becomes(tab: Tab, expression: str, wait_s: float = WAIT_S) -> None:
     """Wait until an expression is true in the page."""
     poll = f"new Promise(done => {{ const look = () => ({expression}) ? done(true) : setTimeout(look, 50); look() }})"
-    assert await asyncio.wait_for(tab.evaluate(poll), WAIT_S)
+    assert await asyncio.wait_for(tab.evaluate(poll), wait_s)
 
 
 def browse(proxy: RunningProxy, folder: Path, visit: Callable[[Tab], Awaitable[None]], path: str = "") -> None:
@@ -97,6 +97,62 @@ def test_the_page_survives_a_restart_of_its_proxy(filled: RunningProxy, tmp_path
             filled._options = [*filled._options, "--admin", f"127.0.0.1:{filled.admin_port}"]
             filled.start()
             await becomes(tab, "document.getElementById('state').textContent === 'Updated again'")
+
+    asyncio.run(visit())
+
+
+MANY = 500
+ASKED = "performance.getEntriesByType('resource').filter(entry => entry.name.includes('part=content')).length"
+NODES = "document.querySelectorAll('*').length"
+NODES_MAX = 20
+"""Elements of a row: its cells, the link, marks, and the plot."""
+
+
+@pytest.fixture
+def many(private_proxy: RunningProxy) -> RunningProxy:
+    """Five hundred queues, of which number n has n % 7 messages."""
+    with connect(private_proxy.server) as root:
+        run(root, "CREATE DATABASE shop")
+    with private_proxy.connect(database="shop") as client:
+        run(client, "CREATE QUEUE queue_000 (payload TEXT)")
+        for number in range(1, MANY):
+            run(client, f"CREATE TABLE queue_{number:03} LIKE queue_000")
+            if count := number % 7:
+                enqueue(client, f"queue_{number:03}", "x" * count)
+    return private_proxy
+
+
+@pytest.mark.timeout(400)
+def test_five_hundred_queues_are_shown_sorted_and_searched_by_one_request_each(
+    many: RunningProxy, tmp_path: Path
+) -> None:
+    counts = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[1].textContent)"
+
+    async def visit() -> None:
+        async with opened(tmp_path / "profile") as tab:
+            await tab.look(address(many))
+            await becomes(tab, f"document.querySelectorAll('tbody tr').length === {MANY}", wait_s=120)
+            # They are counted at a tenth of the time of one connection.
+            await becomes(tab, f"!{counts}.includes('–')", wait_s=180)
+            assert await tab.evaluate(NODES) < NODES_MAX * MANY
+            await tab.look(address(many) + "?sort=ready")
+            assert await tab.evaluate(f"{counts}.slice(0, 3)") == ["6", "6", "6"]
+            assert await tab.evaluate(f"{counts}.at(-1)") == "0"
+            seen = await tab.seen(address(many) + "?sort=ready")
+            assert seen.complaints == []
+
+            # Five letters are typed at once: no more than one request each, and the last one counts.
+            before = await tab.evaluate(ASKED)
+            await tab.evaluate(
+                "for (const text of ['q', 'qu', 'e_', 'e_1', 'e_12']) {"
+                " const field = document.getElementById('search');"
+                " field.value = text; field.dispatchEvent(new Event('input')); }"
+            )
+            await becomes(tab, "document.querySelectorAll('tbody tr').length === 10")
+            # One more is that of the timer.
+            assert await tab.evaluate(ASKED) - before <= 6
+            assert await tab.evaluate(NODES) < NODES_MAX * 10 + 200
+            assert (await tab.evaluate(counts))[:2] == ["6", "5"]
 
     asyncio.run(visit())
 

@@ -281,6 +281,49 @@ def test_a_table_that_cannot_be_a_queue_has_its_problems_on_its_page(
     assert text
 
 
+PROXY_ROW = re.compile(r"<tr><th scope=row>(ackstream/[0-9]+)</th>" + "<td>(.*?)</td>" * 6 + "</tr>")
+
+
+def proxies_shown(proxy: RunningProxy) -> dict[str, list[str]]:
+    """The rows of the page of proxies, by slot."""
+    return {slot: cells for slot, *cells in PROXY_ROW.findall(page(proxy, "/proxies"))}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_page_of_proxies_shows_what_show_proxies_does(
+    private_server: EmbeddedServer, tmp_path: Path, workers: str
+) -> None:
+    """All proxies of the server: what each publishes, and of this one what it has."""
+    (tmp_path / "other").mkdir()
+    with (
+        running_proxy(private_server, tmp_path / "log", ["--workers", workers]) as proxy,
+        running_proxy(private_server, tmp_path / "other" / "log") as other,
+        proxy.connect() as client,
+    ):
+        run(client, "CREATE DATABASE shop")
+        run(client, "CREATE QUEUE shop.m (payload TEXT)")
+        run(client, "INSERT INTO shop.m (payload) VALUES ('a'), ('b')")
+        assert len(rows(client, "STREAM id FROM shop.m LIMIT 2 WAIT 20")) == 2
+        own = int(workers)
+
+        def as_shown() -> bool:
+            of_server = {f"ackstream/{row[0]}": row for row in rows(client, "SHOW PROXIES")}
+            seen = proxies_shown(proxy)
+            return (
+                len(seen) == own + 1
+                and seen.keys() == of_server.keys()
+                and all(
+                    cells[1] == (of_server[slot][2] or "–") and cells[5] == str(of_server[slot][6])
+                    for slot, cells in seen.items()
+                )
+            )
+
+        eventually(as_shown, timeout_s=30)
+        eventually(lambda: sum(int(cells[4]) for cells in proxies_shown(proxy).values() if cells[4] != "–") == 2)
+        assert sum("this proxy" in cells[0] for cells in proxies_shown(proxy).values()) == own
+        eventually(lambda: sum("this proxy" in cells[0] for cells in proxies_shown(other).values()) == 1)
+
+
 def test_several_workers_answer_for_a_queue_of_any_of_them(
     server: EmbeddedServer, database: str, filled: Any, tmp_path: Path
 ) -> None:
