@@ -302,6 +302,8 @@ class BrokenTable:
     denied: bool = False
     """Whether the only problem is a privilege that the engine's account lacks. The engine does
     nothing there then, and clients can still acknowledge."""
+    unread_parts: bool = False
+    """Whether it may have parts of batches that cannot be read. All follow-ups of its database wait then."""
 
     def __str__(self) -> str:
         return f"{self.id} cannot be used as a queue: " + "; ".join(self.problems)

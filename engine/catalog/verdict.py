@@ -146,7 +146,8 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
             else "id is not unique: make it the primary key, or add a UNIQUE index on all of it and nothing else"
         )
     if problems or id_index is None or not isinstance(policy, Policy):
-        return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)))
+        unread = not isinstance(policy, Policy) or (bool(policy.batch_by) and not batch_column(policy.batch_by, facts))
+        return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)), unread_parts=unread)
     scan = _scan_index(facts.indexes)
     group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.grouping)
     lease_index = _lease_index(policy, facts.indexes, group_columns)

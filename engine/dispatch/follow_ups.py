@@ -63,6 +63,11 @@ class FollowUps:
         """Whether a follow-up may wait, so that reports of parts matter."""
         return self.configured and self._waits
 
+    @property
+    def hold_back(self) -> bool:
+        """Whether follow-ups wait for their batches, by the last complete pass and the reports since."""
+        return self.may_wait and self._passed_ns is not None and (self._seen or not self._passing)
+
     def set_policy(self, policy: Policy) -> None:
         """The table's comment has changed."""
         before, self._policy = self.configured, policy

@@ -41,7 +41,9 @@ def with_rights(
     """
     if not grants.cover(found.id, OF_A_QUEUE):
         if lacking := _lacking(connection, found.id, OF_A_QUEUE, and_lease(found)):
-            return BrokenTable(found.id, (grants.missing_problem(found.id, lacking),), denied=True)
+            parts = isinstance(found, QueueTable) and found.batch is not None
+            problem = grants.missing_problem(found.id, lacking)
+            return BrokenTable(found.id, (problem,), denied=True, unread_parts=parts)
         if _is_denied(connection, found.id, "claim", and_lease(found)):
             return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
     if isinstance(found, QueueTable) and found.policy.max_rate is not None:

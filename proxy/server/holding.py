@@ -32,7 +32,15 @@ def _only_parked(dispatcher: Dispatcher) -> bool:
 
 
 def _group_limit(dispatcher: Dispatcher) -> bool:
-    return dispatcher.parts.policy.group_most is not None and _only_parked(dispatcher)
+    return dispatcher.parts.policy.group_limit is not None and _only_parked(dispatcher)
+
+
+def _group_order(dispatcher: Dispatcher) -> bool:
+    return dispatcher.parts.policy.group_strict and _only_parked(dispatcher)
+
+
+def _batch(dispatcher: Dispatcher) -> bool:
+    return bool(dispatcher.subscribers) and dispatcher.parts.follow_ups.hold_back
 
 
 def _semaphores(dispatcher: Dispatcher) -> bool:
@@ -54,6 +62,8 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "no_consumer": (_no_consumer, "no stream reads it"),
         "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
         "group_limit": (_group_limit, "each group that has messages has as many in flight as group_limit allows"),
+        "group_order": (_group_order, "each group that has messages waits for its first one"),
+        "batch": (_batch, "follow-ups wait for the parts of their batches"),
         "semaphores": (_semaphores, "each message needs a semaphore that is full or does not exist"),
         "rate": (_rate, "max_rate allows the next one later"),
         "consumers_full": (_consumers_full, "each stream has as many as it may hold, or does not read"),

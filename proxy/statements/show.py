@@ -135,7 +135,8 @@ class Show:
             raise ServerError(1105, "HY000", f"There are more than {QUEUES_MAX} queues: narrow it down by FROM or LIKE")
         subscribers = Counter(stream.table for stream in await self._others(Subject.STREAMS))
         subscribers.update({queue.id: len(dispatcher.subscribers) for queue, dispatcher in self._engine.runners()})
-        full = [await self._row(session, table, subscribers) for table in tables]
+        unread: dict[str, list[str]] = {}
+        full = [await self._row(session, table, subscribers, unread) for table in tables]
         return Result(QUEUE_COLUMNS, full) if statement.full else _summary(full)
 
     async def streams(self, session: ClientSession) -> Result:
@@ -151,23 +152,33 @@ class Show:
         )
 
     async def _row(
-        self, session: ClientSession, table: TableId, subscribers: Mapping[TableId | None, int]
+        self,
+        session: ClientSession,
+        table: TableId,
+        subscribers: Mapping[TableId | None, int],
+        unread: dict[str, list[str]],
     ) -> list[object]:
+        """`unread`: the results of `_unread_parts` for the databases of this statement."""
         try:
             found = await self._engine.inspect(table)
         except StoreError as error:
             return _bare_row(table, "unknown", str(error))
         match found:
             case QueueTable() as queue:
-                return await self._queue_row(session, queue, subscribers.get(queue.id, 0))
+                if queue.after_batch is not None and table.db not in unread:
+                    unread[table.db] = await self._unread_parts(session, table.db)
+                waits = unread[table.db] if queue.after_batch is not None else []
+                return await self._queue_row(session, queue, subscribers.get(queue.id, 0), waits)
             case BrokenTable() as broken:
                 return _bare_row(table, "broken", "; ".join(broken.problems))
             case _:
                 return _bare_row(table, "unknown", "the account that was given to --backend may not see it")
 
-    async def _queue_row(self, session: ClientSession, queue: QueueTable, subscribers: int) -> list[object]:
+    async def _queue_row(
+        self, session: ClientSession, queue: QueueTable, subscribers: int, waits: Sequence[str]
+    ) -> list[object]:
         state = "paused" if queue.policy.paused else "running"
-        problems = [*queue.warnings, *await self._dead_letter_problems(queue)]
+        problems = [*queue.warnings, *waits, *await self._dead_letter_problems(queue)]
         if queue.scan_index is None:
             return _bare_row(queue.id, state, "; ".join([*problems, *queue.advice]))
         try:
@@ -193,6 +204,19 @@ class Show:
             ", ".join(sorted(depth.estimated)),
             "; ".join(problems) or None,
         ]
+
+    async def _unread_parts(self, session: ClientSession, db: str) -> list[str]:
+        """Why all follow-ups of a database wait, if they do: a table that the client may see has parts that
+        cannot be read."""
+        problems: list[str] = []
+        for table in await visible_tables(session, db, None):
+            try:
+                found = await self._engine.inspect(table)
+            except StoreError:
+                continue  # Its own row shows the error.
+            if isinstance(found, BrokenTable) and found.unread_parts:
+                problems.append(f"follow-ups wait, because the parts in {table} cannot be read: {found.problems[0]}")
+        return problems
 
     async def _dead_letter_problems(self, queue: QueueTable) -> list[str]:
         """Why its dead messages are not moved, if they are not."""

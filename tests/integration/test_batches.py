@@ -131,6 +131,22 @@ def test_a_table_without_the_index_is_no_queue_and_the_error_names_it(connection
     assert rows(connection, "STREAM * FROM m NOWAIT") == []
 
 
+def test_show_queues_reports_parts_that_cannot_be_read(connection, database) -> None:
+    run(connection, "CREATE QUEUE steps (body TEXT) AFTER_BATCH = (after_batch)")
+    run(connection, "CREATE QUEUE parts (body TEXT) BATCH_BY = (batch)")
+    assert rows(connection, "SHOW FULL QUEUES LIKE 'steps'")[0][-1] is None
+    ((name,),) = rows(
+        connection,
+        "SELECT index_name FROM information_schema.statistics"
+        " WHERE table_schema = DATABASE() AND table_name = 'parts' AND column_name = 'batch'",
+    )
+    run(connection, f"ALTER TABLE parts DROP INDEX {name}")
+    problem = rows(connection, "SHOW FULL QUEUES LIKE 'steps'")[0][-1]
+    assert f"follow-ups wait, because the parts in {database}.parts cannot be read: batches need an index" in problem
+    run(connection, "ALTER TABLE parts ADD INDEX (batch, time_acked)")
+    assert rows(connection, "SHOW FULL QUEUES LIKE 'steps'")[0][-1] is None
+
+
 def test_for_update_is_refused(connection) -> None:
     run(connection, "CREATE QUEUE m (body TEXT) BATCHES")
     connection.begin()

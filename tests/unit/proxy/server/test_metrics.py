@@ -19,7 +19,7 @@ from engine.dispatch.measures import Measures
 from engine.model import NS_PER_S, QueueTable, TableId
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
-from engine.store.memory import MemoryStore
+from engine.store.memory import MemoryStore, Row
 from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy.server import queue_metrics
@@ -32,7 +32,7 @@ from proxy.server.workers import own_metrics
 from proxy.settings import load
 from proxy.statements.depth import Depth
 from proxy.transport.tls import Tls
-from tests.support.play import POLICY, Stage, queue_table
+from tests.support.play import POLICY, TABLE, Stage, queue_table
 
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", re.MULTILINE)
@@ -152,6 +152,21 @@ def test_a_queue_whose_groups_are_all_full_is_held_back() -> None:
     stage.subscribe(1, 1)
     stage.settle()
     assert reasons(stage.dispatcher) == ("group_limit",)
+    stage.handle(stage.dispatcher.policy_changed, replace(policy, group_limit=None, group_strict=True))
+    stage.settle()
+    assert reasons(stage.dispatcher) == ("group_order",)
+
+
+def test_a_queue_with_follow_ups_that_wait_is_held_back() -> None:
+    stage = Stage(policy=replace(POLICY, batch_by="batch", after_batch="after_batch"))
+    stage.subscribe(1, 1)
+    stage.settle()
+    assert reasons(stage.dispatcher) == ()
+    stage.store.put(TABLE, Row(1, batch=7, time_next_ns=stage.now_ns + 60 * NS_PER_S))
+    stage.store.put(TABLE, Row(2, after_batch=7, payload=b"2"))
+    stage.handle(stage.dispatcher.woken)
+    stage.settle()
+    assert reasons(stage.dispatcher) == ("batch",)
 
 
 def test_deliveries_are_measured_until_their_end() -> None:
