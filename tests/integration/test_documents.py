@@ -46,7 +46,7 @@ def comparable(text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", ["sql.md", "recipes.md", "tables.md", "batches.md", "semaphores.md"])
+@pytest.mark.parametrize("name", ["sql.md", "recipes.md", "tables.md", "batches.md", "semaphores.md", "groups.md"])
 def test_the_statements_of_a_page_answer_what_it_says(proxy, database, consume, name: str) -> None:
     def as_written(text: str) -> str:
         return text.replace(database, "shop")

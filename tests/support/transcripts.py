@@ -1,6 +1,7 @@
 """Sessions at a prompt in the documents: read from a page, played again, printed nearly as `mysql` prints them.
 
-A block of a page that is marked as `sql` is a session: statements behind `> `, their answers below. A statement
+A block of a page that is marked as `sql` is a session: statements behind `> `, their answers below. A block without a
+prompt is not run. A statement
 behind `elsewhere> ` runs on another connection in the background, for the rest of the page. One that ends in a
 backslash and G is shown a column a line.
 """
@@ -49,7 +50,7 @@ def steps(page: Path) -> Iterator[Step]:
     text = page.read_text()
     for block in BLOCK.finditer(text):
         prompts = list(PROMPT.finditer(block[1]))
-        ends = [prompt.start() for prompt in prompts[1:]] + [len(block[1])]
+        ends = [prompt.start() for prompt in prompts[1:]] + [len(block[1])] * bool(prompts)
         for prompt, end in zip(prompts, ends, strict=True):
             line = text.count("\n", 0, block.start(1) + prompt.start()) + 1
             yield Step(prompt[2], block[1][prompt.end() : end], prompt[1] is not None, page, line)
