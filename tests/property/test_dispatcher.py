@@ -132,7 +132,7 @@ class Play(RuleBasedStateMachine):
 
     @rule(
         first=KEYS,
-        count=st.sampled_from([1, 1, 2, 9]),
+        count=st.sampled_from([1, 1, 2, 9, 30]),
         off=st.sampled_from([0, 0, 0, 1, -1]),
         priority=st.integers(0, 2),
         delay_s=st.sampled_from([0, 0, 0, 5]),

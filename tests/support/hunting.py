@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 
-def assert_objects(play: type[RuleBasedStateMachine], *, plays: int = 2_000, steps: int = 60) -> None:
+def assert_objects(play: type[RuleBasedStateMachine], *, plays: int = 5_000, steps: int = 60) -> None:
     """Run a play that contains a bug, at most so many times with so many steps each. Raises an error
     unless one of them fails by an AssertionError. The plays are the same in each run."""
     hunt = settings(

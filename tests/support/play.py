@@ -401,7 +401,7 @@ class Stage:
             case Fetch(fetch_id, _, _):
                 self.handle(partial(dispatcher.fetch_failed, lasting=lasting), fetch_id, "no such column")
             case Lock(lock_id, subscriber):
-                self._lock_failed(lock_id, subscriber, deadlock=lasting and asked.answer is None)
+                self._lock_failed(asked, lock_id, subscriber, deadlock=lasting and asked.answer is None)
             case Lookup():
                 self.handle(dispatcher.lookup_failed)
             case Release():
@@ -417,9 +417,13 @@ class Stage:
             case _:
                 raise AssertionError(asked)
 
-    def _lock_failed(self, lock_id: int, subscriber: int, *, deadlock: bool) -> None:
-        """The server refuses the SELECT of a session, which ends the stream; or the transaction is rolled back."""
-        self.handle(self.dispatcher.lock_done, lock_id, ())
+    def _lock_failed(self, asked: Asked, lock_id: int, subscriber: int, *, deadlock: bool) -> None:
+        """The server refuses the SELECT of a session, which ends the stream; or the transaction is rolled back. Before
+        an error behind the rows, the session answers with what it has passed on."""
+        if asked.answer is None:
+            self.handle(self.dispatcher.lock_done, lock_id, ())
+        else:
+            self._take(asked.answer())
         self.cancel(subscriber)
         if deadlock:
             self.end_transaction(self.streams[subscriber].holder, commits=False)
