@@ -127,6 +127,19 @@ class Shared(Limited):
         if len(self._claiming()) > 1:
             self.a_claim_pauses_while_that_of_another_proxy_is_carried_out(pick, steps)
 
+    @precondition(lambda self: self.holdings and self._claiming())
+    @rule(pick=PICK, steps=st.integers(3, 8))
+    def a_delivery_ends_while_a_claim_is_carried_out(self, pick: int, steps: int) -> None:
+        """The claim has counted it, and its answer comes behind the report."""
+        proxy, asked = self._one_of(self._claiming(), pick)
+        while asked.answer is None and steps:
+            self._step(proxy, asked)
+            steps -= 1
+        self._acknowledge(self._one_of(sorted(self.holdings, key=str), pick))
+        while asked.answer is None:
+            self._step(proxy, asked)
+        proxy.stage.answer(asked)
+
     def check(self) -> None:
         for name, keys in self._held().items():
             assert len(keys) <= CAPACITIES[name], f"{keys} hold {name}"
