@@ -319,13 +319,18 @@ class MySQLStore:
     ) -> Timed[ClaimResult]:
         """Claim, and read the rows behind the commit."""
         fetch_of = None if row_format is None else partial(self._fetch, table, row_format, budget_bytes=budget_bytes)
+        claim = partial(self._claim, table, {want.key: want for want in wanted}, slot, fetch_of)
         try:
-            return self._retried(partial(self._claim, table, {want.key: want for want in wanted}, slot, fetch_of))
+            return self._retried(claim)
         except StoreError as error:
+            if not table.policy.semaphores_counted:
+                raise
             self._semaphores.forget(table.id.db)
-            if shows_no_table(error) and table.policy.semaphores_counted:
+            if shows_no_table(error):
                 return Timed(none_exist(wanted), self.ping().now_ns)
-            raise
+            if not error.lasting:
+                raise
+        return self._retried(claim)  # Another queue may have been dropped or altered since it was described.
 
     def _fetch(
         self, table: QueueTable, row_format: RowFormat, keys: Mapping[Key, Delivery], budget_bytes: int
