@@ -27,6 +27,7 @@ from engine.store.reach import Reach
 from engine.store.route import Route
 from proxy import logs
 from proxy.commandline import conceal
+from proxy.server import otel_adapter
 from proxy.server.accepting import Acceptor
 from proxy.server.access import Access
 from proxy.server.admin import Admin, Probe
@@ -112,6 +113,8 @@ def serve(config: Path | None, **flags: Any) -> None:
         )
     try:
         _check_libraries()
+        if settings.tracing:
+            otel_adapter.check()
         if settings.workers == 1:
             status = uvloop.run(_serve(settings, None))
         else:

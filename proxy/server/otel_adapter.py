@@ -15,24 +15,30 @@ from proxy.settings import BadSetting
 MISSING = "tracing requires OpenTelemetry: pip install 'ackstream[tracing]'"
 
 
+def check() -> None:
+    """Raise BadSetting if the extra is not installed."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: PLC0415  # an extra
+        import opentelemetry.sdk.trace  # noqa: F401, PLC0415
+    except ImportError:
+        raise BadSetting(MISSING) from None
+
+
 class Spans:
     """Makes and exports spans, each linked to the trace context of a message."""
 
     def __init__(self, exporter: Any = None) -> None:
-        """`exporter`: instead of OTLP's, which raises BadSetting where it is not installed."""
-        try:
-            from opentelemetry import trace  # noqa: PLC0415  # an extra
-            from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource  # noqa: PLC0415
-            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+        """`exporter`: instead of OTLP's. The extra is installed (`check`)."""
+        from opentelemetry import trace  # noqa: PLC0415  # an extra
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
-            if exporter is None:
-                from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        if exporter is None:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
 
-                exporter = OTLPSpanExporter()
-        except ImportError:
-            raise BadSetting(MISSING) from None
+            exporter = OTLPSpanExporter()
         self._trace = trace
         self._propagator = TraceContextTextMapPropagator()
         resource = Resource.create({SERVICE_NAME: "ackstream"}).merge(OTELResourceDetector().detect())

@@ -159,7 +159,7 @@ def _attributes(delivery: Noted, due_ns: int) -> dict[str, str | int | float]:
 
 @contextlib.asynccontextmanager
 async def traced(engine: Engine, settings: Settings) -> AsyncIterator[None]:
-    """Trace as long as the context, if the settings say so. Raises BadSetting."""
+    """Trace as long as the context, if the settings say so."""
     if not settings.tracing:
         yield
         return

@@ -68,6 +68,16 @@ def python(programs: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([programs / "python", "-c", text], capture_output=True, text=True, check=False, cwd=programs)
 
 
+def test_tracing_is_an_extra(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"ackstream-{proxy.__version__}.dist-info/METADATA").decode()
+    requirements = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    assert {text for text in requirements if "extra" in text} == {
+        text for text in requirements if text.startswith("opentelemetry") and "extra == 'tracing'" in text
+    }
+    assert any(text.startswith("opentelemetry-sdk") for text in requirements)
+
+
 def test_the_wheel_has_one_package_of_its_own_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     metadata = f"ackstream-{proxy.__version__}.dist-info"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
+
+import pytest
 
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
@@ -13,6 +16,8 @@ from engine.dispatch.measures import Measures
 from engine.model import QueueTable
 from engine.service import Engine
 from engine.store.port import StoreError
+from proxy import logs
+from proxy import serve as serving
 from proxy.server import tracing
 from proxy.server.tracing import CONTEXTS_MAX, NOTED_MAX, Tracing
 from tests.support.play import queue_table
@@ -70,6 +75,19 @@ def played(store: Store, queue: QueueTable, *batches: list[Lease], inserted: ran
         return spans
 
     return asyncio.run(play())
+
+
+def test_without_the_extra_the_program_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.setenv("ACKSTREAM_TRACING", "true")
+    monkeypatch.setattr(logs, "set_up", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        serving.serve.main(["--backend", "mysql://nobody@127.0.0.1:1"], standalone_mode=False)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "ackstream: tracing requires OpenTelemetry: pip install 'ackstream[tracing]'\n"
 
 
 def test_without_tracing_a_delivery_is_counted_and_nothing_else() -> None:
