@@ -1,11 +1,12 @@
-"""What message groups cost: the same messages are drained from a queue without groups and with them.
+"""What message groups, their limits, strict order and batches cost: the same messages are drained from a queue
+without any of it and with it.
 
-    .venv/bin/python bench/groups.py [--messages N] [--rounds N] [--server mysql|mariadb]
+    .venv/bin/python -m bench.groups [--messages N] [--rounds N] [--server mysql|mariadb]
 
-For each server: messages a second, and µs of CPU a message of the proxy and of the server, without groups
-and with 1, 100 and 100,000 groups, all due, the messages of a group one after the other (the worst order:
-the front shows few groups). The ratio is that of the CPU of proxy and server together: without groups
-by with groups. The variants take turns, so that a busy machine slows all of them.
+For each server: messages a second, and µs of CPU a message of the proxy and of the server. The messages of a
+group are one after the other (the worst order: the front shows few groups). The ratio is that of the CPU of
+proxy and server together: without groups by with them. The variants take turns, so that a busy machine slows
+all of them. `GROUP_LIMIT` is high enough to be never reached. The last message of each batch is its follow-up.
 """
 
 from __future__ import annotations
@@ -13,24 +14,80 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from statistics import median
 
+from pymysql.cursors import SSCursor
+
 from bench.processes import cpu_s, family
-from bench.proxies import PAYLOAD, connect, consumers, counts
+from bench.proxies import ACK_BATCH, PAYLOAD, connect, consumers, counts
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.proxies import running_proxy
-from tests.support.queues import create_queue
 from tests.support.servers import new_server
 
-VARIANTS = (0, 1, 100, 100_000)
-"""Groups; 0: the queue has none."""
 
-COLUMNS = "tenant INT, payload VARCHAR(200)"
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A queue: its options, and how many groups, or batches, its messages are of."""
+
+    name: str
+    options: str = ""
+    groups: int = 1
+    batches: bool = False
 
 
-def drain(server: EmbeddedServer, log: Path, groups: int, messages: int, workers: int) -> tuple[float, float, float]:
+GROUPED = "GROUP_BY = (tenant)"
+VARIANTS = (
+    Variant("no groups"),
+    Variant("1 group", GROUPED),
+    Variant("100 groups", GROUPED, 100),
+    Variant("100,000 groups", GROUPED, 100_000),
+    Variant("GROUP_LIMIT, 100 groups", f"{GROUPED} GROUP_LIMIT = 100000", 100),
+    Variant("strict order, 10,000 groups", f"{GROUPED} GROUP_ORDER = STRICT", 10_000),
+    Variant("1,000 batches", "BATCH_BY = (tenant) AFTER_BATCH = (after_batch)", 1_000, batches=True),
+)
+
+PAUSE_S = 0.01
+
+COLUMNS = "tenant INT, after_batch INT, payload VARCHAR(200)"
+
+
+def row(variant: Variant, at: int, messages: int) -> tuple[int | None, int | None, str]:
+    """The message at this place."""
+    group = at * variant.groups // messages
+    if variant.batches and (at + 1) * variant.groups // messages > group:
+        return None, group, PAYLOAD
+    return group, None, PAYLOAD
+
+
+def consume(port: int) -> None:
+    """A consumer that acknowledges what it has after a pause, too: in strict order, others may wait for it."""
+    stream, acks = connect(port), connect(port)
+    received: SimpleQueue[str] = SimpleQueue()
+
+    def acknowledge() -> None:
+        with acks.cursor() as cursor:
+            while True:
+                ids = [received.get()]
+                with contextlib.suppress(Empty):
+                    while len(ids) < ACK_BATCH:
+                        ids.append(received.get(timeout=PAUSE_S))
+                cursor.execute(f"ACK FROM m WHERE id IN ({','.join(ids)})")
+
+    threading.Thread(target=acknowledge, daemon=True).start()
+    cursor = SSCursor(stream)
+    cursor.execute("STREAM id, payload FROM m")
+    while (got := cursor.fetchone()) is not None:
+        received.put(str(got[0]))
+
+
+def drain(
+    server: EmbeddedServer, log: Path, variant: Variant, messages: int, workers: int
+) -> tuple[float, float, float]:
     """Drain a backlog. Returns messages a second, and µs of the proxy and of the server a message."""
     root = connect(server.port, None)
     with contextlib.ExitStack() as stack:
@@ -38,19 +95,19 @@ def drain(server: EmbeddedServer, log: Path, groups: int, messages: int, workers
             cursor.execute("DROP DATABASE IF EXISTS bench")
             cursor.execute("CREATE DATABASE bench")
         root.select_db("bench")
-        own = f"{COLUMNS}, KEY by_group (time_acked, priority, tenant, time_next, id)" if groups else COLUMNS
-        grouped = {"group_by": "tenant"} if groups else {}
-        create_queue(root, "m", own, vt_ack_wait="600", vt_batch_size="200", **grouped)
+        proxy = stack.enter_context(running_proxy(server, log, ("--log-level", "info"), forked=False))
+        with connect(proxy.port) as client, client.cursor() as cursor:
+            cursor.execute(f"CREATE QUEUE m ({COLUMNS}) ACK_WAIT = 600 BATCH_SIZE = 200 {variant.options}")
         root.begin()
         with root.cursor() as cursor:
             for first in range(0, messages, 1_000):
-                rows = [(at * max(1, groups) // messages, PAYLOAD) for at in range(first, first + 1_000)]
-                cursor.executemany("INSERT INTO m (tenant, payload) VALUES (%s, %s)", rows)
+                places = range(first, min(first + 1_000, messages))
+                rows = [row(variant, at, messages) for at in places]
+                cursor.executemany("INSERT INTO m (tenant, after_batch, payload) VALUES (%s, %s, %s)", rows)
         root.commit()
-        proxy = stack.enter_context(running_proxy(server, log, ("--log-level", "info"), forked=False))
         before = sum(map(cpu_s, family(proxy.pid))), cpu_s(server.pid)
         began, claimed = time.monotonic(), counts([proxy])["claimed_total"]
-        stack.enter_context(consumers([proxy.port], workers))
+        stack.enter_context(consumers([proxy.port], workers, consume))
         while counts([proxy])["claimed_total"] - claimed < messages:
             time.sleep(0.02)
         took = time.monotonic() - began
@@ -71,20 +128,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             server = new_server(flavour, Path(folder) / "server", durable=True)
             server.start()
-            found: dict[int, list[tuple[float, float, float]]] = {groups: [] for groups in VARIANTS}
+            found: dict[Variant, list[tuple[float, float, float]]] = {variant: [] for variant in VARIANTS}
             try:
                 for turn in range(chosen.rounds):
-                    for groups in VARIANTS:
-                        log = Path(folder) / f"{turn}-{groups}.log"
-                        found[groups].append(drain(server, log, groups, chosen.messages, chosen.consumers))
+                    for number, variant in enumerate(VARIANTS):
+                        log = Path(folder) / f"{turn}-{number}.log"
+                        found[variant].append(drain(server, log, variant, chosen.messages, chosen.consumers))
             finally:
                 server.stop(timeout_s=30)
-        without = sum(median(figures) for figures in zip(*(run[1:] for run in found[0]), strict=True))
-        for groups, runs in found.items():
+        without = sum(median(figures) for figures in zip(*(run[1:] for run in found[VARIANTS[0]]), strict=True))
+        for variant, runs in found.items():
             rate, proxy_us, server_us = (median(figures) for figures in zip(*runs, strict=True))
-            name = f"{groups:,} groups" if groups else "no groups"
             print(
-                f"{flavour} {name:>15}: {rate:8,.0f}/s, proxy {proxy_us:6.1f} µs, server {server_us:6.1f} µs,"
+                f"{flavour} {variant.name:>27}: {rate:8,.0f}/s, proxy {proxy_us:6.1f} µs, server {server_us:6.1f} µs,"
                 f" ratio {without / (proxy_us + server_us):.2f}",
                 flush=True,
             )

@@ -18,7 +18,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -62,14 +62,14 @@ def consume(port: int) -> None:
 
 
 @contextlib.contextmanager
-def consumers(ports: Sequence[int], count: int) -> Iterator[None]:
+def consumers(ports: Sequence[int], count: int, work: Callable[[int], None] = consume) -> Iterator[None]:
     """So many consumers, evenly over these ports, gone afterwards."""
     pids = []
     for number in range(count):
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                consume(ports[number % len(ports)])
+                work(ports[number % len(ports)])
             os._exit(0)
         pids.append(pid)
     try:
