@@ -611,7 +611,7 @@ class SemaphoreLeft(NamedTuple):
     capacity: int | None
     """None: it does not exist."""
     holders: Mapping[Holder, int]
-    """The messages that hold it, and the ends of their leases."""
+    """The messages that hold it, and the ends of their leases, if all places are held; else none."""
     busy: bool = False
     """Other claims had its lock all the time: the rest is unknown."""
 

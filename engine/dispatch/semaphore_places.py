@@ -1,10 +1,10 @@
 """Which semaphores have a place for one more message in flight.
 
 A message needs the semaphores that its column names. Messages with the same value there are a message
-group, so a group is what waits. A claim shows who holds the semaphores that its messages need
-(`SemaphoreLeft`). A holder is remembered until its delivery is over, in whichever queue, or until its
-lease ends. All is forgotten at the next poll, and a claim then shows it again. So a full semaphore
-causes no claim before it may have a place.
+group, so a group is what waits. A claim shows who holds the full ones of the semaphores that its
+messages need (`SemaphoreLeft`). A holder is remembered until its delivery is over, in whichever queue,
+or until its lease ends. All is forgotten at the next poll, and a claim then shows it again. So a full
+semaphore causes no claim before it may have a place.
 
 All this is a hint: each claim counts again in the database.
 """

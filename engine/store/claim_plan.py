@@ -133,8 +133,12 @@ class SemaphoreCounts:
         for claim in claims:
             for name in self.needs.get(claim.key, ()):
                 self.holders.setdefault(name, {})[None, claim.key] = claim.deadline_ns
-        found = (SemaphoreLeft(name, self.capacities.get(name), self.holders.get(name, {})) for name in self.locked)
+        found = (SemaphoreLeft(name, self.capacities.get(name), self._holders_if_full(name)) for name in self.locked)
         return (*found, *(SemaphoreLeft(name, None, {}, busy=True) for name in self.busy))
+
+    def _holders_if_full(self, name: str) -> Mapping[Holder, int]:
+        holders = self.holders.get(name, {})
+        return holders if len(holders) >= self.capacities.get(name, 0) else {}
 
     def _has_place(self, name: str) -> bool:
         held = len(self.holders.get(name, ())) + self.taken[name]

@@ -90,6 +90,13 @@ def test_as_many_are_claimed_as_have_places(subject: AnySubject, rows: bool) -> 
     assert holders(left) == {"a": (2, {3, 1}), "b": (1, {11})}
 
 
+def test_a_semaphore_with_a_place_left_shows_no_holders(subject: AnySubject) -> None:
+    """There may be thousands."""
+    subject.semaphore("a", 3)
+    put(subject, "a", 1, 2)
+    assert holders(claim(subject, *of("a", 1, 2))[1]) == {"a": (3, set())}
+
+
 def test_a_message_takes_all_that_it_needs_or_nothing(subject: AnySubject) -> None:
     subject.semaphore("a", 2)
     subject.semaphore("b", 1)
