@@ -395,7 +395,8 @@ FROM $index WHERE time_acked IS NULL ORDER BY priority, time_next$descending LIM
 
 -- name: trace_contexts
 -- The trace contexts that messages carry in their column `traceparent`. On the engine's connection.
-SELECT $id, HEX(LEFT(traceparent, 55)) FROM $table WHERE id IN ($ids) AND traceparent IS NOT NULL LIMIT $limit
+SELECT /* ackstream trace */ $id, HEX(LEFT(traceparent, 55)) FROM $table FORCE INDEX ($id_index)
+WHERE id IN ($ids) AND traceparent IS NOT NULL LIMIT $limit
 
 -- name: shown_groups
 -- How the first unacknowledged messages are divided by the values of some columns. On the engine's connection.

@@ -47,6 +47,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.pool import Pool
 from engine.store.queries import TableStatements, partition_clause, statement, templates
 from proxy.embedded.server import EmbeddedServer
+from proxy.server.tracing import READ_MAX
 from proxy.session.queries import sql as client_sql
 from tests.support.servers import ServerPool, server_or_skip
 from tests.support.stores import GROWING, SCAN_INDEXES, ServerSubject, partitioned_queue
@@ -481,6 +482,19 @@ class TestLockingByAClient:
             frugal([lock], **by_id(bench))
         assert lock.plan["key"] == bench.table.id_index
         assert lock.read <= (by_id(bench)["lookups"] + 1) * lock.count + SLACK
+
+
+class TestTracing:
+    def test_the_contexts_of_delivered_messages_are_read_by_id(self, bench: Bench, due: list[Wanted]) -> None:
+        sql = TableStatements(bench.table)
+        words = {**sql.words, "ids": sql.ids({want.key for want in due}), "limit": READ_MAX}
+        text = client_sql("trace_contexts", **words).replace("traceparent", "body")  # The table has no such column.
+        with bench.store._pool.connection() as connection:
+            connection.run([text])
+        (read,) = bench.meter.take()
+        assert read.plan["key"] == bench.table.id_index
+        if not bench.table.kept_by_partition:  # Where it is, an id is searched for in each partition.
+            frugal([read], **by_id(bench))
 
 
 class TestPurge:
