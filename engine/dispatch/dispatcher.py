@@ -313,12 +313,15 @@ class Dispatcher:
 
     def policy_changed(self, now: Instant, policy: Policy) -> Effects:
         """The table's comment has changed."""
-        locks_end = policy.after_batch is not None and self.parts.policy.after_batch is None
+        before = self.parts.policy
+        added = "AFTER_BATCH" if policy.after_batch is not None and before.after_batch is None else None
+        if policy.semaphores is not None and before.semaphores is None:
+            added = "SEMAPHORES"
         self.parts.set_policy(policy, now)
         effects: Effects = [
-            self._deliveries.end_stream(subscriber, Cause.UNUSABLE, "FOR UPDATE is not possible with AFTER_BATCH")
+            self._deliveries.end_stream(subscriber, Cause.UNUSABLE, f"FOR UPDATE is not possible with {added}")
             for subscriber in list(self.subscribers.values())
-            if locks_end and subscriber.spec.locks
+            if added is not None and subscriber.spec.locks
         ]
         return effects + self._advance(now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.dispatch.effects import Claim
+from engine.dispatch.effects import Cause, Claim
 from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S, SLOTS, Key, TableId
 from engine.store.memory import Row
@@ -142,3 +142,13 @@ def test_a_stream_that_does_not_wait_ends_while_all_wait_for_semaphores() -> Non
     stage.subscribe(2, holder=2, first_wait_ns=0)
     run_for(stage, S)
     assert 2 in stage.ended
+
+
+def test_a_queue_that_gets_semaphores_ends_its_streams_for_update() -> None:
+    """A locked message does not show what it holds."""
+    stage = Stage(policy=replace(SHARED, semaphores=None, semaphores_counted=False), limits=Limits())
+    stage.subscribe(1, holder=1, locks=True)
+    stage.subscribe(2, holder=2)
+    stage.handle(stage.dispatcher.policy_changed, SHARED)
+    run_for(stage, S)
+    assert stage.ended == {1: Cause.UNUSABLE}
