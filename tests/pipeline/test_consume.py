@@ -90,6 +90,20 @@ def test_the_last_messages_are_acknowledged_without_waiting_for_more(
     assert received == ["first", "second"]
 
 
+def test_in_strict_order_a_batch_has_one_message_of_each_group(
+    source: Callable[..., DataFrame], connection: Any, begin: Callable[..., StreamingQuery]
+) -> None:
+    run(connection, "CREATE QUEUE m (tenant INT) GROUP_BY = (tenant) GROUP_ORDER = STRICT")
+    run(connection, "INSERT INTO m (tenant) VALUES (1), (2), (1), (2), (1), (2)")
+    batches: list[list[tuple[int, int]]] = []
+    begin(source(), lambda batch, _: batches.append([(row.tenant, row.id) for row in batch.collect()]))
+    eventually(lambda: sum(map(len, batches)) == 6, timeout_s=100)
+    assert all(len(dict(batch)) == len(batch) for batch in batches)
+    received = [row for batch in batches for row in batch]
+    assert [number for tenant, number in received if tenant == 1] == [1, 3, 5]
+    assert [number for tenant, number in received if tenant == 2] == [2, 4, 6]
+
+
 def test_only_messages_that_meet_the_condition_are_taken(
     source: Callable[..., DataFrame], connection: Any, tmp_path: Path
 ) -> None:
