@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.proxies import RunningProxy
+from tests.support.queues import run
 from tests.support.servers import client_program
 from tests.support.transcripts import Step, play, steps
 from tests.support.waiting import eventually
@@ -60,6 +61,16 @@ def test_the_statements_of_a_page_answer_what_it_says(proxy, database, consume, 
             elif comparable(answer := play(connection, step, as_written)) != comparable(step.answer):
                 failures.append(f"{name}:{step.line}: {step.statement}\nreturned\n{answer}instead of\n{step.answer}")
     assert not failures, "\n".join(failures)
+
+
+def test_the_statements_on_groups_that_show_no_answer_are_accepted(proxy, database) -> None:
+    blocks = re.findall(r"^```sql\n(?!> )(.*?)^```$", (DOCS / "groups.md").read_text(), re.MULTILINE | re.DOTALL)
+    statements = re.findall(r"^(.+?);", "".join(blocks), re.MULTILINE)
+    assert {statement.split()[0] for statement in statements} == {"CREATE", "ALTER", "SHOW"}
+    with proxy.connect(database=database) as connection:
+        run(connection, "CREATE QUEUE orders (customer BIGINT NOT NULL, region INT NOT NULL)")
+        for statement in statements:
+            run(connection, statement)
 
 
 def programs() -> list[tuple[str, ...]]:
