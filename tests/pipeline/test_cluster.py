@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ import pytest
 from pipeline.endpoint import Endpoint, find_jar
 from proxy.embedded.child_process import ChildProcess
 from tests.pipeline.conftest import QUICK_JVM
+from tests.support.documents import SPARK_SUBMIT, blocks_of
 from tests.support.queues import create_queue, rows
 from tests.support.waiting import eventually
 
@@ -109,43 +111,47 @@ def cluster(made: Path, logs: Path) -> Iterator[Cluster]:
                 os.killpg(one.pid, signal.SIGKILL)
 
 
-def submit(cluster: Cluster, options: list[str], python: str, driver_python: str, url: str, directory: Path) -> Any:
-    """`spark-submit` of the job, under way."""
+def submit(cluster: Cluster, line: str, made: Path, url: str, directory: Path) -> Any:
+    """A line of the page with `spark-submit`, under way in this directory."""
     given = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
     given |= {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": QUICK_JVM}
     given |= {"spark.executor.extraJavaOptions": QUICK_JVM}
-    arguments = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
-    submitted = [str(SPARK / "bin" / "spark-submit"), "--master", cluster.master, "--jars", str(find_jar())]
-    variables = {**cluster.variables, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": driver_python}
-    if options[0] == "--py-files":
-        variables["PYTHONPATH"] = f"{options[1]}:{variables['PYTHONPATH']}"
+    job = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
+    places = {
+        "spark://master:7077": cluster.master,
+        "mysql-connector-j-….jar": str(find_jar()),
+        "$PWD/ackstream_spark.zip": f"$PWD/ackstream_spark.zip:{made}/cluster",  # A cluster of users has PyArrow.
+        " job.py": " " + shlex.join([*job, str(DRIVER), url, str(directory), str(MESSAGES)]),
+    }
+    for written, real in places.items():
+        line = line.replace(written, real)
+    variables = {**cluster.variables, "PATH": f"{SPARK / 'bin'}:{os.environ['PATH']}"}
+    if "PYSPARK_PYTHON=" not in line:
+        variables |= dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), str(made / "bare" / "bin" / "python"))
     with (directory / "driver.log").open("wb") as log:
         return subprocess.Popen(
-        [*submitted, *arguments, *options, str(DRIVER), url, str(directory), str(MESSAGES)],
-        env=variables, cwd=directory, stdout=log, stderr=log,
-    )  # fmt: skip
+            ["bash", "-c", f"exec env {line}"], env=variables, cwd=directory, stdout=log, stderr=log
+        )  # fmt: skip
 
 
-@pytest.fixture(params=["archive", "zip"])
-def job(request: pytest.FixtureRequest, made: Path, tmp_path: Path) -> tuple[list[str], str, str]:
-    """Options of spark-submit, the executors' Python, and the driver's."""
-    bare, environment = (str(made / name / "bin" / "python") for name in ("bare", "environment"))
-    if request.param == "zip":
-        # The driver's Python of a streaming source gets no --py-files: Spark hands it its own PYTHONPATH alone.
-        return ["--py-files", str(made / "ackstream_spark.zip")], bare, bare
-    # The driver runs the executors' Python too, for the data source. So the path must be good there, as well.
-    (tmp_path / "environment").symlink_to(made / "environment")
-    return ["--archives", f"{made}/environment.tar.gz#environment"], "./environment/bin/python", environment
+@pytest.fixture(params=["--archives", "--py-files"])
+def line(request: pytest.FixtureRequest, made: Path, tmp_path: Path) -> str:
+    """The page's line with this option, where it is typed: a folder with what the lines before it make."""
+    for name in ("environment", "environment.tar.gz", "ackstream_spark.zip"):
+        (tmp_path / name).symlink_to(made / name)
+    texts = [block.text.replace("\\\n", " ") for block in blocks_of(SPARK_SUBMIT)]
+    (found,) = [line for text in texts for line in text.splitlines() if f" {request.param} " in line]
+    return found
 
 
 @pytest.mark.either_server
 def test_a_job_on_two_workers_of_which_one_is_killed(
-    job: tuple[list[str], str, str], made: Path, endpoint: Endpoint, connection: Any, tmp_path: Path
+    line: str, made: Path, endpoint: Endpoint, connection: Any, tmp_path: Path
 ) -> None:
     create_queue(connection, "m")
     url = f"mysql://root@{endpoint.host}:{endpoint.port}/{endpoint.database}"
     with cluster(made, tmp_path) as running:
-        submitted = submit(running, *job, url, tmp_path)
+        submitted = submit(running, line, made, url, tmp_path)
         try:
             second = tmp_path / "batch-1"
             eventually(lambda: second.exists() or submitted.poll() is not None, timeout_s=300)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.datasource import register
 from pipeline.endpoint import Endpoint
+from tests.support.documents import SPARK_PYTHON, blocks_of
 from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, rows, run, user
-
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 
 
 @pytest.fixture
@@ -30,12 +27,6 @@ def place(spark: SparkSession, endpoint: Endpoint) -> dict[str, str]:
 @pytest.fixture
 def source(spark: SparkSession, place: dict[str, str]) -> Callable[..., DataFrame]:
     return lambda **options: spark.readStream.format("ackstream").options(**{**place, **options}).load()
-
-
-def recipe(containing: str) -> str:
-    """The program of docs/spark.md with this text."""
-    (found,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if containing in block]
-    return str(found)
 
 
 def started(frame: DataFrame, work: Callable[[DataFrame, int], None], checkpoint: Path) -> StreamingQuery:
@@ -102,7 +93,8 @@ def test_the_recipe_of_effects_that_happen_once(
     run(connection, "CREATE TABLE applied (query VARCHAR(20) PRIMARY KEY, batch BIGINT NOT NULL)")
     run(connection, "CREATE TABLE totals (region VARCHAR(20) PRIMARY KEY, count BIGINT NOT NULL)")
     names: dict[str, Any] = {"target": endpoint}
-    program, _, _ = recipe("def add_totals").partition("orders.writeStream")
+    (text,) = [block.text for block in blocks_of(SPARK_PYTHON) if "def add_totals" in block.text]
+    program, _, _ = text.partition("orders.writeStream")
     exec(program, names)
     frame = source(maxMessagesPerBatch=2)
 
@@ -114,27 +106,6 @@ def test_the_recipe_of_effects_that_happen_once(
         started(frame, dies_after_its_effect, tmp_path).awaitTermination(60)
     started(frame, names["add_totals"], tmp_path).awaitTermination(60)
     assert rows(connection, "SELECT region, count FROM totals ORDER BY region") == [("eu", 3), ("us", 1)]
-
-
-@pytest.mark.either_server
-def test_the_recipe_of_event_time(source: Callable[..., DataFrame], connection: Any, tmp_path: Path) -> None:
-    create_queue(connection, "m", "region VARCHAR(20), created_at TIMESTAMP(6) NULL")
-    run(connection, "INSERT INTO m (region, created_at) VALUES ('eu', '2026-01-01 10:00:10')")
-    run(
-        connection,
-        "INSERT INTO m (region, created_at) VALUES ('eu', '2026-01-01 10:00:50'), ('eu', '2026-01-01 12:00:00')",
-    )
-    names: dict[str, Any] = {"orders": source(maxMessagesPerBatch=1), "window": f.window}
-    exec(recipe("withWatermark"), names)
-    closed: list[tuple[str, int]] = []
-
-    def take(batch: DataFrame, _: int) -> None:
-        closed.extend((row["region"], row["count"]) for row in batch.collect())
-
-    writer = names["per_minute"].writeStream.outputMode("append").foreachBatch(take)
-    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-    writer.start().awaitTermination(120)
-    assert closed == [("eu", 2)]
 
 
 @pytest.mark.either_server

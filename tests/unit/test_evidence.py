@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.documents import REPOSITORY, missing
+
 NAMED = re.compile(r"tests/[\w/.]+(?:::\w+)*")
 ROW = re.compile(r"^\|(?!---)(.*)\|$", re.MULTILINE)
 DOCUMENTS = sorted(
     path for path in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")] if "::test_" in path.read_text()
 )
-
-
-def missing(named: str) -> bool:
-    """Whether there is no such file, or no such class or function in it."""
-    place, *names = named.split("::")
-    path = REPOSITORY / place
-    if not path.exists():
-        return True
-    body: list[ast.stmt] = ast.parse(path.read_text()).body if names else []
-    for name in names:
-        found = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name]
-        if not found:
-            return True
-        body = found[0].body
-    return False
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

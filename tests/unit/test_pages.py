@@ -1,18 +1,36 @@
-"""The documents for users: links lead somewhere, prose is wrapped, names of settings and metrics exist."""
+"""The documents for users: links lead somewhere, prose is wrapped, names of settings and metrics exist, each block of
+code has a test."""
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
 
+from engine.catalog.directives import OPTIONS
 from proxy.__main__ import COMMANDS, main
-from proxy.settings import Settings
+from proxy.logs import EventFormatter
+from proxy.settings import Settings, load
+from tests.fault.chaos.__main__ import arguments as arguments_of_chaos
+from tests.support.documents import (
+    CHAOS,
+    GRAMMAR,
+    LOG_LINE,
+    REPOSITORY,
+    RULES,
+    SETTINGS,
+    Block,
+    How,
+    blocks,
+    blocks_of,
+    missing,
+)
 
-REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
 COLUMNS_MAX = 100
 
@@ -56,7 +74,7 @@ def test_the_workers_on_their_page_are_those_of_the_examples() -> None:
     for name in ("python/worker_pymysql.py", "node/worker_mysql2.mjs"):
         assert f"\n{(REPOSITORY / 'examples' / name).read_text()}```\n" in page, name
     statements = (REPOSITORY / "examples" / "jobs.sql").read_text().partition("\n")[2]
-    assert f"```\n{statements}```" in page
+    assert f"```sql\n{statements}```" in page
 
 
 def test_every_setting_stands_in_its_page_with_its_default() -> None:
@@ -103,15 +121,74 @@ def test_every_command_in_the_documents_is_understood(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACKSTREAM_URL", "mysql://app@127.0.0.1:3307/shop")
-    for file in ("orders.csv", "FILE"):
+    for file in ("orders.csv", "FILE", "ackstream.password"):
         (tmp_path / file).write_text("secret")
     line = line.replace("HOST:PORT", "HOST:3306")
     arguments = shlex.split(line.partition(" < ")[0], comments=True)
     name, command, rest = main.resolve_command(click.Context(main), arguments)
     assert command is not None
-    with command.make_context(name, rest):  # The end of the context closes the files that it has opened.
+    with command.make_context(name, rest) as context:  # Its end closes the files that it has opened.
         assert name in COMMANDS
+        if name == "serve":
+            load(context.params, context.params.pop("config"))
 
 
 def test_the_documents_have_commands() -> None:
     assert {line.split()[0] for line in commands()} >= {"serve", "consume", "enqueue"}
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_each_block_has_one_rule_for_its_test(block: Block) -> None:
+    """A new block needs a rule in tests/support/documents.py, and what that rule says."""
+    assert len([rule for rule in RULES if rule.covers(block)]) == 1
+
+
+def test_each_rule_has_blocks_and_a_test() -> None:
+    assert [rule for rule in RULES if not any(map(rule.covers, blocks()))] == []
+    assert [rule for rule in RULES if rule.how is not How.NOTHING and missing(rule.test)] == []
+
+
+def test_a_drawing_has_nothing_that_could_be_typed() -> None:
+    drawings = [block.text for rule in RULES if rule.how is How.NOTHING for block in blocks() if rule.covers(block)]
+    assert drawings
+    assert [
+        text for text in drawings if re.search(r"^(\$|>|(\S*/)?(ackstream|mysql|make|pip) )", text, re.MULTILINE)
+    ] == []
+
+
+def test_the_settings_on_a_page_are_loaded(tmp_path: Path) -> None:
+    for block in blocks_of(SETTINGS):
+        token = tmp_path / "token"
+        token.write_text("0123456789abcdef")
+        file = tmp_path / "ackstream.toml"
+        file.write_text(block.text.replace("/etc/ackstream/admin-token", str(token)))
+        settings = load({}, file)
+        assert (settings.admin_tls, settings.admin_token_file) == (True, token)
+
+
+def test_the_grammar_has_the_options_of_queues() -> None:
+    (grammar,) = blocks_of(GRAMMAR)
+    names = re.search(r"^option_name +::=(.*?)^\w", grammar.text, re.MULTILINE | re.DOTALL)
+    assert names
+    assert set(re.findall(r'"(\w+)"', names[1])) == set(OPTIONS)
+
+
+def test_a_line_of_the_log_is_as_the_log_writes_it() -> None:
+    (block,) = blocks_of(LOG_LINE)
+    line = block.text.rstrip("\n")
+    time, level, event, message = line.split(" ", 3)
+    record = logging.LogRecord("engine", logging.getLevelNamesMapping()[level], "", 1, message, (), None)
+    record.event = event.removesuffix(":")
+    written = EventFormatter("text").format(record)
+    assert (len(written.split()[0]), written.partition(" ")[2]) == (len(time), line.partition(" ")[2])
+
+
+def test_the_targets_of_make_on_a_page_take_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in blocks_of(CHAOS):
+        for line in block.text.splitlines():
+            typed = shlex.split(line.removeprefix("$ "), comments=True)
+            made = subprocess.run([*typed, "--dry-run"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+            (program,) = [shown for shown in made.stdout.splitlines() if "tests.fault.chaos" in shown]
+            monkeypatch.setattr("sys.argv", ["chaos", *shlex.split(program.partition("tests.fault.chaos ")[2])])
+            given = vars(arguments_of_chaos())
+            assert (given["minutes"], given["shrink"]) == (30, 8)
