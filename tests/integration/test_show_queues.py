@@ -55,7 +55,7 @@ def test_without_full_the_columns_fit_a_terminal(connection, database) -> None:
          "Problem": "see FULL"}
     ]  # fmt: skip
     widths = [max(len(name), len(str(value))) + 3 for name, value in shown[0].items() if name != "Queue"]
-    assert sum(widths) + len("shop.orders") + 4 <= 80
+    assert sum(widths) + len("store.orders_old") + 4 <= 80
 
 
 def streams(connection) -> list[dict[str, Any]]:
