@@ -237,6 +237,16 @@ def test_an_extension_moves_the_deadline(history) -> None:
     assert history.rules() == ["two holders"]
 
 
+@pytest.mark.parametrize(("by_s", "outcome"), [(6, "ok"), (6, "lost"), (20, "error")])
+def test_an_extension_may_move_the_deadline_to_an_earlier_time(history, by_s: int, outcome: str) -> None:
+    history.got(2, 1, wait=8)
+    history.run(3, "extend", [1], epoch=1, by_s=by_s, outcome=outcome)
+    history.got(10, 1, 2, conn="b")
+    history.run(11, "ack", [1], conn="b")
+    history.row(1, epoch=2)
+    assert history.rules() == []
+
+
 def test_a_locked_message_has_one_holder_until_its_transaction_ends(history) -> None:
     history.got(2, 1, 0, locking=True, tx="t")
     history.got(3, 1, 0, conn="b", locking=True, tx="u")

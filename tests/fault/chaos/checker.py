@@ -396,8 +396,7 @@ def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violat
         later = [found for found in claims if found.epoch > first.epoch][:1]
         later += [found for found in locks if found.epoch >= first.epoch]
         for second in later:
-            deadline = max([first.until, *_extensions(facts, first, second, life)])
-            short_us = deadline - facts.latest_server_us(second.at)
+            short_us = _deadline_us(facts, first, second, life) - facts.latest_server_us(second.at)
             if short_us > 0 and not _given_back(facts, queue, first, second, life):
                 text = f"epoch {first.epoch} and {second.epoch}, {short_us / S:.3f} s before the first one's deadline"
                 yield Violation("two holders", queue, token, text)
@@ -410,12 +409,20 @@ def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violat
                 yield Violation("two holders", queue, token, f"locked at {first.at}, delivered at {second.at}")
 
 
-def _extensions(facts: Facts, first: Delivery, second: Delivery, life: Life) -> Iterator[int]:
-    """The deadlines that an EXTEND of this delivery has set, where it is certain."""
-    for change in life.changes:
-        extends = change.what == "extend" and change.epoch == first.epoch and change.affected == change.count
-        if extends and facts.effect(change).certain == "yes" and change.end < second.at:
-            yield change.begin + facts.latest_server_us(0) + change.values["by_s"] * S
+def _deadline_us(facts: Facts, first: Delivery, second: Delivery, life: Life) -> float:
+    """The earliest end that the first delivery can have had when the second one came. An EXTEND sets it anew, also to an
+    earlier time."""
+    ends: list[float] = [first.until]
+    for change in sorted(life.changes, key=lambda change: change.begin):
+        if change.what != "extend" or change.epoch not in {None, first.epoch} or change.begin >= second.at:
+            continue
+        end = change.begin + facts.latest_server_us(0) + change.values["by_s"] * S
+        effect = facts.effect(change)
+        if effect.certain == "yes" and change.affected == change.count and change.end < second.at:
+            ends = [end]
+        elif effect.certain != "no" and _some(change):
+            ends.append(end)
+    return min(ends)
 
 
 def _given_back(facts: Facts, queue: str, first: Delivery, second: Delivery, life: Life) -> bool:
