@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 NS_PER_S = 1_000_000_000
 
@@ -281,6 +281,10 @@ def _folded(table: TableId) -> TableId:
     return TableId(*(part.encode().lower().decode() for part in (table.db, table.name)))
 
 
+PRIMARY_KEY: Final = "PRIMARY"
+"""The name of each primary key."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettleColumns:
     """A table whose messages are settled, in the server's spelling, and its optional columns."""
@@ -290,6 +294,8 @@ class SettleColumns:
     counted: bool = False
     """Whether the database counts what is in flight by the lease column."""
     reason: ReasonColumn | None = None
+    by_primary_key: bool = False
+    """Whether ids are found by the primary key."""
 
 
 @dataclass(frozen=True, slots=True)

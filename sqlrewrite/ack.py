@@ -163,9 +163,15 @@ class SettleStatement:
         WHERE."""
         return isinstance(self.delay_s, Param) + isinstance(self.reason, Param)
 
-    def update(self, lease: LeaseColumn | None = None, reason: ReasonColumns | None = None) -> bytes:
+    def update(
+        self, lease: LeaseColumn | None = None, reason: ReasonColumns | None = None, *, by_primary_key: bool = False
+    ) -> bytes:
         """The UPDATE to run in its place: one affected row per message. `lease`: the table's lease
-        column; `reason`: its columns for the reason, required if there is one.
+        column; `reason`: its columns for the reason, required if there is one. `by_primary_key`:
+        whether ids are found by the primary key, which the UPDATE then uses if it names ids. The
+        server may take it for a small table while its statistics are old, and reads and locks all
+        rows or all that are due, so claims would pass over them. A temporary table that hides the
+        queue then needs a primary key, too.
 
         Its parameters are the statement's, except that the last `moved_params` come first.
         """
@@ -182,7 +188,8 @@ class SettleStatement:
                 changes += b", %b = LEFT(%b, %d)" % (reason.text, written, reason.chars_max)
                 if reason.at is not None:
                     changes += b", %b = UTC_TIMESTAMP(6)" % reason.at
-        return b"UPDATE %b SET %b WHERE %b AND (%b\n)" % (self.table_sql, changes, guard, self.condition)
+        index = b" FORCE INDEX (PRIMARY)" if by_primary_key and self.keys is not None else b""
+        return b"UPDATE %b%b SET %b WHERE %b AND (%b\n)" % (self.table_sql, index, changes, guard, self.condition)
 
     def _delay_ns(self) -> bytes:
         if isinstance(self.delay_s, Decimal):

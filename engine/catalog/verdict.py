@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from engine.catalog.batches import batch_column, batch_problems, follow_up_column
 from engine.catalog.directives import comment_warnings, parse_comment
-from engine.model import BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn, TableId
+from engine.model import PRIMARY_KEY, BrokenTable, GroupColumn, IdKind, Policy, QueueTable, ReasonColumn, TableId
 from engine.quoting import quoted
 
 OWN_COLUMNS = ("priority", "epoch", "time_next", "time_acked")
@@ -404,7 +404,7 @@ def _id_index(indexes: Sequence[Index], *, by_time: bool) -> str | None:
         leading = [index for index in indexes if _names(index)[:1] == ["id"] and index.columns[0].whole]
         return min(((not index.unique, len(index.columns), index.name) for index in leading), default=(None,))[-1]
     fitting = [index.name for index in indexes if index.unique and _names(index) == ["id"] and index.columns[0].whole]
-    return "PRIMARY" if "PRIMARY" in fitting else min(fitting, default=None)
+    return PRIMARY_KEY if PRIMARY_KEY in fitting else min(fitting, default=None)
 
 
 def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
@@ -442,7 +442,7 @@ def _ties_by_id(index: Index, indexes: Sequence[Index]) -> bool:
 
 def _by_id_behind(index: Index, indexes: Sequence[Index], count: int) -> bool:
     """Whether entries that are equal in the first `count` columns are in the order of `id`."""
-    primary = next((index.columns for index in indexes if index.name == "PRIMARY"), ())
+    primary = next((index.columns for index in indexes if index.name == PRIMARY_KEY), ())
     rest = [*index.columns[count:], *primary]
     return bool(rest) and rest[0].name.lower() == "id" and rest[0].whole and not rest[0].descending
 

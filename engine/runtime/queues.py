@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from engine.catalog.privileges import OF_A_QUEUE
-from engine.model import BrokenTable, QueueTable, SettleColumns, TableId
+from engine.model import PRIMARY_KEY, BrokenTable, QueueTable, SettleColumns, TableId
 from engine.quoting import qualified
 from engine.runtime.executor import StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites
@@ -194,7 +194,8 @@ class Queues:
             return SettleColumns(found.id)
         queue = await self.queue(table)
         counted = queue.policy.counted or queue.policy.groups_counted or queue.policy.semaphores_counted
-        return SettleColumns(queue.id, queue.lease_column, counted, queue.reason)
+        by_primary_key = queue.id_index == PRIMARY_KEY
+        return SettleColumns(queue.id, queue.lease_column, counted, queue.reason, by_primary_key=by_primary_key)
 
     async def inspect(
         self, table: TableId, *, text: bytes | None = None, fresh: bool = False

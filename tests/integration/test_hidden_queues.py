@@ -14,7 +14,7 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
-COLUMNS = "id BIGINT, priority INT, epoch BIGINT, time_next BIGINT, time_acked BIGINT"
+COLUMNS = "id BIGINT PRIMARY KEY, priority INT, epoch BIGINT, time_next BIGINT, time_acked BIGINT"
 TEMPORARY = f"CREATE TEMPORARY TABLE m ({COLUMNS})"
 MAKING = f"BEGIN {TEMPORARY}; RETURN 1; END"
 

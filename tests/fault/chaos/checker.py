@@ -410,8 +410,7 @@ def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violat
 
 
 def _deadline_us(facts: Facts, first: Delivery, second: Delivery, life: Life) -> float:
-    """The earliest end that the first delivery can have had when the second one came. An EXTEND sets it anew, also to an
-    earlier time."""
+    """The earliest end that the first delivery can have had when the second one came. EXTEND may set an earlier one."""
     ends: list[float] = [first.until]
     for change in sorted(life.changes, key=lambda change: change.begin):
         if change.what != "extend" or change.epoch not in {None, first.epoch} or change.begin >= second.at:
