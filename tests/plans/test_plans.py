@@ -109,6 +109,7 @@ EXEMPT = {
     "group_rotation",
     "group_arrivals",
     "group_arrivals_zero",
+    "semaphore_holders",  # Measured in test_plans_of_semaphores.py.
     "group_count",  # Both are measured in test_plans_of_group_limits.py.
     "group_heads",
     "batch_waits",  # These are measured in test_plans_of_batches.py.
