@@ -25,7 +25,6 @@ demo: .venv/.demo ## Show it at work: a tenant that floods, a consumer killed, t
 	@.venv/bin/python demo/run.py $(DEMO)
 
 .PHONY: test
-test: TEST_PROCESSES := 3 # They wait half of the time: for servers and for clocks.
 test: .venv/.demo ## Run all tests, on MySQL 9.x and on MariaDB (13 min)
 	@scripts/prepare mariadb mysql galera dump compiler
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup

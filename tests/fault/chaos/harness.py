@@ -31,6 +31,7 @@ from tests.fault.chaos.workload import DATABASE, NOW_NS
 from tests.support.clocks import ShiftedClock
 from tests.support.proxies import RunningProxy, environment
 from tests.support.servers import connect, new_server
+from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[3]
 SERVER_OPTIONS = (
@@ -38,6 +39,8 @@ SERVER_OPTIONS = (
 )
 PROXY_OPTIONS = ("--log-level", "info")
 UNDO_S = 30.0
+HEALED_S = 60.0
+"""A server that was started a moment ago may refuse the first clients."""
 IDLE_S = 20.0
 """After so long without any progress a run is given up."""
 
@@ -276,17 +279,27 @@ class Harness:
         for number in range(len(self.proxies)):
             self.relay(f"server{number}", fault="pass")
             self.relay(f"client{number}", fault="pass")
-        with self.proxies[0].connect(database=DATABASE, read_timeout=30) as connection, connection.cursor() as cursor:
-            for plan in self.plan.plans:
-                if plan.ddl:
-                    cursor.execute(plan.create.replace("CREATE QUEUE ", "CREATE QUEUE IF NOT EXISTS "))
-                    cursor.execute(f"RESUME QUEUE {plan.name}")
+        eventually(self._repair_queues, timeout_s=HEALED_S)  # The server may have been started a moment ago.
         self.history.write("phase", name="healed")
         for client in self._clients.values():
             assert client.stdin is not None
             client.stdin.write(b"heal\n")
             client.stdin.flush()
         self._drain()
+
+    def _repair_queues(self) -> bool:
+        """Make the queues that were dropped, and resume those that were paused. Returns whether a client could."""
+        with contextlib.suppress(pymysql.OperationalError):
+            with (
+                self.proxies[0].connect(database=DATABASE, read_timeout=30) as connection,
+                connection.cursor() as cursor,
+            ):
+                for plan in self.plan.plans:
+                    if plan.ddl:
+                        cursor.execute(plan.create.replace("CREATE QUEUE ", "CREATE QUEUE IF NOT EXISTS "))
+                        cursor.execute(f"RESUME QUEUE {plan.name}")
+            return True
+        return False
 
     def _drain(self) -> None:
         """Wait until all messages are acknowledged, or until nothing more happens."""
