@@ -36,8 +36,18 @@ SLOT = 37
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
-    """Makes one table for each kind of server, and empties it for each test."""
-    yield from kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, semaphores=True))
+    """Makes one table for each kind of server, and empties it for each test. The table `others` of an earlier test may
+    hold places, so it is dropped."""
+    subjects = kept_subjects(server_pool, lambda server, _: ServerSubject(server, columns=GROWING, semaphores=True))
+    find = next(subjects)
+
+    def find_alone(kind: str) -> ServerSubject:
+        subject = find(kind)
+        subject.execute("DROP TABLE IF EXISTS others")
+        return subject
+
+    yield find_alone
+    next(subjects, None)  # Its end.
 
 
 @pytest.fixture(params=["mysql", "mariadb"])
