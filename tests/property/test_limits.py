@@ -207,7 +207,7 @@ class Limited(RuleBasedStateMachine):
             proxy.stage.answer(asked)
 
     @precondition(lambda self: len(self._claiming()) > 1)
-    @rule(pick=PICK, steps=st.integers(1, 7))
+    @rule(pick=PICK, steps=st.integers(1, 8))
     def a_claim_pauses_while_that_of_another_proxy_is_carried_out(self, pick: int, steps: int) -> None:
         claims = self._claiming()
         proxy, asked = self._one_of(claims, pick)
@@ -217,7 +217,7 @@ class Limited(RuleBasedStateMachine):
         while another.answer is None:
             self._step(other, another)
 
-    @rule(first=KEYS, pick=PICK, steps=st.integers(1, 7))
+    @rule(first=KEYS, pick=PICK, steps=st.integers(1, 8))
     def messages_come_and_proxies_claim_at_once(self, first: int, pick: int, steps: int) -> None:
         """More messages than the limit allows, so that each proxy has some to claim."""
         for key in range(first, first + 2 * LIMIT):
