@@ -16,6 +16,7 @@ import tarfile
 import threading
 import time
 import venv
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -102,7 +103,7 @@ def proxies(private_server: EmbeddedServer, tmp_path: Path, old: list[str]) -> I
         yield proxies
 
 
-class Client(threading.Thread):
+class Client(threading.Thread, ABC):
     """It connects through HAProxy, works until `stop` is set, and connects again when its connection ends, or is
     as old as connections of a pool become."""
 
@@ -126,8 +127,9 @@ class Client(threading.Thread):
                 self.errors.append(error)
                 return
 
+    @abstractmethod
     def work(self, connection: Any) -> None:
-        raise NotImplementedError
+        """One piece of work, on a connection of this client."""
 
 
 class Producer(Client):

@@ -539,3 +539,27 @@ class Stage:
             assert len(subscriber.unsent) <= 2 * policy.batch_size, f"too much is on its way to {subscriber.spec.id}"
             if subscriber.spec.prefetch is not None:
                 assert subscriber.held <= subscriber.spec.prefetch, f"{subscriber.spec.id} has more than its PREFETCH"
+
+
+def run_for(stage: Stage, duration_ns: int) -> list[list[Key]]:
+    """Let time pass, from one wake-up to the next; returns the messages of the claims that were carried out."""
+    claims: list[list[Key]] = []
+    until_ns = stage.mono_ns + duration_ns
+    for _ in range(20_000):
+        while stage.asked:
+            effect = stage.asked[0].effect
+            if isinstance(effect, Claim):
+                claims.append([want.key for want in effect.wanted])
+            stage.do(stage.asked[0])
+            stage.answer(stage.asked[0])
+        wake_ns = stage.dispatcher.wake_at_ns
+        if wake_ns is None or wake_ns > until_ns:
+            stage.pass_time(until_ns - stage.mono_ns)
+            return claims
+        stage.pass_time(max(0, wake_ns - stage.mono_ns))
+    raise AssertionError("the dispatcher does not come to rest")
+
+
+def received(stage: Stage) -> list[Key]:
+    """The messages that its streams have received, one stream after another."""
+    return [key for keys in stage.delivered.values() for key in keys]

@@ -8,9 +8,9 @@ import pytest
 
 from engine.dispatch.effects import Cause, Claim
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, SLOTS, Entry, Group, Key
+from engine.model import NS_PER_S, SLOTS, Entry, Group
 from engine.store.memory import Row
-from tests.support.play import POLICY, TABLE, Stage
+from tests.support.play import POLICY, TABLE, Stage, received, run_for
 
 MOST = 2
 LIMITED = replace(
@@ -41,29 +41,6 @@ def elsewhere(stage: Stage, *keys: int) -> None:
     for key in keys:
         row = Row(key, epoch=1, time_next_ns=end_ns, lease_ns=end_ns, payload=str(key).encode(), group=tenant(key))
         stage.store.put(TABLE, row)
-
-
-def run_for(stage: Stage, duration_ns: int) -> list[list[Key]]:
-    """Let time pass, from one wake-up to the next; returns the messages of the claims that were carried out."""
-    claims: list[list[Key]] = []
-    until_ns = stage.mono_ns + duration_ns
-    for _ in range(20_000):
-        while stage.asked:
-            effect = stage.asked[0].effect
-            if isinstance(effect, Claim):
-                claims.append([want.key for want in effect.wanted])
-            stage.do(stage.asked[0])
-            stage.answer(stage.asked[0])
-        wake_ns = stage.dispatcher.wake_at_ns
-        if wake_ns is None or wake_ns > until_ns:
-            stage.pass_time(until_ns - stage.mono_ns)
-            return claims
-        stage.pass_time(max(0, wake_ns - stage.mono_ns))
-    raise AssertionError("the dispatcher does not come to rest")
-
-
-def received(stage: Stage) -> list[Key]:
-    return [key for keys in stage.delivered.values() for key in keys]
 
 
 @pytest.mark.parametrize("policy", [LIMITED, ALONE], ids=["counted", "alone"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.dispatch.effects import Cause, Claim
+from engine.dispatch.effects import Cause
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, SLOTS, Key, TableId
+from engine.model import NS_PER_S, SLOTS, TableId
 from engine.store.memory import Row
-from tests.support.play import POLICY, TABLE, Stage
+from tests.support.play import POLICY, TABLE, Stage, received, run_for
 
 S = NS_PER_S
 NEEDS = {1: "a", 2: "b", 3: "a,b", 4: None, 5: "missing"}
@@ -25,29 +25,6 @@ def stage_of(**capacities: int) -> Stage:
     stage.store.tables[TABLE] = stage.queue
     stage.store.semaphores = {(TABLE.db, name): capacity for name, capacity in capacities.items()}
     return stage
-
-
-def run_for(stage: Stage, duration_ns: int) -> list[list[Key]]:
-    """Let time pass, from one wake-up to the next; returns the messages of the claims that were carried out."""
-    claims: list[list[Key]] = []
-    until_ns = stage.mono_ns + duration_ns
-    for _ in range(20_000):
-        while stage.asked:
-            effect = stage.asked[0].effect
-            if isinstance(effect, Claim):
-                claims.append([want.key for want in effect.wanted])
-            stage.do(stage.asked[0])
-            stage.answer(stage.asked[0])
-        wake_ns = stage.dispatcher.wake_at_ns
-        if wake_ns is None or wake_ns > until_ns:
-            stage.pass_time(until_ns - stage.mono_ns)
-            return claims
-        stage.pass_time(max(0, wake_ns - stage.mono_ns))
-    raise AssertionError("the dispatcher does not come to rest")
-
-
-def received(stage: Stage) -> list[Key]:
-    return [key for keys in stage.delivered.values() for key in keys]
 
 
 def test_messages_that_wait_are_claimed_once_in_vain_and_hide_nobody() -> None:
