@@ -78,7 +78,9 @@ COMMANDS: Final = f"{_INTEGRATION}test_the_commands_of_their_page_work_as_typed"
 MIGRATE: Final = f"{_INTEGRATION}test_the_commands_that_migrate_work_as_typed"
 SHOWN: Final = f"{_INTEGRATION}test_a_sample_has_the_columns_of_the_statement"
 READY: Final = f"{_INTEGRATION}test_the_line_that_reports_the_start_is_as_written"
-PARSED: Final = f"{_PAGES}test_every_command_in_the_documents_is_understood"
+SERVE_LINES: Final = (
+    "tests/integration/test_serve_lines.py::test_a_line_that_starts_the_proxy_in_front_of_a_server_starts_it"
+)
 CHAOS: Final = f"{_PAGES}test_the_targets_of_make_on_a_page_take_its_arguments"
 SETTINGS: Final = f"{_PAGES}test_the_settings_on_a_page_are_loaded"
 GRAMMAR: Final = f"{_PAGES}test_the_grammar_has_the_options_of_queues"
@@ -126,7 +128,7 @@ RULES: Final = (
         f"{_COMMAND_LINE}test_the_endless_stream_of_the_start_page_works_as_typed",
     ),
     Rule("guarantees.md", "console", r"\A\$ make chaos", How.PARSED, CHAOS),
-    Rule("*.md", "sh", r"ackstream serve ", How.LOADED, PARSED),
+    Rule("*.md", "sh", r"ackstream serve ", How.RUN, SERVE_LINES),
     Rule("commands.md", "sh", r"\A(ackstream (consume|enqueue) |eval )", How.RUN, COMMANDS),
     Rule("upgrading.md", "sh", r"\Aackstream migrate ", How.RUN, MIGRATE),
     Rule(
