@@ -127,6 +127,20 @@ def test_a_message_whose_delivery_before_a_change_is_unknown_is_not_reported_as_
         list(layout.changes(Change.UPDATE, [0b10, 0b111100], only_id + reset))
 
 
+@pytest.mark.parametrize(
+    ("declared", "raw", "priority"),
+    [("mediumint", b"\xf9\xff\xff", -7), ("mediumint unsigned", b"\xf9\xff\xff", 2**24 - 7)],
+)
+def test_integers_of_three_bytes_are_read(declared: str, raw: bytes, priority: int) -> None:
+    columns = [*COLUMNS[:2], ColumnType("priority", "mediumint", declared, ""), *COLUMNS[3:]]
+    layout = Layout(columns, [*FIELDS[:2], Field(9, 3), *FIELDS[3:]])
+    values = (9).to_bytes(4, "little") + raw + (1).to_bytes(8, "little") + (70).to_bytes(8, "little")
+    found = layout.changes(Change.INSERT, [ALL], bytes([0b100001]) + values)
+    assert found == [(9, RowChange(Entry(9, 1, priority, 70)))]
+    found = layout.changes(Change.INSERT, [ALL], bytes([0b100101]) + values[:4] + values[7:])
+    assert found == [(9, RowChange(Entry(9, 1, -(2**63), 70)))]
+
+
 def test_a_row_that_is_cut_off_is_an_error(layout: Layout) -> None:
     with pytest.raises(IndexError):
         list(layout.changes(Change.INSERT, [ALL], image(b"hello", 1, 0, 0, 0, None)[:-1]))
