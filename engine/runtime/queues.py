@@ -217,11 +217,18 @@ class Queues:
             if known is None and self._is_current(table, self._unmarked.get(table, 0)):
                 return None
         found = await self._describe_shared(table)
-        if text is not None and found is not None and (known := self._known.get(found.id)):
-            known.texts[text] = None
-            if len(known.texts) > TEXTS_MAX:
-                del known.texts[next(iter(known.texts))]
+        if text is not None and found is not None:
+            self._remember_text(found, text)
         return found
+
+    def _remember_text(self, found: QueueTable | BrokenTable, text: bytes) -> None:
+        """Remember that the text shows this description, unless a later read has replaced it."""
+        known = self._known.get(found.id)
+        if known is None or known.found is not found:
+            return
+        known.texts[text] = None
+        if len(known.texts) > TEXTS_MAX:
+            del known.texts[next(iter(known.texts))]
 
     def known_by(self, table: TableId, text: bytes) -> QueueTable | None:
         """The table as a queue if its definition with this digest is known; else None, and
@@ -251,7 +258,7 @@ class Queues:
             else:
                 if found.id != table:
                     self._remember_spelling(table, found.id)
-                self._record(found, read)
+                found = self._record(found, read)
         except StoreError:
             raise
         except Exception as error:  # A fault in ackstream ends this one call, and nothing else.
@@ -266,18 +273,23 @@ class Queues:
             self._spellings.clear()
         self._spellings[spelling] = table
 
-    def _record(self, found: QueueTable | BrokenTable, read: int, stamp: str | None = None) -> None:
+    def _record(
+        self, found: QueueTable | BrokenTable, read: int, stamp: str | None = None
+    ) -> QueueTable | BrokenTable:
+        """Record a description, unless a later read has recorded one. Returns the object that was
+        recorded before if it is equal, so that callers recognize a known description by identity."""
         table = found.id
         before = self._known.get(table)
         if before is not None and before.read > read:
-            return
+            return before.found if before.found == found else found
         self._unmarked.pop(table, None)
         if before is not None and before.found == found:
             before.read = read
             before.stamp = stamp or before.stamp
-        else:
-            self._known[table] = _Known(found, read, stamp)
-            self._report(found, before.found if before else None)
+            return before.found
+        self._known[table] = _Known(found, read, stamp)
+        self._report(found, before.found if before else None)
+        return found
 
     def _report(self, found: QueueTable | BrokenTable, before: QueueTable | BrokenTable | None) -> None:
         """Notify the listener of a changed description, and log it."""

@@ -184,6 +184,39 @@ def test_a_definition_seen_with_the_known_description_costs_no_call() -> None:
     play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
 
 
+def test_a_description_that_equals_the_known_one_is_the_known_one() -> None:
+    """A session recognizes the queue of its last STREAM by identity."""
+
+    async def scene(catalog: Catalog) -> None:
+        await catalog.queues.refresh()
+        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0))  # As from another read.
+        described = await catalog.queues.queue(table(0), text=SEEN)
+        assert described is catalog.queues.known_by(table(0), SEEN)
+
+    play(scene)
+
+
+def test_a_definition_seen_before_a_later_read_replaced_its_description_proves_nothing() -> None:
+    async def scene(catalog: Catalog) -> None:
+        read, changed = threading.Event(), threading.Event()
+
+        def before(name: str, _tables: Sequence[TableId]) -> None:
+            if name == "describe":
+                read.set()
+                assert changed.wait(10)
+
+        catalog.store.before = before
+        described = asyncio.ensure_future(catalog.queues.queue(table(0), text=SEEN))
+        assert await asyncio.to_thread(read.wait, 10)
+        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0), default_columns=("id", "more"))
+        await catalog.queues.refresh()
+        changed.set()
+        assert (await described).default_columns == QUEUE.default_columns
+        assert catalog.queues.known_by(table(0), SEEN) is None
+
+    play(scene)
+
+
 def test_with_a_new_definition_the_table_is_described_before_it_is_used() -> None:
     async def scene(catalog: Catalog) -> None:
         await catalog.queues.queue(table(0), text=SEEN)
