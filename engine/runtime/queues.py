@@ -273,9 +273,7 @@ class Queues:
             self._spellings.clear()
         self._spellings[spelling] = table
 
-    def _record(
-        self, found: QueueTable | BrokenTable, read: int, stamp: str | None = None
-    ) -> QueueTable | BrokenTable:
+    def _record(self, found: QueueTable | BrokenTable, read: int, stamp: str | None = None) -> QueueTable | BrokenTable:
         """Record a description, unless a later read has recorded one. Returns the object that was
         recorded before if it is equal, so that callers recognize a known description by identity."""
         table = found.id
