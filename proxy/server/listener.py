@@ -143,11 +143,14 @@ class Proxy:
         self._statements.close()
 
     async def _let_work_end(self) -> None:
-        """End all streams, then close connections that hold no message, after a pause of their clients: a client
-        that uses its connection again and again would otherwise lose a statement."""
+        """End all streams, bounded ones without an error, then close connections that hold no message, after a pause
+        of their clients: a client that uses its connection again and again would otherwise lose a statement."""
         self._statements.refuse_streams()
         for session in self.streams():
-            session.interrupt(SHUTDOWN.again())
+            if session.stream is not None and session.stream.is_bounded:
+                session.stream.complete()
+            else:
+                session.interrupt(SHUTDOWN.again())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_work_s):
                 while self.sessions:

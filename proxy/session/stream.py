@@ -84,12 +84,14 @@ class Stream:
         clock: Callable[[], float] = time.monotonic,
         limit: int | None = None,
         waits: bool = True,
+        is_bounded: bool = False,
     ) -> None:
         """`seq` is that of the last column packet. `condition` selects the messages, as SHOW
         STREAMS displays it (None: all). `proven_s` is when the first proof was begun; None: now.
         `limit`: the rows behind which the engine ends it, by the same event that delivers the last
         of them. `waits`: messages may come later. Without, the column packets are written with the first
-        rows or the end."""
+        rows or the end. `is_bounded`: its client expects it to end (WAIT, NOWAIT)."""
+        self.is_bounded = is_bounded
         self._writes = GatheredWrites(write)
         self._limit = limit
         self._waits = waits
@@ -162,6 +164,13 @@ class Stream:
             self._drop()
         if not self._over:
             self._finish(error)
+            if self._handle is not None:
+                self._handle.cancel()
+
+    def complete(self) -> None:
+        """End the stream as if nothing more were due. Rows that wait for a proof are still sent."""
+        if not self._over:
+            self._finish(None)
             if self._handle is not None:
                 self._handle.cancel()
 

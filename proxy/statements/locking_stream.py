@@ -86,8 +86,10 @@ class LockingStream(Stream):
 
     rows_from_server = True
 
-    def __init__(self, write: Callable[[bytes], None], seq: int, condition: str | None) -> None:
-        super().__init__(write, seq, condition, waits=False)
+    def __init__(
+        self, write: Callable[[bytes], None], seq: int, condition: str | None, *, is_bounded: bool = False
+    ) -> None:
+        super().__init__(write, seq, condition, waits=False, is_bounded=is_bounded)
         self._offers: deque[tuple[Lock, LockAnswer]] = deque()
 
     def lock(self, lock: Lock, answer: LockAnswer) -> None:

@@ -17,7 +17,7 @@ from engine.service import Engine
 from engine.store.port import StoreError
 from proxy.session.commit_notices import PreparedQueueStatement, PreparedSettle, PreparedStream
 from proxy.session.internal_queries import Refused, as_packet, end_own_transaction, keep_next_transaction
-from proxy.session.stream import SERVER_LOST, SHUTDOWN, unforeseen
+from proxy.session.stream import SERVER_LOST, unforeseen
 from proxy.settings import Settings
 from proxy.statements.acknowledgement import Acknowledgement
 from proxy.statements.deliveries import Deliveries
@@ -58,7 +58,6 @@ class Statements:
         sessions: Callable[[], Iterable[ClientSession]],
         others: Others = no_others,
     ) -> None:
-        self._refuses_streams = False
         self._reader = LongStatementReader()
         self._streaming = Streaming(engine, settings, self._reader)
         self._acknowledgement = Acknowledgement(engine, gather=settings.gather_acks)
@@ -72,8 +71,8 @@ class Statements:
         self._queue_statements = QueueStatements(engine, showing, self._reader)
 
     def refuse_streams(self) -> None:
-        """Answer each further STREAM with error 1053: the proxy is stopping."""
-        self._refuses_streams = True
+        """Deliver nothing to further streams (Streaming.refuse)."""
+        self._streaming.refuse()
 
     def close(self) -> None:
         """Read no more long statements."""
@@ -107,8 +106,6 @@ class Statements:
             session.client.close()
 
     async def _dispatch(self, session: ClientSession, verb: Verb, payload: bytes) -> None:
-        if verb is Verb.STREAM and self._refuses_streams:
-            raise SHUTDOWN.again()
         match payload[0], verb:
             case (Commands.COM_QUERY, Verb.QUEUE):
                 await self._queue_statements.query(session, payload)
@@ -134,8 +131,6 @@ class Statements:
             raise NO_BULK.again()
         try:
             match own.statement:
-                case PreparedStream() if self._refuses_streams:
-                    raise SHUTDOWN.again()
                 case PreparedStream() as prepared:
                     await self._streaming.execute(session, own, prepared, payload)
                 case PreparedSettle() as prepared:

@@ -17,7 +17,7 @@ from engine.packets import frame
 from engine.service import Engine
 from proxy.session.commit_notices import PreparedStream, Preparing
 from proxy.session.internal_queries import encodable, end_own_transaction, spelled
-from proxy.session.stream import Stream, unforeseen
+from proxy.session.stream import SHUTDOWN, Stream, unforeseen
 from proxy.settings import Settings
 from proxy.statements.locking_stream import (
     COUNTED,
@@ -53,6 +53,15 @@ class Streaming:
         self._engine = engine
         self._settings = settings
         self._proof = Proof(engine, reader)
+        self._refuses = False
+        self._emptied: set[int] = set()
+        """The sessions whose STREAM has ended without a row since `refuse`."""
+
+    def refuse(self) -> None:
+        """Deliver nothing more: the proxy is stopping. The next bounded STREAM of each session ends without
+        a row, because its client may have sent it before it could learn of the stop. Any other gets error
+        1053."""
+        self._refuses = True
 
     async def query(self, session: ClientSession, text: bytes) -> None:
         """A statement as text."""
@@ -81,17 +90,15 @@ class Streaming:
         result."""
         statement, queue, row_format = proven.statement, proven.queue, proven.row_format
         if statement.locks:
-            refuse_without_transaction(session, proven)
-            if self._settings.workers > 1:
-                raise SEVERAL_WORKERS.again()
-            if queue.policy.locked_claims:
-                raise COUNTED.again()
-            if queue.after_batch is not None:
-                raise FOLLOW_UPS.again()
+            self._check_locking(session, proven)
         await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
-        *columns, _ = proven.header.packets
+        *header, _ = proven.header.packets
+        columns = b"".join(frame(packet.payload, packet.seq) for packet in header)
         stream = self._stream(session, proven)
+        if self._refuses:
+            self._end_without_rows(session, stream, columns)
+            return
         selection = _selection(statement, row_format.time_zone)
         handle = self._engine.subscribe(
             queue,
@@ -106,7 +113,7 @@ class Streaming:
         )
         stream.attach(handle)
         session.stream = stream
-        stream.begin(b"".join(frame(packet.payload, packet.seq) for packet in columns))  # No row can precede them.
+        stream.begin(columns)  # No row can precede them.
         if not stream.over and not stream.rows_from_server:
             stream.ends_with(lambda: make_end(session.capabilities, session.status))
         try:
@@ -125,10 +132,30 @@ class Streaming:
         if not session.in_step:
             session.client.close()
 
+    def _check_locking(self, session: ClientSession, proven: ProvenStream) -> None:
+        """Raise ServerError if FOR UPDATE is not possible here."""
+        refuse_without_transaction(session, proven)
+        if self._settings.workers > 1:
+            raise SEVERAL_WORKERS.again()
+        if proven.queue.policy.locked_claims:
+            raise COUNTED.again()
+        if proven.queue.after_batch is not None:
+            raise FOLLOW_UPS.again()
+
+    def _end_without_rows(self, session: ClientSession, stream: Stream, columns: bytes) -> None:
+        """Answer a STREAM that came after `refuse`."""
+        if not stream.is_bounded or session.number in self._emptied:
+            raise SHUTDOWN.again()
+        self._emptied.add(session.number)
+        stream.begin(columns)
+        stream.complete()
+        stream.close(session.capabilities, session.status)
+
     def _stream(self, session: ClientSession, proven: ProvenStream) -> Stream:
         seq, condition = proven.header.packets[-1].seq, _written_condition(proven.statement)
+        is_bounded = _first_wait_ns(proven.statement) is not None
         if proven.statement.locks:
-            return LockingStream(session.send, seq, condition)
+            return LockingStream(session.send, seq, condition, is_bounded=is_bounded)
         return Stream(
             session.send,
             seq,
@@ -137,6 +164,7 @@ class Streaming:
             proven_s=proven.begun_s,
             limit=_number(proven.statement.limit),
             waits=not proven.statement.nowait,
+            is_bounded=is_bounded,
         )
 
     async def _attend(self, session: ClientSession, stream: Stream, rights: Rights) -> None:

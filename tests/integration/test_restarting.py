@@ -9,10 +9,15 @@ from typing import Any
 
 import pymysql
 import pytest
+from mysql_mimic.types import Commands
 
+from engine.packets import EOF
+from proxy.wire.packets import parse_err
 from tests.support import insides
+from tests.support.gate import Gate
 from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
+from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
@@ -41,6 +46,7 @@ def test_work_is_acknowledged_while_the_proxy_drains(server, database, tmp_path,
         assert consumer.ended.wait(10)
         assert consumer.error is not None
         assert consumer.error.args[0] == 1053
+        assert rows(worker, "STREAM id FROM m NOWAIT") == []
         with pytest.raises(pymysql.MySQLError) as refused:
             rows(worker, "STREAM id FROM m NOWAIT")
         assert refused.value.args[0] == 1053
@@ -52,6 +58,66 @@ def test_work_is_acknowledged_while_the_proxy_drains(server, database, tmp_path,
         assert run(worker, "ACK m WHERE id = 1 AND epoch = 1") == 1
         assert run(worker, "COMMIT") == 0
         eventually(lambda: ended(proxy), timeout_s=10)
+
+
+BOUNDED = ["STREAM id FROM m WAIT 600", "STREAM id FROM m LIMIT 5 WAIT 600 FOR UPDATE"]
+
+
+@pytest.mark.parametrize("statement", BOUNDED, ids=["claims", "locks"])
+def test_a_bounded_stream_ends_without_an_error_when_the_drain_begins(
+    server, database, tmp_path, consume, statement
+) -> None:
+    with environment(**PATIENT), running_proxy(server, tmp_path / "log") as proxy:
+        with connect(server, database=database) as direct:
+            create_queue(direct, "m")
+        worker = proxy.connect(database=database)
+        worker.autocommit("FOR UPDATE" not in statement)
+        consumer = consume(worker, statement)
+        with proxy.connect(database=database) as client:
+            eventually(lambda: rows(client, "SHOW STREAMS"))
+        proxy.send(signal.SIGTERM)
+        assert consumer.ended.wait(10)
+        assert (consumer.error, consumer.received) == (None, [])
+        assert run(worker, "COMMIT") == 0
+        eventually(lambda: ended(proxy), timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("STREAM id FROM m", 1053),
+        ("STREAM id FROM m WAIT 600", None),
+        ("STREAM id FROM m NOWAIT", None),
+        ("STREAM id FROM m LIMIT 5 NOWAIT FOR UPDATE", None),
+    ],
+)
+@pytest.mark.parametrize("prepared", [False, True], ids=["text", "prepared"])
+def test_a_stream_that_is_not_answered_yet_when_the_drain_begins_delivers_nothing(
+    server, database, tmp_path, statement, code, prepared
+) -> None:
+    with connect(server, database=database) as direct:
+        create_queue(direct, "m")
+        enqueue(direct, "m", "a")
+    with Gate(server) as gate, environment(**PATIENT):
+        gated: Any = gate
+        with running_proxy(gated, tmp_path / "log") as proxy, RawClient(proxy, database=database) as client:
+            client.query("SET autocommit = 0")
+            query = bytes([Commands.COM_QUERY]) + statement.encode()
+            payload = client.execution(client.prepare(statement)) if prepared else query
+            gate.hold(client.greeting.connection_id, passing=0)
+            client.send(payload)
+            eventually(gate.held)
+            proxy.send(signal.SIGTERM)
+            eventually(lambda: "draining" in proxy.output)
+            gate.release()
+            *columns, last = client.answer(payload[0])
+            if code is None:
+                assert len(columns) == 3  # Their number, the one, and the EOF packet behind it: no row.
+                assert last.payload[0] == EOF
+            else:
+                assert parse_err(last.payload).code == code
+    with connect(server, database=database) as direct:
+        assert rows(direct, "SELECT epoch FROM m") == [(0,)]
 
 
 def test_what_is_not_acknowledged_in_time_is_released(server, database, tmp_path) -> None:
