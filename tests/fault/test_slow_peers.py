@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from engine.packets import frame
-from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.raw import RawClient
 from tests.support.servers import connect
@@ -26,23 +23,8 @@ ALLOWED_KB = 40 << 10
 """Buffers of the proxy and one fetch; an eighth of what the peer would have it hold."""
 
 
-@pytest.fixture
-def lone_proxy(server, tmp_path: Path) -> Iterator[RunningProxy]:
-    with running_proxy(server, tmp_path / "log") as proxy:
-        with proxy.connect() as client:
-            rows(client, "SELECT 1")
-        yield proxy
-
-
-def memory_kb(proxy: RunningProxy) -> int:
-    status = Path(f"/proc/{proxy.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found
-    return int(found[1])
-
-
 def test_a_large_result_waits_on_the_server_for_a_client_that_does_not_read(server, lone_proxy, database) -> None:
-    before = memory_kb(lone_proxy)
+    before = lone_proxy.memory_kb
     size, count = 1_000_000, MUCH // 1_000_000
     with RawClient(lone_proxy) as client, connect(server) as root:
         number = client.greeting.connection_id
@@ -52,10 +34,10 @@ def test_a_large_result_waits_on_the_server_for_a_client_that_does_not_read(serv
         )
         blocked = f"SELECT state FROM information_schema.processlist WHERE id = {number}"
         eventually(lambda: re.search(r"(?i)writing to net|sending", str(rows(root, blocked))))
-        assert settled(lambda: memory_kb(lone_proxy)) - before < ALLOWED_KB
+        assert settled(lambda: lone_proxy.memory_kb) - before < ALLOWED_KB
         answer = client.answer(0x03)
         assert sum(len(packet.payload) > size for packet in answer) == count
-        assert memory_kb(lone_proxy) - before < ALLOWED_KB
+        assert lone_proxy.memory_kb - before < ALLOWED_KB
 
 
 def test_a_stream_stops_for_a_client_that_does_not_read(server, lone_proxy, database) -> None:
@@ -65,25 +47,25 @@ def test_a_stream_stops_for_a_client_that_does_not_read(server, lone_proxy, data
         run(root, "INSERT INTO m (payload) VALUES (REPEAT('x', 100000))")
         for _ in range(11):
             run(root, "INSERT INTO m (payload) SELECT payload FROM m")
-        before = memory_kb(lone_proxy)
+        before = lone_proxy.memory_kb
         client.send(f"\x03STREAM * FROM m LIMIT {count}".encode())
         claimed = "SELECT COUNT(*) FROM m WHERE epoch > 0"
         eventually(lambda: rows(root, claimed)[0][0] > 10)
         assert settled(lambda: rows(root, claimed)[0][0]) < count / 2
-        assert settled(lambda: memory_kb(lone_proxy)) - before < ALLOWED_KB
+        assert settled(lambda: lone_proxy.memory_kb) - before < ALLOWED_KB
         assert sum(len(packet.payload) > 100_000 for packet in client.answer(0x03)) == count
-        assert memory_kb(lone_proxy) - before < ALLOWED_KB
+        assert lone_proxy.memory_kb - before < ALLOWED_KB
 
 
 def test_a_client_that_sends_ahead_waits_for_a_server_that_does_not_read(server, lone_proxy, database) -> None:
-    before = memory_kb(lone_proxy)
+    before = lone_proxy.memory_kb
     with connect(server, database=database) as root, RawClient(lone_proxy, database=database) as client:
         run(root, "CREATE TABLE t (a INT)")
         run(root, "LOCK TABLES t WRITE")
         inserts = frame(b"\x03INSERT INTO t VALUES (1) /* " + b"x" * 1_000_000 + b" */", 0)
         sent = send_until_nobody_reads(client, inserts, 0)
         assert sent < MUCH / 4
-        assert memory_kb(lone_proxy) - before < ALLOWED_KB
+        assert lone_proxy.memory_kb - before < ALLOWED_KB
         client.sock.settimeout(30)
         run(root, "UNLOCK TABLES")
         client.sock.sendall(inserts[sent % len(inserts) :])
@@ -96,7 +78,7 @@ def test_a_client_that_sends_ahead_of_its_stream_waits_for_the_server_when_that_
     server, lone_proxy, database
 ) -> None:
     """The proxy has two reasons not to read, and the first goes away."""
-    before = memory_kb(lone_proxy)
+    before = lone_proxy.memory_kb
     with connect(server, database=database) as root, RawClient(lone_proxy, database=database) as client:
         create_queue(root, "m")
         run(root, "CREATE TABLE t (a INT)")
@@ -110,7 +92,7 @@ def test_a_client_that_sends_ahead_of_its_stream_waits_for_the_server_when_that_
             client.answer(0x03)
             sent = send_until_nobody_reads(client, inserts, sent)
             assert sent < MUCH / 4
-            assert memory_kb(lone_proxy) - before < ALLOWED_KB
+            assert lone_proxy.memory_kb - before < ALLOWED_KB
 
 
 def send_until_nobody_reads(client: RawClient, data: bytes, sent: int) -> int:

@@ -241,25 +241,18 @@ def test_a_large_statement_and_its_large_answer_go_through_tls(server: EmbeddedS
         assert rows(client, "SELECT %s", [text]) == [(text,)]
 
 
-def memory_bytes(proxy: RunningProxy) -> int:
-    """What the process holds now."""
-    status = Path(f"/proc/{proxy.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(line.split()[1]) * 1024
-
-
 @pytest.mark.parametrize("legs", ["TLS and TLS", "TLS and plain", "plain and TLS"])
 def test_a_client_that_reads_slowly_costs_no_memory_inside_tls(through, database: str, legs: str) -> None:
     tls, mode = LEGS[legs]
     proxy = through(mode)
     with proxy.connect(database=database, ssl_disabled=not tls) as client, SSCursor(client) as cursor:
-        before = memory_bytes(proxy)
+        before = proxy.memory_kb
         cursor.execute(
             "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 1000)"
             " SELECT i, REPEAT('x', 100000) FROM n"
         )
         assert cursor.fetchone() is not None
-        assert settled(lambda: memory_bytes(proxy)) - before < 16 << 20
+        assert settled(lambda: proxy.memory_kb) - before < 16 << 10
         assert sum(len(row[1]) for row in cursor) == 999 * 100_000
 
 

@@ -260,13 +260,6 @@ def _login(greeting: bytes, wanted: int) -> bytes:
     return head + USER.encode() + b"\0\0" + USER.encode() + b"\0" + server.plugin.encode() + b"\0"
 
 
-def memory_kb(proxy: RunningProxy) -> int:
-    """The resident memory of the proxy's process."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{proxy.pid}/status").read_text())
-    assert found
-    return int(found[1])
-
-
 def prepare(server: EmbeddedServer) -> None:
     """Make a user with rights on one database only, and queues in it."""
     with connect(server) as root:
@@ -286,7 +279,7 @@ def fuzz(server: EmbeddedServer, log: Path, packets: int, seed: int) -> Report:
     with running_proxy(server, log, options, check=False) as proxy:
         fuzzer = Fuzzer(proxy, corpus(proxy), seed)
         uvloop.run(fuzzer.run(packets // 4))
-        before = memory_kb(proxy)
+        before = proxy.memory_kb
         uvloop.run(fuzzer.run(packets))
         report = fuzzer.report
         with connect(server) as root:
@@ -294,7 +287,7 @@ def fuzz(server: EmbeddedServer, log: Path, packets: int, seed: int) -> Report:
             eventually(lambda: not rows(root, mine), timeout_s=PATIENCE_S, what=str(rows(root, mine)))
         files = Path(f"/proc/{proxy.pid}/fd")
         eventually(lambda: len(list(files.iterdir())) < CONNECTIONS, timeout_s=PATIENCE_S, what="sockets are closed")
-        report.growth_kb = memory_kb(proxy) - before
+        report.growth_kb = proxy.memory_kb - before
         report.log = proxy.output
     return report
 

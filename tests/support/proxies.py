@@ -110,6 +110,13 @@ class RunningProxy:
             lines = answer.read().decode().splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"ackstream_{name} ")))
 
+    @property
+    def memory_kb(self) -> int:
+        """The resident memory of its process, in KiB."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        assert found
+        return int(found[1])
+
     def kill(self) -> None:
         """End it as kill -9 does."""
         assert self._process is not None
