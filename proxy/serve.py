@@ -25,7 +25,7 @@ from engine.store.mysql import MySQLStore
 from engine.store.own_writes import OwnWrites
 from engine.store.reach import Reach
 from engine.store.route import Route
-from proxy import logs
+from proxy import checks, logs
 from proxy.commandline import conceal
 from proxy.server import otel_adapter
 from proxy.server.accepting import Acceptor
@@ -97,7 +97,17 @@ EXIT_BAD_SETTING = 2
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
 def serve(config: Path | None, **flags: Any) -> None:
-    """Stand in front of a MySQL or MariaDB server."""
+    r"""Stand in front of a MySQL or MariaDB server, and make queues of its tables.
+
+    Each option is also a name in the file of --config, and a variable: --data-dir is data_dir and
+    ACKSTREAM_DATA_DIR. `ackstream doctor` checks the server beforehand. SIGTERM drains.
+
+    \b
+    Examples:
+      ackstream serve
+      ackstream serve --backend mysql://ackstream@db:3306 --backend-password-file secret
+      ackstream serve --backend mysql://ackstream@db1:3306,db2:3306 --config ackstream.toml
+    """
     try:
         settings = load({**flags, "backend": flags["backend"] or None}, config)
     except BadSetting as error:
@@ -219,6 +229,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[
     stack.callback(inspector.close)
     sources = Sources(metrics.collected, probe.reason, probe.unready, inspector.inspect, partial(own_streams, proxy))
     admin = Admin(sources, access, show_payload=settings.admin_show_payload)
+    await checks.warn(engine, settings)
     await _ready(settings, stack, admin, listen, servers.shown)
 
     async def drain() -> None:

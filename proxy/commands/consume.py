@@ -73,6 +73,8 @@ class Workers:
             for thread in self._threads:
                 thread.join(0.1)
             if self._stopping.is_set():
+                if self._failure is None:
+                    self._log(f"stopping: what is under way has {grace_s:g} s")
                 self._join(grace_s)
         return self._failure
 
@@ -208,7 +210,8 @@ def consume(
     """Hand the messages of QUEUE to a program or a URL, and acknowledge them.
 
     A message is a JSON object on the program's standard input; in an argument, {column} stands for
-    a column's value. MESSAGE_ID, MESSAGE_EPOCH and MESSAGE_QUEUE are in its environment.
+    a column's value. Its environment has MESSAGE_ID, MESSAGE_EPOCH, MESSAGE_QUEUE, and each column
+    as COLUMN_name.
 
     \b
     The program's exit status decides what becomes of the message:

@@ -6,60 +6,39 @@ It connects with the engine's account, as `ackstream serve` does, and changes no
 from __future__ import annotations
 
 import json
-import re
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from engine.model import BrokenTable, TableId
+from engine.store.connection import BackendAddress
 from engine.store.mysql import MySQLStore
 from engine.store.port import StoreError
+from proxy.checks import Finding, ahead_s, of_server
 from proxy.commands.connection import EXIT_FAILED
 from proxy.commands.servers import addresses, backend_options, settings_of
-from proxy.session.internal_queries import from_hex
 from proxy.session.queries import sql
 from proxy.settings import Endpoint, Settings
-
-OLDEST = {"MySQL": (8, 0), "MariaDB": (10, 6)}
-"""The oldest releases that are supported."""
+from proxy.transport.addresses import beyond_loopback
+from proxy.transport.certificates import days_left
 
 AT_ONCE = 250
 """Tables described in one packet."""
 
-OWN_CONNECTIONS = 10
-"""Connections of the server that others need besides the clients' and the engine's."""
+EXPIRES_SOON_DAYS = 14
+"""A certificate is a finding when it expires within so many days."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result. `level`: `ok`, `warning` or `error`; `remedy`: what to run or to change."""
-
-    level: str
-    about: str
-    text: str
-    remedy: str = ""
-
-
-def findings(settings: Settings, store: MySQLStore) -> Iterator[Finding]:
+def findings(settings: Settings, address: BackendAddress, store: MySQLStore) -> Iterator[Finding]:
     """All findings, the server first. Raises StoreError if the server cannot be read."""
-    (row,) = store.read(sql("doctor")).value
-    version, log_bin, form, image, connections, read_only, zones = (value or "" for value in row)
-    yield _version(from_hex(version))
-    yield from _binary_log(log_bin, form, image)
-    yield _connections(int(connections), settings)
-    if read_only not in ("0", "OFF") and len(settings.backend) > 1:
-        yield Finding("ok", "read_only", "the server is read-only, as a replica should be")
-    elif read_only not in ("0", "OFF"):
-        yield Finding("error", "read_only", "the server is read-only", "name the primary with --backend")
-    if zones == "1":
-        yield Finding("ok", "time zones", "named time zones are loaded")
-    else:
-        text = "no named time zones: conditions with CONVERT_TZ are NULL"
-        yield Finding("warning", "time zones", text, "mysql_tzinfo_to_sql /usr/share/zoneinfo | mysql mysql")
+    found = store.read(sql("doctor"))
+    yield from of_server(found.value[0], ahead_s(found.now_ns), settings)
+    ((_, cipher),) = store.read(sql("doctor_tls")).value
+    yield _backend_tls(cipher or "", address)
     listing = store.discover().value
     for problem in listing.problems:
         yield Finding("warning", f"account {listing.account}", problem)
@@ -68,38 +47,45 @@ def findings(settings: Settings, store: MySQLStore) -> Iterator[Finding]:
     yield from _queues(store, list(listing.marked))
 
 
-def _version(text: str) -> Finding:
-    kind = "MariaDB" if "MariaDB" in text else "MySQL"
-    number = tuple(map(int, re.findall(r"\d+", text)[:2]))
-    if number >= OLDEST[kind]:
-        return Finding("ok", "version", f"{kind} {text}")
-    oldest = ".".join(map(str, OLDEST[kind]))
-    return Finding("error", "version", f"{kind} {text} is not supported", f"upgrade to {kind} {oldest} or later")
+def _backend_tls(cipher: str, address: BackendAddress) -> Finding:
+    about = "TLS to the server"
+    if address.local and not cipher:
+        return Finding("ok", about, "none: the server is on this machine")
+    if not cipher:
+        remedy = "give the server a certificate (ssl_cert, ssl_key), or leave backend_tls = never out"
+        return Finding("warning", about, "none: passwords and messages are in clear on the network", remedy)
+    if address.ca is None:
+        text = f"{cipher}; nothing proves who the server is"
+        return Finding("ok" if address.local else "warning", about, text, "--backend-ca with the server's authority")
+    return Finding("ok", about, f"{cipher}; the server's certificate was verified")
 
 
-def _binary_log(log_bin: str, form: str, image: str) -> Iterator[Finding]:
-    about = "binary log"
-    if log_bin != "1":
-        yield Finding(
-            "warning", about, "off: what bypasses the proxy is found by polling", "start the server with log_bin"
-        )
-    elif form != "ROW":
-        yield Finding("warning", about, f"binlog_format is {form}", "SET GLOBAL binlog_format = ROW, and in my.cnf")
-    elif image != "FULL":
-        text = f"binlog_row_image is {image}: each change costs a scan"
-        yield Finding("warning", about, text, "SET GLOBAL binlog_row_image = FULL, and in my.cnf")
-    else:
-        yield Finding("ok", about, "rows, with full images")
+def client_tls(settings: Settings) -> Finding:
+    """Whether clients are offered TLS that they can verify."""
+    about, local = "TLS to clients", _is_local(settings.listen.host)
+    if not settings.tls:
+        text = "none" if local else "none: passwords and messages are in clear on the network"
+        return Finding("ok" if local else "warning", about, text, "" if local else "--tls on")
+    if settings.tls_certificate is None:
+        remedy = "" if local else "--tls-certificate with one that an authority signed"
+        return Finding("ok" if local else "warning", about, "self-signed: clients cannot verify the proxy", remedy)
+    try:
+        left = days_left(settings.tls_certificate)
+    except (OSError, ValueError) as error:
+        return Finding("error", about, f"{settings.tls_certificate} cannot be read: {error}", "mend --tls-certificate")
+    renewal = f"renew {settings.tls_certificate}, then send the proxy SIGHUP"
+    if left < 0:
+        return Finding("error", about, f"{settings.tls_certificate} expired {-left:.0f} days ago", renewal)
+    if left < EXPIRES_SOON_DAYS:
+        return Finding("warning", about, f"{settings.tls_certificate} expires in {left:.0f} days", renewal)
+    return Finding("ok", about, f"{settings.tls_certificate} is valid for {left:.0f} days")
 
 
-def _connections(allowed: int, settings: Settings) -> Finding:
-    needed = settings.connections_max + settings.engine_connections + OWN_CONNECTIONS
-    if allowed >= needed:
-        return Finding("ok", "max_connections", f"{allowed}")
-    text = f"{allowed}: the proxy accepts {settings.connections_max} clients, each with a connection to the server"
-    return Finding(
-        "warning", "max_connections", text, f"SET GLOBAL max_connections = {needed}, or lower connections_max"
-    )
+def _is_local(host: str) -> bool:
+    try:
+        return beyond_loopback(host) is None
+    except OSError:
+        return False
 
 
 def _queues(store: MySQLStore, tables: Sequence[TableId]) -> Iterator[Finding]:
@@ -144,8 +130,8 @@ def doctor(backend: str | None, backend_password_file: str | None, config: Path 
     """Check a server for ackstream, and say what to run where something is missing.
 
     It checks the version, the binary log, the privileges of the engine's account, max_connections,
-    time zones, every message table, and whether the ports are free. It changes nothing. The exit
-    status is 1 if there is an error, and 0 if there are only warnings.
+    the clock, time zones, TLS, every message table, and whether the ports are free. It changes
+    nothing. The exit status is 1 if there is an error, and 0 if there are only warnings.
 
     \b
     Example:
@@ -156,13 +142,14 @@ def doctor(backend: str | None, backend_password_file: str | None, config: Path 
     for address in addresses(settings):
         store = MySQLStore(address)
         try:
-            found += findings(settings, store)
+            found += findings(settings, address, store)
         except StoreError as error:
             found.append(
                 Finding("error", f"{address.host}:{address.port}", str(error), "check address, user and password")
             )
         finally:
             store.close()
+    found.append(client_tls(settings))
     found += ports(settings)
     for finding in found:
         click.echo(json.dumps(asdict(finding)) if as_json else _line(finding))

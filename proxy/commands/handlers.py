@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -23,6 +24,19 @@ AGAIN_STATUS = 75
 
 OUTPUT_MAX = 64 << 10
 """Bytes of a program's output that are logged, the last ones."""
+
+COLUMN_PREFIX = "COLUMN_"
+"""The prefix of the variables with a message's columns. No column can set any other variable."""
+
+COLUMN_MAX = 32 << 10
+"""Bytes of a column that is a variable. The system refuses a program whose variables are too large:
+one of 128 KiB, or all of 2 MiB."""
+
+COLUMNS_MAX = 256 << 10
+"""Bytes of all of them."""
+
+VARIABLE = re.compile(r"[A-Za-z0-9_]+")
+"""The end of a variable's name, so that shells can use it."""
 
 KILL_AFTER_S = 5.0
 """After the SIGTERM to a program that takes too long."""
@@ -83,7 +97,7 @@ class Program:
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **self._variables(batch)},
+                    env=self._variables(batch),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -133,10 +147,12 @@ class Program:
         return [_replaced(argument, values) for argument in self._argv]
 
     def _variables(self, batch: Sequence[Message]) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(COLUMN_PREFIX)}
         own = {"MESSAGE_QUEUE": self._queue, "MESSAGE_COUNT": str(len(batch))}
         if len(batch) == 1:
             own |= {"MESSAGE_ID": as_text(batch[0]["id"]), "MESSAGE_EPOCH": as_text(batch[0]["epoch"])}
-        return own
+            own |= column_variables(batch[0])
+        return {**inherited, **own}
 
 
 class Post:
@@ -164,6 +180,19 @@ class Post:
 
     def stop(self) -> None:
         """Requests end by themselves, within the timeout."""
+
+
+def column_variables(message: Message) -> dict[str, str]:
+    """The columns of a message as variables of a program's environment. Columns that are NULL, that a
+    variable cannot contain or that are too large are left out."""
+    found, total = dict[str, str](), 0
+    for name, value in message.items():
+        text = as_text(value)
+        total += (size := len(name) + len(text.encode()))
+        fits = size <= COLUMN_MAX and total <= COLUMNS_MAX
+        if value is not None and fits and VARIABLE.fullmatch(name) and "\0" not in text:
+            found[COLUMN_PREFIX + name] = text
+    return found
 
 
 def _retry_after(error: urllib.error.HTTPError) -> float | None:

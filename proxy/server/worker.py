@@ -25,6 +25,7 @@ from engine.store.own_writes import OwnWrites
 from engine.store.port import Origin, StoreError
 from engine.store.reach import Reach
 from engine.store.route import Route
+from proxy import checks
 from proxy.server import messages
 from proxy.server.admin import Probe
 from proxy.server.allowances import divide
@@ -126,6 +127,8 @@ class Worker:
         engine.on_queues = self._send_tables_soon
         await stack.enter_async_context(running(engine, self.settings, _shown(route)))
         await stack.enter_async_context(traced(engine, self.settings))
+        if self._number == 1:
+            await checks.warn(engine, self.settings)
         proxy = WorkerProxy(self, engine, self.settings, route, self._tls)
         self._switch = Switch(route, store, engine, proxy)
         self._switch.follow()

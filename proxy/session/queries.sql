@@ -382,11 +382,15 @@ SELECT * FROM $table WHERE time_acked IS NULL ORDER BY priority, time_next, id L
 SELECT * FROM $table WHERE $condition
 
 -- name: doctor
--- What `ackstream doctor` checks of the server. On a connection of the engine's account.
+-- What `ackstream doctor` and the start of `serve` check of the server. On a connection of the engine's account.
 SELECT HEX(VERSION()), @@global.log_bin, @@global.binlog_format, @@global.binlog_row_image,
     @@global.max_connections, CONCAT(@@global.read_only),
     CONVERT_TZ('2000-01-01 00:00:00', 'UTC', 'Europe/Berlin') IS NOT NULL
 LIMIT 1
+
+-- name: doctor_tls
+-- The cipher of the connection, empty without TLS. On a connection of the engine's account.
+SHOW SESSION STATUS LIKE 'Ssl_cipher'
 
 -- name: shown_messages
 -- The first unacknowledged messages of a queue, for the admin port's page. On the engine's connection.

@@ -66,6 +66,13 @@ def rsa_key(directory: Path) -> RsaKey:
     return RsaKey(made)
 
 
+def days_left(path: Path) -> float:
+    """For how many days the first certificate in a PEM file is valid from now. Raises OSError and
+    ValueError."""
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    return (certificate.not_valid_after_utc - now()) / dt.timedelta(days=1)
+
+
 def _still_good(path: Path) -> bool:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -73,7 +80,7 @@ def _still_good(path: Path) -> bool:
         return False
     except (OSError, ValueError) as error:
         raise BadSetting(f"data_dir: {path} cannot be used: {error}") from None
-    return certificate.not_valid_after_utc - _now() > RENEWED_BEFORE
+    return certificate.not_valid_after_utc - now() > RENEWED_BEFORE
 
 
 def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
@@ -86,8 +93,8 @@ def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - dt.timedelta(days=1))  # Clocks differ.
-        .not_valid_after(_now() + LIFE)
+        .not_valid_before(now() - dt.timedelta(days=1))  # Clocks differ.
+        .not_valid_after(now() + LIFE)
         .add_extension(x509.SubjectAlternativeName([*map(x509.DNSName, sorted(hosts)), *addresses]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
@@ -113,5 +120,6 @@ def _keep(path: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, certi
         ) from None
 
 
-def _now() -> dt.datetime:
+def now() -> dt.datetime:
+    """This machine's date, by which certificates are valid."""
     return dt.datetime.now(dt.UTC)

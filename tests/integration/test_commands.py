@@ -103,6 +103,23 @@ def test_a_batch_is_lines_of_json_for_one_run_of_the_program(
     assert unacknowledged(client) == 0
 
 
+def test_the_columns_are_variables_of_the_program(client: Any, variables: dict[str, str], tmp_path: Path) -> None:
+    run(client, "CREATE QUEUE wide (payload TEXT, `a b` INT, nothing INT, price DECIMAL(5, 2), large LONGTEXT)")
+    run(client, "INSERT INTO wide (payload, `a b`, price, large) VALUES ('ü $(id)\n', 1, 1.5, REPEAT('x', 200000))")
+    out = tmp_path / "out"
+    program = tmp_path / "handle"
+    program.write_text(f"#!/bin/sh\nenv -0 > {out}\n")
+    program.chmod(0o755)
+    done = ackstream(
+        {**variables, "COLUMN_nothing": "inherited"}, "consume", "wide", "--exec", str(program), "--until-empty"
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(entry.split("=", 1) for entry in out.read_text().split("\0") if entry)
+    columns = {name: value for name, value in found.items() if name.startswith("COLUMN_")}
+    assert columns == {"COLUMN_payload": "ü $(id)\n", "COLUMN_price": "1.50", "COLUMN_id": "1", "COLUMN_epoch": "1"}
+    assert (found["MESSAGE_QUEUE"], found["MESSAGE_ID"], found["MESSAGE_COUNT"]) == ("wide", "1", "1")
+
+
 def test_a_stop_lets_the_message_under_way_be_finished(client: Any, variables: dict[str, str], tmp_path: Path) -> None:
     enqueue(variables, "a", "b")
     begun, go = tmp_path / "begun", tmp_path / "go"
@@ -110,10 +127,14 @@ def test_a_stop_lets_the_message_under_way_be_finished(client: Any, variables: d
     program = tmp_path / "handle"
     program.write_text(f"#!/bin/sh\ntouch {begun}\ncat {go}\n")
     program.chmod(0o755)
-    process = subprocess.Popen([sys.executable, "-m", "proxy", "consume", "m", "--exec", str(program)], env=variables)
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "proxy", "consume", "m", "--exec", str(program)]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, env=variables, stderr=errors)
     try:
         eventually(begun.exists, timeout_s=30)
         process.send_signal(signal.SIGTERM)
+        eventually(lambda: "m: stopping: " in log.read_text(), timeout_s=30)
         go.write_text("")
         assert process.wait(30) == 0
         assert unacknowledged(client) == 1
@@ -192,6 +213,7 @@ def test_doctor_names_what_is_missing_and_what_to_run(private_server: Any, tmp_p
     assert ("queue shop.broken", "error") in by_name
     assert any("GRANT" in finding["text"] for finding in found if finding["about"].startswith("account"))
     assert ("max_connections", "warning") in by_name
+    assert {("clock", "ok"), ("TLS to the server", "ok"), ("TLS to clients", "ok")} <= by_name
     variables["ACKSTREAM_BACKEND"] = "mysql://nobody:hush@127.0.0.1:1"
     done = ackstream(variables, "doctor")
     assert done.returncode == 1

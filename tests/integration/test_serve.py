@@ -260,6 +260,7 @@ def test_a_server_that_dies_is_told_of_once_to_clients_in_words_and_to_health(
     private_server: EmbeddedServer, private_proxy: RunningProxy, consume
 ) -> None:
     assert health(private_proxy) == (200, {"status": "ok"})
+    logged_before = len(private_proxy.output)
     with private_proxy.connect() as client:
         run(client, "CREATE DATABASE shop")
         client.select_db("shop")
@@ -285,12 +286,25 @@ def test_a_server_that_dies_is_told_of_once_to_clients_in_words_and_to_health(
     assert health_becomes(private_proxy, 200) == {"status": "ok"}
     assert private_proxy.metric("server_reachable") == 1
     eventually(lambda: private_proxy.metric("binlog_following") == 1, timeout_s=30)
-    told = [line.partition(" WARNING ")[2] for line in private_proxy.output.splitlines() if " WARNING " in line]
+    told = [
+        line.partition(" WARNING ")[2]
+        for line in private_proxy.output[logged_before:].splitlines()
+        if " WARNING " in line
+    ]
     assert len(told) == 1, told
     assert told[0].startswith(
         "server.unreachable: the server takes no connection; until it does, only a count is kept: "
     )
     assert private_proxy.output.count("the server takes connections again, after ") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "two workers"])
+def test_what_doctor_finds_of_the_server_is_logged_once_at_the_start(server, tmp_path, options) -> None:
+    with running_proxy(server, tmp_path / "log", options) as proxy:
+        advice = [line for line in proxy.output.splitlines() if "server.advice" in line]
+    about = [line.partition(" server.advice: ")[2].removeprefix("worker 1: ").split(":")[0] for line in advice]
+    assert about == ["max_connections", "time zones"]
+    assert "SET GLOBAL max_connections = " in advice[0]
 
 
 def test_a_server_that_does_not_answer_is_not_healthy(

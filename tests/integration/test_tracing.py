@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,21 +75,31 @@ def collector() -> Iterator[Collector]:
         server.shutdown()
 
 
-@pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
-def tracing(
-    server: EmbeddedServer, collector: Collector, tmp_path: Path, request: pytest.FixtureRequest
+@contextlib.contextmanager
+def traced_by(
+    collector: Collector, server: EmbeddedServer, folder: Path, options: Sequence[str] = ()
 ) -> Iterator[RunningProxy]:
-    """A proxy that traces."""
-    collector.spans.clear()
+    """A proxy that sends its spans to the collector."""
     with environment(
         ACKSTREAM_TRACING="true",
         OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{collector.port}",
         OTEL_BSP_SCHEDULE_DELAY="100",
         OTEL_SERVICE_NAME="orders-queue",
     ):
-        options = ["--workers", str(request.param)] if request.param > 1 else []
-        with running_proxy(server, tmp_path / "log", options, forked=False) as proxy:
+        folder.mkdir(exist_ok=True)
+        with running_proxy(server, folder / "log", options, forked=False) as proxy:
             yield proxy
+
+
+@pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
+def tracing(
+    server: EmbeddedServer, collector: Collector, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[RunningProxy]:
+    """A proxy that traces."""
+    collector.spans.clear()
+    options = ["--workers", str(request.param)] if request.param > 1 else []
+    with traced_by(collector, server, tmp_path, options) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -163,6 +174,27 @@ def test_a_query_attribute_of_the_insert_is_its_context(
         cursor.execute("INSERT INTO m (payload) VALUES ('a')")
     assert received(client, 1) == [1]
     eventually(lambda: collector.span(1))
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["another proxy", "a later proxy"])
+def test_the_context_in_the_column_is_known_to_every_proxy_and_that_of_a_comment_to_its_own_alone(
+    server: EmbeddedServer, collector: Collector, database: str, tmp_path: Path, lives: bool
+) -> None:
+    collector.spans.clear()
+    with traced_by(collector, server, tmp_path / "first") as first:
+        with first.connect(database=database) as client:
+            run(client, CREATE)
+            run(client, f"INSERT INTO m (payload) VALUES ('a') /*traceparent='{CONTEXT}'*/")
+            run(client, f"INSERT INTO m (payload, traceparent) VALUES ('b', '{CONTEXT}')")
+        if not lives:
+            assert first.terminate() == 0
+        with (
+            traced_by(collector, server, tmp_path / "second") as second,
+            second.connect(database=database) as consumer,
+        ):
+            assert sorted(received(consumer, 2)) == [1, 2]
+            eventually(lambda: collector.span(2))
+    assert [attributes_of(span)["messaging.message.id"] for span in collector.spans] == ["2"]
 
 
 def test_what_is_left_is_exported_when_the_proxy_stops(
