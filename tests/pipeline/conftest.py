@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from pyspark.sql import SparkSession
 
 from pipeline.endpoint import Endpoint, find_jar
@@ -31,6 +32,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             callspec = getattr(item, "callspec", None)
             if callspec and "flavour" in callspec.params:  # Each process starts one kind of server.
                 item.add_marker(pytest.mark.xdist_group(callspec.params["flavour"]))
+
+
+NO_WORKER = "Python worker failed to connect back"
+"""What Spark reports if a Python process of a source or sink needs more than ten seconds to start. The time is fixed
+in Spark. The process runs nothing of this project before it connects."""
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A test that failed because a busy machine did not start Spark's process in time is run again, at most twice."""
+    if item.get_closest_marker("pipeline") is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for _ in range(2):
+        if any(report.failed and NO_WORKER in report.longreprtext + report.caplog for report in reports):
+            item._initrequest()  # type: ignore[attr-defined]  # its fixtures are made anew
+            reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def session(master: str, **options: str) -> SparkSession:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., StreamingQuery]]:
 
     yield start
     for query in queries:
+        if query.exception():
+            logging.getLogger(__name__).warning("%s", query.exception())  # in the report of a test that waited in vain
         query.stop()
 
 
@@ -103,6 +107,34 @@ def test_in_strict_order_a_batch_has_one_message_of_each_group(
     received = [row for batch in batches for row in batch]
     assert [number for tenant, number in received if tenant == 1] == [1, 3, 5]
     assert [number for tenant, number in received if tenant == 2] == [2, 4, 6]
+
+
+def test_a_batch_has_no_more_messages_than_their_semaphores_have_places(
+    source: Callable[..., DataFrame], connection: Any, begin: Callable[..., StreamingQuery]
+) -> None:
+    """Which are one batch's until it is acknowledged, and then the next one's."""
+    run(connection, "CREATE SEMAPHORE mail CAPACITY 3")
+    run(connection, "CREATE QUEUE m (needs VARCHAR(40)) SEMAPHORES = (needs)")
+    run(connection, "INSERT INTO m (needs) VALUES ('mail'), ('mail'), (NULL), ('mail'), ('mail'), ('mail'), ('mail')")
+    batches: list[list[str | None]] = []
+    begin(source(), lambda batch, _: batches.append([row.needs for row in batch.collect()]))
+    eventually(lambda: acknowledged(connection) == 7, timeout_s=100)
+    assert sum(map(len, batches)) == 7
+    assert max(batch.count("mail") for batch in batches) == 3
+
+
+def test_a_follow_up_comes_behind_its_batch_and_a_group_has_its_limit(
+    source: Callable[..., DataFrame], connection: Any, begin: Callable[..., StreamingQuery]
+) -> None:
+    run(connection, "CREATE QUEUE m (tenant INT NOT NULL) GROUP_BY = (tenant) GROUP_LIMIT = 2 BATCHES")
+    run(connection, "INSERT INTO m (tenant, after_batch) VALUES (2, 7)")
+    run(connection, "INSERT INTO m (tenant, batch) VALUES (1, 7), (1, 7), (1, 7), (1, 7), (1, 7)")
+    batches: list[list[int]] = []
+    begin(source(), lambda batch, _: batches.append([row.tenant for row in batch.collect()]))
+    eventually(lambda: acknowledged(connection) == 6, timeout_s=100)
+    assert max(batch.count(1) for batch in batches) == 2
+    assert [tenant for batch in batches for tenant in batch] == [1] * 5 + [2]
+    assert batches[-1] == [2]
 
 
 def test_only_messages_that_meet_the_condition_are_taken(
@@ -207,9 +239,11 @@ def test_a_rate_is_kept(
     create_queue(connection, "m")
     enqueue(connection, "m", [f"{number}" for number in range(1_000)])
     times: list[float] = []
-    begin(source(maxMessagesPerSecond=40), lambda batch, _: times.extend([time.monotonic()] * batch.count()))
+    query = begin(source(maxMessagesPerSecond=40), lambda batch, _: times.extend([time.time()] * batch.count()))
     eventually(lambda: len(times) > 300, timeout_s=200)
-    assert len(times) - times.count(times[0]) <= 40 * (times[-1] - times[0]) + 40
+    # The first claim comes after the start of the first trigger. The first batch may be late on a busy machine.
+    began = datetime.fromisoformat(query.recentProgress[0]["timestamp"]).timestamp()
+    assert len(times) <= 40 * (times[-1] - began) + 40
 
 
 def test_a_killed_worker_costs_a_task_and_no_message(

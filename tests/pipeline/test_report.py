@@ -468,6 +468,29 @@ def test_a_queue_that_keeps_its_acknowledged_messages_in_partitions(
     made.close()
 
 
+def test_a_queue_with_semaphores_a_limit_of_groups_and_batches(
+    spark: SparkSession, endpoint: Endpoint, connection: Any
+) -> None:
+    """By group and by semaphore. A message that waits for a place or for its batch is due, and so ready."""
+    run(connection, "CREATE SEMAPHORE mail CAPACITY 1")
+    run(connection, "CREATE QUEUE m (tenant INT, body INT) GROUP_BY = (tenant) GROUP_LIMIT = 2 BATCHES")
+    run(connection, "CREATE QUEUE s (needs VARCHAR(40), batch BIGINT) SEMAPHORES = (needs)")
+    run(connection, "INSERT INTO m (tenant, batch, after_batch) VALUES (1, 7, NULL), (1, 7, NULL), (2, NULL, 7)")
+    run(connection, "INSERT INTO s (needs) VALUES ('mail'), ('mail'), ('mail'), (NULL)")
+    run(connection, "STREAM id FROM s LIMIT 3 NOWAIT")
+    made = report(spark, endpoint, ["m"], reading=SMALL)
+    assert {key: row["ready"] for key, row in told(made, "volumes").items()} == {
+        (None, None): 3,
+        ("tenant", "1"): 2,
+        ("tenant", "2"): 1,
+    }
+    made.close()
+    made = report(spark, endpoint, ["s"], by=["needs"], reading=SMALL)
+    found = {key: (row["ready"], row["in_flight"]) for key, row in told(made, "volumes").items()}
+    assert found == {(None, None): (2, 2), ("needs", "mail"): (2, 1), ("needs", None): (0, 1)}
+    made.close()
+
+
 def test_ids_that_are_text_travel_as_they_are(spark: SparkSession, endpoint: Endpoint, connection: Any) -> None:
     run(connection, "CREATE QUEUE m (id VARCHAR(20) PRIMARY KEY, raw BINARY(2), flag BIT(3))")
     with connection.cursor() as cursor:
