@@ -1,12 +1,13 @@
-"""What message groups, their limits, strict order and batches cost: the same messages are drained from a queue
-without any of it and with it.
+"""What message groups, their limits, strict order, semaphores and batches cost: the same messages are drained from a
+queue without any of it and with it.
 
     .venv/bin/python -m bench.groups [--messages N] [--rounds N] [--server mysql|mariadb]
 
 For each server: messages a second, and µs of CPU a message of the proxy and of the server. The messages of a
 group are one after the other (the worst order: the front shows few groups). The ratio is that of the CPU of
 proxy and server together: without groups by with them. The variants take turns, so that a busy machine slows
-all of them. `GROUP_LIMIT` is high enough to be never reached. The last message of each batch is its follow-up.
+all of them. `GROUP_LIMIT` and the capacities of semaphores are high enough to be never reached. The last message of
+each batch is its follow-up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from statistics import median
 from pymysql.cursors import SSCursor
 
 from bench.processes import cpu_s, family
-from bench.proxies import ACK_BATCH, PAYLOAD, connect, consumers, counts
+from bench.proxies import ACK_BATCH, PAYLOAD, connect, consumers
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.proxies import running_proxy
 from tests.support.servers import new_server
@@ -38,6 +39,8 @@ class Variant:
     options: str = ""
     groups: int = 1
     batches: bool = False
+    semaphores: bool = False
+    """Each group of messages needs a semaphore of its own."""
 
 
 GROUPED = "GROUP_BY = (tenant)"
@@ -48,20 +51,26 @@ VARIANTS = (
     Variant("100,000 groups", GROUPED, 100_000),
     Variant("GROUP_LIMIT, 100 groups", f"{GROUPED} GROUP_LIMIT = 100000", 100),
     Variant("strict order, 10,000 groups", f"{GROUPED} GROUP_ORDER = STRICT", 10_000),
+    Variant("1 semaphore", "SEMAPHORES = (needs)", semaphores=True),
+    Variant("100 semaphores", "SEMAPHORES = (needs)", 100, semaphores=True),
     Variant("1,000 batches", "BATCH_BY = (tenant) AFTER_BATCH = (after_batch)", 1_000, batches=True),
 )
 
 PAUSE_S = 0.01
 
-COLUMNS = "tenant INT, after_batch INT, payload VARCHAR(200)"
+POLL_S = 0.2
+"""Each look at the metrics costs the proxy some ms of CPU."""
+
+COLUMNS = "tenant INT, after_batch INT, needs VARCHAR(64), payload VARCHAR(200)"
+INSERT = "INSERT INTO m (tenant, after_batch, needs, payload) VALUES (%s, %s, %s, %s)"
 
 
-def row(variant: Variant, at: int, messages: int) -> tuple[int | None, int | None, str]:
+def row(variant: Variant, at: int, messages: int) -> tuple[int | None, int | None, str | None, str]:
     """The message at this place."""
     group = at * variant.groups // messages
     if variant.batches and (at + 1) * variant.groups // messages > group:
-        return None, group, PAYLOAD
-    return group, None, PAYLOAD
+        return None, group, None, PAYLOAD
+    return group, None, f"s{group}" if variant.semaphores else None, PAYLOAD
 
 
 def consume(port: int) -> None:
@@ -97,19 +106,21 @@ def drain(
         root.select_db("bench")
         proxy = stack.enter_context(running_proxy(server, log, ("--log-level", "info"), forked=False))
         with connect(proxy.port) as client, client.cursor() as cursor:
+            for number in range(variant.groups if variant.semaphores else 0):
+                cursor.execute(f"CREATE SEMAPHORE s{number} CAPACITY 1000000")
             cursor.execute(f"CREATE QUEUE m ({COLUMNS}) ACK_WAIT = 600 BATCH_SIZE = 200 {variant.options}")
         root.begin()
         with root.cursor() as cursor:
             for first in range(0, messages, 1_000):
                 places = range(first, min(first + 1_000, messages))
                 rows = [row(variant, at, messages) for at in places]
-                cursor.executemany("INSERT INTO m (tenant, after_batch, payload) VALUES (%s, %s, %s)", rows)
+                cursor.executemany(INSERT, rows)
         root.commit()
         before = sum(map(cpu_s, family(proxy.pid))), cpu_s(server.pid)
-        began, claimed = time.monotonic(), counts([proxy])["claimed_total"]
+        began, claimed = time.monotonic(), proxy.metric("claimed_total")
         stack.enter_context(consumers([proxy.port], workers, consume))
-        while counts([proxy])["claimed_total"] - claimed < messages:
-            time.sleep(0.02)
+        while proxy.metric("claimed_total") - claimed < messages:
+            time.sleep(POLL_S)
         took = time.monotonic() - began
         used = sum(map(cpu_s, family(proxy.pid))) - before[0], cpu_s(server.pid) - before[1]
     return messages / took, 1e6 * used[0] / messages, 1e6 * used[1] / messages

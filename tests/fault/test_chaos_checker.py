@@ -275,6 +275,104 @@ def test_no_more_are_in_flight_than_allowed() -> None:
     assert history.rules() == ["max_in_flight"]
 
 
+def acknowledged(history: History, *tokens: int, at: float) -> None:
+    for token in tokens:
+        history.run(at, "ack", [token])
+        history.row(token)
+
+
+def test_no_more_of_a_group_are_in_flight_than_allowed() -> None:
+    history = History(groups=10, group_limit=1)
+    history.run(1, "insert", [1, 2, 11])
+    for token in (1, 2, 11):
+        history.got(2, token, conn="ab"[token % 2])
+    acknowledged(history, 1, 2, 11, at=3)
+    assert history.rules() == ["group_limit"]
+
+
+def test_a_place_is_free_once_its_holder_may_have_been_acknowledged() -> None:
+    history = History(groups=10, group_limit=1)
+    history.run(1, "insert", [1, 11])
+    history.got(2, 1)
+    history.run(3, "ack", [1], tx="t")
+    history.run(4, "commit", [], tx="t")
+    history.got(4.1, 11)
+    history.row(1)
+    acknowledged(history, 11, at=5)
+    assert history.rules() == []
+
+
+def test_a_place_is_free_once_the_servers_clock_may_have_passed_the_end_of_its_holders_wait() -> None:
+    history = History(groups=10, group_limit=1)
+    history.run(1, "insert", [1, 11])
+    history.got(2, 1, wait=9)
+    values = {"number": 0, "what": "server_clock", "proxy": -1}
+    history.add(3, "fault", **values, phase="begin")
+    history.add(3.1, "fault", **values, phase="begun", shift_us=60 * S)
+    history.add(3.2, "fault", **values, phase="end")
+    history.got(4, 11, wait=64)
+    acknowledged(history, 1, 11, at=5)
+    assert history.rules() == []
+
+
+def test_no_semaphore_has_more_holders_than_places() -> None:
+    history = History(needs=("license", "mail,license"))
+    history.run(1, "insert", range(1, 5))
+    for token in range(1, 5):
+        history.got(2, token)
+    acknowledged(history, *range(1, 5), at=3)
+    assert history.rules() == ["semaphore"]
+
+
+def test_in_strict_order_the_next_message_of_a_group_comes_when_the_one_before_is_over() -> None:
+    history = History(groups=10, strict=True)
+    history.run(1, "insert", [1, 2, 11])
+    history.got(2, 1)
+    history.got(2, 2)
+    acknowledged(history, 1, at=3)
+    history.got(3.1, 11)
+    acknowledged(history, 2, 11, at=4)
+    assert history.rules() == []
+
+
+@pytest.mark.parametrize("given_back", [True, False])
+def test_a_message_that_was_given_back_or_waits_for_its_time_is_before_the_later_ones_of_its_group(given_back) -> None:
+    history = History(groups=10, strict=True)
+    history.run(1, "insert", [1, 11])
+    if given_back:
+        history.got(2, 1)
+        history.run(3, "nack", [1], epoch=1)
+    history.got(4, 11)
+    acknowledged(history, 11, at=5)
+    history.got(6, 1, 2 if given_back else 1)
+    history.run(7, "ack", [1])
+    history.row(1, epoch=2)
+    assert history.rules() == ["strict order"]
+
+
+def test_a_message_that_may_not_have_been_committed_in_time_is_before_nothing() -> None:
+    history = History(groups=10, strict=True)
+    history.run(1, "insert", [1], outcome="lost")
+    history.run(2, "insert", [11])
+    for token, at in ((11, 3), (1, 5)):
+        history.got(at, token)
+        acknowledged(history, token, at=at + 1)
+    assert history.rules() == []
+
+
+@pytest.mark.parametrize(("at", "rules"), [(3, ["follow-up"]), (4.2, [])])
+def test_a_follow_up_comes_when_all_parts_are_over(at, rules) -> None:
+    history = History(batches=True)
+    history.run(1, "insert", [1, 2, 3], follow_up=3)
+    for token in (1, 2):
+        history.got(2, token)
+    acknowledged(history, 1, at=2.5)
+    history.got(at, 3)
+    history.run(4, "delete", [2])
+    acknowledged(history, 3, at=6)
+    assert history.rules() == rules
+
+
 @pytest.mark.parametrize(("committed", "rules"), [(1, ["order"]), (9, [])])
 def test_messages_come_in_the_order_of_their_insertion_if_they_were_there(committed, rules) -> None:
     history = History(ordered=True)
@@ -295,6 +393,22 @@ def test_a_due_message_does_not_wait_once_all_faults_are_over(history) -> None:
     history.run(51, "ack", [1])
     history.row(1)
     assert history.rules() == ["no progress"]
+
+
+def test_while_another_queue_has_all_places_of_a_semaphore_a_queue_may_wait() -> None:
+    history = History(needs=("mail",))
+    plan = Plan("other", "", 5, 8, needs=("mail",))
+    history.add(
+        0.1, "plan", plans=[Plan(Q, "", 5, 8, needs=("mail",)).as_values(), plan.as_values()], proxies=2, seed=1
+    )
+    history.run(1, "insert", [1])
+    history.add(10, "phase", name="healed")
+    for at in range(10, 40):
+        history.add(at, "sample", what="queue", queue=Q, waiting=1, due=1, oldest_us=0)
+        history.add(at, "got", conn="b", op="1", queue="other", rows=[[1, (at + 5) * S, ""]], locking=False)
+    history.got(50, 1)
+    acknowledged(history, 1, at=51)
+    assert history.rules() == []
 
 
 def test_memory_and_logs_are_part_of_it(history) -> None:

@@ -4,8 +4,7 @@ A break edits the source text of modules while a proxy starts (`injected/sitecus
 of it is in the product. The checker must object with one of the expected rules. A change of the
 product that removes an edited text fails a test: then the break is written anew.
 
-Here is the place for breaks of what is built next: limits that each proxy counts for itself, order
-in groups, a failover that writes to two servers.
+Here is the place for breaks of what is built next: a failover that writes to two servers.
 """
 
 from __future__ import annotations
@@ -124,6 +123,68 @@ BREAKS = (
             "self._most = None",
         ),
         misbehave=0.9,
+    ),
+    _break(
+        "group_limit is counted by each proxy alone",
+        "group_limit",
+        "grouped",
+        (
+            "engine.store.claim_limits",
+            "self._group_most = policy.group_most if policy.groups_counted else None",
+            "self._group_most = None",
+        ),
+        misbehave=0.9,
+    ),
+    _break(
+        "a claim in strict order ignores messages that are not due",
+        "strict order",
+        "strict",
+        (
+            "engine.store.claim_plan",
+            "if self.heads is not None and (key not in self.heads or self.heads[key].key != key):",
+            "if False:",
+        ),
+        misbehave=0.9,
+    ),
+    _break(
+        "the holders of a semaphore are those of one queue",
+        "semaphore",
+        "mailing printing",
+        (
+            "engine.store.semaphores",
+            "return {**(users.tables if users is not None else {}), self._table.id: self._table}",
+            "return {self._table.id: self._table}",
+        ),
+        misbehave=0.9,
+    ),
+    _break(
+        "a message is delivered when one of its semaphores has a place",
+        "semaphore",
+        "mailing printing",
+        (
+            "engine.store.claim_plan",
+            "if not all(self._has_place(name) for name in needs):",
+            "if needs and not any(self._has_place(name) for name in needs):",
+        ),
+        misbehave=0.9,
+    ),
+    _break(
+        "parts that were delivered count as done",
+        "follow-up",
+        "batched",
+        in_sql(
+            (
+                "$batch AND part.time_acked IS NULL\nLIMIT",
+                "$batch AND part.time_acked IS NULL AND COALESCE(part.epoch, 0) = 0\nLIMIT",
+            )
+        ),
+        misbehave=0.9,
+    ),
+    _break(
+        "the claim of a follow-up does not search for parts",
+        "follow-up",
+        "batched",
+        ("engine.store.batches", "for key, open_ in _flags(sql, states) if open_)", "for key, _ in ())"),
     ),
     _break(
         "dead messages are deleted and not copied",

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from tests.fault.chaos.history import Event, pack, unpack
-from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Plan
+from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Limit, Plan
 
 S = 1_000_000
 MARGIN_US = 5 * S
@@ -180,6 +180,61 @@ class First(NamedTuple):
     committed: int
 
 
+class Turn(NamedTuple):
+    """A message of a group in strict order: when it came first, and when it may have been over at the earliest."""
+
+    token: int
+    delivered: int
+    over: int
+    committed: bool
+    """Whether it was committed for certain."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages that one INSERT wrote: one of them follows the others."""
+
+    queue: str
+    follow_up: int
+    delivered: int = NEVER
+    """When the follow-up came first."""
+    open_until: int = 0
+    """When the last part may have been over at the earliest."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """What single messages contribute to the rules about many."""
+
+    acked: Counter[str] = field(default_factory=Counter)
+    held: dict[Limit, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    firsts: dict[str, list[First]] = field(default_factory=lambda: defaultdict(list))
+    turns: dict[tuple[str, int, int], list[Turn]] = field(default_factory=lambda: defaultdict(list))
+    """By queue, group and process."""
+    batches: dict[str, Batch] = field(default_factory=dict)
+    """By INSERT."""
+
+    def add(self, facts: Facts, queue: str, token: int, life: Life) -> None:
+        plan = facts.plans[queue]
+        self.acked[queue] += any(state == "acked" for state, _ in life.rows)
+        for limit in plan.limits(token):
+            self.held[limit] += certainly_held(facts, life)
+        if plan.ordered:
+            self.firsts[queue] += first_claim(facts, queue, token, life)
+        if plan.strict and life.inserts:
+            committed = facts.effect(life.inserts[0]).certain == "yes"
+            turn = Turn(token, _first_arrival(life), earliest_end(facts, queue, life), committed)
+            self.turns[queue, token % plan.groups, token // TOKENS_OF_A_PROCESS].append(turn)
+        for insert in life.inserts[:1] if plan.batches else ():
+            if "follow_up" in insert.values:
+                values = insert.values
+                batch = self.batches.setdefault(values["op"], Batch(queue, values["follow_up"]))
+                if token == batch.follow_up:
+                    batch.delivered = _first_arrival(life)
+                else:
+                    batch.open_until = max(batch.open_until, earliest_end(facts, queue, life))
+
+
 class Facts:
     """What the first pass keeps."""
 
@@ -279,6 +334,10 @@ class Facts:
         """The latest that the server's clock can have shown at this time."""
         place = bisect_right(self._shifts, (at, NEVER)) - 1
         return at + self._wall_us + self._shifts[place][1]
+
+    def earliest_us(self, server_us: int) -> int:
+        """When the server's clock can have shown this time at the earliest."""
+        return min(max(begin, server_us - self._wall_us - shift) for begin, shift in self._shifts)
 
     def effect(self, operation: Operation) -> Effect:
         """Whether it took effect."""
@@ -462,15 +521,18 @@ def sums(facts: Facts, acked: Counter[str]) -> Iterator[Violation]:
 
 
 def progress(facts: Facts) -> Iterator[Violation]:
-    """Once the last fault is over, no due message waits while its queue delivers nothing."""
+    """Once the last fault is over, no due message waits while its queue delivers nothing, nor any other queue that
+    shares its semaphores."""
     waiting_since: dict[str, int] = {}
+    sharing = [queue for queue, plan in facts.plans.items() if plan.needs]
+    shared = sorted(at for queue in sharing for at in facts.arrivals[queue])
     for at, sample in facts.samples:
         queue = sample["queue"]
         if not sample["due"]:
             waiting_since.pop(queue, None)
             continue
         since = waiting_since.setdefault(queue, at)
-        arrivals = facts.arrivals[queue]
+        arrivals = shared if queue in sharing else facts.arrivals[queue]
         place = bisect_right(arrivals, at)
         since = max(since, arrivals[place - 1] if place else 0)
         limit = facts.plans[queue].max_wait_s * S * 4 // 3 + MARGIN_US
@@ -489,17 +551,57 @@ def surroundings(facts: Facts) -> Iterator[Violation]:
         yield Violation("alarm", "", -1, alarm)
 
 
-def limits(facts: Facts, held: dict[str, list[tuple[int, int]]]) -> Iterator[Violation]:
-    """No more messages of a queue are certainly in flight than its max_in_flight, over all proxies."""
-    for queue, changes in held.items():
-        allowed = facts.plans[queue].max_in_flight
+def limits(held: dict[Limit, list[tuple[int, int]]]) -> Iterator[Violation]:
+    """No more messages are certainly in flight than a limit allows, over all proxies: of a queue, of a group, or of
+    all that need a semaphore."""
+    for limit, changes in held.items():
         count = most = when = 0
         for at, change in sorted(changes):
             count += change
             if count > most:
                 most, when = count, at
-        if most > allowed:
-            yield Violation("max_in_flight", queue, -1, f"{most} at {when}, {allowed} are allowed")
+        if most > limit.most:
+            text = f"{limit.name} {most} at {when}, {limit.most} are allowed"
+            yield Violation(limit.rule, limit.queue, -1, text.lstrip())
+
+
+def succession(turns: dict[tuple[str, int, int], list[Turn]]) -> Iterator[Violation]:
+    """In strict order, a message comes when no earlier one of its group is unacknowledged.
+
+    Compares what one producer has inserted, one transaction after the other: each was committed before the later
+    ones, if it was committed.
+    """
+    for (queue, group, _), found in turns.items():
+        before = Turn(-1, 0, 0, committed=True)
+        for turn in sorted(found):
+            if before.over > turn.delivered:
+                text = f"group {group}: {before.token} was not over when it came, at {turn.delivered}"
+                yield Violation("strict order", queue, turn.token, text)
+            if turn.committed and turn.over > before.over:
+                before = turn
+
+
+def batches_done(batches: Iterable[Batch]) -> Iterator[Violation]:
+    """A follow-up comes when all parts of its batch are over."""
+    for batch in batches:
+        if batch.delivered < batch.open_until:
+            text = f"it came at {batch.delivered}, and a part was not over then"
+            yield Violation("follow-up", batch.queue, batch.follow_up, text)
+
+
+def _first_arrival(life: Life) -> int:
+    """When the message was claimed at the latest."""
+    return min((delivery.at for delivery in life.deliveries), default=NEVER)
+
+
+def earliest_end(facts: Facts, queue: str, life: Life) -> int:
+    """When the message may have been over at the earliest: acknowledged, deleted or dead; NEVER: it was not."""
+    if any(state == "dead" for state, _ in life.rows):
+        return 0
+    ends = [*life.acks, *(change for change in life.changes if change.what == "delete")]
+    effects = [facts.effect(operation) for operation in ends if _some(operation)]
+    effects += [facts.effect(clear) for clear in facts.clears[queue]]
+    return min((effect.begin for effect in effects if effect.certain != "no"), default=NEVER)
 
 
 def order(facts: Facts, firsts: dict[str, list[First]]) -> Iterator[Violation]:
@@ -532,14 +634,19 @@ def first_claim(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Fi
 
 def certainly_held(facts: Facts, life: Life) -> Iterator[tuple[int, int]]:
     """When each delivery began and ended to be in flight for certain, as changes of a count."""
-    ends = sorted(operation.begin for operation in (*life.acks, *life.changes))
+    changes = [(operation.begin, _latest_effect(facts, operation)) for operation in (*life.acks, *life.changes)]
     for delivery in life.deliveries:
-        place = bisect_right(ends, delivery.at)
-        end = ends[place] if place < len(ends) else NEVER
-        end = min(end, facts.connections[delivery.conn].closed, delivery.until - facts.latest_server_us(0))
+        end = min((begin for begin, latest in changes if latest > delivery.at), default=NEVER)
+        end = min(end, facts.connections[delivery.conn].closed, facts.earliest_us(delivery.until))
         if end > delivery.at and not facts.disturbed(delivery, end):
             yield delivery.at, 1
             yield end, -1
+
+
+def _latest_effect(facts: Facts, operation: Operation) -> int:
+    """When it took effect at the latest, if it did."""
+    effect = facts.effect(operation)
+    return operation.end if effect.certain == "no" else max(operation.end, effect.end)
 
 
 # Both passes.
@@ -591,19 +698,16 @@ def check(events: Iterable[Event]) -> Report:
         for event in events:
             facts.note(event)
             _sort(event, facts, buckets)
-        held: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        firsts: dict[str, list[First]] = defaultdict(list)
-        acked: Counter[str] = Counter()
+        many = Collected()
         for queue, lines in buckets.read():
             for token, life in _lives(facts, lines).items():
                 _check_life(facts, queue, token, life, report)
-                acked[queue] += any(state == "acked" for state, _ in life.rows)
-                if facts.plans[queue].max_in_flight:
-                    held[queue] += certainly_held(facts, life)
-                if facts.plans[queue].ordered:
-                    firsts[queue] += first_claim(facts, queue, token, life)
-    for found in (sums(facts, acked), progress(facts), surroundings(facts), limits(facts, held), order(facts, firsts)):
+                many.add(facts, queue, token, life)
+    for found in (sums(facts, many.acked), progress(facts), surroundings(facts), order(facts, many.firsts)):
         report.add(found)
+    for found in (limits(many.held), succession(many.turns), batches_done(many.batches.values())):
+        report.add(found)
+    report.figures["follow-ups delivered"] = sum(batch.delivered < NEVER for batch in many.batches.values())
     report.figures["faults"] = len(facts.faults)
     report.figures["operations"] = len(facts.operations)
     report.figures["most memory of a proxy, MB"] = max(facts.memory.values(), default=0) >> 20

@@ -25,7 +25,7 @@ import pymysql
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.fault.chaos import faults as carried_out
 from tests.fault.chaos.history import Writer, now_us, pack
-from tests.fault.chaos.plans import Plan
+from tests.fault.chaos.plans import CAPACITIES, Plan
 from tests.fault.chaos.schedule import Fault
 from tests.fault.chaos.workload import DATABASE, NOW_NS
 from tests.support.clocks import ShiftedClock
@@ -200,6 +200,8 @@ class Harness:
             self.start_proxy(number)
             self._relays_by_proxy.append(self._relays.order(leg=f"client{number}", to=proxy.port))
         with self.proxies[0].connect(database=DATABASE) as connection, connection.cursor() as cursor:
+            for name, capacity in CAPACITIES.items() if any(plan.needs for plan in run.plans) else ():
+                cursor.execute(f"CREATE SEMAPHORE {name} CAPACITY {capacity}")
             for plan in run.plans:
                 cursor.execute(plan.create)
                 for event in ("INSERT", "UPDATE") if plan.audited else ():

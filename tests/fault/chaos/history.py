@@ -20,7 +20,7 @@ Kind = Literal[
     "clock",  # wall_us: the machine's wall clock at this moment
     "open",  # conn, proxy (-1: the server itself), process
     "close",  # conn, why: its owner ends it, or has found it lost
-    "begin",  # op, conn, what, queue, tokens, tx (0: autocommit), and what the operation needs
+    "begin",  # op, conn, what, queue, tokens, tx (0: autocommit), and what the operation needs (follow_up: a token)
     "done",  # op, outcome (ok, error, unknown), affected, error
     "got",  # conn, op, queue, rows: [epoch, time_next in us, tokens] for each delivery of equal epoch and time
     "process",  # process, place, pid: a process of the workload has begun in this place

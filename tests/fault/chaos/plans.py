@@ -6,9 +6,9 @@ option promises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 TOKENS_OF_A_PROCESS = 1 << 36
 """Each process of the workload numbers its messages from a multiple of it."""
@@ -21,6 +21,19 @@ VITESS = (
     + ", KEY next_idx (time_acked, priority, time_next DESC)) ENGINE=InnoDB COMMENT 'vitess_message,vt_ack_wait=4,"
     "vt_purge_after=86400,vt_batch_size=100,vt_cache_size=5000,vt_poller_interval=3,vt_max_backoff=8'"
 )
+
+
+CAPACITIES = {"mail": 5, "license": 3}
+"""The semaphores of a run."""
+
+
+class Limit(NamedTuple):
+    """What no more than `most` messages may hold at a time. `queue` is empty where several queues share it."""
+
+    rule: str
+    queue: str
+    name: str
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +71,38 @@ class Plan:
     """Its pollers take one message at a time: their ACKs may be gathered."""
     careful: bool = False
     """Its consumers acknowledge all that they get."""
+    groups: int = 0
+    """Its messages are of so many groups: the column `kind`, by the remainder of the token."""
+    group_limit: int = 0
+    strict: bool = False
+    """Its groups are in strict order."""
+    needs: tuple[str, ...] = ()
+    """What its messages need of semaphores: the column `needs`, by the remainder of the token."""
+    batches: bool = False
+    """The last message of each INSERT follows its other messages."""
 
     def as_values(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Plan:
-        return cls(**{**values, "ddl": tuple(values["ddl"])})
+        return cls(**{**values, "ddl": tuple(values["ddl"]), "needs": tuple(values["needs"])})
+
+    def needs_of(self, token: int) -> str:
+        return self.needs[token % len(self.needs)] if self.needs else ""
+
+    def limits(self, token: int) -> Iterator[Limit]:
+        """The limits that this message counts for while it is in flight."""
+        if self.max_in_flight:
+            yield Limit("max_in_flight", self.name, "", self.max_in_flight)
+        if self.group_limit or self.strict:
+            yield Limit("group_limit", self.name, str(token % self.groups), 1 if self.strict else self.group_limit)
+        for name in filter(None, self.needs_of(token).split(",")):
+            yield Limit("semaphore", "", name, CAPACITIES[name])
 
 
-def made(name: str, *options: str) -> str:
-    return f"CREATE QUEUE {name} ({COLUMNS}) " + " ".join(("POLLER_INTERVAL = 3", *options))
+def made(name: str, *options: str, columns: str = COLUMNS) -> str:
+    return f"CREATE QUEUE {name} ({columns}) " + " ".join(("POLLER_INTERVAL = 3", *options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +123,8 @@ def plans(names: frozenset[str] = frozenset()) -> tuple[Plan, ...]:
 
 
 SHORT = ("ACK_WAIT = 5", "MAX_BACKOFF = 8")
+GROUPED = (*SHORT, "GROUP_BY = (kind)")
+NEEDING = "needs VARCHAR(64), " + COLUMNS
 
 PLANS = (
     Plan("bulk", made("bulk", *SHORT), 5, 8, share=8, streams=3, careful=True),
@@ -116,4 +152,24 @@ PLANS = (
         audited=True,
     ),
     Plan("rescheduled", made("rescheduled", *SHORT), 5, 8, share=0.3, streams=1, delays=True, plain_sql=True),
+    Plan(
+        "grouped", made("grouped", *GROUPED, "GROUP_LIMIT = 3"), 5, 8, quota_per_s=10, streams=1, pollers=1,
+        groups=8, group_limit=3,
+    ),
+    Plan(
+        "strict", made("strict", *GROUPED, "GROUP_ORDER = STRICT"), 5, 8, quota_per_s=10, streams=1, pollers=1,
+        groups=20, strict=True, delays=True, plain_sql=True,
+    ),
+    Plan(
+        "mailing", made("mailing", *SHORT, "SEMAPHORES = (needs)", columns=NEEDING), 5, 8, quota_per_s=4, streams=1,
+        needs=("mail", "mail,license", "", "license"),
+    ),
+    Plan(
+        "printing", made("printing", *SHORT, "SEMAPHORES = (needs)", columns=NEEDING), 5, 8, quota_per_s=4, streams=1,
+        needs=("license,mail", "mail", "license"),
+    ),
+    Plan(
+        "batched", made("batched", *SHORT, "BATCHES"), 5, 8, quota_per_s=15, streams=1, pollers=1, plain_sql=True,
+        batches=True,
+    ),
 )  # fmt: skip

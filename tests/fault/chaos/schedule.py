@@ -104,7 +104,10 @@ LASTS_S = {
 USUAL_S = (0.5, 8.0)
 SETTLED = 0.97
 """No fault lasts beyond this part of the run."""
-TABLES = ("bulk", "plain", "vitess", "limited", "urgent", "locked", "kept", "rescheduled")
+TABLES = (
+    "bulk", "plain", "vitess", "limited", "urgent", "locked", "kept", "rescheduled",
+    "grouped", "strict", "mailing", "batched",
+)  # fmt: skip
 
 
 def schedule(

@@ -226,14 +226,31 @@ class Producer:
         tokens = self._load.tokens(max(1, min(draw.randrange(1, most + 1), int(self._quota_per_s) or 1)))
         delayed = plan.delays and draw.random() < 0.3
         time_next = f"{NOW_NS} + {draw.randrange(1, 3000)} * 1000000" if delayed else NOW_NS
+        follow_up = tokens[-1] if plan.batches and len(tokens) > 1 else 0
         rows = ",".join(
-            f"({token},{draw.randrange(plan.kinds)},{draw.randrange(plan.priorities)},{time_next},'body of {token}')"
+            f"({token},{self._kind(token, draw)},{draw.randrange(plan.priorities)},{time_next},'body of {token}'"
+            f"{self._more_values(token, follow_up)})"
             for token in tokens
         )
-        sql = f"INSERT INTO {plan.name} (token, kind, priority, time_next, body) VALUES {rows}"
-        await connection.run(sql, "insert", plan.name, tokens, tx=tx)
+        sql = f"INSERT INTO {plan.name} (token, kind, priority, time_next, body{self._more_columns}) VALUES {rows}"
+        await connection.run(sql, "insert", plan.name, tokens, tx=tx, **({"follow_up": follow_up} if follow_up else {}))
         self._recent = (self._recent + tokens)[-2000:]
         return len(tokens)
+
+    def _kind(self, token: int, draw: random.Random) -> int:
+        return token % self._plan.groups if self._plan.groups else draw.randrange(self._plan.kinds)
+
+    @property
+    def _more_columns(self) -> str:
+        return ", needs" if self._plan.needs else ", batch, after_batch" if self._plan.batches else ""
+
+    def _more_values(self, token: int, follow_up: int) -> str:
+        """`follow_up`: the message that follows all others of its INSERT, and the number of their batch."""
+        if self._plan.needs:
+            return f",'{self._plan.needs_of(token)}'"
+        if not self._plan.batches:
+            return ""
+        return ",NULL,NULL" if not follow_up else f",NULL,{token}" if token == follow_up else f",{follow_up},NULL"
 
     async def _plain(self, connection: Connection, draw: random.Random) -> None:
         """What an application may do to messages without the proxy's statements."""
