@@ -7,6 +7,7 @@ bench/results/spark-atomic.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -24,18 +25,7 @@ from pipeline.enqueue import enqueue
 
 ROWS = 2_000_000
 KINDS = {"mariadbd": "server", "mysqld": "server", "java": "Spark"}
-
-
-def cpu_by_kind() -> Mapping[str, float]:
-    """Seconds of CPU so far of the server, of Spark and of the proxy with this program."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for pid in family(os.getpid()):
-        try:
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-        except OSError:  # ended just now
-            continue
-        found[KINDS.get(name, "proxy and driver")] += cpu_s(pid)
-    return found
+OTHERS = "proxy, driver and Python of tasks"
 
 
 @dataclass
@@ -43,16 +33,28 @@ class Phases:
     """The time and the CPU when each phase began."""
 
     began: dict[str, tuple[float, Mapping[str, float]]] = field(default_factory=dict)
+    _seen: dict[int, tuple[str, float]] = field(default_factory=dict)
 
     def note(self, progress: Progress) -> None:
-        """Take notice of a phase."""
-        if progress.phase not in self.began:
-            self.began[progress.phase] = time.monotonic(), cpu_by_kind()
+        """Take notice of the processes, and of a phase that begins."""
+        cpu = self._cpu_by_kind()
+        self.began.setdefault(progress.phase, (time.monotonic(), cpu))
+
+    def _cpu_by_kind(self) -> Mapping[str, float]:
+        """Seconds of CPU so far of the server, of Spark and of all else, of processes that have ended too."""
+        for pid in family(os.getpid()):
+            with contextlib.suppress(OSError):  # ended just now
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                self._seen[pid] = (KINDS.get(name, OTHERS), cpu_s(pid))
+        found: defaultdict[str, float] = defaultdict(float)
+        for kind, spent in self._seen.values():
+            found[kind] += spent
+        return found
 
     def lines(self, rows: int) -> list[str]:
         """A row of the table for each phase."""
         self.note(Progress("end", 0, 0))
-        kinds = ("server", "Spark", "proxy and driver")
+        kinds = ("server", "Spark", OTHERS)
         table = [
             "| phase | seconds | messages a second | " + ", ".join(kinds) + ": CPU of a message, µs |",
             "|---|---|---|---|",

@@ -149,11 +149,6 @@ class Table:
         return {column.name.casefold(): column for column in self.columns}
 
     @property
-    def primary_key(self) -> tuple[str, ...]:
-        """The columns of the primary key; none if there is none."""
-        return next((key.columns for key in self.unique_keys if key.name == "PRIMARY"), ())
-
-    @property
     def key_on_id(self) -> Key | None:
         """The key along which rows are read: the primary key, or another unique key, that begins
         with id."""
