@@ -218,15 +218,17 @@ def test_two_queries_share_a_queue(
 
     def both_receive() -> bool:
         """The queries do not start at the same time, so messages come until both have had some."""
+        assert all(query.isActive for query in queries)
         enqueue(connection, "m", [f"{next(numbers)}"])
         return all(received.values())
 
+    queries: list[StreamingQuery] = []
     for name, mine in received.items():
 
         def take(batch: DataFrame, _: int, mine: list[str] = mine) -> None:
             mine.extend(row.payload for row in batch.collect())
 
-        begin(source(maxMessagesPerBatch=250), take, name)
+        queries.append(begin(source(maxMessagesPerBatch=250), take, name))
     eventually(both_receive, timeout_s=200)
     sent = next(numbers)
     eventually(lambda: acknowledged(connection) == sent, timeout_s=200)

@@ -244,7 +244,7 @@ def test_a_proxy_that_is_killed_and_comes_back(private_proxy: RunningProxy, data
         job = threading.Thread(target=lambda: outcomes.append(again(data, endpoint, mode)))
         job.start()
         reached = enqueued if mode == "streaming" else staged
-        eventually(lambda: reached(direct) > MESSAGES // 4, timeout_s=60, what="a quarter")
+        eventually(lambda: reached(direct) > MESSAGES // 4, timeout_s=200, what="a quarter")
         private_proxy.kill()
         private_proxy.start()
         job.join()
