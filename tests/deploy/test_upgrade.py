@@ -8,6 +8,7 @@ ACKSTREAM_UPGRADE_FROM names another commit.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -187,6 +188,22 @@ def is_used(proxy: RunningProxy, port: int) -> bool:
     return False
 
 
+def migrated_beside_both(server: EmbeddedServer, program: list[str]) -> None:
+    """Run `ackstream migrate` of the new version while proxies of both run: what is there is left, and what is
+    missing is made."""
+    command = [*program, "migrate", "--backend", f"mysql://root@{server.host}:{server.port}", "--json"]
+    for statement, result in ((None, "current"), ("DROP TABLE shop.ackstream_rates", "made")):
+        if statement is not None:
+            with connect(server) as root:
+                run(root, statement)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        steps = [json.loads(line) for line in done.stdout.splitlines()]
+        assert (done.returncode, [(step["table"], step["result"]) for step in steps]) == (
+            0,
+            [("shop.ackstream_rates", result)],
+        ), done.stderr
+
+
 def test_an_upgrade_under_load_loses_nothing_and_neither_does_the_way_back(
     private_server: EmbeddedServer, proxies: list[RunningProxy], old: list[str], new: list[str], tmp_path: Path
 ) -> None:
@@ -205,6 +222,8 @@ def test_an_upgrade_under_load_loses_nothing_and_neither_does_the_way_back(
             eventually(partial(advanced, workers, [len(worker.done) for worker in workers]), timeout_s=40)
             replaced(proxy, program)
             eventually(partial(is_used, proxy, port), timeout_s=40)
+            if proxy is proxies[0]:
+                migrated_beside_both(private_server, new)
         eventually(partial(advanced, workers, [len(worker.done) for worker in workers]), timeout_s=40)
         for producer in producers:
             producer.stop.set()
