@@ -48,8 +48,12 @@ from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import TableStatements, statement
 
-NAMES_MAX = 16
+NAMES_MAX = 128
 """Semaphores whose locks one claim takes. Messages that need further ones are left to the next claim."""
+
+SOUGHT_MAX = 16
+"""If a claim needs more semaphores, it reads the holders of all, which costs less than to search each row for
+so many names."""
 
 LOCK_WAIT_S = 1
 """How long a claim waits for each lock: hundreds of times what another claim takes."""
@@ -210,7 +214,9 @@ def holders_statement(table: QueueTable, names: Iterable[str]) -> str:
     column = quoted(table.group_columns[0].name)
     needs = f"CAST(CONVERT({column} USING utf8mb4) AS BINARY)"
     words = {"lease": quoted(table.lease_column or ""), "lease_index": quoted(table.lease_index or "")}
-    named = " OR ".join(f"LOCATE(x'{name.encode().hex()}', {needs}) > 0" for name in names)
+    sought = list(names)
+    named = " OR ".join(f"LOCATE(x'{name.encode().hex()}', {needs}) > 0" for name in sought)
+    named = named if len(sought) <= SOUGHT_MAX else "TRUE"
     return TableStatements(table)("semaphore_holders", column=column, needs=needs, named=named, **words)
 
 

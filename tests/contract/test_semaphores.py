@@ -213,20 +213,20 @@ def test_a_message_that_needs_more_or_less_than_it_did_is_missed(subject: AnySub
 
 
 def test_messages_that_need_many_semaphores_are_left_to_later_claims(server: ServerSubject) -> None:
-    names = [f"s{number:02}" for number in range(NAMES_MAX + 4)]
+    names = [f"{number:02}" for number in range(NAMES_MAX + 4)]
     for name in names:
         server.semaphore(name, 1)
     for key, name in enumerate(names, 1):
         put(server, name, key)
-    put(server, ",".join(names), 100)
+    put(server, ",".join(names), 1000)
     messages = [(key, name) for key, name in enumerate(names, 1)]
     claimed, left = claim(server, *messages)
     assert claimed == [key for key, _ in messages[:NAMES_MAX]]
     assert left.left_out == tuple(key for key, _ in messages[NAMES_MAX:])
     assert {found.name for found in left.semaphores} == set(names[:NAMES_MAX])
-    assert claim(server, (100, ",".join(names)))[0] == []
+    assert claim(server, (1000, ",".join(names)))[0] == []
     server.acknowledge(*claimed)
-    assert claim(server, (100, ",".join(names)))[0] == [100]
+    assert claim(server, (1000, ",".join(names)))[0] == [1000]
 
 
 def test_messages_of_streams_with_a_condition_count_too(subject: AnySubject) -> None:

@@ -63,7 +63,7 @@ BATCH_COLUMNS = (
     ", batch BIGINT, after_batch BIGINT, INDEX by_batch (batch, time_acked)"
     ", INDEX by_after (time_acked, after_batch, id)"
 )
-NEEDS = ", needs VARCHAR(100)"
+NEEDS = ", needs VARCHAR(600)"
 SCAN_INDEXES = {
     "ascending": "INDEX next_up (time_acked, priority, time_next)",
     "descending": "INDEX next_up (time_acked, priority, time_next DESC)",
