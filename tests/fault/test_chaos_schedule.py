@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.fault.chaos import faults as carried_out
 from tests.fault.chaos.faults import FAULTS
+from tests.fault.chaos.harness import Harness, Run
 from tests.fault.chaos.schedule import WEIGHTS, Fault, schedule, shrunk, without
 
 USUAL: dict[str, Any] = {"seconds": 600, "proxies": 3, "per_minute": 40}
@@ -62,3 +70,25 @@ def test_a_schedule_shrinks_in_no_more_runs_than_allowed() -> None:
     faults = schedule(7, **USUAL)
     assert shrunk(faults, never, 5) == faults
     assert len(runs) == 5
+
+
+def test_a_fault_that_lasts_longer_than_its_schedule_delays_the_next_one_of_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = (Fault(0, 0, "kill_server", 0), Fault(1, 0, "restart_server", 0))
+    begun = [threading.Event(), threading.Event()]
+    alone: list[bool] = []
+
+    def begin(site: object, fault: Fault) -> carried_out.Undo:
+        begun[fault.number].set()
+        return lambda: alone.append(not begun[1 - fault.number].wait(0.2) or len(alone) == 1)
+
+    monkeypatch.setattr(carried_out, "begin", begin)
+    with contextlib.ExitStack() as stack:
+        harness = Harness(Run("mysql", tmp_path, 1, 1, (), faults), stack)
+        threads = [threading.Thread(target=harness._carry_out, args=(fault, time.monotonic())) for fault in faults]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert alone == [True, True]

@@ -26,7 +26,7 @@ from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.fault.chaos import faults as carried_out
 from tests.fault.chaos.history import Writer, now_us, pack
 from tests.fault.chaos.plans import CAPACITIES, Plan
-from tests.fault.chaos.schedule import Fault
+from tests.fault.chaos.schedule import Fault, target_of
 from tests.fault.chaos.workload import DATABASE, NOW_NS
 from tests.support.clocks import ShiftedClock
 from tests.support.proxies import RunningProxy, environment
@@ -127,6 +127,8 @@ class Harness:
         self._over = threading.Event()
         """Ends all pauses."""
         self._starting = threading.Lock()  # The environment is the whole process's.
+        self._targets = {target_of(fault.what, fault.proxy): threading.Lock() for fault in run.faults}
+        """Held during a fault: on a slow machine, one may last longer than its schedule."""
         stack.callback(self._relays.close)
         stack.callback(self._over.set)
 
@@ -238,6 +240,10 @@ class Harness:
 
     def _carry_out(self, fault: Fault, began: float) -> None:
         self._over.wait(max(0.0, began + fault.at_s - time.monotonic()))
+        with self._targets[target_of(fault.what, fault.proxy)]:
+            self._carry_out_alone(fault)
+
+    def _carry_out_alone(self, fault: Fault) -> None:
         values: dict[str, Any] = {
             "number": fault.number,
             "what": fault.what,

@@ -133,7 +133,7 @@ def schedule(
         lasts_s = min(round(draw.uniform(*LASTS_S.get(what, USUAL_S)), 2), round(seconds * SETTLED - at_s, 2))
         proxy = draw.randrange(proxies) if what in OF_A_PROXY or what == "proxy_clock" else -1
         values = _values(what, draw)
-        target = _target(what, proxy)
+        target = target_of(what, proxy)
         if at_s < busy_until_s.get(target, 0.0):
             continue
         busy_until_s[target] = at_s + lasts_s + (TO_START_S if what in PROCESS | OF_THE_SERVER else 0)
@@ -141,7 +141,7 @@ def schedule(
     return tuple(faults)
 
 
-def _target(what: str, proxy: int) -> object:
+def target_of(what: str, proxy: int) -> object:
     """What can have one fault at a time."""
     if what in OF_THE_SERVER:
         return "server"
