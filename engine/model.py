@@ -25,6 +25,9 @@ SLOT_LOCK = "ackstream/"
 RATES = "ackstream_rates"
 """The table with the state of `max_rate` of all queues of its database."""
 
+GROUP_RATES = "ackstream_group_rates"
+"""The table with the state of `group_rate` of all queues of its database."""
+
 SEMAPHORES = "ackstream_semaphores"
 """The table with the semaphores of its database."""
 
@@ -105,6 +108,9 @@ class Policy:
     groups_counted: bool = False
     """Whether the database counts the messages in flight of each group, so that `group_limit` holds over
     all proxies. Not in the comment: it follows from the table's indexes."""
+    group_rate: float | None = None
+    """Deliveries of a group a second; None: any number. The database keeps it for all proxies. Where it
+    cannot, the queue is paused."""
 
     @property
     def group_most(self) -> int | None:
@@ -127,7 +133,8 @@ class Policy:
     @property
     def locked_claims(self) -> bool:
         """Whether the database keeps a limit, so that claims with the same limit wait for each other."""
-        return self.counted or self.paced or self.groups_counted or self.semaphores_counted
+        of_queue = self.counted or self.paced or self.groups_counted or self.group_rate is not None
+        return of_queue or self.semaphores_counted
 
     batch_by: str | None = None
     """The column with the batch that a message is a part of; None: its messages are no parts."""
@@ -246,6 +253,11 @@ class QueueTable:
     def rates(self) -> TableId:
         """The table of rates of its database."""
         return TableId(self.id.db, RATES)
+
+    @property
+    def group_rates(self) -> TableId:
+        """The table of the rates of message groups of its database."""
+        return TableId(self.id.db, GROUP_RATES)
 
     @property
     def semaphores(self) -> TableId:
@@ -588,7 +600,7 @@ class LimitsLeft(NamedTuple):
     paced_until_ns: int | None = None
     """When `max_rate` allows the next messages (server's clock); None: it is not kept there."""
     groups: tuple[GroupLeft, ...] = ()
-    """Of the groups of these messages those that may be full."""
+    """Of the groups of these messages those that may be full, or have used up their rate."""
     semaphores: tuple[SemaphoreLeft, ...] = ()
     """The semaphores that these messages need."""
     problem: str | None = None
@@ -604,6 +616,8 @@ class GroupLeft(NamedTuple):
     leases. Where the server treats several values as equal, those of all of them."""
     head: Entry | None = None
     """Where groups are in strict order, the message that has to be delivered first, if it was not claimed."""
+    paced_until_ns: int | None = None
+    """When `group_rate` allows its next message (server's clock); None: now."""
 
 
 Holder = tuple[TableId | None, Key]

@@ -160,7 +160,7 @@ def combination_problem(values: Mapping[str, str]) -> str | None:
         return "MAX_ATTEMPTS needs DEAD_LETTER, the table where dead messages go, for instance DEAD_LETTER = mail_dead"
     if "dead_letter" in values and not int(values.get("max_attempts", "0")):
         return "DEAD_LETTER needs MAX_ATTEMPTS, the deliveries until a message is dead, for instance MAX_ATTEMPTS = 10"
-    for name in ("group_limit", "group_order"):
+    for name in ("group_limit", "group_order", "group_rate"):
         if name in values and "group_by" not in values:
             return f"{name.upper()} needs GROUP_BY, the columns that make the groups, for instance GROUP_BY = (tenant)"
     if "group_limit" in values and "group_order" in values:
@@ -216,6 +216,7 @@ class _Reader:
             group_by=values["group_by"] or (),
             group_limit=values["group_limit"],
             group_strict=bool(values["group_order"]),
+            group_rate=values["group_rate"],
             batch_by=values["batch_by"],
             after_batch=values["after_batch"],
             dead_parts_hold=bool(values["batch_on_dead"]),
@@ -241,7 +242,7 @@ class _Reader:
                 "dead_letter is missing: with max_attempts, the table where dead messages go, "
                 "for instance dead_letter=mail_dead"
             )
-        for name in ("group_limit", "group_order"):
+        for name in ("group_limit", "group_order", "group_rate"):
             if values[name] and "group_by" not in self._values:
                 self.problems.append(f"{name} needs group_by: {_READERS['group_by'][1]}, for instance group_by=tenant")
         if values["group_limit"] and values["group_order"]:
@@ -377,6 +378,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "group_by": (_columns, "the columns whose values divide the messages into groups", "tenant|region"),
     "group_order": (_strict, "the order within a group, one message at a time", "strict"),
     "group_limit": (_whole(1, ROWS_MOST), "messages of a group in flight at most", "2"),
+    "group_rate": (_rate, "deliveries of a group a second at most", "5"),
     "batch_by": (_column, "the column with the batch that a message is a part of", "batch"),
     "after_batch": (_column, "the column with the batch that a follow-up waits for", "after_batch"),
     "semaphores": (_column, "the column with the semaphores that a message needs", "needs"),

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.model import RATES, SEMAPHORES, Policy
+from engine.model import GROUP_RATES, RATES, SEMAPHORES, Policy
 
 PREFIX = "ackstream:"
 """The beginning of their comments."""
@@ -64,6 +64,13 @@ RATES_TABLE = OwnTable(
     RATES, "MAX_RATE of the queues over all proxies", lambda policy: policy.max_rate is not None, "create_rates"
 )
 
+GROUP_RATES_TABLE = OwnTable(
+    GROUP_RATES,
+    "GROUP_RATE of the message groups over all proxies",
+    lambda policy: policy.group_rate is not None,
+    "create_group_rates",
+)
+
 SEMAPHORES_TABLE = OwnTable(
     SEMAPHORES,
     "the semaphores of the queues of this database",
@@ -71,5 +78,5 @@ SEMAPHORES_TABLE = OwnTable(
     "create_semaphores",
 )
 
-OWN_TABLES = {table.name: table for table in (RATES_TABLE, SEMAPHORES_TABLE)}
+OWN_TABLES = {table.name: table for table in (RATES_TABLE, GROUP_RATES_TABLE, SEMAPHORES_TABLE)}
 """All of them, by name."""

@@ -430,6 +430,7 @@ class Dispatcher:
         self.parts.capacity.claim_counted(now, left, len(claims))
         self.parts.places.claim_answered(now, left)
         self.parts.capacity.claim_took(now.mono_ns - attempt.started_ns)
+        self.parts.places.rates.claim_took(now.mono_ns - attempt.started_ns)
         self.parts.scans.claim_took(now.mono_ns - attempt.started_ns, now)
         effects: Effects = []
         for attempt, answer in self.parts.claims.take_answers():

@@ -1,11 +1,11 @@
-"""Which message groups have a place for one more message in flight (`group_limit`, semaphores).
+"""Which message groups have a place for one more message in flight (`group_limit`, `group_rate`, semaphores).
 
 A place is held by a message in flight here, which `GroupsInFlight` counts, or *elsewhere*: at another
 proxy, or by a claim whose answer was lost. Only a claim shows the latter (`GroupLeft`), with the end
 of its lease. It is remembered until that end, until a report or a scan shows that its delivery is
 over, or until the next poll. So a group at its limit causes no claim before it may have a place.
 
-The places of semaphores are kept beside (`SemaphorePlaces`).
+The places of semaphores and the rates of groups are kept beside (`SemaphorePlaces`, `GroupRates`).
 
 All this is a hint. With `policy.groups_counted`, each claim counts again in the database.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from engine.dispatch.group_rates import GroupRates
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
@@ -54,25 +55,30 @@ class GroupPlaces:
         """Any delivery elsewhere may have ended since then."""
         self.semaphores = SemaphorePlaces(policy, in_flight.note_unused)
         """The places of the semaphores that messages need."""
+        self.rates = GroupRates(policy, in_flight.note_unused)
+        """The groups that have used up their rate."""
 
     @property
     def limited(self) -> bool:
-        """Whether groups have a limit, or need semaphores."""
-        return self._policy.group_most is not None or self.semaphores.limited
+        """Whether groups have a limit or a rate, or need semaphores."""
+        return self._policy.group_most is not None or self.rates.limited or self.semaphores.limited
 
     @property
     def strict(self) -> bool:
         """Whether the messages of a group are in the order of their ids."""
         return self._policy.group_strict
 
-    def has_place(self, group: Group | None, here: int, key: Key) -> bool:
-        """Whether this message of a group may be in flight, beside `here` messages of this proxy."""
+    def has_place(self, group: Group | None, here: int, key: Key, taken: int = 0) -> bool:
+        """Whether this message of a group may be in flight, beside `here` messages of this proxy and
+        `taken` ones that were taken in this round."""
         most = self._policy.group_most
+        if group is not None and not self.rates.allows(group, taken):
+            return False
         if not self.semaphores.has_place(group):
             return False
         if most is None or group is None:
             return True
-        if here + len(self._elsewhere.get(group, ())) >= most:
+        if here + taken + len(self._elsewhere.get(group, ())) >= most:
             return False
         head = self._heads.get(group, key)
         if head == key:
@@ -95,6 +101,7 @@ class GroupPlaces:
         self.semaphores.claim_answered(now, found.semaphores if found else ())
         for left in found.groups if found else ():
             self._forget_group(left.group)
+            self.rates.used_up(left.group, left.paced_until_ns, now)
             if self._all_over:
                 continue
             for key, end_ns in left.holders.items():
@@ -143,8 +150,9 @@ class GroupPlaces:
         self._ends.clear()
 
     def forget_ended(self, now: Instant) -> None:
-        """Forget the messages whose leases have ended."""
+        """Forget the messages whose leases have ended, and the groups whose rate allows another message."""
         self.semaphores.forget_ended(now)
+        self.rates.forget_ended(now)
         while self._ends and self._ends[0][0] <= now.server_ns:
             at_ns, key = heapq.heappop(self._ends)
             if self._forgotten_ns.get(key) == at_ns:
@@ -162,6 +170,7 @@ class GroupPlaces:
         """The table's comment has changed."""
         self._policy = policy
         self.semaphores.set_policy(policy)
+        self.rates.set_policy(policy)
         self.any_over()
 
     def _remember(self, group: Group, key: Key, now: Instant, until_ns: int) -> None:

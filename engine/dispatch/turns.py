@@ -60,7 +60,7 @@ class Turns:
         """Whether this message of a group may be in flight."""
         if self._places is None:
             return True
-        return self._places.has_place(group, self._in_flight.count(group) + self._taken.get(group, 0), key)
+        return self._places.has_place(group, self._in_flight.count(group), key, self._taken.get(group, 0))
 
     def note_turn(self, group: Group | None) -> None:
         """A message of this group was taken."""

@@ -36,7 +36,7 @@ def _scan_times(parts: Parts) -> list[int | None]:
         if group.scans.buffer.ready:
             times.append(parts.capacity.next_token_ns)
     if parts.groups.with_credit():
-        times.append(parts.capacity.reopen_ns(now))
+        times += [parts.capacity.reopen_ns(now), parts.places.rates.next_ns]
         if (free_ns := parts.places.next_ns) is not None:
             times.append(now.until(free_ns))
     if dead_letters.scanned_for:

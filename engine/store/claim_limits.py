@@ -9,8 +9,9 @@ from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from engine.model import Claimed, Entry, Key, LimitsLeft, QueueTable, Wanted
 from engine.packets import text_values
 from engine.quoting import qualified, quoted, text_literal
-from engine.store.claim_plan import GroupCounts, SemaphoreCounts, unchanged
+from engine.store.claim_plan import GroupCounts, GroupPaces, SemaphoreCounts, groups_left, unchanged
 from engine.store.connection import Result, StoreConnection
+from engine.store.group_rates import ClaimGroupRates
 from engine.store.pace import Pace
 from engine.store.queries import TableStatements, statement
 from engine.store.semaphores import ClaimSemaphores
@@ -40,8 +41,11 @@ class ClaimLimits:
         self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
         self._group_most = policy.group_most if policy.groups_counted else None
         self._strict = policy.group_strict
+        group_pace = None if policy.group_rate is None else Pace(policy.group_rate, burst_s)
+        self._rates = None if group_pace is None else ClaimGroupRates(table, sql, group_pace)
         self._semaphores = semaphores
-        self._of_queue = any(limit is not None for limit in (self._most, self._pace, self._group_most))
+        of_queue = (self._most, self._pace, self._group_most, self._rates)
+        self._of_queue = any(limit is not None for limit in of_queue)
         self.any = self._of_queue or semaphores is not None
         """Whether there is a limit, and the claim holds a lock for it."""
         self._lock = text_literal(lock_name(table)) if self._of_queue else ""
@@ -53,6 +57,8 @@ class ClaimLimits:
         self._full_ns: int | None = None
         self.groups: GroupCounts | None = None
         """The messages in flight of message groups; None: they are not limited."""
+        self.paces: GroupPaces | None = None
+        """What the rate leaves to message groups; None: they have no rate."""
 
     @property
     def before(self) -> list[str]:
@@ -75,13 +81,17 @@ class ClaimLimits:
 
     def of_groups(self, keys: Collection[Key]) -> list[str]:
         """In the transaction, behind the statements that lock these rows."""
-        if self._group_most is None:
-            return []
-        counts = self._sql.for_ids("group_count", keys, most=self._group_most, **self._lease_words)
-        return [*counts, *self._sql.for_ids("group_heads", keys, **self._sql.order_words)] if self._strict else counts
+        statements = [] if self._rates is None else self._rates.reads(keys)
+        if self._group_most is not None:
+            statements += self._sql.for_ids("group_count", keys, most=self._group_most, **self._lease_words)
+            statements += self._sql.for_ids("group_heads", keys, **self._sql.order_words) if self._strict else ()
+        return statements
 
-    def read_groups(self, results: Sequence[Result]) -> None:
+    def read_groups(self, results: Sequence[Result], now_ns: int) -> None:
         """Take the results of `of_groups`."""
+        if self._rates is not None:
+            self.paces = self._rates.read(results[:1], now_ns)
+            results = results[1:]
         if self._group_most is None:
             return
         self.groups = groups = GroupCounts(self._group_most)
@@ -139,9 +149,10 @@ class ClaimLimits:
         return unchanged(found, wanted)
 
     @property
-    def by_message(self) -> GroupCounts | SemaphoreCounts | None:
+    def by_message(self) -> Sequence[GroupCounts | GroupPaces | SemaphoreCounts]:
         """The limits that do not concern all messages alike."""
-        return self.groups if self._semaphores is None else self._semaphores.counts
+        semaphores = None if self._semaphores is None else self._semaphores.counts
+        return [limit for limit in (self.groups, self.paces, semaphores) if limit is not None]
 
     def places(self, now_ns: int) -> int | None:
         """How many messages may be claimed; None: any number."""
@@ -154,10 +165,11 @@ class ClaimLimits:
 
     def writes(self, now_ns: int, claimed: int) -> list[str]:
         """With the claims of so many messages, in the transaction."""
+        of_groups = [] if self._rates is None or self.paces is None else self._rates.writes(self.paces)
         if self._pace is None or not claimed:
-            return []
+            return of_groups
         full_ns = self._pace.after(self._full_ns, now_ns, claimed)
-        return [statement("rate_write", full_ns=full_ns, **self._rate_words)]
+        return [statement("rate_write", full_ns=full_ns, **self._rate_words), *of_groups]
 
     def left(
         self, now_ns: int, claims: Sequence[Claimed], left_out: Sequence[Key], found: Mapping[Key, Entry]
@@ -172,7 +184,7 @@ class ClaimLimits:
         places = None if self._free is None else self._free - len(claims)
         pace = self._pace
         paced = None if pace is None else pace.ready_ns(pace.after(self._full_ns, now_ns, len(claims)))
-        groups = () if self.groups is None else self.groups.left(found.values())
+        groups = groups_left(found.values(), self.groups, self.paces)
         counts = None if self._semaphores is None else self._semaphores.counts
         semaphores, problem = ((), None) if counts is None else (counts.left(claims), counts.problem)
         return LimitsLeft(tuple(left_out), places, min(ends, default=None), paced, groups, semaphores, problem)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.dispatch.semaphore_places import needs_of
 from engine.model import Claimed, Entry, Group, GroupLeft, Holder, Key, SemaphoreLeft, Wanted
+from engine.store.pace import Pace
 
 
 class Step(enum.Enum):
@@ -33,7 +34,8 @@ class Step(enum.Enum):
     LOCK_ROWS = enum.auto()
     """Lock the rows that can be claimed."""
     COUNT_GROUPS = enum.auto()
-    """Count the messages in flight of the message groups of these rows, which cannot change any more."""
+    """Count the messages in flight of the message groups of these rows, which cannot change any more, and
+    read what their rates leave."""
     CHECK_BATCHES = enum.auto()
     """Find the follow-ups among them whose batches are not done. Behind LOCK_ROWS: what a statement
     shows was committed before it began, and a part is committed with its follow-up, or before."""
@@ -74,30 +76,82 @@ class GroupCounts:
     heads: dict[Key, Entry] | None = None
     """The first unacknowledged message of the group of each message; None: any may be next."""
 
-    def take(self, key: Key) -> bool:
-        """Take a place for this message, if its group has one and it is next. Returns whether it may be
-        claimed."""
+    def has_place(self, key: Key) -> bool:
+        """Whether this message's group has a place, and the message is next."""
         number = self.numbers.get(key)
         if number is None or self.held[number] >= self.most:
             return False
-        if self.heads is not None and (key not in self.heads or self.heads[key].key != key):
-            return False
-        self.held[number] += 1
-        return True
+        return self.heads is None or (key in self.heads and self.heads[key].key == key)
 
-    def left(self, entries: Iterable[Entry]) -> tuple[GroupLeft, ...]:
-        """What is left of the groups of these messages, behind the claim."""
-        found: dict[Group, GroupLeft] = {}
-        for entry in entries:
-            number = self.numbers.get(entry.key)
-            if entry.group is None or number is None:
-                continue
-            head = None if self.heads is None else self.heads.get(entry.key)
-            if self.held[number] >= self.most:
-                found[entry.group] = GroupLeft(entry.group, self.holders.get(number, {}))
-            elif head is not None:
-                found[entry.group] = GroupLeft(entry.group, {}, head._replace(group=entry.group))
-        return tuple(found.values())
+    def note_taken(self, key: Key) -> None:
+        """The claim takes this message."""
+        self.held[self.numbers[key]] += 1
+
+    def left(self, entry: Entry, group: Group) -> GroupLeft | None:
+        """What is left of the group of this message, behind the claim; None: it has a place."""
+        number = self.numbers.get(entry.key)
+        if number is None:
+            return None
+        if self.held[number] >= self.most:
+            return GroupLeft(group, self.holders.get(number, {}))
+        head = None if self.heads is None else self.heads.get(entry.key)
+        return None if head is None else GroupLeft(group, {}, head._replace(group=group))
+
+
+@dataclass(slots=True)
+class GroupPaces:
+    """What `group_rate` leaves to the message groups of a claim."""
+
+    pace: Pace
+    now_ns: int
+    groups: dict[Key, Hashable] = field(default_factory=dict)
+    """The group of each message of the claim, as the server compares groups. A message without one may not
+    be claimed."""
+    full_ns: dict[Hashable, int] = field(default_factory=dict)
+    """The time that is kept for each group. A group without one has its full rate."""
+    taken: Counter[Hashable] = field(default_factory=Counter)
+    """How many messages of each the claim takes."""
+
+    def has_place(self, key: Key) -> bool:
+        """Whether the rate allows one more message of this message's group."""
+        group = self.groups.get(key)
+        return group is not None and self.taken[group] < self.pace.allowed(self.full_ns.get(group), self.now_ns)
+
+    def note_taken(self, key: Key) -> None:
+        """The claim takes this message."""
+        self.taken[self.groups[key]] += 1
+
+    def written(self) -> dict[Hashable, int]:
+        """The times to keep behind the claim."""
+        return {group: self._after(group) for group, taken in self.taken.items() if taken}
+
+    def until_ns(self, key: Key) -> int | None:
+        """When the rate allows the next message of this message's group, behind the claim; None: now."""
+        group = self.groups.get(key)
+        if group is None:
+            return None
+        after_ns = self._after(group)
+        return None if self.pace.allowed(after_ns, self.now_ns) else self.pace.ready_ns(after_ns)
+
+    def _after(self, group: Hashable) -> int:
+        return self.pace.after(self.full_ns.get(group), self.now_ns, self.taken[group])
+
+
+def groups_left(
+    entries: Iterable[Entry], counts: GroupCounts | None, paces: GroupPaces | None
+) -> tuple[GroupLeft, ...]:
+    """What is left of the groups of these messages, behind the claim."""
+    found: dict[Group, GroupLeft] = {}
+    for entry in entries:
+        if entry.group is None:
+            continue
+        left = None if counts is None else counts.left(entry, entry.group)
+        until_ns = None if paces is None else paces.until_ns(entry.key)
+        if until_ns is not None:
+            left = (left or GroupLeft(entry.group, {}))._replace(paced_until_ns=until_ns)
+        if left is not None:
+            found[entry.group] = left
+    return tuple(found.values())
 
 
 @dataclass(slots=True)
@@ -119,14 +173,13 @@ class SemaphoreCounts:
     problem: str | None = None
     """Why nothing has a place, whatever the capacities are."""
 
-    def take(self, key: Key) -> bool:
-        """Take a place of each semaphore that this message needs, if all of them have one. Returns
-        whether it may be claimed."""
-        needs = self.needs.get(key, frozenset())
-        if not all(self._has_place(name) for name in needs):
-            return False
-        self.taken.update(needs)
-        return True
+    def has_place(self, key: Key) -> bool:
+        """Whether each semaphore that this message needs has a place."""
+        return all(self._has_place(name) for name in self.needs.get(key, ()))
+
+    def note_taken(self, key: Key) -> None:
+        """The claim takes this message."""
+        self.taken.update(self.needs.get(key, ()))
 
     def left(self, claims: Iterable[Claimed]) -> tuple[SemaphoreLeft, ...]:
         """What is left of them behind these claims."""
@@ -157,12 +210,13 @@ def choose(
     now_ns: int,
     end_ns: Callable[[int], int],
     places: int | None,
-    groups: GroupCounts | SemaphoreCounts | None = None,
+    by_message: Sequence[GroupCounts | GroupPaces | SemaphoreCounts] = (),
 ) -> tuple[tuple[Claimed, ...], tuple[Key, ...]]:
     """The messages that a claim takes, and those that it leaves out for want of places.
 
     Takes those of the locked rows (`found`) that still have the wanted epoch, the first `places` of
-    them in the order of `wanted` (None: all), and of these the ones that have a place in `groups`.
+    them in the order of `wanted` (None: all), and of these the ones that have a place in each of
+    `by_message`.
     `end_ns`: the end of a lease as it is written.
     """
     possible = [
@@ -171,13 +225,15 @@ def choose(
         if (entry := found.get(want.key)) and want.epoch == entry.epoch
     ]
     count = len(possible) if places is None else max(0, places)
-    if groups is None:
+    if not by_message:
         return tuple(possible[:count]), tuple(claim.key for claim in possible[count:])
     taken: list[Claimed] = []
     left_out: list[Key] = []
     for claim in possible:
-        if len(taken) < count and groups.take(claim.key):
+        if len(taken) < count and all(limit.has_place(claim.key) for limit in by_message):
             taken.append(claim)
+            for limit in by_message:
+                limit.note_taken(claim.key)
         else:
             left_out.append(claim.key)
     return tuple(taken), tuple(left_out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import enum
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TypeVar
@@ -45,7 +45,17 @@ from engine.model import (
     end_with_slot,
 )
 from engine.store.acks import Ack, shares
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, SemaphoreCounts, Step, choose, unchanged
+from engine.store.claim_plan import (
+    FIRST_PACKET,
+    SECOND_PACKET,
+    GroupCounts,
+    GroupPaces,
+    SemaphoreCounts,
+    Step,
+    choose,
+    groups_left,
+    unchanged,
+)
 from engine.store.pace import Pace
 from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
 from engine.store.rotation import Rotation
@@ -118,6 +128,8 @@ class MemoryStore:
     """The slots of the proxies that live."""
     rates: dict[TableId, int] = field(default_factory=dict)
     """The times in the tables of rates."""
+    group_rates: dict[tuple[TableId, Hashable], int] = field(default_factory=dict)
+    """The same for message groups."""
     limit_locks: dict[TableId, MemoryClaim] = field(default_factory=dict)
     """The claims under way that hold the lock of their queue's limits."""
     semaphores: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -490,11 +502,13 @@ class MemoryClaim:
         self._pace = Pace(policy.max_rate) if policy.paced and policy.max_rate is not None else None
         self._group_most = policy.group_most if policy.groups_counted else None
         self._groups: GroupCounts | None = None
+        self._group_pace = None if policy.group_rate is None else Pace(policy.group_rate)
+        self._paces: GroupPaces | None = None
         needs = {needs for want in wanted for needs in needs_of(want.group)} if policy.semaphores_counted else set()
         self._names = sorted(needs)
         """The semaphores that its messages need."""
         self._semaphores: SemaphoreCounts | None = None
-        self._limited = policy.counted or policy.paced or policy.groups_counted
+        self._limited = policy.counted or policy.paced or policy.groups_counted or policy.group_rate is not None
         self._full_ns: int | None = None
         self._paced_until_ns: int | None = None
         self._places: int | None = None
@@ -524,9 +538,11 @@ class MemoryClaim:
             case Step.LOCK_ROWS:
                 self._locked = {want.key: row for want, row in self._store.claimable(rows, [*self._wanted.values()])}
                 self._store.locked |= self._locked.keys()
-            case Step.COUNT_GROUPS if self._group_most is not None:
-                self._groups = GroupCounts(self._group_most)
-                self._count_groups(self._groups, rows.values())
+            case Step.COUNT_GROUPS:
+                self._read_rates()
+                if self._group_most is not None:
+                    self._groups = GroupCounts(self._group_most)
+                    self._count_groups(self._groups, rows.values())
             case Step.CHECK_BATCHES if self._table.after_batch is not None:
                 self._waiting = {
                     key
@@ -539,10 +555,7 @@ class MemoryClaim:
                 self._write()
             case Step.COMMIT:
                 rows.update(self._written)
-                claimed = len(self._written) - len(self._waiting)
-                if self._pace is not None and claimed:
-                    full_ns = self._pace.after(self._full_ns, self._now_ns, claimed)
-                    self._store.rates[self._table.id] = full_ns
+                self._write_rates(len(self._written) - len(self._waiting))
                 self._unlock()
             case Step.RELEASE_LOCK:
                 if self._store.limit_locks.get(self._table.id) is self:
@@ -603,6 +616,21 @@ class MemoryClaim:
         if self._table.policy.group_strict:
             groups.heads = {key: self._head(row.group, rows) for key, row in self._locked.items()}
 
+    def _write_rates(self, claimed: int) -> None:
+        if self._pace is not None and claimed:
+            self._store.rates[self._table.id] = self._pace.after(self._full_ns, self._now_ns, claimed)
+        for group, full_ns in (self._paces.written() if self._paces is not None else {}).items():
+            self._store.group_rates[self._table.id, group] = full_ns
+
+    def _read_rates(self) -> None:
+        if self._group_pace is None:
+            return
+        kept: dict[tuple[TableId, Hashable], int] = self._store.group_rates
+        groups: dict[Key, Hashable] = {key: row.group for key, row in self._locked.items()}
+        self._paces = paces = GroupPaces(self._group_pace, self._now_ns, groups)
+        places = ((group, (self._table.id, group)) for group in paces.groups.values())
+        paces.full_ns = {group: kept[place] for group, place in places if place in kept}
+
     @staticmethod
     def _head(group: Group, rows: Collection[Row]) -> Entry:
         """The first unacknowledged message of a group."""
@@ -623,7 +651,7 @@ class MemoryClaim:
         if self._pace is not None:
             paced = self._pace.allowed(self._full_ns, self._now_ns)
             places = paced if places is None else min(places, paced)
-        by_message = self._groups if counts is None else counts
+        by_message = [limit for limit in (self._groups, self._paces, counts) if limit is not None]
         claims, left_out = choose(self._wanted.values(), found, self._now_ns, end_ns, places, by_message)
         for claim in claims:
             lease_ns = None if self._table.lease_column is None else claim.deadline_ns
@@ -638,7 +666,7 @@ class MemoryClaim:
             if self._pace is not None:
                 full_ns = self._pace.after(self._full_ns, self._now_ns, len(claims))
                 paced_until_ns = self._pace.ready_ns(full_ns)
-            groups = () if self._groups is None else self._groups.left(found.values())
+            groups = groups_left(found.values(), self._groups, self._paces)
             semaphores = () if counts is None else counts.left(claims)
             left = LimitsLeft(left_out, free, min(ends, default=None), paced_until_ns, groups, semaphores)
         self.result = ClaimResult(claims, None, left, tuple(self._waiting))

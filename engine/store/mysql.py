@@ -66,6 +66,7 @@ from engine.store.connection import (
 )
 from engine.store.dead_letter import DeadLetterMove
 from engine.store.fetch import Fetch
+from engine.store.group_rates import IdleRates
 from engine.store.group_scan import scan_by_group
 from engine.store.information_schema import facts_of, listing, now_ns, table_facts
 from engine.store.own_writes import OwnWrites
@@ -170,6 +171,7 @@ class MySQLStore:
         self._row_bytes: Recent[TableId, int] = Recent(remembered)
         self._claim_s: Recent[TableId, float] = Recent(remembered)
         self._purged_to_ns: Recent[TableId, int] = Recent(remembered)
+        self._idle_rates = IdleRates(remembered)
         self._batches = Batches(self._with_rights)
         self._semaphores = Semaphores(self._with_rights)
         self._servers: set[Origin] = set()
@@ -432,7 +434,11 @@ class MySQLStore:
         if table.kept_by_partition:
             with self._pool.connection() as connection:
                 partitions = self._retention.maintain(connection, table, age_ns)
-        return self._retried(partial(self._purge, table, age_ns, limit, partitions))
+        purged = self._retried(partial(self._purge, table, age_ns, limit, partitions))
+        if table.policy.group_rate is not None and not table.policy.paused:
+            with self._pool.connection() as connection:
+                self._idle_rates.delete(connection, table, purged.now_ns, limit)
+        return purged
 
     # One transaction each.
 
@@ -459,7 +465,7 @@ class MySQLStore:
             for other_context, locks in others:
                 locked += connection.run(locks, other_context)
             end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
-            limits.read_groups(locked[len(locked) - len(counts) :])
+            limits.read_groups(locked[len(locked) - len(counts) :], now_at)
             found = {entry.key: entry for entry in entries_of(sql, *locked[: len(locked) - len(counts)])}
             waiting = self._batches.waiting(connection, table, found) if table.after_batch else frozenset()
             found = {key: entry for key, entry in found.items() if key not in waiting} if waiting else found

@@ -41,6 +41,7 @@ class Pace:
 
     def _current(self, full_ns: int | None, now_ns: int) -> int:
         """The time that is kept. If it is later than any claim can have made it, the server's clock was
-        set back, or the rate was raised."""
+        set back, or the rate was raised, and it counts as none. A bound in its place would delay
+        messages until the clock has caught up: a claim that takes nothing writes nothing."""
         latest_ns = now_ns + int((BURST_S + CLAIM_MAX_S + 1 / self.rate) * NS_PER_S)
-        return now_ns if full_ns is None else min(max(full_ns, now_ns), latest_ns)
+        return now_ns if full_ns is None or full_ns > latest_ns else max(full_ns, now_ns)

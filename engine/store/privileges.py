@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.catalog.own_tables import RATES_TABLE, SEMAPHORES_TABLE
-from engine.catalog.privileges import OF_A_QUEUE, OF_DEAD_LETTERS, OF_GATHERED_ACKS, OF_RATES, Grants
+from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE
+from engine.catalog.privileges import (
+    OF_A_QUEUE,
+    OF_DEAD_LETTERS,
+    OF_GATHERED_ACKS,
+    OF_GROUP_RATES,
+    OF_RATES,
+    Grants,
+)
 from engine.model import BrokenTable, QueueTable, TableId
 from engine.packets import text_values
 from engine.quoting import qualified, quoted
@@ -48,6 +55,8 @@ def with_rights(
             return BrokenTable(found.id, (grants.divided_problem(found.id, OF_A_QUEUE),), denied=True)
     if isinstance(found, QueueTable) and found.policy.max_rate is not None:
         found = _with_rate(connection, grants, found)
+    if isinstance(found, QueueTable) and found.policy.group_rate is not None:
+        found = _with_group_rate(connection, grants, found)
     if isinstance(found, QueueTable) and found.policy.semaphores is not None:
         found = _with_semaphores(connection, grants, found)
     if isinstance(found, QueueTable) and found.acks_alike and not grants.cover(found.id, OF_GATHERED_ACKS):
@@ -78,6 +87,24 @@ def _with_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -
     if unfit := RATES_TABLE.problem(str(found.rates), comments.get(found.rates, "")):
         return replace(found, warnings=(*found.warnings, f"{alone}: {unfit}"))
     return replace(found, policy=replace(found.policy, paced=True))
+
+
+def _with_group_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -> QueueTable:
+    """Whether the rates of message groups can be kept; otherwise nothing is delivered, with the remedy as a
+    warning."""
+    rates = qualified(found.group_rates)
+    try:
+        connection.run([statement(f"rights_group_rates_{use}", rates=rates) for use in ("read", "write", "delete")])
+        comments = own_comments(connection, [found.group_rates])
+    except StoreError as error:
+        if connection.broken:
+            raise
+        if error.code in DENIED:
+            return _held_back(found, grants.missing_problem(found.group_rates, OF_GROUP_RATES))
+        rate = f"{found.policy.group_rate:g}"
+        return _held_back(found, f"ALTER QUEUE {found.id} GROUP_RATE = {rate} makes the table {found.group_rates}")
+    unfit = GROUP_RATES_TABLE.problem(str(found.group_rates), comments.get(found.group_rates, ""))
+    return _held_back(found, unfit) if unfit else found
 
 
 def _with_semaphores(connection: StoreConnection, grants: Grants, found: QueueTable) -> QueueTable:

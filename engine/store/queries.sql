@@ -366,6 +366,66 @@ FROM DUAL
 WHERE FALSE
 ON DUPLICATE KEY UPDATE full_ns = 0
 
+-- name: group_rates_read
+-- The message group of each message of a claim, as a digest, and when it has its full rate again. Runs
+-- behind claim_lock, as group_count does. The lock of the queue is held, so the times cannot change.
+SELECT /* ackstream rates */ id_read, CAST(HEX(group_hash) AS BINARY), (
+    SELECT CAST(kept.full_ns AS BINARY)
+    FROM $rates AS kept
+    WHERE kept.queue = $queue AND kept.group_hash = concerned.group_hash
+)
+FROM (
+    SELECT $id AS id_read, $group_hash AS group_hash
+    FROM $table FORCE INDEX ($id_index)
+    WHERE id IN ($ids) AND time_acked IS NULL
+) AS concerned
+
+-- name: group_rates_write
+-- One more claim: a row for each group of its messages. MySQL and MariaDB refer to the new values in
+-- different ways.
+INSERT INTO $rates (queue, group_hash, full_ns)
+VALUES $rows /*!80019 AS new */
+ON DUPLICATE KEY UPDATE full_ns = /*!80019 new.full_ns */ /*M! VALUES(full_ns) */
+
+-- name: group_rates_of
+-- When some groups have their full rate again.
+SELECT CAST(HEX(group_hash) AS BINARY), CAST(full_ns AS BINARY)
+FROM $rates
+WHERE queue = $queue AND group_hash IN ($groups)
+
+-- name: group_rates_behind
+-- The next groups of a queue, in the order of the primary key.
+SELECT /* ackstream purge */ CAST(HEX(group_hash) AS BINARY), CAST(full_ns AS BINARY)
+FROM $rates
+WHERE queue = $queue AND group_hash > $behind
+ORDER BY group_hash
+LIMIT $limit
+
+-- name: group_rates_delete
+-- Groups that have had their full rate for a while. The condition is checked again, since a claim may
+-- have used them since they were read.
+DELETE /* ackstream purge */ FROM $rates
+WHERE queue = $queue AND group_hash IN ($groups) AND full_ns < $before_ns
+
+-- name: rights_group_rates_read
+-- Whether there is a table of the rates of message groups, and it may be read.
+SELECT queue, group_hash, full_ns
+FROM $rates
+WHERE FALSE
+
+-- name: rights_group_rates_write
+-- Whether it may be written to.
+INSERT INTO $rates (queue, group_hash, full_ns)
+SELECT '', '', 0
+FROM DUAL
+WHERE FALSE
+ON DUPLICATE KEY UPDATE full_ns = 0
+
+-- name: rights_group_rates_delete
+-- Whether rows may be deleted.
+DELETE FROM $rates
+WHERE FALSE
+
 -- name: limit_release
 -- Releases it, behind the commit.
 DO RELEASE_LOCK($lock)

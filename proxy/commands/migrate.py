@@ -129,10 +129,10 @@ def migrate(
 ) -> None:
     """Make and upgrade the tables that ackstream itself keeps beside queues.
 
-    These are `ackstream_rates` and `ackstream_semaphores`, in each database with a queue that has
-    MAX_RATE or SEMAPHORES. CREATE QUEUE and ALTER QUEUE make them, too; an upgrade is made here
-    alone. The account needs CREATE and ALTER on these tables, which the engine's account does not
-    need otherwise.
+    These are `ackstream_rates`, `ackstream_group_rates` and `ackstream_semaphores`, in each database
+    with a queue that has MAX_RATE, GROUP_RATE or SEMAPHORES. CREATE QUEUE and ALTER QUEUE make them,
+    too; an upgrade is made here alone. The account needs CREATE and ALTER on these tables, which the
+    engine's account does not need otherwise.
 
     \b
     Examples:

@@ -35,6 +35,10 @@ def _group_limit(dispatcher: Dispatcher) -> bool:
     return dispatcher.parts.policy.group_limit is not None and _only_parked(dispatcher)
 
 
+def _group_rate(dispatcher: Dispatcher) -> bool:
+    return len(dispatcher.parts.places.rates) > 0 and _only_parked(dispatcher)
+
+
 def _group_order(dispatcher: Dispatcher) -> bool:
     return dispatcher.parts.policy.group_strict and _only_parked(dispatcher)
 
@@ -62,6 +66,7 @@ REASONS: Mapping[str, tuple[Test, str]] = MappingProxyType(
         "no_consumer": (_no_consumer, "no stream reads it"),
         "limit": (_limit, "as many are in flight as max_in_flight or vt_cache_size allows"),
         "group_limit": (_group_limit, "each group that has messages has as many in flight as group_limit allows"),
+        "group_rate": (_group_rate, "each group that has messages has used up its group_rate, or has no place"),
         "group_order": (_group_order, "each group that has messages waits for its first one"),
         "batch": (_batch, "follow-ups wait for the parts of their batches"),
         "semaphores": (_semaphores, "each message needs a semaphore that is full or does not exist"),

@@ -214,6 +214,16 @@ CREATE TABLE IF NOT EXISTS $table (
     full_ns BIGINT NOT NULL
 ) ENGINE = InnoDB COMMENT $comment
 
+-- name: create_group_rates
+-- The state of GROUP_RATE of the message groups of all queues of a database. A group is a digest of its
+-- values, which is the same for values that their collation treats as equal.
+CREATE TABLE IF NOT EXISTS $table (
+    queue VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    group_hash BINARY(32) NOT NULL,
+    full_ns BIGINT NOT NULL,
+    PRIMARY KEY (queue, group_hash)
+) ENGINE = InnoDB COMMENT $comment
+
 -- name: create_semaphores
 -- The semaphores of a database.
 CREATE TABLE IF NOT EXISTS $table (

@@ -9,13 +9,14 @@ filled or begun to use the table of that name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from engine.catalog.directives import DEFAULTS, is_marked, make_comment, parse_comment, queue_values, with_source
-from engine.catalog.own_tables import RATES_TABLE, SEMAPHORES_TABLE
-from engine.model import NS_PER_S, RATES, SEMAPHORES, BrokenTable, Policy, TableId
+from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE, OwnTable
+from engine.model import NS_PER_S, BrokenTable, Policy, TableId
 from engine.quoting import text_literal
 from engine.service import Engine
 from engine.store.partition_plan import WIDTH_MIN_NS
@@ -64,6 +65,11 @@ UNREADABLE_DEFINITION: Final = (
     " table and of the queue"
 )
 
+_OWN_TABLES: Final = MappingProxyType(
+    {"max_rate": RATES_TABLE, "group_rate": GROUP_RATES_TABLE, "semaphores": SEMAPHORES_TABLE}
+)
+"""The table that a directive needs."""
+
 COLUMNS_MAX = 4_096
 """The most columns that a table can have."""
 
@@ -100,10 +106,7 @@ class Creation:
         async def itself() -> CreateQueue:
             return statement
 
-        if "max_rate" in values:
-            await self.rates(session, statement.table)
-        if "semaphores" in values:
-            await self.semaphores(session, statement.table)
+        await self.own_tables(session, statement.table, values.keys())
         await self.dead_letter(session, statement.table, values, itself)
         answer = await change_schema(self._engine, session, text, may_fail=True)
         if answer.error is None:
@@ -149,22 +152,20 @@ class Creation:
             raise no_queue(dead, "so it cannot be a DEAD_LETTER")
         await self._let_in(session, dead, table)
 
-    async def rates(self, session: ClientSession, table: TableName) -> None:
-        """Create the table of rates in the database of a queue, unless it is there. A client that may not
-        create it gets the queue all the same: `SHOW QUEUES` reports that each proxy keeps the rate for
-        itself."""
-        rates = TableName(RATES, table.db)
-        if await comment_of(session, rates) is None:
-            made = sql(RATES_TABLE.create, table=rates.quoted(), comment=string_literal(session, RATES_TABLE.comment()))
-            await change_schema(self._engine, session, made, may_fail=True)
+    async def own_tables(self, session: ClientSession, table: TableName, directives: Collection[str]) -> None:
+        """Create those tables of ackstream's own in the database of a queue that these directives need, unless
+        they are there. A client that may not create them gets the queue all the same: `SHOW QUEUES` reports
+        what is missing."""
+        for own in (own for key, own in _OWN_TABLES.items() if key in directives):
+            await self.own_table(session, table, own)
 
-    async def semaphores(self, session: ClientSession, table: TableName, *, may_fail: bool = True) -> None:
-        """Create the table of semaphores in the database of a queue, unless it is there. A client that may
-        not create it gets the queue all the same. `may_fail` False: raises Refused."""
-        place = TableName(SEMAPHORES, table.db)
+    async def own_table(
+        self, session: ClientSession, table: TableName, own: OwnTable, *, may_fail: bool = True
+    ) -> None:
+        """Create one of these tables, unless it is there. `may_fail` False: raises Refused."""
+        place = TableName(own.name, table.db)
         if await comment_of(session, place) is None:
-            comment = string_literal(session, SEMAPHORES_TABLE.comment())
-            made = sql(SEMAPHORES_TABLE.create, table=place.quoted(), comment=comment)
+            made = sql(own.create, table=place.quoted(), comment=string_literal(session, own.comment()))
             await change_schema(self._engine, session, made, may_fail=may_fail)
 
     async def lease_column(
@@ -271,7 +272,7 @@ class Creation:
 
 _NOT_OF_DEAD_LETTERS = frozenset(
     {"max_attempts", "dead_letter", "dead_letter_of", "max_rate", "paused", "group_by", "group_limit", "group_order"}
-    | {"batch_by", "after_batch", "batch_on_dead", "semaphores"}
+    | {"group_rate", "batch_by", "after_batch", "batch_on_dead", "semaphores"}
 )
 """The directives of a queue that its dead-letter table does not get."""
 

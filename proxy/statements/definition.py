@@ -99,10 +99,7 @@ class Definition:
             await self._creation.delay_by(session, statement.table, changed.get("delay_by"))
 
         async def add_what_is_missing() -> None:
-            if "max_rate" in changed:
-                await self._creation.rates(session, statement.table)
-            if "semaphores" in changed:
-                await self._creation.semaphores(session, statement.table)
+            await self._creation.own_tables(session, statement.table, changed.keys())
             if not {"lease", *LIMITS, "group_by"} & (changed.keys() | reset):
                 return
             values, rest = split_comment(await marked_comment(session, statement.table))

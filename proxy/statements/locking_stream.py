@@ -61,9 +61,9 @@ messages, that keeps others from inserting any."""
 COUNTED = ServerError(
     1105,
     "HY000",
-    "STREAM … FOR UPDATE is not possible on a queue with MAX_IN_FLIGHT, MAX_RATE, GROUP_LIMIT or GROUP_ORDER: these "
-    "hold over all proxies, which cannot count messages that a transaction has locked. Leave FOR UPDATE out to claim "
-    "messages",
+    "STREAM … FOR UPDATE is not possible on a queue with MAX_IN_FLIGHT, MAX_RATE, GROUP_LIMIT, GROUP_RATE or "
+    "GROUP_ORDER: these hold over all proxies, which cannot count messages that a transaction has locked. Leave FOR "
+    "UPDATE out to claim messages",
 )
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from engine.model import Group, GroupColumn, IdKind, Key, Policy, QueueTable
 from engine.quoting import qualified, quoted
 from engine.service import Engine
+from engine.store.group_rates import group_hash, read_rates
+from engine.store.pace import Pace
 from engine.store.queries import FORMS, TableStatements
 from proxy.session.internal_queries import Context, checked_query, raw_rows
 from proxy.session.queries import sql
@@ -52,6 +54,8 @@ class _Found:
     """A group: how it is shown, and the conditions for its messages, one for each priority."""
 
     shown: str | None
+    digest: str
+    """Its name in the table of the rates of groups; empty in a queue without GROUP_RATE."""
     conditions: list[str] = field(default_factory=list)
 
 
@@ -75,8 +79,19 @@ class MessageGroups:
         like = None if statement.like is None else statement.like.decode(context.codec)
         found = await _Reading(session, queue, like).groups(statement.limit or LIMIT_DEFAULT)
         depths = await measure_each(ClientCounting(session), queue, [group.conditions for group in found])
+        paced = await self._paced(queue, [group.digest for group in found])
         pairs = zip(found, depths, strict=True)
-        return Result(GROUP_COLUMNS, [_row(group.shown, depth, queue.policy) for group, depth in pairs])
+        rows = [_row(group.shown, depth, queue.policy, paced=group.digest in paced) for group, depth in pairs]
+        return Result(GROUP_COLUMNS, rows)
+
+    async def _paced(self, queue: QueueTable, digests: Sequence[str]) -> set[str]:
+        """Those of these groups that have used up their rate. It is read with the account of the engine:
+        clients need no privilege on the table of rates."""
+        if queue.policy.group_rate is None or queue.policy.paused or not digests:
+            return set()
+        pace = Pace(queue.policy.group_rate)
+        kept, now_ns = await self._engine.read(read_rates(queue, digests))
+        return {str(digest) for digest, full_ns in kept if not pace.allowed(int(full_ns or 0), now_ns)}
 
 
 class _Reading:
@@ -90,6 +105,8 @@ class _Reading:
         names = ", ".join(quoted(column.name) for column in self._columns)
         values = [_expression(column, column.kind) for column in self._columns]
         values += [_expression(column, _shown_as(column)) for column in self._columns]
+        if queue.policy.group_rate is not None:
+            values.append(f"CAST(HEX({group_hash(self._columns)}) AS BINARY)")
         liked = "1" if like is None else f"CONCAT_WS('|', {names}) LIKE {like}"
         self._words = {"index": self._index, "columns": ", ".join(values), "liked": liked, "group_order": names}
 
@@ -103,24 +120,25 @@ class _Reading:
 
     async def _read_priority(self, priority: str, found: dict[Group, _Found], limit: int) -> None:
         """Add the groups with messages of one priority, unless there are `limit` of them."""
-        behind, steps, added = "TRUE", 0, set[Group]()
+        behind, steps, added, count = "TRUE", 0, set[Group](), len(self._columns)
         while steps < STEPS_MAX:
             words = {"priority": priority, "behind": behind, "limit": READ_STEP, **self._words}
             answer = await checked_query(self._session, sql("groups_behind", **words))
             entries = raw_rows(self._session, answer)
             for *values, liked in entries:
-                group = self._statements.group(values[: len(self._columns)])
+                group = self._statements.group(values[:count])
                 if group in added or (liked or b"0").strip(b"\0") != b"1":
                     continue
                 if group not in found and len(found) >= limit:
                     return
                 added.add(group)
-                shown = found.setdefault(group, _Found(self._text(values[len(self._columns) :])))
+                first = _Found(self._text(values[count : 2 * count]), _digest(values[2 * count :]))
+                shown = found.setdefault(group, first)
                 in_group = self._statements.in_group(group)
                 shown.conditions.append(f"time_acked IS NULL AND priority = {priority} AND {in_group}")
             if len(entries) < READ_STEP:
                 return
-            last = self._statements.group(entries[-1][: len(self._columns)])
+            last = self._statements.group(entries[-1][:count])
             behind, steps = self._statements.behind_group(last), steps + 1
 
     def _text(self, values: Sequence[bytes | None]) -> str | None:
@@ -141,13 +159,20 @@ def _expression(column: GroupColumn, kind: IdKind) -> str:
     return Template(FORMS[kind].expression).substitute(column=quoted(column.name))
 
 
+def _digest(values: Sequence[bytes | None]) -> str:
+    return b"".join(value or b"" for value in values).decode("ascii")
+
+
 def _word(value: Key) -> str:
     return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
-def _row(shown: str | None, depth: Depth, policy: Policy) -> list[object]:
-    most = policy.group_most
-    waits = depth.ready > 0 and most is not None and depth.in_flight >= most
+def _row(shown: str | None, depth: Depth, policy: Policy, *, paced: bool) -> list[object]:
+    most, waits = policy.group_most, list[str]()
+    if depth.ready > 0 and most is not None and depth.in_flight >= most:
+        waits.append("order" if policy.group_strict else "limit")
+    if depth.ready > 0 and paced:
+        waits.append("rate")
     estimated = ", ".join(sorted(depth.estimated))
     counts = [depth.ready, depth.scheduled, depth.in_flight, depth.oldest_ready_s]
-    return [shown, *counts, ("order" if policy.group_strict else "limit") if waits else None, estimated]
+    return [shown, *counts, ", ".join(waits) or None, estimated]

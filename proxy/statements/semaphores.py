@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from engine.catalog.own_tables import SEMAPHORES_TABLE
 from engine.dispatch.semaphore_places import names_in
 from engine.model import SEMAPHORES, QueueTable
 from engine.quoting import qualified, quoted, text_literal
@@ -82,7 +83,7 @@ class SemaphoreStatements:
         words = {"semaphores": place.quoted(), "name": text_literal(name)}
         match statement:
             case CreateSemaphore(capacity=capacity):
-                await self._creation.semaphores(session, place, may_fail=False)
+                await self._creation.own_table(session, place, SEMAPHORES_TABLE, may_fail=False)
                 await self._create(session, statement, sql("create_semaphore", capacity=capacity, **words))
             case AlterSemaphore(capacity=capacity):
                 await self._refuse_absent(session, statement.semaphore)

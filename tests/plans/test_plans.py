@@ -112,6 +112,7 @@ EXEMPT = {
     "semaphore_holders",  # Measured in test_plans_of_semaphores.py.
     "group_count",  # Both are measured in test_plans_of_group_limits.py.
     "group_heads",
+    "group_rates_read",  # Measured in test_plans_of_group_rates.py.
     "batch_waits",  # These are measured in test_plans_of_batches.py.
     "batch_rotation",
     "batch_follow_ups",

@@ -22,6 +22,7 @@ from engine.dispatch.instant import Instant
 from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Policy, Share, TableId
 from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step
 from engine.store.memory import MemoryClaim, MemoryStore, Row
+from engine.store.pace import Pace
 from tests.support.hunting import assert_objects
 from tests.support.play import POLICY, TABLE, Asked, Holding, Stage
 from tests.support.sampling import examples
@@ -46,6 +47,8 @@ GROUP_LIMIT = 2
 GROUPED = replace(
     COUNTED, max_in_flight=None, counted=False, group_by=("tenant",), group_limit=GROUP_LIMIT, groups_counted=True
 )
+GROUP_RATE = 1
+GROUP_PACED = replace(GROUPED, group_limit=None, groups_counted=False, group_rate=GROUP_RATE)
 STRICT = replace(GROUPED, group_limit=None, group_strict=True)
 
 
@@ -466,6 +469,49 @@ class Paced(Limited):
         assert len(lately) <= RATE + 1, "the rate is exceeded"
 
 
+class GroupPaced(Grouped):
+    """With a rate for each message group."""
+
+    policy = GROUP_PACED
+
+    @initialize()
+    def open_paced(self) -> None:
+        self.claimed_ns: dict[Group, list[int]] = {}
+        self.noted: set[tuple[Key, int]] = set()
+
+    def check(self) -> None:
+        if not hasattr(self, "claimed_ns"):
+            return
+        for row in self.store.rows[TABLE].values():
+            if row.is_in_flight(self.store.now_ns) and (row.key, row.epoch) not in self.noted:
+                self.noted.add((row.key, row.epoch))
+                self.claimed_ns.setdefault(row.group, []).append(self.store.now_ns)
+        for group, times_ns in self.claimed_ns.items():
+            lately = [at_ns for at_ns in times_ns if at_ns > self.store.now_ns - NS_PER_S]
+            assert len(lately) <= GROUP_RATE + 1, f"the rate of {group} is exceeded"
+
+    def _has_place(self, key: Key) -> bool:
+        kept_ns = self.store.group_rates.get((TABLE, self.store.rows[TABLE][key].group))
+        return Pace(GROUP_RATE).allowed(kept_ns, self.store.now_ns) > 0
+
+
+class GroupPacedUnfollowed(GroupPaced):
+    followed = False
+
+
+class GroupPacedAndLimited(GroupPaced):
+    """Both hold."""
+
+    policy = replace(GROUPED, group_rate=GROUP_RATE)
+
+    def check(self) -> None:
+        super().check()
+        Grouped.check(self)
+
+    def _has_place(self, key: Key) -> bool:
+        return super()._has_place(key) and Grouped._has_place(self, key)
+
+
 class CountedBeforeTheLock(Limited):
     steps = (Step.COUNT, Step.TAKE_LOCK, Step.BEGIN, Step.LOCK_ROWS, *SECOND_PACKET)
 
@@ -634,7 +680,50 @@ class TheFirstStaysFirst(Strict):
     dispatcher_type = DispatcherThatWaitsForTheFirst
 
 
+class ClaimOfOwnGroupRates(MemoryClaim):
+    """Keeps the rates of groups for each slot."""
+
+    def _read_rates(self) -> None:
+        everybody, own = self._store.group_rates, self._table.id
+        kept = {group: full_ns for (table, group), full_ns in everybody.items() if table == self._own}
+        self._store.group_rates = {(own, group): full_ns for group, full_ns in kept.items()}
+        super()._read_rates()
+        self._store.group_rates = everybody
+
+    def _write_rates(self, claimed: int) -> None:
+        super()._write_rates(claimed)
+        for group, full_ns in (self._paces.written() if self._paces is not None else {}).items():
+            self._store.group_rates[self._own, group] = full_ns
+
+    @property
+    def _own(self) -> TableId:
+        return TableId("slot", str(self._slot))
+
+
+class GroupRatesPerProxy(GroupPaced):
+    claim_type = ClaimOfOwnGroupRates
+
+
+class GroupRatesReleasedBeforeTheCommit(GroupPaced):
+    steps = (*FIRST_PACKET, Step.WRITE, Step.RELEASE_LOCK, Step.COMMIT)
+
+
+class DispatcherThatParksPacedGroups(Dispatcher):
+    """A group that has used up its rate is not brought back."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.parts.places.rates.forget_ended = lambda now: None  # type: ignore[method-assign]
+
+
+class PacedGroupsStayParked(GroupPaced):
+    dispatcher_type = DispatcherThatParksPacedGroups
+
+
 BREAKS: list[type[Limited]] = [
+    GroupRatesPerProxy,
+    GroupRatesReleasedBeforeTheCommit,
+    PacedGroupsStayParked,
     GroupsReleasedBeforeTheCommit,
     GroupsCountedPerProxy,
     FullGroupsStayFull,
@@ -671,3 +760,9 @@ TestGroupedUnfollowed = GroupedUnfollowed.TestCase
 TestGroupedUnfollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 TestPaced = Paced.TestCase
 TestPaced.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestGroupPaced = GroupPaced.TestCase
+TestGroupPaced.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestGroupPacedUnfollowed = GroupPacedUnfollowed.TestCase
+TestGroupPacedUnfollowed.settings = settings(max_examples=examples(30), stateful_step_count=60, deadline=None)
+TestGroupPacedAndLimited = GroupPacedAndLimited.TestCase
+TestGroupPacedAndLimited.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -230,12 +230,9 @@ class CountedPerProxy(Shared):
 class OneIsEnough(SemaphoreCounts):
     """Takes a message that has a place of one of its semaphores."""
 
-    def take(self, key: Key) -> bool:
+    def has_place(self, key: Key) -> bool:
         needs = self.needs.get(key, frozenset())
-        if needs and not any(self._has_place(name) for name in needs):
-            return False
-        self.taken.update(needs)
-        return True
+        return not needs or any(self._has_place(name) for name in needs)
 
 
 class ClaimInPart(MemoryClaim):

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from pymysql.connections import Connection
 
-from engine.catalog.own_tables import RATES_TABLE, SEMAPHORES_TABLE
+from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE
 from engine.model import (
+    GROUP_RATES,
     NS_PER_S,
     RATES,
     SEMAPHORES,
@@ -142,12 +143,14 @@ class MemorySubject:
         group_limit: int | None = None,
         strict: bool = False,
         rate: float | None = None,
+        group_rate: float | None = None,
         batches: bool = False,
         semaphores: bool = False,
     ) -> None:
         """`in_flight`: the messages in flight over all proxies at most; `group_limit`: those of a group; `strict`:
         groups are in strict order; `semaphores`: messages need those in their column `needs`. All imply `lease`.
-        `rate`: their deliveries a second. `batches`: messages may be parts and follow-ups."""
+        `rate`: their deliveries a second; `group_rate`: those of a group. `batches`: messages may be parts and
+        follow-ups."""
         counted = in_flight is not None or group_limit is not None or strict or semaphores
         groups = (GroupColumn("needs", IdKind.TEXT),) if semaphores else groups
         lease = lease or counted
@@ -162,6 +165,7 @@ class MemorySubject:
                 groups_counted=group_limit is not None or strict,
                 max_rate=rate,
                 paced=rate is not None,
+                group_rate=group_rate,
                 batch_by="batch" if batches else None,
                 after_batch="after_batch" if batches else None,
                 semaphores="needs" if semaphores else None,
@@ -252,13 +256,15 @@ class ServerSubject:
         group_limit: int | None = None,
         strict: bool = False,
         rate: float | None = None,
+        group_rate: float | None = None,
         batches: bool = False,
         semaphores: bool = False,
     ) -> None:
         """`groups`: the names of the group columns, which are among `columns`. `in_flight`: the messages
         in flight over all proxies at most; `group_limit`: those of a group; `strict`: groups are in
         strict order; `semaphores`: messages need those in their column `needs`, which is added. All imply `lease`.
-        `rate`: their deliveries a second. `batches`: messages may be parts and follow-ups."""
+        `rate`: their deliveries a second; `group_rate`: those of a group. `batches`: messages may be parts and
+        follow-ups."""
         lease = lease or in_flight is not None or group_limit is not None or strict or semaphores
         columns += NEEDS if semaphores else ""
         groups = ("needs",) if semaphores else groups
@@ -269,6 +275,7 @@ class ServerSubject:
         columns += ", lease BIGINT DEFAULT NULL INVISIBLE" if lease else ""
         comment = COMMENT + (",lease=lease" if lease else "")
         comment += f",max_rate={rate:g}" if rate is not None else ""
+        comment += f",group_rate={group_rate:g}" if group_rate is not None else ""
         if in_flight is not None:
             comment += f",max_in_flight={in_flight}"
             columns += ", INDEX by_lease (time_acked, lease, time_next)"
@@ -287,10 +294,9 @@ class ServerSubject:
         self.execute(f"CREATE DATABASE {database}")
         self.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')")
         self.connection.select_db(database)
-        if rate is not None:
-            self.execute(client_sql("create_rates", table=RATES, comment=f"'{RATES_TABLE.comment()}'"))
-        if semaphores:
-            self.execute(client_sql("create_semaphores", table=SEMAPHORES, comment=f"'{SEMAPHORES_TABLE.comment()}'"))
+        for own, needed in ((RATES_TABLE, rate), (GROUP_RATES_TABLE, group_rate), (SEMAPHORES_TABLE, semaphores)):
+            if needed:
+                self.execute(client_sql(own.create, table=own.name, comment=f"'{own.comment()}'"))
         self.definition = f"({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}"
         self.execute(f"CREATE TABLE messages ({columns}{index and ','}{index}) COMMENT '{comment}' {partitions}")
         self.store = mysql_store(server)
@@ -309,6 +315,8 @@ class ServerSubject:
         self.execute("DELETE FROM messages")
         if self.table.policy.max_rate is not None:
             self.execute(f"DELETE FROM {RATES}")
+        if self.table.policy.group_rate is not None:
+            self.execute(f"DELETE FROM {GROUP_RATES}")
         if self.table.policy.semaphores is not None:
             self.execute(f"DELETE FROM {SEMAPHORES}")
         self.execute("DROP TABLE IF EXISTS dead")

@@ -46,6 +46,7 @@ ENGINE_SHELL = {
     "engine.store.connection",
     "engine.store.dead_letter",
     "engine.store.fetch",
+    "engine.store.group_rates",
     "engine.store.group_scan",
     "engine.store.information_schema",
     "engine.store.mysql",

@@ -42,7 +42,9 @@ def test_claims_that_start_when_they_may_reach_the_rate(rate: float) -> None:
     assert total >= 0.99 * rate * (now_ns - NOW) / NS_PER_S
 
 
-def test_after_the_clock_was_set_back_messages_wait_for_a_second_and_one_message() -> None:
-    pace = Pace(0.5)
-    full_ns = pace.after(NOW + 3600 * NS_PER_S, NOW, 0)
-    assert pace.ready_ns(full_ns) <= NOW + 4 * NS_PER_S
+@pytest.mark.parametrize("later_s", [0.5, 3, 3.1, 3_600])
+def test_after_the_clock_was_set_back_messages_wait_for_a_second_and_one_message(later_s: float) -> None:
+    """A claim that takes nothing writes nothing, so the time that is kept stays."""
+    pace, kept_ns = Pace(0.5), NOW + int(later_s * NS_PER_S)
+    assert pace.ready_ns(pace.after(kept_ns, NOW, 0)) <= NOW + 4 * NS_PER_S
+    assert pace.allowed(kept_ns, NOW + 4 * NS_PER_S) == 1

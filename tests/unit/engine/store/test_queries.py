@@ -43,7 +43,7 @@ def test_each_order_by_with_a_limit_is_total() -> None:
     for name, template in templates().items():
         order = re.search(r"ORDER BY (.*)\nLIMIT", template.template)
         if order and name not in exempt:
-            assert re.search(r"\bid( DESC)?$|\$scan_order$|\$arrival_order$", order[1]), name
+            assert re.search(r"\b(id|group_hash)( DESC)?$|\$scan_order$|\$arrival_order$", order[1]), name
 
 
 def test_a_word_that_is_missing_is_an_error() -> None:
