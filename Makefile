@@ -68,7 +68,7 @@ test-pipeline: .venv/.pipeline ## Run the tests of the data pipeline on Spark, k
 
 # `make test` and `make test-pipeline` run a slice of these, drawn by a seed that they print (TESTS_SEED repeats it).
 .PHONY: test-long
-test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kills, mutants, ten times the examples, fuzz (an hour or more)
+test-long: .venv/.pipeline ## Run what the other tests take a slice of: all kills, mutants, 25 times the examples, fuzz (an hour or more)
 	@scripts/prepare mariadb mysql compiler pipeline
 	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) tests/property
 	@TESTS_LONG=1 .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "either_server or sampled" tests

@@ -40,7 +40,7 @@ collect_ignore = [] if importlib.util.find_spec("pyspark") else ["pipeline"]
 
 # How long an example takes is the machine's affair, and how busy it is.
 hypothesis.settings.register_profile(
-    "ackstream", max_examples=examples(100), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "ackstream", max_examples=examples(40), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ackstream")
 

@@ -22,6 +22,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 PRODUCERS, CONSUMERS, MESSAGES = 3, 5, 20_000
 MESSAGES_BEFORE_DEATH = (50, 1_500)
 

@@ -18,6 +18,8 @@ from tests.support.replicas import (
 from tests.support.servers import connect
 from tests.support.waiting import eventually, settled
 
+pytestmark = pytest.mark.either_server
+
 LOST = {2006, 2013}
 """What a driver reports of a connection that its server has ended."""
 

@@ -13,6 +13,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.replicas import primary_and_replica, promote, run_all
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def pair(flavour):

@@ -7,9 +7,13 @@ import contextlib
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.support.proxies import environment, running_proxy
 from tests.support.queues import create_queue, enqueue, rows
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.either_server
 
 PEERS = 60
 """The test servers accept a hundred or more connections."""

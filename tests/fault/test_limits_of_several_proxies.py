@@ -21,6 +21,8 @@ from tests.support.queues import enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 LIMIT = 5
 MESSAGES = 600
 IN_FLIGHT = (

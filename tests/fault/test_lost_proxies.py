@@ -16,6 +16,8 @@ from tests.support.queues import rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 HELD = "SELECT id FROM m WHERE time_acked IS NULL AND lease = time_next AND lease % 1000 > 0"
 
 

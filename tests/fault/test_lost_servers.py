@@ -10,6 +10,8 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 def test_every_client_hears_of_the_servers_death(private_server, private_proxy) -> None:
     with connect(private_server) as root:

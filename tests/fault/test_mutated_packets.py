@@ -7,6 +7,8 @@ import pytest
 from tests.support.fuzzing import fuzz
 from tests.support.sampling import SEED
 
+pytestmark = pytest.mark.either_server
+
 PACKETS = 10_000
 
 

@@ -14,6 +14,8 @@ from tests.support.queues import enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 DEAD = 20_480
 
 

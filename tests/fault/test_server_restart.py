@@ -12,6 +12,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 def test_a_stream_is_told_when_the_server_dies_and_the_queue_goes_on_when_it_is_back(
     private_server, private_proxy, consume

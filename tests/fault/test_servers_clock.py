@@ -15,6 +15,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import FLAVOURS, connect, server_or_skip
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 BACK_S = -600.0
 
 

@@ -10,6 +10,8 @@ from pymysql.constants import CLIENT
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def connection(proxy, database):

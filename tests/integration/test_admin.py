@@ -27,6 +27,8 @@ from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 TOKEN = "0123456789abcdef"
 SELF_SIGNED = ssl._create_unverified_context()
 

@@ -14,6 +14,8 @@ from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import directives, rows, run
 from tests.support.servers import binary_or_skip, connect, running_server
 
+pytestmark = pytest.mark.either_server
+
 OWN = "priority INT NOT NULL DEFAULT 0, epoch BIGINT NOT NULL DEFAULT 0, time_next BIGINT DEFAULT 0, time_acked BIGINT"
 NEXT = "KEY next_up (time_acked, priority, time_next)"
 COLUMNS = """

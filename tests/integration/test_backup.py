@@ -12,6 +12,8 @@ import pytest
 from tests.support.queues import rows, run
 from tests.support.servers import cache_dir, client_program, foreign_command
 
+pytestmark = pytest.mark.either_server
+
 
 def dump_program(flavour: str) -> list[str]:
     root = cache_dir() / "mysql-sid"

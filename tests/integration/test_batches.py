@@ -17,6 +17,8 @@ from tests.support.queues import rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def connection(proxy, database) -> Iterator[Connection[Any]]:

@@ -18,6 +18,8 @@ from tests.support.terminal import Terminal, as_printed, type_session
 from tests.support.transcripts import play, steps
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 README = Path(__file__).parents[2] / "README.md"
 START = Path(__file__).parents[2] / "docs" / "start.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -24,6 +24,8 @@ from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 MODES = {
     "plain": SqlMode(),
     "ANSI_QUOTES,PIPES_AS_CONCAT": SqlMode(ansi_quotes=True),

@@ -21,6 +21,8 @@ from tests.support.raw import BASE, RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 30
 COUNTED = ("claims", "scans", "store_answers")
 

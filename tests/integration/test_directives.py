@@ -11,6 +11,8 @@ from tests.support.insides import vanish
 from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 
 

@@ -30,6 +30,8 @@ from tests.support.raw import ALL, BASE, RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 CLIENTS = 8
 ROUNDS_MAX = 2_000
 """Nothing is gathered while the catalog is read again, for a second after a table was made."""

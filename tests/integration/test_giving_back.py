@@ -13,6 +13,8 @@ from tests.support import insides
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 NOW_NS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 DUE_IN_S = f"SELECT id, ROUND((CAST(time_next AS SIGNED) - {NOW_NS}) / 1e9) FROM m ORDER BY id"
 

@@ -18,6 +18,8 @@ from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 LIMITED = "CREATE QUEUE m (tenant VARCHAR(20), body TEXT) GROUP_BY = (tenant), GROUP_LIMIT = 2"
 BY_GROUP = "time_acked,lease,time_next,tenant"
 

@@ -17,6 +17,8 @@ from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 STRICT = "CREATE QUEUE m (tenant VARCHAR(20), body TEXT) GROUP_BY = (tenant), GROUP_ORDER = STRICT"
 
 

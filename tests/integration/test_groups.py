@@ -18,6 +18,8 @@ from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 FLOOD = 6_000
 """More messages than are read ahead."""
 

@@ -11,6 +11,8 @@ from pymysql.connections import Connection
 from tests.support.queues import rows, run
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 OPTIONS = {"limit": "GROUP_BY = (tenant) GROUP_LIMIT = 1", "order": "GROUP_BY = (tenant) GROUP_ORDER = STRICT"}
 """With both, one message of a tenant is in flight at a time."""
 

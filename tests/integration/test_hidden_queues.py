@@ -14,6 +14,8 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 COLUMNS = "id BIGINT PRIMARY KEY, priority INT, epoch BIGINT, time_next BIGINT, time_acked BIGINT"
 TEMPORARY = f"CREATE TEMPORARY TABLE m ({COLUMNS})"
 MAKING = f"BEGIN {TEMPORARY}; RETURN 1; END"

@@ -14,6 +14,8 @@ from tests.support.queues import create_queue, enqueue
 from tests.support.raw import BASE, RawClient
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 KEEPALIVE = "02"
 
 

@@ -14,6 +14,8 @@ from tests.support.raw import BASE, RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def connection(proxy, database):

@@ -21,6 +21,8 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 STREAM = "STREAM * FROM m NOWAIT"
 PREPARE_STREAM = bytes([Commands.COM_STMT_PREPARE]) + STREAM.encode()
 QUERY = int(Commands.COM_QUERY)

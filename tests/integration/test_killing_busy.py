@@ -19,6 +19,8 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 LARGE = "x" * 15_000_000
 """More than the buffers of the sockets take from a client that does not read."""
 

@@ -23,6 +23,8 @@ from tests.support.sampling import SEED, examples
 from tests.support.servers import connect
 from tests.support.turns import Turns
 
+pytestmark = pytest.mark.either_server
+
 STREAM = "STREAM id, payload FROM m LIMIT 1 NOWAIT"
 PROOF = ["SELECT HEX", "SHOW CREATE", "UPDATE `"]
 """The beginnings of what proves a known STREAM, in one round trip."""

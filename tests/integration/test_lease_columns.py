@@ -12,6 +12,8 @@ from pymysql.connections import Connection
 
 from tests.support.queues import create_queue, enqueue, rows, run
 
+pytestmark = pytest.mark.either_server
+
 IN_FLIGHT = "SELECT id FROM m WHERE time_acked IS NULL AND lease = time_next"
 
 

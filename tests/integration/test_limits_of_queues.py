@@ -11,6 +11,8 @@ from pymysql.connections import Connection
 
 from tests.support.queues import create_queue, enqueue, rows, run
 
+pytestmark = pytest.mark.either_server
+
 LEASE_KEY = "SELECT index_name FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = 'm'"
 IN_FLIGHT = "SELECT id FROM m WHERE time_acked IS NULL AND lease = time_next AND lease > {now} ORDER BY id"
 NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"

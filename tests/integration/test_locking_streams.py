@@ -21,6 +21,8 @@ from tests.support.raw import ALL, BASE, DEPRECATE_EOF, RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually, settled
 
+pytestmark = pytest.mark.either_server
+
 ROW = "SELECT epoch, time_next, time_acked FROM m ORDER BY id"
 
 

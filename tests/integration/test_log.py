@@ -15,6 +15,8 @@ from tests.support.proxies import running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 ENGINE, CLIENT = "EnginesPassword4711", "ClientsPassword0815"
 PAYLOAD, CONDITION = "the-payload", "the-condition"
 REFUSED = (

@@ -13,6 +13,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.raw import BASE, RawClient
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 def test_an_ack_of_more_ids_than_are_read_acknowledges_them_and_frees_the_credit(proxy, consume, database) -> None:
     with proxy.connect(database=database) as client:

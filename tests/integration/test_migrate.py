@@ -26,6 +26,8 @@ from tests.support.queues import create_queue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 LATER = replace(RATES_TABLE, upgrades=("rates_to_2", "rates_to_3"))
 """The table of rates in a version that is made up here."""
 UPGRADES = {

@@ -23,6 +23,8 @@ from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect, server_or_skip
 
+pytestmark = pytest.mark.either_server
+
 WAIT_NS = 30 * 10**9
 LAST = 999_999
 

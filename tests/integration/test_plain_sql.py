@@ -19,6 +19,8 @@ from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
 from tests.support.writing import NOW_NS, WAYS, Way
 
+pytestmark = pytest.mark.either_server
+
 HOUR_NS = 3_600_000_000_000
 
 

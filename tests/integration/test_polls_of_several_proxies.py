@@ -5,10 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from proxy.embedded.server import EmbeddedServer
 from tests.support.proxies import running_proxy
 from tests.support.queues import create_queue, enqueue, rows
 from tests.support.servers import connect
+
+pytestmark = pytest.mark.either_server
 
 
 def test_each_proxy_gets_messages_as_long_as_some_are_due(

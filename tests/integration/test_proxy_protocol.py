@@ -14,6 +14,8 @@ from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import binary_or_skip, connect, running_server
 
+pytestmark = pytest.mark.either_server
+
 SAID: dict[Flavour, str] = {
     "mysql": "Got packets out of order",
     "mariadb": "Proxy header is not accepted from 127.0.0.1",

@@ -13,6 +13,8 @@ from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.raw import ALL, BASE, DEPRECATE_EOF, RawClient
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 COLUMNS: Final = {
     "tiny": ("TINYINT", "-128", "127"),
     "tiny_unsigned": ("TINYINT UNSIGNED", "0", "255"),

@@ -12,6 +12,8 @@ import pytest
 from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 NOW_NS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 
 

@@ -15,6 +15,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.raw import BASE, RawClient
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 EVENT_TYPE_AT = 5
 HEARTBEATS = {27, 41}
 """Events that tell of nothing but that the server is there."""

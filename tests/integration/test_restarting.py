@@ -21,6 +21,8 @@ from tests.support.raw import RawClient
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 PATIENT = {"ACKSTREAM_DRAIN_WORK_S": "20", "ACKSTREAM_REUSE_PORT": "true"}
 
 

@@ -13,6 +13,8 @@ from engine.store.partition_plan import AHEAD
 from tests.support.queues import rows, run
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 HOUR = 3600
 
 

@@ -13,6 +13,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.waiting import eventually
 from tests.support.writing import NOW_NS
 
+pytestmark = pytest.mark.either_server
+
 S = 1_000_000_000
 MS = 1_000_000
 ACK_WAIT_NS = 600 * S

@@ -19,6 +19,8 @@ from tests.support.queues import Consumer, rows, run, user
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 QUEUE = "CREATE QUEUE {name} (needs VARCHAR(100), body TEXT) SEMAPHORES = (needs)"
 
 

@@ -14,6 +14,8 @@ from tests.support.documents import SERVE_LINES, blocks_of
 from tests.support.queues import run
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 LINES = {
     f"{block}: {number}": line
     for block in blocks_of(SERVE_LINES)

@@ -18,6 +18,8 @@ from tests.support.queues import PATIENT, Consumer, create_queue, enqueue, rows,
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 MESSAGES = 12_000
 CONSUMERS = 4
 

@@ -19,6 +19,8 @@ from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.servers import connect, running_server
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def connection(proxy, database):

@@ -13,6 +13,8 @@ from pymysql.connections import Connection
 from tests.support.queues import create_queue, rows, run, user
 from tests.support.servers import connect
 
+pytestmark = pytest.mark.either_server
+
 LIMITED = (
     "CREATE QUEUE m (tenant VARCHAR(20), region INT, body TEXT) GROUP_BY = (tenant, region), GROUP_LIMIT = 2, "
     "POLLER_INTERVAL = 3600"

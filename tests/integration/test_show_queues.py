@@ -13,6 +13,8 @@ from tests.support.queues import create_queue, enqueue, rows, run, user
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 NOW_NS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000"
 MANY = """WITH RECURSIVE digits AS (SELECT 0 AS d UNION ALL SELECT d + 1 FROM digits WHERE d < 9)
     SELECT {columns} FROM digits a, digits b, digits c, digits e, digits f WHERE f.d < {tens}"""

@@ -11,6 +11,8 @@ from tests.support.proxies import RunningProxy
 from tests.support.queues import create_queue, directives, enqueue, rows, run, user
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 
 @pytest.fixture
 def connection(proxy: RunningProxy, database: str):

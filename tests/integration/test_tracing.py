@@ -19,6 +19,8 @@ from tests.support.proxies import RunningProxy, environment, running_proxy
 from tests.support.queues import rows, run
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 

@@ -18,6 +18,8 @@ from tests.support.queues import create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 DOCS = Path(__file__).parents[2] / "docs"
 MULTI = pymysql.constants.CLIENT.MULTI_STATEMENTS
 OF_THE_CLIENT = "2061"

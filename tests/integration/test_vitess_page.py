@@ -22,6 +22,8 @@ from tests.support.queues import create_queue, directives, enqueue, rows, run
 from tests.support.waiting import eventually
 from tests.support.writing import NOW_NS
 
+pytestmark = pytest.mark.either_server
+
 S = 1_000_000_000
 VITESS_TABLE = """
     CREATE TABLE my_message (

@@ -20,6 +20,8 @@ from tests.support.queues import Consumer, create_queue, enqueue, rows, run
 from tests.support.servers import connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 Serve = Callable[..., RunningProxy]
 
 

@@ -284,4 +284,4 @@ def test_the_play_objects_to_a_dispatcher_that_is_broken_on_purpose(broken: type
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestFleet.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)

@@ -378,6 +378,6 @@ def test_the_play_objects_to_batches_that_are_broken_on_purpose(broken: type[Bat
 
 
 TestBatched = Batched.TestCase
-TestBatched.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestBatched.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)
 TestFollowed = Followed.TestCase
-TestFollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestFollowed.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)

@@ -791,7 +791,7 @@ BREAKS_OF_MORE = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "broken", [*BREAKS, *BREAKS_OF_SHARES, *BREAKS_OF_MORE], ids=lambda dispatcher: dispatcher.__name__
 )
@@ -807,4 +807,4 @@ def test_the_machine_objects_to_a_dispatcher_that_is_broken_on_purpose(
 
 
 TestPlay = Play.TestCase
-TestPlay.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
+TestPlay.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -178,7 +178,7 @@ def jain(shares: list[int]) -> float:
 
 
 TestGroupedPlay = GroupedPlay.TestCase
-TestGroupedPlay.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
+TestGroupedPlay.settings = settings(max_examples=examples(25), stateful_step_count=50, deadline=None)
 
 
 class TheCountOfAGroupLeaks(GroupsInFlight):

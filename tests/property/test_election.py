@@ -109,25 +109,25 @@ def proxies_agree_at_last(steps: Sequence[Step], election: Callable[[], Election
     assert len(primaries) <= 1, f"two primaries: {primaries}"
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(STEPS)
 def test_proxies_that_see_the_same_again_never_use_two_servers(steps: list[Step]) -> None:
     proxies_agree_at_last(steps, Election)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(CHANGES, st.integers(0, 40))
 def test_proxies_that_see_the_same_never_use_two_servers(changes: list[Change], late: int) -> None:
     proxies_agree(changes, late, Election)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(PARTIAL)
 def test_a_primary_is_writable_and_alone_when_it_is_chosen(changes: list[tuple[Change, frozenset[str]]]) -> None:
     never_leaves_a_writable_primary_for_another(changes, Election)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(CHANGES)
 def test_once_one_server_alone_is_writable_and_all_are_seen_it_is_the_primary(changes: list[Change]) -> None:
     world, proxy = World(), Election()

@@ -749,20 +749,20 @@ def test_the_play_objects_to_limits_that_are_broken_on_purpose(broken: type[Limi
 
 
 TestLimited = Limited.TestCase
-TestLimited.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestLimited.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestFollowed = Followed.TestCase
-TestFollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestFollowed.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)
 TestGrouped = Grouped.TestCase
-TestGrouped.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestGrouped.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestStrict = Strict.TestCase
-TestStrict.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestStrict.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestGroupedUnfollowed = GroupedUnfollowed.TestCase
-TestGroupedUnfollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestGroupedUnfollowed.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)
 TestPaced = Paced.TestCase
-TestPaced.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestPaced.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)
 TestGroupPaced = GroupPaced.TestCase
-TestGroupPaced.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestGroupPaced.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)
 TestGroupPacedUnfollowed = GroupPacedUnfollowed.TestCase
-TestGroupPacedUnfollowed.settings = settings(max_examples=examples(30), stateful_step_count=60, deadline=None)
+TestGroupPacedUnfollowed.settings = settings(max_examples=examples(15), stateful_step_count=60, deadline=None)
 TestGroupPacedAndLimited = GroupPacedAndLimited.TestCase
-TestGroupPacedAndLimited.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestGroupPacedAndLimited.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)

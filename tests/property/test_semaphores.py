@@ -318,6 +318,6 @@ def test_the_play_objects_to_semaphores_that_are_broken_on_purpose(broken: type[
 
 
 TestShared = Shared.TestCase
-TestShared.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+TestShared.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestSharedUnfollowed = SharedUnfollowed.TestCase
-TestSharedUnfollowed.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+TestSharedUnfollowed.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)

@@ -24,8 +24,8 @@ LONG: Final = bool(os.environ.get("TESTS_LONG"))
 
 
 def examples(count: int) -> int:
-    """How many examples a play of `count` has in this run: ten times as many in a long one."""
-    return 10 * count if LONG else count
+    """How many examples a play of `count` has in this run: 25 times as many in a long one."""
+    return 25 * count if LONG else count
 
 
 def taken(items: Sequence[pytest.Item], servers: Collection[str]) -> list[pytest.Item]:
