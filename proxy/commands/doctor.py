@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from engine.model import BrokenTable, TableId
 from engine.store.connection import BackendAddress
@@ -25,6 +27,9 @@ from proxy.session.queries import sql
 from proxy.settings import Endpoint, Settings
 from proxy.transport.addresses import beyond_loopback
 from proxy.transport.certificates import days_left
+
+STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
+"""Of the levels, on a terminal with colours."""
 
 AT_ONCE = 250
 """Tables described in one packet."""
@@ -151,11 +156,15 @@ def doctor(backend: str | None, backend_password_file: str | None, config: Path 
             store.close()
     found.append(client_tls(settings))
     found += ports(settings)
+    console = Console()
     for finding in found:
-        click.echo(json.dumps(asdict(finding)) if as_json else _line(finding))
+        if as_json:
+            click.echo(json.dumps(asdict(finding)))
+        else:
+            console.print(_line(finding), soft_wrap=True)
     sys.exit(EXIT_FAILED if any(finding.level == "error" for finding in found) else 0)
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: Finding) -> Text:
     remedy = f"\n         → {finding.remedy}" if finding.remedy else ""
-    return f"{finding.level:8} {finding.about}: {finding.text}{remedy}"
+    return Text.assemble((f"{finding.level:8}", STYLES[finding.level]), f" {finding.about}: {finding.text}{remedy}")

@@ -1,23 +1,41 @@
-"""The alert rules and the dashboard of docker/: valid, and made of metrics that exist."""
+"""The alert rules and the dashboard of docker/: valid, made of metrics that exist, and with values from a proxy."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
+import threading
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.processes import free_port
+from proxy.embedded.child_process import ChildProcess
+from proxy.embedded.server import EmbeddedServer
+from tests.support.proxies import RunningProxy
+from tests.support.queues import rows, run
 from tests.support.servers import cache_dir
+from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKER = REPOSITORY / "docker"
 METRIC = re.compile(r"\b(?:ackstream|process)_[a-z_]+[a-z]\b")
 HISTOGRAM_ENDS = ("_bucket", "_sum", "_count")
-PROMTOOL = cache_dir() / "prometheus" / "usr" / "bin" / "promtool"
+PROGRAMS = cache_dir() / "prometheus" / "usr" / "bin"
+PROMTOOL = PROGRAMS / "promtool"
+SCRAPED = """
+global: {{scrape_interval: 1s}}
+scrape_configs:
+  - job_name: ackstream
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
 
 FIRING = """
 rule_files: [{rules}]
@@ -120,3 +138,75 @@ def test_the_alerts_fire_for_what_they_are_for(tmp_path: Path) -> None:
     file = tmp_path / "test.yaml"
     file.write_text(FIRING.format(rules=DOCKER / "prometheus" / "alerts.yaml"))
     assert promtool("test", "rules", file) == ""
+
+
+@contextlib.contextmanager
+def prometheus(proxy: RunningProxy, folder: Path) -> Iterator[int]:
+    """A Prometheus that scrapes the proxy each second, and its port."""
+    config, port = folder / "prometheus.yaml", free_port()
+    config.write_text(SCRAPED.format(port=proxy.admin_port))
+    command = [
+        str(PROGRAMS / "prometheus"),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    process = ChildProcess(command, output=folder / "prometheus.log")
+    try:
+        eventually(partial(_is_ready, port), timeout_s=30)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready"):
+            return True
+    except OSError:
+        return False
+
+
+def series(port: int, expression: str) -> list[Any]:
+    """What Prometheus returns for an expression of the dashboard."""
+    expression = expression.replace("$__rate_interval", "10s").replace("$db", ".*").replace("$queue", ".*")
+    query = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}") as answer:
+        found: list[Any] = json.load(answer)["data"]["result"]
+    return found
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(180)
+def test_each_panel_of_the_dashboard_shows_what_a_running_proxy_reports(
+    private_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Messages of one queue are acknowledged, given back and dead, and those of another have no consumer."""
+    proxy = RunningProxy(private_server, tmp_path / "log", ["--log-level", "warning"])
+    with contextlib.ExitStack() as stack:
+        stack.callback(proxy.stop)
+        proxy.start()
+        client = stack.enter_context(proxy.connect())
+        run(client, "CREATE DATABASE shop")
+        client.select_db("shop")
+        run(client, "CREATE QUEUE m (body TEXT) MAX_ATTEMPTS = 2 DEAD_LETTER = m_dead MIN_BACKOFF = 0.1")
+        run(client, "CREATE QUEUE idle (body TEXT)")
+        run(client, "INSERT INTO idle (body) VALUES ('a')")
+        stop = threading.Event()
+
+        def work() -> None:
+            with proxy.connect(database="shop") as worker:
+                while not stop.wait(0.1):
+                    run(worker, "INSERT INTO m (body) VALUES ('a'), ('b'), ('c')")
+                    for number, (key,) in enumerate(rows(worker, "STREAM id FROM m LIMIT 3 NOWAIT")):
+                        run(worker, f"{'ACK' if number else 'NACK'} m WHERE id = {key}")
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        stack.callback(worker.join)
+        stack.callback(stop.set)
+        port = stack.enter_context(prometheus(proxy, tmp_path))
+        for panel in panels():
+            for target in panel["targets"]:
+                eventually(partial(series, port, target["expr"]), timeout_s=60, what=target["expr"])

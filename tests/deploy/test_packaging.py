@@ -1,16 +1,22 @@
-"""The compose file and the Kubernetes manifest against their published schemas, and the bill of materials."""
+"""The compose file and the Kubernetes manifest against their published schemas, the bill of materials, the packages."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import tarfile
+import venv
 from pathlib import Path
 
+import pymysql
 import pytest
 
 import proxy
+from tests.support.queues import rows, run
 
 pytestmark = pytest.mark.deploy
 
@@ -20,6 +26,7 @@ COMPOSE = REPOSITORY / "docker" / "compose.yaml"
 MANIFEST = REPOSITORY / "docker" / "kubernetes" / "ackstream.yaml"
 COMPOSE_CHECK = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
 MANIFEST_CHECK = ("kubernetes-validate", "--strict")
+SERVING = re.compile(r"^ackstream ready listen=127\.0\.0\.1:(\d+)", re.MULTILINE)
 VALIDATOR = """
 import sys
 from cyclonedx.schema import SchemaVersion
@@ -71,3 +78,37 @@ def test_the_bill_of_materials_lists_what_the_image_installs() -> None:
     assert all(found.values())
     (root,) = [entry for entry in bill["dependencies"] if entry["ref"] == "root-component"]
     assert len(root["dependsOn"]) > 5
+
+
+def built(target: str, sources: Path, folder: Path) -> Path:
+    """The wheel or source distribution that these sources make."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    subprocess.run(build, cwd=sources, check=True, capture_output=True)
+    (package,) = folder.iterdir()
+    return package
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_of_the_source_distribution_serves_from_an_empty_environment(tmp_path: Path) -> None:
+    with tarfile.open(built("sdist", REPOSITORY, tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "sources", filter="data")
+    (sources,) = (tmp_path / "sources").iterdir()
+    wheel = built("wheel", sources, tmp_path / "wheel")
+    venv.create(tmp_path / "environment", with_pip=True, symlinks=True)
+    programs = tmp_path / "environment" / "bin"
+    pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", str(wheel)], check=True)
+    listed = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True, text=True).stdout
+    assert "pyspark" not in {package["name"] for package in json.loads(listed)}
+    serve = [str(programs / "ackstream"), "serve", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACKSTREAM_", "PYTHON"))}
+    with subprocess.Popen(serve, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as proxy_process:
+        assert proxy_process.stdout is not None
+        ready = next(filter(None, map(SERVING.match, proxy_process.stdout)))
+        with pymysql.connect(host="127.0.0.1", port=int(ready[1]), user="root", autocommit=True) as client:
+            for statement in ("CREATE DATABASE shop", "USE shop", "CREATE QUEUE m (body TEXT)"):
+                run(client, statement)
+            run(client, "INSERT INTO m (body) VALUES ('a')")
+            assert rows(client, "STREAM body FROM m LIMIT 1 NOWAIT") == [("a",)]
+        proxy_process.send_signal(signal.SIGTERM)
+        assert proxy_process.wait(30) == 0

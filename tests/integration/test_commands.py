@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,15 @@ def test_doctor_names_what_is_missing_and_what_to_run(private_server: Any, tmp_p
     done = ackstream(variables, "doctor")
     assert done.returncode == 1
     assert "hush" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("setting", "coloured"), [("NO_COLOR=", True), ("NO_COLOR=1", False)])
+def test_no_color_takes_the_colours_from_a_terminal(server: EmbeddedServer, setting: str, *, coloured: bool) -> None:
+    backend = f"mysql://root@{server.host}:{server.port}"
+    command = [sys.executable, "-m", "proxy", "doctor", "--backend", backend]
+    with contextlib.closing(Terminal(["env", "TERM=xterm", setting, *command])) as terminal:
+        line = terminal.shows(r"[^\n]*version[^\n]*\n")
+    assert bool(re.search(r"\x1b\[(?:\d+;)*3[0-7]", line)) is coloured
 
 
 def test_top_shows_queues_and_streams(

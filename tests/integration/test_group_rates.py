@@ -17,6 +17,8 @@ from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.queues import create_queue, rows, run
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.either_server
+
 COLUMNS = "tenant VARCHAR(20), body TEXT"
 SLOW = f"CREATE QUEUE m ({COLUMNS}) GROUP_BY = (tenant), GROUP_RATE = 0.001"
 """No test takes the thousand seconds until the next message of a group."""
