@@ -5,7 +5,7 @@ Nothing is loaded from elsewhere. All values are escaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from types import MappingProxyType
@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 
 from proxy.server import markup
 from proxy.server.holding import REASONS
-from proxy.server.markup import age, facts, line, link, number, rate
+from proxy.server.markup import age, duration, facts, line, link, number, rate
 from proxy.server.overview import Overview, QueueState
 
-PLOT_POINTS_MAX = 40
-PLOT_WIDTH, PLOT_HEIGHT = 120, 24
+PLOT_POINTS_MAX = 30
+PLOT_WIDTH, PLOT_HEIGHT = 90, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,22 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "acknowledged": Column("Acknowledged", lambda queue: queue.acknowledged_per_s, rate),
         "streams": Column("Streams", lambda queue: queue.count("subscribers"), number),
     }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A column of plots in the table of queues."""
+
+    title: str
+    values: Callable[[QueueState], Sequence[float | None]]
+    shown: Callable[[float], str]
+
+
+PLOTS: Sequence[Plot] = (
+    Plot("Ready, last hour", lambda queue: queue.ready, number),
+    Plot("Acknowledged, last hour", lambda queue: queue.rates("acknowledged"), rate),
+    Plot("Due to delivered, 99 %", lambda queue: [sample.pickup_s for sample in queue.samples], duration),
 )
 
 
@@ -110,10 +126,11 @@ def _stuck(queues: list[QueueState]) -> str:
 def _table(queues: list[QueueState], request: Request) -> str:
     heads = _head("name", "Queue", request)
     heads += "".join(_head(name, column.title, request) for name, column in COLUMNS.items())
-    rows = "".join(map(_row, queues)) or f"<tr><td colspan={len(COLUMNS) + 2}>No queue.</td></tr>"
+    heads += "".join(f"<th scope=col>{escape(plot.title)}</th>" for plot in PLOTS)
+    rows = "".join(map(_row, queues)) or f"<tr><td colspan={len(COLUMNS) + len(PLOTS) + 1}>No queue.</td></tr>"
     return (
         '<h2 id="queues">Queues</h2><div class=scroll tabindex=0 role=region aria-labelledby=queues><table>'
-        f"<thead><tr>{heads}<th scope=col>Ready, last hour</th></tr></thead>"
+        f"<thead><tr>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )
 
@@ -129,7 +146,8 @@ def _row(queue: QueueState) -> str:
     name = _link(queue)
     cells = "".join(_cell(column, queue) for column in COLUMNS.values())
     marks = "".join(f" <span class=mark>{escape(reason.replace('_', ' '))}</span>" for reason in queue.reasons)
-    return f"<tr><th scope=row>{name}{marks}</th>{cells}<td>{_plot(queue.ready)}</td></tr>"
+    cells += "".join(f"<td>{_line(plot, queue)}</td>" for plot in PLOTS)
+    return f"<tr><th scope=row>{name}{marks}</th>{cells}</tr>"
 
 
 def _link(queue: QueueState) -> str:
@@ -142,10 +160,12 @@ def _cell(column: Column, queue: QueueState) -> str:
     return f"<td>{'–' if value is None else column.shown(value)}</td>"
 
 
-def _plot(values: tuple[float, ...]) -> str:
+def _line(plot: Plot, queue: QueueState) -> str:
     """A line in an SVG, with its highest value in words."""
+    values = plot.values(queue)
     step = -(-len(values) // PLOT_POINTS_MAX) or 1
     points = values[::-1][::step][::-1]
-    if len(points) < 2:
+    known = [value for value in points if value is not None]
+    if len(known) < 2:
         return "–"
-    return line(points, f"at most {number(max(points))}", PLOT_WIDTH, PLOT_HEIGHT)
+    return line(points, f"{plot.title}: at most {plot.shown(max(known))}", PLOT_WIDTH, PLOT_HEIGHT)

@@ -58,6 +58,20 @@ def test_views_between_two_samples_add_none() -> None:
     assert seen.queues[0].ready == (1.0,)
 
 
+def test_the_queues_have_plots_of_depth_rate_and_latency() -> None:
+    history, seen = History(), overview()
+    for second in range(0, 600, 10):
+        family = HistogramMetricFamily("ackstream_queue_pickup_delay_seconds", "Pick-up", labels=LABELS)
+        family.add_metric(["shop", "m"], [("0.05", float(second)), ("+Inf", float(second))], 0.0)
+        seen = history.view([*families({"m": second}, acknowledged=3.0 * second), family], float(second))
+    shown = content(seen, Request())
+    labels = ("Ready, last hour: at most 590", "Acknowledged, last hour: at most 3.0/s")
+    for label in (*labels, "Due to delivered, 99 %: at most 50.0 ms"):
+        assert f'aria-label="{label}"' in shown
+    assert shown.count("<svg") == 3
+    assert "<svg" not in content(overview(m=1), Request())
+
+
 def test_queues_are_sorted_and_searched() -> None:
     seen = overview(a=1, b=30, c=4)
     shown = content(seen, Request.of({"sort": "ready"}))
