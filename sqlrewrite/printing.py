@@ -14,7 +14,7 @@ from typing import Final
 from sqlrewrite import literals
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Kind
 from sqlrewrite.names import quote
-from sqlrewrite.queues import CreateQueue
+from sqlrewrite.queue_statements import CreateQueue
 
 _NOW = r"timestampdiff\(MICROSECOND,(?:_\w+)?'1970-01-01',utc_timestamp\(6\)\) \* 1000"
 _PRINTED: Final = {

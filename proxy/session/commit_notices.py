@@ -24,7 +24,7 @@ from proxy.wire.walker import Outcome
 from sqlrewrite.ack import KEYS_MAX, KeyLiterals, SettleStatement
 from sqlrewrite.classify import Head, Kill, TransactionEnd, Verb
 from sqlrewrite.names import Param
-from sqlrewrite.queues import QueueStatement
+from sqlrewrite.queue_statements import QueueStatement
 from sqlrewrite.stream import StreamStatement
 
 TOUCHED_TABLES_MAX = 64

@@ -52,7 +52,7 @@ from sqlrewrite.definitions import (
 )
 from sqlrewrite.errors import PARSE_ERROR, SqlError
 from sqlrewrite.names import TableName
-from sqlrewrite.queues import CreateQueue
+from sqlrewrite.queue_statements import CreateQueue
 from sqlrewrite.server_errors import in_own_words
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from engine.model import BrokenTable, Policy
 from proxy.statements.tables import table_id
 from sqlrewrite.definitions import OWN_COLUMNS, Definition, Extras, Kind, declares, missing, nullable_id
 from sqlrewrite.names import quote
-from sqlrewrite.queues import CreateQueue
+from sqlrewrite.queue_statements import CreateQueue
 
 _INTEGERS: Final[Mapping[str, str]] = {
     "BOOL": "tinyint",

@@ -40,7 +40,8 @@ from proxy.wire.packets import ServerError
 from sqlrewrite.definitions import Extras, declares
 from sqlrewrite.names import TableName
 from sqlrewrite.printing import print_queue, retention_read
-from sqlrewrite.queues import AlterQueue, CreateQueue, DropQueue, Options, parse_queue_statement
+from sqlrewrite.queue_statements import AlterQueue, CreateQueue, DropQueue, Options
+from sqlrewrite.queues import parse_queue_statement
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession

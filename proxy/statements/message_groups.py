@@ -24,7 +24,7 @@ from proxy.statements.depth import ClientCounting, Depth, measure_each, prioriti
 from proxy.statements.results import COUNT, NAME, SECONDS, TEXT, WORDS, Column, Result
 from proxy.statements.tables import marked_comment, refused_as_client, table_id
 from proxy.wire.packets import ServerError
-from sqlrewrite.queues import ShowGroups
+from sqlrewrite.queue_statements import ShowGroups
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession

@@ -34,7 +34,7 @@ from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.condition import Condition
 from sqlrewrite.definitions import NOW_NS
 from sqlrewrite.names import TableName
-from sqlrewrite.queues import PurgeQueue, RedriveQueue
+from sqlrewrite.queue_statements import PurgeQueue, RedriveQueue
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession

@@ -32,7 +32,7 @@ from proxy.statements.show import QUEUE_COLUMNS, STREAM_COLUMNS, SUMMARY_COLUMNS
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.params import query_text
 from sqlrewrite.names import TableName
-from sqlrewrite.queues import (
+from sqlrewrite.queue_statements import (
     AlterQueue,
     AlterSemaphore,
     CreateQueue,
@@ -51,8 +51,8 @@ from sqlrewrite.queues import (
     ShowQueues,
     ShowSemaphores,
     ShowStreams,
-    parse_queue_statement,
 )
+from sqlrewrite.queues import parse_queue_statement
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession

@@ -32,7 +32,7 @@ from proxy.statements.tables import comment_of
 from proxy.wire.packets import ServerError, make_ok, parse_err
 from sqlrewrite.definitions import NOW_NS
 from sqlrewrite.names import TableName
-from sqlrewrite.queues import AlterSemaphore, CreateSemaphore, DropSemaphore, ShowSemaphores
+from sqlrewrite.queue_statements import AlterSemaphore, CreateSemaphore, DropSemaphore, ShowSemaphores
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession

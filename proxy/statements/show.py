@@ -25,7 +25,7 @@ from proxy.statements.others import Others, Subject
 from proxy.statements.results import COUNT, NAME, RATE, SECONDS, TEXT, WORDS, Column, Result
 from proxy.statements.semaphores import missing_semaphores
 from proxy.wire.packets import ServerError, parse_err
-from sqlrewrite.queues import ShowQueues
+from sqlrewrite.queue_statements import ShowQueues
 
 if TYPE_CHECKING:
     from proxy.session.ports import ClientSession

@@ -11,7 +11,7 @@ from engine.catalog.directives import OPTIONS
 from sqlrewrite.errors import SqlError
 from sqlrewrite.lexicon import SqlMode
 from sqlrewrite.names import TableName
-from sqlrewrite.queues import (
+from sqlrewrite.queue_statements import (
     AlterQueue,
     AlterSemaphore,
     CreateQueue,
@@ -29,8 +29,8 @@ from sqlrewrite.queues import (
     ShowQueues,
     ShowSemaphores,
     ShowStreams,
-    parse_queue_statement,
 )
+from sqlrewrite.queues import parse_queue_statement
 from sqlrewrite.tokens import STATEMENT_BYTES_MAX
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -8,7 +8,8 @@ import pytest
 
 from engine.catalog.directives import OPTIONS
 from proxy.statements.declared import problems_of
-from sqlrewrite.queues import CreateQueue, parse_queue_statement
+from sqlrewrite.queue_statements import CreateQueue
+from sqlrewrite.queues import parse_queue_statement
 from tests.support.queues import directives
 
 
