@@ -248,7 +248,8 @@ class TestNobodyWaits:
         subject.execute(f"REVOKE {lacking} ON {subject.database}.messages FROM {user}")
         put_acked(subject, 0.5, 7.5, 8.5)
         store = impatient(user)
-        assert store.purge(subject.table, 3 * HOUR, 100).value == 2
+        # The server itself may use the table for a moment, and then no partition can be added.
+        eventually(lambda: store.purge(subject.table, 3 * HOUR, 100).value == 2)
         assert store.purge(subject.table, 3 * HOUR, 100).value == 0
         assert ids(subject) == [5]
         (logged,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -115,6 +115,7 @@ class Provoking:
             assert rows(client, "STREAM id FROM orders LIMIT 1 WAIT 10") == [(1,)]
             proxy.send(signal.SIGTERM)
             eventually(lambda: "draining" in proxy.output)
+            assert rows(client, "STREAM id FROM orders NOWAIT") == []
             with pytest.raises(pymysql.MySQLError) as caught:
                 rows(client, "STREAM id FROM orders NOWAIT")
         return ["{} {}".format(*caught.value.args)]

@@ -471,7 +471,8 @@ def test_a_queue_that_keeps_its_acknowledged_messages_in_partitions(
 def test_a_queue_with_semaphores_a_limit_of_groups_and_batches(
     spark: SparkSession, endpoint: Endpoint, connection: Any
 ) -> None:
-    """By group and by semaphore. A message that waits for a place or for its batch is due, and so ready."""
+    """By group and by semaphore. A message that waits for a place is due, and so ready. One that waits for its batch is
+    ready until a proxy has set it aside, and scheduled then."""
     run(connection, "CREATE SEMAPHORE mail CAPACITY 1")
     run(connection, "CREATE QUEUE m (tenant INT, body INT) GROUP_BY = (tenant) GROUP_LIMIT = 2 BATCHES")
     run(connection, "CREATE QUEUE s (needs VARCHAR(40), batch BIGINT) SEMAPHORES = (needs)")
@@ -479,11 +480,13 @@ def test_a_queue_with_semaphores_a_limit_of_groups_and_batches(
     run(connection, "INSERT INTO s (needs) VALUES ('mail'), ('mail'), ('mail'), (NULL)")
     run(connection, "STREAM id FROM s LIMIT 3 NOWAIT")
     made = report(spark, endpoint, ["m"], reading=SMALL)
-    assert {key: row["ready"] for key, row in told(made, "volumes").items()} == {
+    volumes = told(made, "volumes")
+    assert {key: row["ready"] + row["scheduled"] for key, row in volumes.items()} == {
         (None, None): 3,
         ("tenant", "1"): 2,
         ("tenant", "2"): 1,
     }
+    assert volumes["tenant", "1"]["ready"] == 2
     made.close()
     made = report(spark, endpoint, ["s"], by=["needs"], reading=SMALL)
     found = {key: (row["ready"], row["in_flight"]) for key, row in told(made, "volumes").items()}

@@ -141,8 +141,8 @@ BREAKS = (
         "strict",
         (
             "engine.store.claim_plan",
-            "if self.heads is not None and (key not in self.heads or self.heads[key].key != key):",
-            "if False:",
+            "return self.heads is None or (key in self.heads and self.heads[key].key == key)",
+            "return True",
         ),
         misbehave=0.9,
     ),
@@ -163,8 +163,8 @@ BREAKS = (
         "mailing printing",
         (
             "engine.store.claim_plan",
-            "if not all(self._has_place(name) for name in needs):",
-            "if needs and not any(self._has_place(name) for name in needs):",
+            "return all(self._has_place(name) for name in self.needs.get(key, ()))",
+            "return not self.needs.get(key) or any(self._has_place(name) for name in self.needs[key])",
         ),
         misbehave=0.9,
     ),
