@@ -45,7 +45,7 @@ def test_a_certificate_is_renewed_before_it_ends(tmp_path: Path, days_left: int,
     path = certificates.self_signed(tmp_path)
     before = certificate(path)
     now = before.not_valid_after_utc - dt.timedelta(days=days_left)
-    with mock.patch.object(certificates, "_now", return_value=now):
+    with mock.patch.object(certificates, "now", return_value=now):
         certificates.self_signed(tmp_path)
     assert (certificate(path) != before) == renewed
 
