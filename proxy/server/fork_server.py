@@ -126,7 +126,10 @@ def _run(requests: socket.socket, work: Work, parent: int) -> NoReturn:
                 _send(requests, ENDED, pid, status)
         if requests.fileno() not in ready:
             continue
-        data, sockets, *_ = socket.recv_fds(requests, MESSAGE.size, 2)
+        try:
+            data, sockets, *_ = socket.recv_fds(requests, MESSAGE.size, 2)
+        except ConnectionResetError:  # The parent has ended, and left a message unread.
+            os._exit(0)
         if len(data) < MESSAGE.size:
             os._exit(0)
         kind, value, _ = MESSAGE.unpack(data)
