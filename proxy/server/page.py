@@ -17,7 +17,7 @@ from proxy.server.markup import age, duration, facts, line, link, number, rate
 from proxy.server.overview import Overview, QueueState
 
 PLOT_POINTS_MAX = 30
-PLOT_WIDTH, PLOT_HEIGHT = 90, 24
+PLOT_WIDTH, PLOT_HEIGHT = 90, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +27,33 @@ class Column:
     title: str
     value: Callable[[QueueState], float | None]
     shown: Callable[[float], str]
+    past: Callable[[QueueState], Sequence[float | None]] | None = None
+    """The values of the last hour, which a plot below the value shows; None: there is no plot."""
+
+
+def _pickups(queue: QueueState) -> list[float | None]:
+    """The 99th percentile of the time from due to delivered, sample by sample."""
+    return [sample.pickup_s for sample in queue.samples]
+
+
+def _last(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
-        "ready": Column("Ready", lambda queue: queue.count("ready"), number),
+        "ready": Column("Ready", lambda queue: queue.count("ready"), number, lambda queue: queue.ready),
         "oldest": Column("Oldest ready", lambda queue: queue.count("oldest_ready_age_seconds"), age),
         "scheduled": Column("Scheduled", lambda queue: queue.count("scheduled"), number),
         "in_flight": Column("In flight", lambda queue: queue.count("leased"), number),
         "dead": Column("Dead", lambda queue: queue.count("dead"), number),
         "enqueued": Column("Enqueued", lambda queue: queue.enqueued_per_s, rate),
-        "acknowledged": Column("Acknowledged", lambda queue: queue.acknowledged_per_s, rate),
+        "acknowledged": Column(
+            "Acknowledged", lambda queue: queue.acknowledged_per_s, rate, lambda queue: queue.rates("acknowledged")
+        ),
+        "pickup": Column("Pick-up, 99 %", lambda queue: _last(_pickups(queue)), duration, _pickups),
         "streams": Column("Streams", lambda queue: queue.count("subscribers"), number),
     }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A column of plots in the table of queues."""
-
-    title: str
-    values: Callable[[QueueState], Sequence[float | None]]
-    shown: Callable[[float], str]
-
-
-PLOTS: Sequence[Plot] = (
-    Plot("Ready, last hour", lambda queue: queue.ready, number),
-    Plot("Acknowledged, last hour", lambda queue: queue.rates("acknowledged"), rate),
-    Plot("Due to delivered, 99 %", lambda queue: [sample.pickup_s for sample in queue.samples], duration),
 )
 
 
@@ -126,8 +124,7 @@ def _stuck(queues: list[QueueState]) -> str:
 def _table(queues: list[QueueState], request: Request) -> str:
     heads = _head("name", "Queue", request)
     heads += "".join(_head(name, column.title, request) for name, column in COLUMNS.items())
-    heads += "".join(f"<th scope=col>{escape(plot.title)}</th>" for plot in PLOTS)
-    rows = "".join(map(_row, queues)) or f"<tr><td colspan={len(COLUMNS) + len(PLOTS) + 1}>No queue.</td></tr>"
+    rows = "".join(map(_row, queues)) or f"<tr><td colspan={len(COLUMNS) + 1}>No queue.</td></tr>"
     return (
         '<h2 id="queues">Queues</h2><div class=scroll tabindex=0 role=region aria-labelledby=queues><table>'
         f"<thead><tr>{heads}</tr></thead>"
@@ -146,7 +143,6 @@ def _row(queue: QueueState) -> str:
     name = _link(queue)
     cells = "".join(_cell(column, queue) for column in COLUMNS.values())
     marks = "".join(f" <span class=mark>{escape(reason.replace('_', ' '))}</span>" for reason in queue.reasons)
-    cells += "".join(f"<td>{_line(plot, queue)}</td>" for plot in PLOTS)
     return f"<tr><th scope=row>{name}{marks}</th>{cells}</tr>"
 
 
@@ -157,15 +153,16 @@ def _link(queue: QueueState) -> str:
 
 def _cell(column: Column, queue: QueueState) -> str:
     value = column.value(queue)
-    return f"<td>{'–' if value is None else column.shown(value)}</td>"
+    text = "–" if value is None else column.shown(value)
+    return f"<td>{text}{_plot(column, column.past(queue)) if column.past else ''}</td>"
 
 
-def _line(plot: Plot, queue: QueueState) -> str:
-    """A line in an SVG, with its highest value in words."""
-    values = plot.values(queue)
+def _plot(column: Column, values: Sequence[float | None]) -> str:
+    """A line in an SVG, with its highest value in words. Empty without two values."""
     step = -(-len(values) // PLOT_POINTS_MAX) or 1
     points = values[::-1][::step][::-1]
     known = [value for value in points if value is not None]
     if len(known) < 2:
-        return "–"
-    return line(points, f"{plot.title}: at most {plot.shown(max(known))}", PLOT_WIDTH, PLOT_HEIGHT)
+        return ""
+    label = f"{column.title}, last hour: at most {column.shown(max(known))}"
+    return line(points, label, PLOT_WIDTH, PLOT_HEIGHT)

@@ -66,7 +66,7 @@ def test_the_queues_have_plots_of_depth_rate_and_latency() -> None:
         seen = history.view([*families({"m": second}, acknowledged=3.0 * second), family], float(second))
     shown = content(seen, Request())
     labels = ("Ready, last hour: at most 590", "Acknowledged, last hour: at most 3.0/s")
-    for label in (*labels, "Due to delivered, 99 %: at most 50.0 ms"):
+    for label in (*labels, "Pick-up, 99 %, last hour: at most 50.0 ms"):
         assert f'aria-label="{label}"' in shown
     assert shown.count("<svg") == 3
     assert "<svg" not in content(overview(m=1), Request())
@@ -110,4 +110,4 @@ def test_five_hundred_queues_are_a_page_of_moderate_size() -> None:
     text = content(seen, Request())
     assert text.count("<tr>") == 501
     assert len(text) < 600_000
-    assert len(COLUMNS) == 8
+    assert len(COLUMNS) == 9
