@@ -104,7 +104,7 @@ def test_the_page_survives_a_restart_of_its_proxy(filled: RunningProxy, tmp_path
 MANY = 500
 ASKED = "performance.getEntriesByType('resource').filter(entry => entry.name.includes('part=content')).length"
 NODES = "document.querySelectorAll('*').length"
-NODES_MAX = 26
+NODES_MAX = 20
 """Elements of a row: its cells, the link, marks, and the plots."""
 
 
