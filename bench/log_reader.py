@@ -83,7 +83,7 @@ class Bench:
     def reader(self, kind: type[LogReader]) -> LogReader:
         limits = BinlogLimits(lag_max_s=1e9)
         mark = "" if kind is Decoded else self.own.mark
-        request = FollowRequest(self.address, limits, frozenset({QUEUE}), mark)
+        request = FollowRequest(self.address, limits, {QUEUE: None}, mark)
         reading = kind(request, Outboxes({0: Ear(limits)}), lambda _: None)
         reading.own_connections(self.numbers)
         return reading

@@ -109,7 +109,7 @@ def _select_ms(connection: Any) -> float:
 @contextlib.contextmanager
 def processes(works: Sequence[Callable[[], None]]) -> Iterator[None]:
     """Run each in a process of its own, killed afterwards."""
-    with consumers(range(len(works)), len(works), lambda number: works[number]()):
+    with consumers(range(len(works)), len(works), lambda number, *_: works[number]()):
         yield
 
 

@@ -104,7 +104,7 @@ class Policy:
     group_limit: int | None = None
     """How many messages of a group may be in flight; None: any number."""
     group_strict: bool = False
-    """Whether the messages of a group are delivered one at a time and in the order of their ids."""
+    """Whether the messages of a group are delivered in the order of their ids, one run at a time."""
     groups_counted: bool = False
     """Whether the database counts the messages in flight of each group, so that `group_limit` holds over
     all proxies. Not in the comment: it follows from the table's indexes."""
@@ -114,8 +114,15 @@ class Policy:
 
     @property
     def group_most(self) -> int | None:
-        """How many messages of a group may be in flight, for whatever reason; None: any number."""
+        """How many messages of a group may be in flight, for whatever reason; None: any number. In strict
+        order, how many runs."""
         return 1 if self.group_strict else self.group_limit
+
+    @property
+    def group_run(self) -> int:
+        """In strict order, how many messages of a group are a run at most: one stream gets them together, and
+        the next ones follow when all of them are over."""
+        return self.group_limit or 1 if self.group_strict else 1
 
     semaphores: str | None = None
     """The column with the semaphores that a message needs, as the comment spells it; None: it needs
@@ -126,9 +133,14 @@ class Policy:
 
     @property
     def grouping(self) -> tuple[str, ...]:
-        """The columns whose values divide the messages into groups, for whatever reason. Messages that
-        need the same semaphores are a group."""
-        return self.group_by if self.semaphores is None else (self.semaphores,)
+        """The columns whose values divide the messages into groups, for whatever reason. Messages of a
+        group wait for places together, so what a message needs comes behind the columns of GROUP_BY."""
+        return self.group_by if self.semaphores is None else (*self.group_by, self.semaphores)
+
+    @property
+    def turn_values(self) -> int | None:
+        """How many of the values of a group decide whose turn it is; None: all."""
+        return len(self.group_by) if self.group_by and self.semaphores is not None else None
 
     @property
     def locked_claims(self) -> bool:
@@ -263,6 +275,13 @@ class QueueTable:
     def semaphores(self) -> TableId:
         """The table of semaphores of its database."""
         return TableId(self.id.db, SEMAPHORES)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether no limit, group, semaphore or batch depends on what others do with its messages."""
+        policy = self.policy
+        options = (policy.max_in_flight, policy.semaphores, policy.batch_by, policy.after_batch)
+        return not policy.group_by and all(option is None for option in options)
 
     @property
     def is_shareable(self) -> bool:
@@ -513,7 +532,7 @@ class Wanted(NamedTuple):
     wait_ns: int
     selection: Selection = ANYTHING
     group: Group | None = None
-    """Its message group as it was scanned, in a queue with semaphores."""
+    """Its message group as it was scanned, in a queue with semaphores or runs (`Policy.group_run`)."""
 
 
 class Delivery(NamedTuple):

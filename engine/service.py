@@ -127,8 +127,14 @@ class Engine:
         self._roster = RosterWatch(self._executor, self._streamed_queues, self._on_roster)
         self._other_slots: frozenset[int] = frozenset()
         """The slots of the other proxies, when they could be read last."""
+        self.slots: frozenset[int] = frozenset()
+        """The slots that this proxy has or had on the server: leases may carry them."""
+        self.undivided: set[TableId] = set()
+        """The queues that have or had a stream with a condition. Proxies try the same messages of them."""
         self._streamed_until_s: dict[TableId, float] = {}
         """Until when queues without streams still count as streamed."""
+        self._followed_until_s: dict[TableId, float] = {}
+        """The queues whose changes in the binary log are used, and until when if they are idle."""
         self._ids = itertools.count(1)
         self._gathered: dict[TableId, GatheredAcks] = {}
         self._follow_ups = FollowUpQueues()
@@ -136,7 +142,7 @@ class Engine:
         self._draining = False
         self._tracer: Tracer | None = None
         self.on_queues: Callable[[], None] = lambda: None
-        """Called when a queue was added or removed."""
+        """Called when the result of `followed_queues`, `slots` or `undivided` may have changed."""
 
     @property
     def counters(self) -> Counters:
@@ -228,7 +234,12 @@ class Engine:
         )
         if queue.id not in self._streamed_until_s:
             self._roster.queue_streamed()
+        conditional = selection != ANYTHING and queue.id not in self.undivided
+        if conditional:
+            self.undivided.add(queue.id)
         runner.subscribe(spec, sink, locker)
+        if conditional or queue.id not in self._followed_until_s:
+            self.on_queues()
         return StreamHandle(runner, subscriber, holder)
 
     async def read(self, text: str) -> tuple[Sequence[Sequence[str | None]], int]:
@@ -455,6 +466,19 @@ class Engine:
         """All queues and their dispatchers, for reading."""
         return [(runner.queue, runner.dispatcher) for runner in self._runners.values()]
 
+    def followed_queues(self) -> list[QueueTable]:
+        """The queues whose changes in the binary log are used. A queue without streams and messages in
+        flight here is not among them, unless other queues or dead letters depend on it: whoever
+        streams it begins with a scan. A bulk load into it then costs no time here."""
+        now_s = asyncio.get_running_loop().time()
+        until_s = now_s + self._executor.settings.idle_followed_s
+        found = {
+            table: until_s if _is_used(runner) else self._followed_until_s.get(table, 0.0)
+            for table, runner in self._runners.items()
+        }
+        self._followed_until_s = {table: until_s for table, until_s in found.items() if until_s > now_s}
+        return [self._runners[table].queue for table in self._followed_until_s]
+
     # Other proxies.
 
     @property
@@ -479,6 +503,8 @@ class Engine:
         lost = roster.slot is not None and bool(self._other_slots - roster.others)
         if roster.slot is not None:
             self._other_slots = roster.others
+            self.slots |= {roster.slot}
+        self.on_queues()
         for table, runner in list(self._runners.items()):
             runner.set_slot(roster.slot or 0)
             runner.set_share(roster.share_of(table) if table in self._streamed_until_s else None)
@@ -492,6 +518,7 @@ class Engine:
         self._sharing.queue_found(queue)
         if runner := self._runners.get(queue.id):
             runner.reconfigure(queue)
+            self.on_queues()
             return
         on_over = partial(self._parts_over, queue.id)
         on_released = partial(self._semaphores_freed, queue.id)
@@ -511,6 +538,7 @@ class Engine:
     def _queue_lost(self, table: TableId, text: str) -> None:
         runner = self._runners.pop(table)
         self._gathered.pop(table, None)
+        self.undivided.discard(table)
         self._follow_ups.queue_lost(table)
         self._sharing.queue_lost(table)
         self._semaphores_freed(table, None)
@@ -520,6 +548,13 @@ class Engine:
             del self._by_name[name]
         self.on_queues()
         runner.retire(text)
+
+
+def _is_used(runner: TableRunner) -> bool:
+    """Whether the dispatcher of a queue uses its changes in the binary log."""
+    dispatcher, queue = runner.dispatcher, runner.queue
+    in_use = bool(dispatcher.subscribers or dispatcher.taken or dispatcher.unreleased)
+    return in_use or not queue.stands_alone or queue.dead_letter is not None
 
 
 def _keys(runner: TableRunner, values: Iterable[object] | None) -> list[Key] | None:

@@ -79,13 +79,15 @@ def print_queue(
     by_time = statement.by_partition or statement.by_time
     added = _PRINTED_KEYS | {_PRINTED_TIME_KEY} if by_time else _PRINTED_KEYS
     given = dict(options)
-    group_by = ",".join(map(quote, given.get("GROUP_BY", given.get("SEMAPHORES", "")).split("|")))
+    names = [given[option] for option in ("GROUP_BY", "SEMAPHORES") if option in given]
+    group_by = ",".join(quote(name) for named in names for name in named.split("|"))
+    counted_by = quote(given["SEMAPHORES"]) if "SEMAPHORES" in given else group_by
     lease = given.get("LEASE")
     in_flight = f"`time_acked`,{quote(lease)},`time_next`" if lease else ""
     lease_columns = {in_flight} if "MAX_IN_FLIGHT" in given else set[str]()
     order_columns = f"`time_acked`,{group_by},`id`".casefold() if "GROUP_ORDER" in given else None
     if LIMITED_GROUPS & given.keys():
-        lease_columns.add(f"{in_flight},{group_by}".casefold())
+        lease_columns.add(f"{in_flight},{counted_by}".casefold())
     batch_keys = _batch_keys(given)
     kept = [
         text

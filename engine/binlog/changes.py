@@ -8,6 +8,9 @@ bounded, and no change is lost.
 The engine's own changes are not among them (engine.binlog.event_filter). Each change therefore
 comes with the delivery that its row showed *before*: it shows whether the change was made before or
 after a claim of the engine's.
+
+What other proxies claim, and the acknowledgements of what they hold, are left out where they do not
+matter here (`LeaseFilter`). Otherwise each proxy would spend the same time on every message.
 """
 
 from __future__ import annotations
@@ -19,13 +22,71 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.binlog.row_image import ABSENT, ColumnType, Field, RowReader, Value, is_signed, key_reader
-from engine.model import Delivery, Entry, Key, TableId
+from engine.model import SLOTS, Delivery, Entry, Key, QueueTable, TableId
 from engine.store.queries import LOWEST_PRIORITY
 
 QUEUE_COLUMNS = ("id", "priority", "epoch", "time_next", "time_acked")
+_EPOCH_AT, _DUE_AT, _ACKED_AT, _LEASE_AT = 2, 3, 4, 5
 
 Row = tuple[Any, ...]
-"""The values of QUEUE_COLUMNS in an image of a row, each a `Value`. All but the id are integers."""
+"""The values of QUEUE_COLUMNS, and with a LeaseFilter of the lease column, in an image of a row, each a
+`Value`. All but the id are integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFilter:
+    """Leaves out claims, and the acknowledgements of messages that other proxies hold.
+
+    A message that another proxy has claimed is not due here before its wait is over, and a scan finds
+    it then. A key that was read ahead and claimed elsewhere costs one key of a claim in vain.
+    """
+
+    column: str
+    """The lease column. A claim writes the new time_next into it again, with the slot of its proxy."""
+    slots: frozenset[int]
+    """The slots of the proxies that get the changes: what they hold is not left out."""
+
+    def is_claim(self, before: Row, after: Row) -> bool:
+        """Whether this change of a row is a claim. All rows of an event are changed by one statement."""
+        lease, epoch = after[_LEASE_AT], before[_EPOCH_AT]
+        if not isinstance(lease, int) or not isinstance(epoch, int):
+            return False
+        claimed = lease % SLOTS != 0 and lease == after[_DUE_AT] and lease != before[_LEASE_AT]
+        return claimed and after[_EPOCH_AT] == epoch + 1 and after[_ACKED_AT] is None
+
+    def is_foreign_ack(self, before: Row, after: Row) -> bool:
+        """Whether this change of a row acknowledges a message that another proxy holds or held last."""
+        lease = before[_LEASE_AT]
+        if not isinstance(lease, int) or not isinstance(after[_ACKED_AT], int):
+            return False
+        slot = lease % SLOTS
+        return slot != 0 and slot not in self.slots and lease == before[_DUE_AT]
+
+
+def lease_filter(queue: QueueTable, slots: frozenset[int]) -> LeaseFilter | None:
+    """The filter for a queue and a proxy that has or had these slots on the server. None if every change matters.
+
+    Limits, groups, semaphores and batches depend on what other proxies hold. Proxies that do not
+    divide the messages among themselves read ahead the same ones; so do streams with a condition,
+    which the caller knows of.
+    """
+    if queue.lease_column is None or not slots or not queue.stands_alone or not queue.is_shareable:
+        return None
+    return LeaseFilter(queue.lease_column, slots)
+
+
+def filter_for_all(filters: Iterable[LeaseFilter | None]) -> LeaseFilter | None:
+    """One filter for several proxies that get the same changes of a table."""
+    merged: LeaseFilter | None = None
+    for found in filters:
+        if found is None or (merged is not None and merged.column != found.column):
+            return None
+        merged = found if merged is None else LeaseFilter(found.column, merged.slots | found.slots)
+    return merged
+
+
+FollowedTables = Mapping[TableId, LeaseFilter | None]
+"""The tables to follow, and what is left out of their changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +134,11 @@ class Change(enum.Enum):
 class Layout:
     """The layout of one message table's rows in the binary log, as of one table map."""
 
-    def __init__(self, columns: Sequence[ColumnType], fields: Sequence[Field | None]) -> None:
+    def __init__(
+        self, columns: Sequence[ColumnType], fields: Sequence[Field | None], leases: LeaseFilter | None = None
+    ) -> None:
         """The table's columns in their order: from information_schema, and from the binary log.
+        `leases`: leaves out changes.
 
         Raises UnreadableRowError if the two differ: the table was changed in between, or has a type
         unknown here.
@@ -83,7 +147,11 @@ class Layout:
         positions = {column.name.lower(): at for at, column in enumerate(columns)}
         if len(known) < len(fields) or len(fields) != len(columns) or not positions.keys() >= {*QUEUE_COLUMNS}:
             raise UnreadableRowError(f"{len(known)} of {len(columns)} columns can be read in the binary log")
-        wanted = [positions[name] for name in QUEUE_COLUMNS]
+        names = [*QUEUE_COLUMNS]
+        self._leases = leases if leases is not None and leases.column.lower() in positions else None
+        if self._leases is not None:
+            names.append(self._leases.column.lower())
+        wanted = [positions[name] for name in names]
         numbers = {at: signed for at in wanted if (signed := is_signed(columns[at])) is not None}
         if len({*wanted[1:]} - numbers.keys()):
             raise UnreadableRowError("a column of the queue's format has no integers")
@@ -99,19 +167,32 @@ class Layout:
         `present` has the columns of each image of a row, a bit for each column. Raises
         UnreadableRowError, UnicodeDecodeError, IndexError for rows that cannot be read.
         """
+        if change is Change.UPDATE:
+            return self._updates(present, data)
         found: list[tuple[Key, RowChange]] = []
         read, at = self._reader.row, 0
         while at < len(data):
-            first, at = read(data, at, present[0])
+            row, at = read(data, at, present[0])
             if change is Change.INSERT:
-                key = self._key(first[0])
-                found.append((key, RowChange(_entry(key, first))))
-            elif change is Change.DELETE:
-                if first[-1] is None or first[-1] is ABSENT:  # Otherwise it was acknowledged before.
-                    found.append((self._key(first[0]), RowChange(None, _delivery(first))))
-            else:
-                second, at = read(data, at, present[1])
-                self._add_update(found, first, second)
+                key = self._key(row[0])
+                found.append((key, RowChange(_entry(key, row))))
+            elif row[_ACKED_AT] is None or row[_ACKED_AT] is ABSENT:  # Otherwise it was acknowledged before.
+                found.append((self._key(row[0]), RowChange(None, _delivery(row))))
+        return found
+
+    def _updates(self, present: Sequence[int], data: bytes) -> list[tuple[Key, RowChange]]:
+        found: list[tuple[Key, RowChange]] = []
+        read, leases, at, first = self._reader.row, self._leases, 0, True
+        while at < len(data):
+            before, at = read(data, at, present[0])
+            after, at = read(data, at, present[1])
+            if leases is None:
+                self._add_update(found, before, after)
+            elif first and leases.is_claim(before, after):
+                break
+            elif not leases.is_foreign_ack(before, after):
+                self._add_update(found, before, after)
+            first = False
         return found
 
     def _add_update(self, found: list[tuple[Key, RowChange]], before: Row, after: Row) -> None:
@@ -121,7 +202,7 @@ class Layout:
         key = self._key(after[0])
         if after[0] != before[0]:
             found.append((self._key(before[0]), RowChange(None, delivery)))
-        elif isinstance(before[-1], int) and isinstance(after[-1], int):
+        elif isinstance(before[_ACKED_AT], int) and isinstance(after[_ACKED_AT], int):
             return  # It was acknowledged before.
         entry = _entry(key, after)
         if entry is not None and delivery is None:
@@ -138,7 +219,7 @@ class Layout:
 
 def _delivery(row: Row) -> Delivery | None:
     """The delivery that a row showed; None if the image leaves it out."""
-    _, _, epoch, until_ns, _ = row
+    epoch, until_ns = row[_EPOCH_AT], row[_DUE_AT]
     if epoch is ABSENT or until_ns is ABSENT:
         return None
     return Delivery(epoch or 0, until_ns or 0)
@@ -146,7 +227,7 @@ def _delivery(row: Row) -> Delivery | None:
 
 def _entry(key: Key, row: Row) -> Entry | None:
     """The message as it now is; None if it is acknowledged."""
-    _, priority, epoch, due_ns, acked = row
+    priority, epoch, due_ns, acked = row[1 : _ACKED_AT + 1]
     if acked is ABSENT:
         raise UnreadableRowError("no time_acked")
     if acked is not None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from engine.model import Key, TableId
+from engine.binlog.changes import FollowedTables
+from engine.model import Key
 from engine.store.connection import BackendAddress
 
 HEAD_BYTES = 4
@@ -39,7 +40,7 @@ class BinlogLimits:
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """The parent's first message. Later ones are sets of tables, and OwnConnections.
+    """The parent's first message. Later ones are FollowedTables and OwnConnections.
 
     There is one consumer of change sets, or one for each worker of the proxy. With one, its own
     transactions are skipped. With several, each gets all changes except its own.
@@ -47,7 +48,7 @@ class FollowRequest:
 
     address: BackendAddress
     limits: BinlogLimits
-    tables: frozenset[TableId]
+    tables: FollowedTables
     mark: str = ""
     """What each statement of the only consumer's engine that writes begins with."""
     lock: str = ""

@@ -14,6 +14,7 @@ fewer and coarser batches; one waits for requests.
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import random
@@ -25,7 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
-from engine.binlog.changes import ChangeSet, Layout, Transactions, UnreadableRowError
+from engine.binlog.changes import ChangeSet, FollowedTables, Layout, LeaseFilter, Transactions, UnreadableRowError
 from engine.binlog.event_filter import EventFilter, OwnTransactions
 from engine.binlog.pipe import (
     BinlogLimits,
@@ -76,6 +77,15 @@ DENIED = frozenset(
 UNREADABLE_IN_A_ROW_MAX = 100
 """Unreadable events in a row before the reader gives up. Few kinds of events are unreadable, so
 this many mean that the library is stuck: each attempt then fails at once and reads nothing."""
+
+
+class _New(enum.Enum):
+    """Stands for the filter of a table that is not followed."""
+
+    NEW = enum.auto()
+
+
+_NEW: Final = _New.NEW
 
 LAYOUTS_MAX = 10_000
 """Table numbers whose layout is remembered. The server gives a table a new number whenever it opens
@@ -207,20 +217,22 @@ def _batch(changes: ChangeSet, rows: int, lag_s: float, consumer: int) -> Change
 
 
 @dataclass(slots=True)
-class FollowedTables:
-    """The tables to follow.
+class Followed:
+    """The tables that are followed now.
 
     The library checks the two sets at each table map, and skips other tables.
     """
 
-    tables: frozenset[TableId] = frozenset()
+    tables: FollowedTables = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     databases: set[str] = field(default_factory=set)
     generation: int = 0
 
-    def replace(self, tables: frozenset[TableId]) -> frozenset[TableId]:
-        """Follow these tables from now on. Returns the new ones among them."""
-        new = tables - self.tables
+    def replace(self, tables: FollowedTables) -> frozenset[TableId]:
+        """Follow these tables from now on. Returns those among them of which changes may have been left
+        out until now: the new ones, and those with another filter."""
+        before = self.tables
+        new = frozenset(table for table, leases in tables.items() if before.get(table, _NEW) != leases)
         self.names |= {table.name for table in tables}
         self.databases |= {table.db for table in tables}
         self.tables = tables
@@ -228,12 +240,22 @@ class FollowedTables:
         return new
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A queue under its number in the binary log."""
+
+    table: TableId
+    leases: LeaseFilter | None
+    layout: Layout | None
+    """None: its rows cannot be read."""
+
+
 class LogReader:
     """Follows the binary log from its present end."""
 
     def __init__(self, request: FollowRequest, outboxes: Outboxes, on_started: Callable[[ReaderStarted], None]) -> None:
         """`on_started` is called once, when the server sends events."""
-        self.followed = FollowedTables()
+        self.followed = Followed()
         self.followed.replace(request.tables)
         self._address, self._limits = request.address, request.limits
         self._connection_limits = ConnectionLimits()
@@ -244,7 +266,7 @@ class LogReader:
         self._server_id = b""
         self._lock, self._locked = request.lock, False
         self._event_filter = EventFilter(self._follows, lambda: bool(self._transactions), self._own)
-        self._layouts: dict[int, tuple[TableId, Layout | None] | None] = {}
+        self._layouts: dict[int, _Known | None] = {}
         self._generation = 0
         self._connections = 0
         self._stream_connection: FilteredConnection | None = None
@@ -381,7 +403,7 @@ class LogReader:
         known = self._layout(event)
         if known is None:
             return
-        table, layout = known
+        table, layout = known.table, known.layout
         pending = self._pending
         if pending.is_unknown(table) or self._outboxes.is_unknown(table):
             pending.add_unknown(table)
@@ -399,32 +421,37 @@ class LogReader:
             pending.add_rows(table, changes)
 
     def _follows(self, db: bytes, name: bytes) -> bool:
-        wanted = self.followed
-        return name.decode("utf-8", "replace") in wanted.names and db.decode("utf-8", "replace") in wanted.databases
+        return TableId(db.decode("utf-8", "replace"), name.decode("utf-8", "replace")) in self.followed.tables
 
-    def _layout(self, event: Rows) -> tuple[TableId, Layout | None] | None:
-        """The queue of these rows, and its layout (None: unknown). None if they are of no queue."""
+    def _layout(self, event: Rows) -> _Known | None:
+        """The queue of these rows, and its layout. None if they are of no queue that is followed."""
         if self._generation != self.followed.generation:
-            self._generation = self.followed.generation
-            self._layouts.clear()
+            self._generation, tables = self.followed.generation, self.followed.tables
+            kept = ((number, known) for number, known in self._layouts.items() if known is not None)
+            self._layouts = {at: known for at, known in kept if tables.get(known.table, _NEW) == known.leases}
         number = event.table.number
         if number not in self._layouts:
             if len(self._layouts) >= LAYOUTS_MAX:
                 self._layouts.clear()
             table = TableId(event.table.schema, event.table.name)
+            leases = self.followed.tables.get(table, _NEW)
             self._layouts[number] = (
-                (table, self._read_layout(table, event.table.columns)) if table in self.followed.tables else None
+                None
+                if isinstance(leases, _New)
+                else _Known(table, leases, self._read_layout(table, event.table.columns, leases))
             )
         return self._layouts[number]
 
-    def _read_layout(self, table: TableId, logged: Sequence[Mapping[str, Any]]) -> Layout | None:
+    def _read_layout(
+        self, table: TableId, logged: Sequence[Mapping[str, Any]], leases: LeaseFilter | None
+    ) -> Layout | None:
         names = {"db": text_literal(table.db), "name": text_literal(table.name)}
         with closing(StoreConnection(self._address, self._connection_limits)) as connection:
             (found,) = connection.run([statement("binlog_columns", **names)])
         rows = [_texts(row) for row in found.rows]
         columns = [ColumnType(*rest) for db, name, *rest in rows if (db, name) == (table.db, table.name)]
         try:
-            return Layout(columns, [field_of(column) for column in logged])
+            return Layout(columns, [field_of(column) for column in logged], leases)
         except UnreadableRowError:
             return None
 
@@ -459,7 +486,7 @@ def _texts(row: bytes) -> list[str]:
 
 
 def _follow_requests(reader: LogReader, outboxes: Outboxes, requests: BinaryIO) -> None:
-    """Take further sets of tables to follow, and the engine's connections, until the input ends."""
+    """Take the tables to follow, and the engine's connections, until the input ends."""
     while (request := read_message(requests)) is not None:
         if isinstance(request, OwnConnections):
             reader.own_connections(request.numbers, request.consumer, request.mark)

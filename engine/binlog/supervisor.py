@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from engine.binlog.changes import FollowedTables, lease_filter
 from engine.binlog.pipe import (
     HEAD_BYTES,
     BinlogLimits,
@@ -82,9 +83,13 @@ class EngineChanges:
         self._limits = limits or FollowerLimits()
 
     @property
-    def tables(self) -> frozenset[TableId]:
+    def tables(self) -> FollowedTables:
         """The tables to follow."""
-        return frozenset(queue.id for queue, _ in self._engine.runners())
+        slots, undivided = self._engine.slots, self._engine.undivided
+        return {
+            queue.id: None if queue.id in undivided else lease_filter(queue, slots)
+            for queue in self._engine.followed_queues()
+        }
 
     def started(self, lock: str, report: Callable[[frozenset[int]], None]) -> None:
         """A reader follows the binary log from now on. `lock`: the one that it holds; empty if it
@@ -139,13 +144,13 @@ class ReaderSupervisor(ABC):
         self._reader_limits = reader_limits or BinlogLimits()
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self._requested: frozenset[TableId] = frozenset()
+        self._requested: FollowedTables = {}
         self._sending: asyncio.Handle | None = None
         self._last_logged = ""
 
     @property
     @abstractmethod
-    def tables(self) -> frozenset[TableId]:
+    def tables(self) -> FollowedTables:
         """The tables to follow."""
 
     @abstractmethod
@@ -337,7 +342,7 @@ class BinlogFollower(ReaderSupervisor):
         super().start()
 
     @property
-    def tables(self) -> frozenset[TableId]:
+    def tables(self) -> FollowedTables:
         """The tables to follow."""
         return self._changes.tables
 

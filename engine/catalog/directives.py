@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
@@ -147,7 +147,13 @@ def with_source(values: Mapping[str, str], table: TableId, source: TableId) -> d
     return {**values, "dead_letter_of": f"{before}|{name}" if before else name}
 
 
-_NOT_BOTH = "cannot be combined: messages that need the same semaphores are a group already"
+_NOT_WITH_SEMAPHORES = ("group_limit", "group_order", "group_rate")
+_NOT_BOTH = "cannot be combined: give the messages of each group a semaphore of their own"
+_SAME_COLUMN = "name the same column: messages that need the same semaphores are a group already, leave out"
+
+
+def _is_among(column: str, columns: Iterable[str]) -> bool:
+    return column.strip().lower() in {name.strip().lower() for name in columns}
 
 
 def _quoted(name: str) -> str:
@@ -163,10 +169,11 @@ def combination_problem(values: Mapping[str, str]) -> str | None:
     for name in ("group_limit", "group_order", "group_rate"):
         if name in values and "group_by" not in values:
             return f"{name.upper()} needs GROUP_BY, the columns that make the groups, for instance GROUP_BY = (tenant)"
-    if "group_limit" in values and "group_order" in values:
-        return "GROUP_ORDER = STRICT delivers one message of a group at a time: leave out GROUP_LIMIT"
-    if "semaphores" in values and "group_by" in values:
-        return f"SEMAPHORES and GROUP_BY {_NOT_BOTH}"
+    for name in _NOT_WITH_SEMAPHORES:
+        if name in values and "semaphores" in values:
+            return f"SEMAPHORES and {name.upper()} {_NOT_BOTH}"
+    if "semaphores" in values and _is_among(values["semaphores"], values.get("group_by", "").split("|")):
+        return f"SEMAPHORES and GROUP_BY {_SAME_COLUMN} GROUP_BY"
     if "batch_on_dead" in values and "batch_by" not in values:
         return "BATCH_ON_DEAD needs BATCH_BY, the column with the batch of a part, for instance BATCH_BY = (batch)"
     least, most = values.get("vt_min_backoff", values["vt_ack_wait"]), values.get("vt_max_backoff")
@@ -245,10 +252,11 @@ class _Reader:
         for name in ("group_limit", "group_order", "group_rate"):
             if values[name] and "group_by" not in self._values:
                 self.problems.append(f"{name} needs group_by: {_READERS['group_by'][1]}, for instance group_by=tenant")
-        if values["group_limit"] and values["group_order"]:
-            self.problems.append("group_order=strict delivers one message of a group at a time: leave out group_limit")
-        if values["semaphores"] and values["group_by"]:
-            self.problems.append(f"semaphores and group_by {_NOT_BOTH}")
+        for name in _NOT_WITH_SEMAPHORES:
+            if values[name] and values["semaphores"]:
+                self.problems.append(f"semaphores and {name} {_NOT_BOTH}")
+        if values["semaphores"] and _is_among(values["semaphores"], values["group_by"] or ()):
+            self.problems.append(f"semaphores and group_by {_SAME_COLUMN} group_by")
         least = values["vt_min_backoff"] or values["vt_ack_wait"]
         most = values["vt_max_backoff"]
         if least and most and most < least:
@@ -376,7 +384,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "delay_by": (_column, "the column by which producers delay a message, in seconds or to a time", "delay_s"),
     "paused": (_whole(0, 1), "1 while nothing is to be delivered", "1"),
     "group_by": (_columns, "the columns whose values divide the messages into groups", "tenant|region"),
-    "group_order": (_strict, "the order within a group, one message at a time", "strict"),
+    "group_order": (_strict, "the order within a group, one run of group_limit messages (1) at a time", "strict"),
     "group_limit": (_whole(1, ROWS_MOST), "messages of a group in flight at most", "2"),
     "group_rate": (_rate, "deliveries of a group a second at most", "5"),
     "batch_by": (_column, "the column with the batch that a message is a part of", "batch"),

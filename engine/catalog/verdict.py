@@ -150,7 +150,7 @@ def evaluate(facts: TableFacts) -> QueueTable | BrokenTable | None:
         return BrokenTable(facts.id, (*problems, *comment_warnings(facts.comment)), unread_parts=unread)
     scan = _scan_index(facts.indexes)
     group_columns = tuple(_group_column(columns[name.lower()]) for name in policy.grouping)
-    lease_index = _lease_index(policy, facts.indexes, group_columns)
+    lease_index = _lease_index(policy, facts.indexes, group_columns[-1:] if policy.semaphores else group_columns)
     order_index = _order_index(group_columns, facts.indexes)
     policy, unkept = _kept(facts.id, policy, lease_index, order_index)
     group_index = _group_index(group_columns, facts.indexes)
@@ -292,7 +292,7 @@ def _limit_warnings(table: TableId, policy: Policy) -> Iterable[str]:
     lacking = "a lease column and an index" if policy.lease is None else "an index on the lease column"
     for name, most, counted in (
         ("max_in_flight", policy.max_in_flight, policy.counted),
-        ("group_limit", policy.group_limit, policy.groups_counted),
+        ("group_limit", None if policy.group_strict else policy.group_limit, policy.groups_counted),
     ):
         if most is not None and not counted:
             yield (
@@ -419,8 +419,8 @@ def _scan_index(indexes: Sequence[Index]) -> _ScanIndex | None:
 
 
 def _lease_index(policy: Policy, indexes: Sequence[Index], group: Sequence[GroupColumn]) -> str | None:
-    """The index that shows what is in flight, preferably one that shows the groups, too; None: there is
-    none."""
+    """The index that shows what is in flight, preferably one that shows these columns, too; None: there
+    is none."""
     if policy.lease is None:
         return None
     wanted = ["time_acked", policy.lease.lower(), "time_next"]

@@ -97,13 +97,13 @@ class ClaimsUnderWay:
         self._by_id[claim_id] = attempt = ClaimAttempt(picked, now.mono_ns, row_format, unscanned)
         self._last.update(dict.fromkeys(picked, attempt))
         wanted: list[Wanted] = []
+        named = self._policy.semaphores is not None or self._policy.group_run > 1
         for group, entry in picked.values():
             group.reserved += 1
             if entry.group is not None:
                 self._in_flight.begin(entry.group)
             duration_ns = wait_ns(self._policy, entry.epoch, self._jitter())
-            needs = entry.group if self._policy.semaphores is not None else None
-            wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection, needs))
+            wanted.append(Wanted(entry.key, entry.epoch, duration_ns, group.selection, entry.group if named else None))
         return Claim(claim_id, tuple(wanted), row_format, slot)
 
     def report_changes(self, keys: Collection[Key] | None) -> None:

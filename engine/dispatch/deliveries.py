@@ -13,8 +13,9 @@ from engine.dispatch.claims import ClaimAttempt
 from engine.dispatch.effects import Cause, Deliver, Effect, End
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
-from engine.dispatch.leases import Lease, LeaseEvent
+from engine.dispatch.leases import UNREAD_STATES, Lease, LeaseEvent
 from engine.dispatch.parts import Parts
+from engine.dispatch.runs import begin_runs
 from engine.dispatch.subscribers import Subscriber
 from engine.model import Claimed, FetchResult, OnDisconnect
 
@@ -64,7 +65,10 @@ class Deliveries:
 
     def distribute(self, group: FilterGroup, leases: Sequence[Lease]) -> None:
         """Give leases to the subscribers of a group; release those beyond their credit."""
-        given_out, left = group.subscribers.distribute(leases)
+        if self._parts.policy.group_run > 1:
+            given_out, left = group.subscribers.distribute_runs(begin_runs(leases))
+        else:
+            given_out, left = group.subscribers.distribute(leases)
         for lease, subscriber in given_out:
             self._parts.leases.assign(lease, subscriber.spec.holder, subscriber.spec.id)
         self.give_back(left)
@@ -97,10 +101,12 @@ class Deliveries:
             elif lease.is_suspect or lease.key in result.changed:
                 lease.apply(LeaseEvent.UNREAD)
                 self._parts.verification.suspect(lease)
+            elif lease.run is not None and lease.is_behind(UNREAD_STATES):
+                lease.apply(LeaseEvent.UNREAD)
             elif lease.key in result.rows:
                 rows_to_send.setdefault(subscriber, []).append(lease)
             else:
-                self.end_lease(lease)
+                self.end_lease(lease, settled=True)
         effects: list[Effect] = []
         for subscriber, leases in rows_to_send.items():
             self._parts.groups.members_with(subscriber).rows_sent(subscriber, leases)
@@ -111,7 +117,7 @@ class Deliveries:
     # Ends.
 
     def end_expired(self, now: Instant) -> None:
-        """End the leases whose deadlines are past."""
+        """End the leases whose deadlines are past, and give back what has to come behind a message again."""
         parts = self._parts
         for lease in parts.leases.expired(now.server_ns):
             parts.measures.expired += lease.is_sent
@@ -119,11 +125,16 @@ class Deliveries:
             parts.dead_letters.add_if_dead(lease.expired_entry, now)
             parts.scans.rescan_place(lease.expired_entry)
             parts.scans.request_scans()
+        if parts.runs.broken:
+            self.give_back(parts.runs.take_broken())
 
-    def end_lease(self, lease: Lease) -> None:
-        """The delivery is over, for whatever reason: free its credit."""
+    def end_lease(self, lease: Lease, *, settled: bool = False) -> None:
+        """The delivery is over, for whatever reason: free its credit. `settled`: the message was
+        acknowledged or deleted."""
         parts = self._parts
         parts.leases.end(lease)
+        if lease.run is not None:
+            parts.runs.lease_ended(lease, settled=settled)
         parts.capacity.place_freed()
         parts.places.delivery_over(lease.key)
         parts.verification.lease_ended(lease)

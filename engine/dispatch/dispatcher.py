@@ -86,6 +86,8 @@ class Dispatcher:
         self._picking = Picking(self.parts)
         self._locks_first = False
         """Whether streams that lock have the first choice next, and not those that claim."""
+        self._decides_later = False
+        """Whether another event follows soon (`recorded`)."""
 
     def __repr__(self) -> str:
         return (
@@ -127,9 +129,18 @@ class Dispatcher:
         again after each event, because the server's clock may have been set."""
         return next_wake_ns(self.parts)
 
-    def has_locked(self, holder: int) -> bool:
-        """Whether a client connection has locked messages that it has not acknowledged."""
-        return self.parts.leases.has_locked(holder)
+    def together(self, now: Instant, events: Sequence[Callable[[Instant], Effects]]) -> Effects:
+        """Several events of one moment, in this order. What to do next is decided once, behind the last."""
+        return self.recorded(now, events) + self._advance(now)
+
+    def recorded(self, now: Instant, events: Sequence[Callable[[Instant], Effects]]) -> Effects:
+        """The same, and what to do next is decided by the next event, which comes soon."""
+        self._decides_later = True
+        effects: Effects = []
+        for event in events:
+            effects += event(now)
+        self._decides_later = False
+        return effects
 
     # Events: clients.
 
@@ -239,7 +250,7 @@ class Dispatcher:
         for lease in leases:
             if not lease.awaits_lock:
                 self.parts.measures.settled(lease, now)
-                self._deliveries.end_lease(lease)
+                self._deliveries.end_lease(lease, settled=True)
         self.parts.scans.forget(keys)
         self.parts.dead_letters.forget(keys)
         return self._advance(now)
@@ -483,7 +494,7 @@ class Dispatcher:
                     self.parts.measures.settled(lease, now)
                 else:
                     self.parts.measures.given_back += lease.is_sent
-                self._deliveries.end_lease(lease)
+                self._deliveries.end_lease(lease, settled=entry is None)
             if entry is None or self.parts.is_taken(entry.key) or self.parts.dead_letters.add_if_dead(entry, now):
                 continue
             if lease is not None:
@@ -576,6 +587,8 @@ class Dispatcher:
 
     def _advance(self, now: Instant) -> Effects:
         """Do everything that follows from the state and the time."""
+        if self._decides_later:
+            return []
         parts = self.parts
         if now.server_ns < parts.now.server_ns - parts.limits.clock_step_ns:
             parts.scans.clock_stepped_back()

@@ -7,7 +7,7 @@ from itertools import islice
 
 from engine.dispatch.effects import Effect, Fetch
 from engine.dispatch.filter_groups import FilterGroups
-from engine.dispatch.leases import FETCHING_STATES, Lease, LeaseEvent, LeaseState
+from engine.dispatch.leases import FETCHING_STATES, SUSPECT_STATES, Lease, LeaseEvent, LeaseState
 from engine.dispatch.subscribers import Subscriber
 from engine.model import Key, RowFormat
 
@@ -32,7 +32,12 @@ class FetchesUnderWay:
             for subscriber in () if group.locks else group.subscribers.to_fetch():
                 batch = batches.setdefault(subscriber.spec.row_format, [])
                 room = max(0, self._rows_max - len(batch))
-                claimed = (lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED)
+                claimed = (
+                    lease
+                    for lease in subscriber.unsent.values()
+                    if lease.state is LeaseState.CLAIMED
+                    and not (lease.run is not None and lease.is_behind(SUSPECT_STATES))
+                )
                 if wanted := list(islice(claimed, room)):
                     batch += wanted
                     group.subscribers.set_fetching(subscriber, fetching=True)
@@ -46,8 +51,11 @@ class FetchesUnderWay:
         for group in self._groups:
             for subscriber in () if group.locks else group.subscribers.to_fetch():
                 first = next(iter(subscriber.unsent))
-                if first in claimed and subscriber.spec.row_format == row_format:
-                    leases += [lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED]
+                if first not in claimed or subscriber.spec.row_format != row_format:
+                    continue
+                # All may be suspect already. The end of a fetch without leases would find no subscriber.
+                if wanted := [lease for lease in subscriber.unsent.values() if lease.state is LeaseState.CLAIMED]:
+                    leases += wanted
                     group.subscribers.set_fetching(subscriber, fetching=True)
         return self._start_fetch(row_format, leases).fetch_id
 

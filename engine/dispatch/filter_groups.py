@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from engine.dispatch.group_scans import GroupScans
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
+from engine.dispatch.needs_order import order_of
 from engine.dispatch.other_shares import OtherShares
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.scan_position import ScanPosition
 from engine.dispatch.scan_state import ScanState
 from engine.dispatch.subscribers import Subscriber, Subscribers, Subscription
-from engine.dispatch.turns import TurnOrder, Turns
+from engine.dispatch.turns import Turns
 from engine.model import ANYTHING, Selection
 
 
@@ -157,7 +158,7 @@ class FilterGroups:
         """The queue has message groups from now on, or none any more."""
         self.turns = turns
         for group in self:
-            group.scans.buffer.set_order(TurnOrder(turns) if turns else None)
+            group.scans.buffer.set_order(order_of(turns))
             group.scans.by_group.all_shown()
 
     def _group(self, selection: Selection, *, locks: bool = False) -> FilterGroup:
@@ -166,7 +167,7 @@ class FilterGroups:
             if len(self._by_selection) > self._most:
                 self._forget_one()
             position = None if selection.condition is None else ScanPosition()
-            buffer = ReadAhead(TurnOrder(self.turns) if self.turns else None)
+            buffer = ReadAhead(order_of(self.turns))
             by_group = GroupScans(self._limits)
             state = ScanState(self._limits.scan_min, position, OtherShares(self._limits), by_group, buffer)
             group = FilterGroup(selection, Subscribers(self._batch_size), state, locks)

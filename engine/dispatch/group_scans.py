@@ -25,7 +25,7 @@ from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
 from engine.dispatch.read_ahead import ReadAhead
 from engine.dispatch.scan_position import SETTLING_NS
-from engine.dispatch.turns import TurnOrder
+from engine.dispatch.turns import AnyOrder
 from engine.model import Arrivals, Entry, Group, GroupScan, GroupScanResult
 
 NARROW_NS = 50_000_000
@@ -123,7 +123,7 @@ class GroupScans:
         self.running, self._requested = False, None
         self._next_ns = now.mono_ns + self._limits.group_pause_ns
 
-    def is_wanted(self, arrival: Entry, order: TurnOrder) -> bool:
+    def is_wanted(self, arrival: Entry, order: AnyOrder) -> bool:
         """Whether this arrival may be claimed: its group has no older messages that are not known. If
         none is known, it is read by name, too."""
         if arrival.group is None or arrival.group in self._deep:

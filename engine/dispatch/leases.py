@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -91,6 +91,7 @@ TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = MappingProxy
 SENT_STATES = frozenset({LeaseState.SENT, LeaseState.SUSPECT_SENT})
 SUSPECT_STATES = frozenset({LeaseState.SUSPECT, LeaseState.SUSPECT_FETCHING, LeaseState.SUSPECT_SENT})
 FETCHING_STATES = frozenset({LeaseState.FETCHING, LeaseState.SUSPECT_FETCHING})
+UNREAD_STATES = SUSPECT_STATES | {LeaseState.CLAIMED}
 
 
 class InvalidTransition(Exception):
@@ -123,6 +124,8 @@ class Lease:
     state: LeaseState = LeaseState.CLAIMED
     sent_ns: int = 0
     """When the row was sent (monotonic). Only measured."""
+    run: Sequence[Lease] | None = None
+    """The leases that it is in order with (engine.dispatch.runs), itself among them; None: it is alone."""
 
     @classmethod
     def of(cls, claim: Claimed, known_since: int = 0) -> Lease:
@@ -158,6 +161,15 @@ class Lease:
     def awaits_lock(self) -> bool:
         """Whether a session is locking the message now: its answer decides."""
         return self.locked and self.state in FETCHING_STATES
+
+    def is_behind(self, states: Collection[LeaseState]) -> bool:
+        """Whether an earlier lease of its run has one of these states."""
+        for lease in self.run or ():
+            if lease is self:
+                return False
+            if lease.state in states:
+                return True
+        return False
 
     @property
     def delivery(self) -> Delivery:
@@ -251,10 +263,6 @@ class Leases:
     def locked_by(self, holder: int) -> list[Lease]:
         """The leases whose messages a client connection has locked."""
         return [lease for lease in self.held_by(holder) if lease.locked and lease.is_sent]
-
-    def has_locked(self, holder: int) -> bool:
-        """Whether `locked_by` returns any lease."""
-        return any(lease.locked and lease.is_sent for lease in self._by_holder.get(holder, {}).values())
 
     def confirm(self, lease: Lease, deadline_ns: int) -> None:
         """A lookup has shown that this lease stands, until this deadline. The lease moves to the

@@ -26,6 +26,7 @@ from engine.dispatch.limits import Limits
 from engine.dispatch.locks import LocksUnderWay
 from engine.dispatch.maintenance import DeadLetters, Purges, Releases
 from engine.dispatch.measures import Measures
+from engine.dispatch.runs import Runs
 from engine.dispatch.scans import ScanScheduler
 from engine.dispatch.turns import Turns
 from engine.dispatch.verification import LeaseVerification
@@ -47,6 +48,7 @@ class Parts:
     in_flight: GroupsInFlight
     places: GroupPlaces
     leases: Leases
+    runs: Runs
     claims: ClaimsUnderWay
     capacity: Capacity
     scans: ScanScheduler
@@ -73,7 +75,9 @@ class Parts:
         in_flight = GroupsInFlight()
         leases, claims = Leases(in_flight), ClaimsUnderWay(policy, jitter, numbers, in_flight)
         places = GroupPlaces(policy, in_flight, leases)
-        groups = FilterGroups(limits, policy.batch_size, Turns(in_flight, places) if policy.grouping else None)
+        in_flight.set_turn_values(policy.turn_values)
+        turns = Turns(in_flight, places, policy.turn_values) if policy.grouping else None
+        groups = FilterGroups(limits, policy.batch_size, turns)
         return cls(
             policy=policy,
             limits=limits,
@@ -84,6 +88,7 @@ class Parts:
             in_flight=in_flight,
             places=places,
             leases=leases,
+            runs=Runs(),
             claims=claims,
             capacity=Capacity(policy, limits, leases, claims, now),
             scans=ScanScheduler(groups, policy, limits, numbers),
@@ -108,7 +113,9 @@ class Parts:
         if (policy.grouping, policy.group_most, policy.group_strict, policy.semaphores) != (
             *(before.grouping, before.group_most, before.group_strict, before.semaphores),
         ):
-            self.groups.set_turns(Turns(self.in_flight, self.places) if policy.grouping else None)
+            self.in_flight.set_turn_values(policy.turn_values)
+            turns = Turns(self.in_flight, self.places, policy.turn_values) if policy.grouping else None
+            self.groups.set_turns(turns)
         self.policy = policy
         self.claims.set_policy(policy)
         self.capacity.set_policy(policy, now)

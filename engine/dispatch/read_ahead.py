@@ -6,7 +6,7 @@ until then. A claim may miss a row that looked due, because the row is locked or
 claimed it first. Such a row is tried again after a pause (monotonic clock) that doubles each time.
 A long transaction of a consumer therefore costs a few attempts, and not a busy loop.
 
-In a queue with groups, the ready entries are in the order of turns (`TurnOrder`), and a scan that
+In a queue with groups, the ready entries are in the order of turns (`Order`), and a scan that
 shows that more is due leaves the entries that it did not reach: other scans have found these.
 
 The buffer is only a hint: the claim checks each entry in the database. A stale entry costs a
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.dispatch.instant import Instant
-from engine.dispatch.turns import TurnOrder
+from engine.dispatch.turns import AnyOrder
 from engine.model import Entry, Group, Key, ScanResult
 
 RETRY_MIN_NS = 10_000_000
@@ -49,7 +49,7 @@ class ReadAhead:
     """Keys of one table, in the order of delivery: lower priority, then earlier due, then id; with
     groups, that of turns."""
 
-    def __init__(self, order: TurnOrder | None = None) -> None:
+    def __init__(self, order: AnyOrder | None = None) -> None:
         self.order = order
         """The order of turns; None: the queue has no groups."""
         self._ready: dict[Key, Entry] = {}
@@ -151,7 +151,7 @@ class ReadAhead:
         self.drop(entry.key)
         self._add(entry, now)
 
-    def set_order(self, order: TurnOrder | None) -> None:
+    def set_order(self, order: AnyOrder | None) -> None:
         """The ready entries are in this order from now on."""
         self.order = order
         self._order_ready()
@@ -173,7 +173,7 @@ class ReadAhead:
         time."""
         return () if self.order is None else self.order.rank(entry.group)
 
-    def requeue(self, groups: Iterable[Group]) -> None:
+    def requeue(self, groups: Iterable[Group | None]) -> None:
         """These message groups may be next earlier than before."""
         if self.order is not None:
             self.order.requeue(groups)
@@ -227,6 +227,18 @@ class ReadAhead:
             del self._ready[entry.key]
             taken.append(entry)
         return taken
+
+    def take_run(self, most: int) -> list[Entry]:
+        """Remove and return the first ready entry, and those behind it in the strict order of its message
+        group, `most` in all at most."""
+        run = self.take(1)
+        while run and len(run) < most and self.order is not None:
+            entry = self.order.pop_behind(run[-1], self._ready)
+            if entry is None:
+                break
+            del self._ready[entry.key]
+            run.append(entry)
+        return run
 
     def upcoming(self, count: int) -> list[Key]:
         """Some of the messages that are ready, nearly always the next ones."""

@@ -353,7 +353,9 @@ class ScanScheduler:
             for group in self._groups if freed else ():
                 group.scans.buffer.requeue(freed)
         wanting = [(group, most) for group, most in demand if most > 0]
-        if len(wanting) == 1:
+        if self._policy.group_run > 1:
+            taken = self._take_runs(demand, count)
+        elif len(wanting) == 1:
             ((group, most),) = wanting
             entries = group.scans.buffer.take(min(count, most))
             for other, _ in demand:
@@ -391,6 +393,32 @@ class ScanScheduler:
                 for other, _ in demand:
                     other.scans.buffer.drop(key)
             push_head(at)
+        return taken
+
+    def _take_runs(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
+        """`take_entries` for runs: each has room in one stream."""
+        left = [most for _, most in demand]
+        rooms = [[-room for room in group.subscribers.rooms(most)] for group, most in demand]
+        taken: list[tuple[FilterGroup, Entry]] = []
+        while len(taken) < count:
+            heads: list[tuple[int, tuple[int, ...], int, Key, int]] = []
+            for at, (group, _) in enumerate(demand):
+                buffer = group.scans.buffer
+                if left[at] > 0 and rooms[at] and (entry := buffer.head()) is not None:
+                    heads.append((entry.priority, buffer.rank(entry), entry.due_ns, entry.key, at))
+            if not heads:
+                break
+            at = min(heads)[-1]
+            group = demand[at][0]
+            run = group.scans.buffer.take_run(min(-rooms[at][0], left[at], count - len(taken), self._policy.group_run))
+            room = heapq.heappop(rooms[at]) + len(run)
+            if room:
+                heapq.heappush(rooms[at], room)
+            left[at] -= len(run)
+            taken += [(group, entry) for entry in run]
+            for other, _ in demand:
+                if other is not group:
+                    other.scans.buffer.drop_all(run)
         return taken
 
     # Scanning.

@@ -1,7 +1,7 @@
 """Which semaphores have a place for one more message in flight.
 
-A message needs the semaphores that its column names. Messages with the same value there are a message
-group, so a group is what waits. A claim shows who holds the full ones of the semaphores that its
+A message needs the semaphores that its column names. This is the last value of its message group, so
+a group is what waits. A claim shows who holds the full ones of the semaphores that its
 messages need (`SemaphoreLeft`). A holder is remembered until its delivery is over, in whichever queue,
 or until its lease ends. All is forgotten at the next poll, and a claim then shows it again. So a full
 semaphore causes no claim before it may have a place.
@@ -36,7 +36,7 @@ def names_in(text: str) -> frozenset[str]:
 
 def needs_of(group: Group | None) -> frozenset[str]:
     """The semaphores that the messages of a group need, in a queue with semaphores."""
-    return names_in(value) if group and isinstance(value := group[0], str) else frozenset()
+    return names_in(value) if group and isinstance(value := group[-1], str) else frozenset()
 
 
 @dataclass(slots=True)

@@ -235,6 +235,44 @@ class Subscribers:
             self._changed(subscriber)
         return given_out, leases[len(given_out) :]
 
+    def distribute_runs(
+        self, runs: Sequence[Sequence[Lease]]
+    ) -> tuple[list[tuple[Lease, Subscriber]], Sequence[Lease]]:
+        """`distribute` for leases of which those of a run go to one subscriber."""
+        given_out: list[tuple[Lease, Subscriber]] = []
+        left: list[Lease] = []
+        for run in runs:
+            best = self._best()
+            subscriber = None if best is None else self._by_id[best[2]]
+            room = 0 if subscriber is None else subscriber.counted
+            left += run[room:]
+            if subscriber is None:
+                continue
+            self._turn += 1
+            subscriber.last_turn = self._turn
+            given = run[:room]
+            subscriber.held += len(given)
+            subscriber.unsent |= {lease.key: lease for lease in given}
+            if subscriber.remaining is not None:
+                subscriber.remaining -= len(given)
+            given_out += [(lease, subscriber) for lease in given]
+            self._changed(subscriber)
+        return given_out, left
+
+    def rooms(self, messages: int) -> list[int]:
+        """How many messages each of the next subscribers may be given, the most first, up to so many
+        messages in all. Takes time for each of them."""
+        found: dict[int, tuple[int, int, int]] = {}
+        total = 0
+        while total < messages and (best := self._best()) is not None:
+            heapq.heappop(self._next)
+            if best[2] not in found:
+                found[best[2]] = best
+                total -= best[0]
+        for entry in found.values():
+            heapq.heappush(self._next, entry)
+        return [-debit for debit, _, _ in found.values()]
+
     def lease_ended(self, subscriber: Subscriber, lease: Lease) -> None:
         """A lease of this subscriber has ended: its credit is free. If it was not sent, LIMIT
         allows another message in its place."""

@@ -16,8 +16,10 @@ entry leaves the heap, its messages stay, and `requeue` brings it back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sized
 from itertools import count
+from typing import Any, Generic, TypeVar
 
 from engine.dispatch.group_places import GroupPlaces
 from engine.dispatch.groups_in_flight import GroupsInFlight
@@ -32,19 +34,30 @@ class Turns:
     """What decides which group is next. Messages that were taken since the round began count as in
     flight."""
 
-    def __init__(self, in_flight: GroupsInFlight, places: GroupPlaces | None = None) -> None:
-        """`places`: None where groups have no limit."""
+    def __init__(
+        self, in_flight: GroupsInFlight, places: GroupPlaces | None = None, turn_values: int | None = None
+    ) -> None:
+        """`places`: None where groups have no limit. `turn_values`: `Policy.turn_values`."""
         self._in_flight = in_flight
         self._places = places
+        self.turn_values = turn_values
         self._taken: dict[Group | None, int] = {}
         self._last: dict[Group | None, int] = {}
         """The number of the last turn of each group, in ascending order."""
         self._numbers = count(1)
+        self._unknown_taken = False
+        """Whether messages whose group is not known were taken. They do not count as in flight."""
 
     def rank(self, group: Group | None) -> tuple[int, int]:
         """The group with the least rank is next: how many messages it has in flight, and its last
         turn."""
+        if self.turn_values is not None:
+            group = self.turn_of(group)
         return self._in_flight.count(group) + self._taken.get(group, 0), self._last.get(group, 0)
+
+    def turn_of(self, group: Group | None) -> Group | None:
+        """What decides whose turn a message of this group is: its values without what it needs."""
+        return group if group is None else group[: self.turn_values]
 
     @property
     def limited(self) -> bool:
@@ -62,38 +75,53 @@ class Turns:
             return True
         return self._places.has_place(group, self._in_flight.count(group), key, self._taken.get(group, 0))
 
+    def may_follow(self, group: Group | None) -> bool:
+        """Whether one more message of this group may be taken, behind the first one of a run."""
+        if self._places is None or group is None:
+            return True
+        return self._places.rates.allows(group, self._taken.get(group, 0))
+
     def note_turn(self, group: Group | None) -> None:
         """A message of this group was taken."""
-        self._taken[group] = self._taken.get(group, 0) + 1
         if self._places is not None:
             self._places.semaphores.note_taken(group)
+        if self.turn_values is not None:
+            group = self.turn_of(group)
+        self._taken[group] = self._taken.get(group, 0) + 1
         self._last.pop(group, None)
         self._last[group] = next(self._numbers)
         if len(self._last) > TURNS_MAX:
             del self._last[next(iter(self._last))]
 
-    def take_freed(self) -> set[Group]:
+    def take_freed(self) -> set[Group | None]:
         """Returns the groups that may be next earlier than before."""
-        return self._in_flight.take_freed()
+        freed: set[Group | None] = {*self._in_flight.take_freed()}
+        if self._unknown_taken:
+            self._unknown_taken = False
+            freed.add(None)
+        return freed
 
     def end_round(self) -> None:
         """The messages that were taken are counted as in flight from now on, or were not handed
         out."""
+        self._unknown_taken |= None in self._taken
         self._taken.clear()
         if self._places is not None:
             self._places.semaphores.end_round()
 
 
-_Place = tuple[int, Key, int, int]
+Place = tuple[int, Key, int, int]
 """The time (in strict order 0), id, epoch and time of a message."""
 
+Queue = TypeVar("Queue", bound=Sized)
 
-class _Level:
+
+class _Level(Generic[Queue]):
     """The ready messages of one priority."""
 
     def __init__(self) -> None:
-        self.queues: dict[Group | None, list[_Place]] = {}
-        """The messages of each group, as heaps."""
+        self.queues: dict[Group | None, Queue] = {}
+        """The messages of each group."""
         self.heap: list[tuple[int, int, int]] = []
         """A rank of each group, and the number of the heap's entry."""
         self.groups: dict[int, Group | None] = {}
@@ -104,17 +132,59 @@ class _Level:
         """Whether its priority is among those that have messages to hand out."""
 
 
-class TurnOrder:
+class Order(ABC, Generic[Queue]):
     """The ready entries of one buffer in the order of turns. Entries that are not in the buffer's
     `ready` any more, or in another state, are left out when they come first."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _Level[Queue]] = {}
         self._priorities: list[int] = []
         self._numbers = count()
         self._size = 0
         self._parked = 0
+
+    @abstractmethod
+    def depth(self, priority: int, group: Group | None) -> int:
+        """About how many ready messages a group has at this priority."""
+
+    @abstractmethod
+    def rebuild(self, entries: Iterable[Entry]) -> None:
+        """Replace everything by these entries."""
+
+    @abstractmethod
+    def push(self, entry: Entry) -> None:
+        """Add an entry."""
+
+    @abstractmethod
+    def groups(self, priority: int) -> int:
+        """How many groups have ready messages at this priority, about."""
+
+    @abstractmethod
+    def trim(self, priority: int, keep: int) -> list[tuple[Group, list[Key]]]:
+        """Leave `keep` messages of each group at this priority, the first ones. Returns the groups that
+        had more, each with the ids of the others."""
+
+    @abstractmethod
+    def requeue(self, groups: Iterable[Group | None]) -> None:
+        """These groups may be next earlier than before."""
+
+    @abstractmethod
+    def pop(self) -> None:
+        """Remove the entry that `head` has just returned: its group has had its turn."""
+
+    @abstractmethod
+    def pop_behind(self, before: Entry, ready: Mapping[Key, Entry]) -> Entry | None:
+        """Remove and return the message of the same group and priority that is next behind this one, which
+        has just been removed; None: there is none, or it may not be taken together with it."""
+
+    @abstractmethod
+    def _first_of(self, queue: Queue, ready: Mapping[Key, Entry], group: Group | None) -> Entry | None:
+        """The first message of a queue that may be in flight; None: there is none."""
+
+    @abstractmethod
+    def _note_parked(self, queue: Queue, *, parked: bool) -> None:
+        """A group whose queue is not empty is parked, or is so no more."""
 
     @property
     def limited(self) -> bool:
@@ -131,14 +201,103 @@ class TurnOrder:
         """How many entries are ordered, those that are not valid any more included."""
         return self._size
 
+    def rank(self, group: Group | None) -> tuple[int, int]:
+        """The rank of a group in `Turns`."""
+        return self._turns.rank(group)
+
+    def head(self, ready: Mapping[Key, Entry]) -> Entry | None:
+        """The next entry; None: there is none."""
+        while self._priorities:
+            level = self._levels[self._priorities[0]]
+            if (entry := self._first(level, ready)) is not None:
+                return entry
+            priority = heapq.heappop(self._priorities)
+            level.listed = False
+            if not level.queues:
+                del self._levels[priority]
+        return None
+
+    def _first(self, level: _Level[Queue], ready: Mapping[Key, Entry]) -> Entry | None:
+        heap = level.heap
+        while heap:
+            load, turn, number = heap[0]
+            if number not in level.groups:
+                heapq.heappop(heap)
+                continue
+            group = level.groups[number]
+            if (entry := self._first_of(level.queues[group], ready, group)) is None:
+                if level.queues[group]:
+                    self._park(level, group, number)
+                    continue
+                heapq.heappop(heap)
+                del level.queues[group], level.groups[number], level.numbers[group]
+            elif (rank := self._turns.rank(group)) != (load, turn):
+                heapq.heapreplace(heap, (*rank, number))
+            elif not self._turns.has_place(entry.group, entry.key):
+                self._park(level, group, number)
+            else:
+                return entry
+        return None
+
+    def _level(self, priority: int) -> _Level[Queue]:
+        """The messages of this priority, perhaps none yet."""
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level()
+            heapq.heappush(self._priorities, priority)
+        return level
+
+    def _first_in(self, messages: list[Place], ready: Mapping[Key, Entry], group: Group | None) -> Entry | None:
+        """The first message of a heap that is ready. Removes those before it."""
+        while messages:
+            _, key, epoch, due_ns = messages[0]
+            entry = ready.get(key)
+            if entry is not None and (entry.epoch, entry.due_ns, entry.group) == (epoch, due_ns, group):
+                return entry
+            heapq.heappop(messages)
+            self._size -= 1
+        return None
+
+    def _place(self, entry: Entry) -> Place:
+        return 0 if self._turns.strict else entry.due_ns, entry.key, entry.epoch, entry.due_ns
+
+    def _park(self, level: _Level[Queue], group: Group | None, number: int) -> None:
+        """The group at the top of the heap has as many messages in flight as allowed."""
+        heapq.heappop(level.heap)
+        del level.groups[number], level.numbers[group]
+        self._note_parked(level.queues[group], parked=True)
+
+    def _enter(self, priority: int, group: Group | None) -> None:
+        """Push a valid entry of the heap for a group, in place of the one before."""
+        level = self._levels[priority]
+        before = level.numbers.get(group)
+        if before is not None:
+            del level.groups[before]
+        else:
+            self._note_parked(level.queues[group], parked=False)
+        if not level.listed:
+            level.listed = True
+            heapq.heappush(self._priorities, priority)
+        number = level.numbers[group] = next(self._numbers)
+        level.groups[number] = group
+        if len(level.heap) > 2 * len(level.numbers) + 64:
+            level.heap = [(*self._turns.rank(group), number) for group, number in level.numbers.items()]
+            heapq.heapify(level.heap)
+        else:
+            heapq.heappush(level.heap, (*self._turns.rank(group), number))
+
+
+AnyOrder = Order[Any]
+"""The order of any queue with groups."""
+
+
+class TurnOrder(Order[list[Place]]):
+    """The order of a queue whose groups wait for a place as a whole. The queue of a group is a heap."""
+
     def depth(self, priority: int, group: Group | None) -> int:
         """About how many ready messages a group has at this priority."""
         level = self._levels.get(priority)
         return len(level.queues.get(group, ())) if level else 0
-
-    def rank(self, group: Group | None) -> tuple[int, int]:
-        """The rank of a group in `Turns`."""
-        return self._turns.rank(group)
 
     def rebuild(self, entries: Iterable[Entry]) -> None:
         """Replace everything by these entries."""
@@ -163,10 +322,7 @@ class TurnOrder:
 
     def push(self, entry: Entry) -> None:
         """Add an entry."""
-        level = self._levels.get(entry.priority)
-        if level is None:
-            level = self._levels[entry.priority] = _Level()
-            heapq.heappush(self._priorities, entry.priority)
+        level = self._level(entry.priority)
         queue = level.queues.get(entry.group)
         if queue is None:
             queue = level.queues[entry.group] = []
@@ -206,18 +362,6 @@ class TurnOrder:
                 if group in level.queues:
                     self._enter(priority, group)
 
-    def head(self, ready: Mapping[Key, Entry]) -> Entry | None:
-        """The next entry; None: there is none."""
-        while self._priorities:
-            level = self._levels[self._priorities[0]]
-            if (entry := self._first(level, ready)) is not None:
-                return entry
-            priority = heapq.heappop(self._priorities)
-            level.listed = False
-            if not level.queues:
-                del self._levels[priority]
-        return None
-
     def pop(self) -> None:
         """Remove the entry that `head` has just returned: its group has had its turn."""
         level = self._levels[self._priorities[0]]
@@ -228,59 +372,22 @@ class TurnOrder:
         self._turns.note_turn(group)
         heapq.heapreplace(level.heap, (*self._turns.rank(group), number))
 
-    def _first(self, level: _Level, ready: Mapping[Key, Entry]) -> Entry | None:
-        heap = level.heap
-        while heap:
-            load, turn, number = heap[0]
-            if number not in level.groups:
-                heapq.heappop(heap)
-                continue
-            group = level.groups[number]
-            if (entry := self._first_of(level.queues[group], ready, group)) is None:
-                heapq.heappop(heap)
-                del level.queues[group], level.groups[number], level.numbers[group]
-            elif (rank := self._turns.rank(group)) != (load, turn):
-                heapq.heapreplace(heap, (*rank, number))
-            elif not self._turns.has_place(group, entry.key):
-                self._park(level, group, number)
-            else:
-                return entry
-        return None
+    def pop_behind(self, before: Entry, ready: Mapping[Key, Entry]) -> Entry | None:
+        """Remove and return the message of the same group and priority that is next behind this one, which
+        has just been removed; None: there is none, or it may not be taken together with it. A message that
+        was delivered before is alone, so that no other one shares the fate of one that fails."""
+        queue = self._levels[before.priority].queues[before.group]
+        entry = self._first_of(queue, ready, before.group)
+        if entry is None or before.epoch or entry.epoch or not self._turns.may_follow(entry.group):
+            return None
+        heapq.heappop(queue)
+        self._size -= 1
+        self._turns.note_turn(entry.group)
+        return entry
 
-    def _first_of(self, queue: list[_Place], ready: Mapping[Key, Entry], group: Group | None) -> Entry | None:
-        while queue:
-            _, key, epoch, due_ns = queue[0]
-            entry = ready.get(key)
-            if entry is not None and (entry.epoch, entry.due_ns, entry.group) == (epoch, due_ns, group):
-                return entry
-            heapq.heappop(queue)
-            self._size -= 1
-        return None
+    def _first_of(self, queue: list[Place], ready: Mapping[Key, Entry], group: Group | None) -> Entry | None:
+        return self._first_in(queue, ready, group)
 
-    def _place(self, entry: Entry) -> _Place:
-        return 0 if self._turns.strict else entry.due_ns, entry.key, entry.epoch, entry.due_ns
-
-    def _park(self, level: _Level, group: Group | None, number: int) -> None:
-        """The group at the top of the heap has as many messages in flight as allowed."""
-        heapq.heappop(level.heap)
-        del level.groups[number], level.numbers[group]
-        self._parked += len(level.queues[group])
-
-    def _enter(self, priority: int, group: Group | None) -> None:
-        """Push a valid entry of the heap for a group, in place of the one before."""
-        level = self._levels[priority]
-        before = level.numbers.get(group)
-        if before is not None:
-            del level.groups[before]
-        else:
-            self._parked -= len(level.queues[group])
-        if not level.listed:
-            level.listed = True
-            heapq.heappush(self._priorities, priority)
-        number = level.numbers[group] = next(self._numbers)
-        level.groups[number] = group
-        if len(level.heap) > 2 * len(level.numbers) + 64:
-            level.heap = [(*self._turns.rank(group), number) for group, number in level.numbers.items()]
-            heapq.heapify(level.heap)
-        else:
-            heapq.heappush(level.heap, (*self._turns.rank(group), number))
+    def _note_parked(self, queue: list[Place], *, parked: bool) -> None:
+        """A group is parked, or is so no more."""
+        self._parked += len(queue) if parked else -len(queue)

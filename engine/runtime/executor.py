@@ -57,6 +57,10 @@ class EngineSettings:
     roster_streams_kept_s: float = 5.0
     """A queue counts as streamed for so long after its last stream: consumers that poll open one
     after the other."""
+    idle_followed_s: float = 60.0
+    """The binary log's changes of a queue are used for so long after its last stream and its last
+    message in flight here: a change of the set costs the reader a message with all of it, and the
+    next stream an additional scan."""
     catalog_tables_max: int = 10_000
     """Tables remembered as no queues until the catalog's next refresh, and other spellings of
     queues. With more, all are forgotten and described again when needed."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from engine.model import Claimed, Entry, Key, LimitsLeft, QueueTable, Wanted
 from engine.packets import text_values
 from engine.quoting import qualified, quoted, text_literal
-from engine.store.claim_plan import GroupCounts, GroupPaces, SemaphoreCounts, groups_left, unchanged
+from engine.store.claim_plan import (
+    GroupCounts,
+    GroupPaces,
+    SemaphoreCounts,
+    checks,
+    groups_left,
+    runs_of,
+    unchanged,
+)
 from engine.store.connection import Result, StoreConnection
 from engine.store.group_rates import ClaimGroupRates
 from engine.store.pace import Pace
@@ -41,6 +49,8 @@ class ClaimLimits:
         self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
         self._group_most = policy.group_most if policy.groups_counted else None
         self._strict = policy.group_strict
+        self._runs: Sequence[Sequence[Key]] = ()
+        """In strict order: the messages that may be claimed together."""
         group_pace = None if policy.group_rate is None else Pace(policy.group_rate, burst_s)
         self._rates = None if group_pace is None else ClaimGroupRates(table, sql, group_pace)
         self._semaphores = semaphores
@@ -79,12 +89,15 @@ class ClaimLimits:
             statements.append(statement("rate_read", **self._rate_words))
         return [*statements, *(self._semaphores.within if self._semaphores else ())]
 
-    def of_groups(self, keys: Collection[Key]) -> list[str]:
+    def of_groups(self, wanted: Mapping[Key, Wanted]) -> list[str]:
         """In the transaction, behind the statements that lock these rows."""
-        statements = [] if self._rates is None else self._rates.reads(keys)
+        statements = [] if self._rates is None else self._rates.reads(wanted)
         if self._group_most is not None:
-            statements += self._sql.for_ids("group_count", keys, most=self._group_most, **self._lease_words)
-            statements += self._sql.for_ids("group_heads", keys, **self._sql.order_words) if self._strict else ()
+            statements += self._sql.for_ids("group_count", wanted, most=self._group_most, **self._lease_words)
+        if self._strict:
+            self._runs = runs_of(wanted.values(), self._table.policy.group_run)
+            for place, keys in checks(self._runs).items():
+                statements += self._sql.for_ids("group_heads", keys, place=place, **self._sql.order_words)
         return statements
 
     def read_groups(self, results: Sequence[Result], now_ns: int) -> None:
@@ -95,21 +108,22 @@ class ClaimLimits:
         if self._group_most is None:
             return
         self.groups = groups = GroupCounts(self._group_most)
-        counts, heads = (results[:-1], results[-1].rows) if self._strict and results else (results, ())
-        groups.heads = {} if self._strict else None
-        for row in heads:
-            raw, head, *numbers = text_values(row)
-            epoch, priority, due_ns = (int(value or 0) for value in numbers)
-            entry = Entry(self._sql.key(head or b""), epoch, priority, due_ns)
-            assert groups.heads is not None
-            groups.heads[self._sql.key(raw or b"")] = entry
-        for row in (row for result in counts for row in result.rows):
+        for row in (row for result in results[:1] for row in result.rows):
             raw, number, held, ends = text_values(row)
             key, of_group = self._sql.key(raw or b""), int(number or 0)
             if ends is None:
                 groups.numbers[key], groups.held[of_group] = of_group, int(held or 0)
             else:
                 groups.holders.setdefault(of_group, {})[key] = int(ends)
+        if self._strict:
+            groups.note_order(self._runs, dict(self._in_places(results[1:])))
+
+    def _in_places(self, results: Iterable[Result]) -> Iterator[tuple[Key, Entry]]:
+        """For messages of runs, the unacknowledged one of their group that is in their place."""
+        for row in (row for result in results for row in result.rows):
+            raw, found, *numbers = text_values(row)
+            epoch, priority, due_ns = (int(value or 0) for value in numbers)
+            yield self._sql.key(raw or b""), Entry(self._sql.key(found or b""), epoch, priority, due_ns)
 
     @property
     def behind(self) -> list[str]:

@@ -65,37 +65,97 @@ class GroupCounts:
     """
 
     most: int
-    """How many messages of a group may be in flight."""
+    """How many messages of a group may be in flight; in strict order 1, whatever the length of runs."""
     numbers: dict[Key, int] = field(default_factory=dict)
     """The number of the group of each message of the claim."""
     held: dict[int, int] = field(default_factory=dict)
     """How many messages of each group are in flight."""
     holders: dict[int, dict[Key, int]] = field(default_factory=dict)
     """The messages in flight of groups that may be full, and the ends of their leases."""
-
-    heads: dict[Key, Entry] | None = None
-    """The first unacknowledged message of the group of each message; None: any may be next."""
+    taken: Counter[int] = field(default_factory=Counter)
+    """How many messages of each group the claim takes."""
+    places: dict[Key, int] | None = None
+    """In strict order, the messages that may be claimed, each with the number of unacknowledged ones of its
+    group before it. The claim takes these, too; None: no order."""
+    heads: dict[Key, Entry] = field(default_factory=dict)
+    """In strict order, the first unacknowledged message of the group of each message, as far as it is known."""
 
     def has_place(self, key: Key) -> bool:
         """Whether this message's group has a place, and the message is next."""
         number = self.numbers.get(key)
-        if number is None or self.held[number] >= self.most:
+        if number is None:
             return False
-        return self.heads is None or (key in self.heads and self.heads[key].key == key)
+        if self.places is None:
+            return self.held[number] + self.taken[number] < self.most
+        return not self.held[number] and self.places.get(key) == self.taken[number]
 
     def note_taken(self, key: Key) -> None:
         """The claim takes this message."""
-        self.held[self.numbers[key]] += 1
+        self.taken[self.numbers[key]] += 1
+
+    def note_order(self, runs: Iterable[Sequence[Key]], found: Mapping[Key, Entry]) -> None:
+        """Strict order: which messages of these runs may be claimed. `found`: for each message of
+        `checks`, the unacknowledged one of its group that is in its place."""
+        self.places = {}
+        for run in runs:
+            numbers = [self.numbers.get(key) for key in run]
+            if numbers[0] is None:
+                continue
+            of_group = next((at for at, number in enumerate(numbers) if number != numbers[0]), len(run))
+            if run[0] in found:
+                self.heads.update(dict.fromkeys(run[:of_group], found[run[0]]))
+            right = [run[at] in found and found[run[at]].key == run[at] for at in range(of_group)]
+            self.places.update((key, at) for at, key in enumerate(run[: in_order(run, right)]))
 
     def left(self, entry: Entry, group: Group) -> GroupLeft | None:
         """What is left of the group of this message, behind the claim; None: it has a place."""
         number = self.numbers.get(entry.key)
         if number is None:
             return None
-        if self.held[number] >= self.most:
+        if self.held[number] + self.taken[number] >= self.most:
             return GroupLeft(group, self.holders.get(number, {}))
-        head = None if self.heads is None else self.heads.get(entry.key)
+        head = self.heads.get(entry.key)
         return None if head is None else GroupLeft(group, {}, head._replace(group=group))
+
+
+def runs_of(wanted: Iterable[Wanted], most: int) -> list[list[Key]]:
+    """The messages of each message group, as they were scanned, in the order of the claim: up to `most` of
+    each."""
+    runs: dict[tuple[Key | None, Group | None], list[Key]] = {}
+    for want in wanted:
+        alone = most == 1 or want.group is None
+        run = runs.setdefault((want.key, None) if alone else (None, want.group), [])
+        if not run or (len(run) < most and _may_follow(want.key, run[-1])):
+            run.append(want.key)
+    return list(runs.values())
+
+
+def checks(runs: Iterable[Sequence[Key]]) -> dict[int, list[Key]]:
+    """The messages of these runs that are compared with the order of their groups, by their place in the
+    run: of numbers the first, second, fourth, eighth one, and so on, and the last one of each run."""
+    checked: dict[int, list[Key]] = {}
+    for run in runs:
+        places = {*(2**power - 1 for power in range(len(run).bit_length())), len(run) - 1}
+        for place in sorted(places) if isinstance(run[0], int) else range(len(run)):
+            checked.setdefault(place, []).append(run[place])
+    return checked
+
+
+def in_order(run: Sequence[Key], right: Sequence[bool]) -> int:
+    """How many messages of a run are the first ones of their group, in order. `right`: for the first ones,
+    whether the comparison has found that as many of the group are before it as in the run.
+
+    Numbers ascend in a run. Those before one that is in its place are as many as those of the group before
+    it, and have smaller ids, so they are the same. The order of other ids is that of the server alone, so
+    each of them has to be in its place."""
+    if isinstance(run[0], int):
+        return max((at for at, is_right in enumerate(right) if is_right), default=-1) + 1
+    return next((at for at, is_right in enumerate(right) if not is_right), len(right))
+
+
+def _may_follow(key: Key, before: Key) -> bool:
+    """Whether a message may be behind another one in a run."""
+    return not isinstance(key, int) or not isinstance(before, int) or key > before
 
 
 @dataclass(slots=True)

@@ -52,8 +52,10 @@ from engine.store.claim_plan import (
     GroupPaces,
     SemaphoreCounts,
     Step,
+    checks,
     choose,
     groups_left,
+    runs_of,
     unchanged,
 )
 from engine.store.pace import Pace
@@ -606,15 +608,17 @@ class MemoryClaim:
 
     def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
         numbers: dict[Group, int] = {}
-        for key, row in self._locked.items():
-            groups.numbers[key] = numbers.setdefault(row.group, len(numbers))
-            groups.held.setdefault(groups.numbers[key], 0)
+        for row in map(self._store.rows_of(self._table).get, self._wanted):
+            if row is not None and row.time_acked_ns is None:
+                groups.numbers[row.key] = numbers.setdefault(row.group, len(numbers))
+                groups.held.setdefault(groups.numbers[row.key], 0)
         for row in rows:
             if row.is_in_flight(self._store.now_ns) and (number := numbers.get(row.group)) is not None:
                 groups.held[number] += 1
                 groups.holders.setdefault(number, {})[row.key] = row.time_next_ns or 0
         if self._table.policy.group_strict:
-            groups.heads = {key: self._head(row.group, rows) for key, row in self._locked.items()}
+            runs = runs_of(self._wanted.values(), self._table.policy.group_run)
+            groups.note_order(runs, dict(self._in_places(runs, rows)))
 
     def _write_rates(self, claimed: int) -> None:
         if self._pace is not None and claimed:
@@ -631,10 +635,15 @@ class MemoryClaim:
         places = ((group, (self._table.id, group)) for group in paces.groups.values())
         paces.full_ns = {group: kept[place] for group, place in places if place in kept}
 
-    @staticmethod
-    def _head(group: Group, rows: Collection[Row]) -> Entry:
-        """The first unacknowledged message of a group."""
-        return min((row.entry for row in rows if row.group == group and row.time_acked_ns is None), key=itemgetter(0))
+    def _in_places(self, runs: Sequence[Sequence[Key]], rows: Collection[Row]) -> Iterator[tuple[Key, Entry]]:
+        """For messages of runs, the unacknowledged one of their group that is in their place."""
+        of_key = {row.key: row for row in rows if row.time_acked_ns is None}
+        for place, keys in checks(runs).items():
+            for key in (key for key in keys if key in of_key):
+                group = of_key[key].group
+                in_group = sorted((row.entry for row in of_key.values() if row.group == group), key=itemgetter(0))
+                if place < len(in_group):
+                    yield key, in_group[place]
 
     def _write(self) -> None:
         def end_ns(deadline_ns: int) -> int:

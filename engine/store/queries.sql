@@ -325,9 +325,10 @@ FROM (
 WHERE all_of_it > held AND (ends IS NULL OR all_of_it >= $most)
 
 -- name: group_heads
--- Strict order: the first unacknowledged message of the group of each message of a claim. Runs behind
--- claim_lock, as group_count does. The inner SELECT reads one entry of the index: MySQL requires the
--- whole order of the index for that, and with it MariaDB would sort.
+-- Strict order: the first unacknowledged message of the group of each message of a claim, or the one
+-- behind $place others. Runs behind claim_lock, as group_count does. The inner SELECT reads no more than
+-- these entries of the index: MySQL requires the whole order of the index for that, and with it MariaDB
+-- would sort.
 SELECT /* ackstream order */ $wanted_id, $head_id, COALESCE(head.epoch, 0), COALESCE(head.priority, $lowest_priority),
     COALESCE(head.time_next, 0)
 FROM $table AS wanted FORCE INDEX ($id_index)
@@ -336,7 +337,7 @@ STRAIGHT_JOIN $table AS head FORCE INDEX ($id_index) ON head.time_acked IS NULL 
     FROM $table AS first FORCE INDEX ($order_index)
     WHERE first.time_acked IS NULL AND $same_group
     ORDER BY /*!80000 $first_order, */ first.id
-    LIMIT 1
+    LIMIT $place, 1
 )
 WHERE wanted.id IN ($ids) AND wanted.time_acked IS NULL
 

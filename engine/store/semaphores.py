@@ -211,7 +211,7 @@ class ClaimSemaphores:
 def holders_statement(table: QueueTable, names: Iterable[str]) -> str:
     """The statement that reads the messages in flight of a queue that hold some of these semaphores. It may
     return others, whose needs contain the text of a name."""
-    column = quoted(table.group_columns[0].name)
+    column = quoted(table.group_columns[-1].name)
     needs = f"CAST(CONVERT({column} USING utf8mb4) AS BINARY)"
     words = {"lease": quoted(table.lease_column or ""), "lease_index": quoted(table.lease_index or "")}
     sought = list(names)

@@ -32,7 +32,8 @@ def _only_parked(dispatcher: Dispatcher) -> bool:
 
 
 def _group_limit(dispatcher: Dispatcher) -> bool:
-    return dispatcher.parts.policy.group_limit is not None and _only_parked(dispatcher)
+    policy = dispatcher.parts.policy
+    return policy.group_limit is not None and not policy.group_strict and _only_parked(dispatcher)
 
 
 def _group_rate(dispatcher: Dispatcher) -> bool:

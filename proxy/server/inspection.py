@@ -264,7 +264,7 @@ class Inspector:
             0,
             settings=settings_of_queue(queue),
             columns=queue.default_columns,
-            group_columns=tuple(column.name for column in queue.group_columns),
+            group_columns=tuple(column.name for column in queue.group_columns[: queue.policy.turn_values]),
             dead_letter=queue.dead_letter,
             sources=tuple(TableId(db or queue.id.db, name) for db, name in queue.policy.dead_letter_of),
             problems=(*queue.warnings, *queue.advice),

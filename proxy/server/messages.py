@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from engine.binlog.changes import FollowedTables
 from engine.binlog.pipe import ChangeBatch
 from engine.model import TableId
 from engine.store.connection import BackendAddress
@@ -131,9 +132,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """All queues that the worker knows."""
+    """All queues that the worker knows, and what is left out of their changes."""
 
-    tables: frozenset[TableId]
+    tables: FollowedTables
 
 
 @dataclass(frozen=True, slots=True)

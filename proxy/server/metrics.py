@@ -192,7 +192,7 @@ class BinlogMetrics(Collector):
         )
         yield CounterMetricFamily(
             "ackstream_binlog_rows",
-            "Changed rows of queues read in the binary log, without the engine's own",
+            "Changed rows of followed queues read in the binary log, without the engine's own",
             binlog.rows,
         )
         yield CounterMetricFamily(

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+from engine.binlog.changes import FollowedTables
 from engine.binlog.supervisor import EngineChanges
 from engine.model import TableId
 from engine.service import Engine
@@ -101,6 +102,7 @@ class Worker:
         self._notices: list[CommitNotice] = []
         self._gone = 0
         self._sending_tables = False
+        self._sent_tables: FollowedTables = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: SharedEngine | None = None
         self._switch: Switch | None = None
@@ -286,7 +288,10 @@ class Worker:
     def _send_tables(self) -> None:
         self._sending_tables = False
         assert self._parts is not None
-        self.channel.send(messages.Tables(self._parts[2].tables))
+        tables = self._parts[2].tables
+        if tables != self._sent_tables:
+            self._sent_tables = tables
+            self.channel.send(messages.Tables(tables))
 
     def _send_connections(self, numbers: frozenset[int]) -> None:
         self.channel.send(messages.EngineConnections(self._own_writes.mark, numbers))

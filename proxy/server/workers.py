@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine.binlog.changes import FollowedTables, filter_for_all
 from engine.binlog.pipe import ChangeBatch, OwnConnections
 from engine.binlog.supervisor import ReaderSupervisor
 from engine.model import TableId
@@ -86,7 +87,7 @@ class WorkerProcess:
     connections: int = 0
     failure: str = ""
     """Why it cannot start."""
-    tables: frozenset[TableId] = frozenset()
+    tables: FollowedTables = field(default_factory=dict)
     own: OwnConnections | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is ready, or has ended."""
@@ -108,9 +109,11 @@ class SharedReader(ReaderSupervisor):
         """The lock that the reader holds (empty: none), or None: no reader follows the binary log."""
 
     @property
-    def tables(self) -> frozenset[TableId]:
+    def tables(self) -> FollowedTables:
         """The queues that any worker knows."""
-        return frozenset[TableId]().union(*(worker.tables for worker in self._workers.running()))
+        of_workers = [worker.tables for worker in self._workers.running()]
+        names = frozenset[TableId]().union(*of_workers)
+        return {name: filter_for_all(tables[name] for tables in of_workers if name in tables) for name in names}
 
     def reader_started(self, lock: str) -> None:
         """A reader follows the binary log from now on."""

@@ -49,9 +49,16 @@ class KnownStream:
     proof: bytes = b""
     """The server's last answers to them that have proven it. The same bytes prove it again."""
 
+    proof_without_definition: bytes = b""
+    """The same without the definition, which another session has shown."""
+
     def proven_by(self, answers: bytes) -> None:
         """Remember answers that have proven it, unless they are too long."""
         self.proof = answers if len(answers) <= KNOWN_BYTES_MAX else b""
+
+    def granted_by(self, answers: bytes) -> None:
+        """The same for answers without the definition."""
+        self.proof_without_definition = answers if len(answers) <= KNOWN_BYTES_MAX else b""
 
     @property
     def size(self) -> int:

@@ -323,15 +323,17 @@ def _consenting(values: Mapping[str, str], dead: TableName, source: TableName) -
 
 
 def group_columns(values: Mapping[str, str]) -> Sequence[str]:
-    """The group columns that directives name, or the column of semaphores."""
-    named = values.get("group_by", values.get("semaphores"))
-    return () if named is None else [name.strip() for name in named.split("|")]
+    """The group columns that directives name, and behind them the column of semaphores."""
+    named = [values[key] for key in ("group_by", "semaphores") if key in values]
+    return [name.strip() for names in named for name in names.split("|")]
 
 
 def counted_by(values: Mapping[str, str]) -> Sequence[str] | None:
     """The columns by which the messages in flight of a queue with these directives are counted; None: they
     are not."""
-    if {"group_limit", "group_order", "semaphores"} & values.keys():
+    if "semaphores" in values:
+        return [values["semaphores"].strip()]
+    if {"group_limit", "group_order"} & values.keys():
         return group_columns(values)
     return () if "max_in_flight" in values else None
 

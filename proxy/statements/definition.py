@@ -87,9 +87,11 @@ class Definition:
             _check({**values, **changed}, None)
             definition = partial(self._definition, session, context, statement.table)
             await self._creation.dead_letter(session, statement.table, {**values, **changed}, definition)
-        if {"group_by", "semaphores"} & changed.keys():
+        if {"group_by", "semaphores"} & (changed.keys() | without):
             new, _ = change(*split_comment(await marked_comment(session, statement.table)))
-            await self._creation.group_index(session, await self._definition(session, context, statement.table), new)
+            if {"group_by", "semaphores"} & new.keys():
+                definition_now = await self._definition(session, context, statement.table)
+                await self._creation.group_index(session, definition_now, new)
         named = {key: changed[key] for key in EXTRA_COLUMNS if key in changed}
         if named:
             values, _ = split_comment(await marked_comment(session, statement.table))

@@ -22,7 +22,7 @@ from engine.runtime.table_runner import LockAnswer
 from engine.store.queries import TableStatements
 from engine.store.row_packets import split_binary_row, split_text_row
 from proxy.session.commit_notices import DEADLOCK
-from proxy.session.internal_queries import spelled
+from proxy.session.internal_queries import end_own_transaction, spelled
 from proxy.session.queries import sql
 from proxy.session.stream import Stream
 from proxy.statements.proof import ProvenStream
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 OnRows = Callable[[Sequence[bytes]], None]
 
 COM_PING = bytes([Commands.COM_PING])
+
+SOON_S = 0.002
+"""If messages are ready, the engine offers them in the next turn of the event loop, and so does it end
+a stream that has its last message. Until then nothing is written to the client."""
 
 NO_TRANSACTION = ServerError(
     1105,
@@ -100,10 +104,13 @@ class LockingStream(Stream):
     async def next_offer(self, timeout_s: float) -> tuple[Lock, LockAnswer] | None:
         """The next offer; None if the stream is over, or after this time."""
         if not self._offers and not self.over:
-            self._writes.flush()
             await self.wait(timeout_s)
         self._attention.clear()
         return self._offers.popleft() if self._offers and not self.over else None
+
+    def flush(self) -> None:
+        """Write what is to be sent. Otherwise it is written with the next rows or the end."""
+        self._writes.flush()
 
     def pass_rows(self, rows: Sequence[bytes]) -> None:
         """Send rows that the server has sent, without the id that precedes each."""
@@ -125,6 +132,9 @@ class LockingSession:
 
     def __init__(self, session: ClientSession, proven: ProvenStream, selection: Selection) -> None:
         self._session = session
+        self._was_in_transaction = proven.was_in_transaction
+        self._has_locked = False
+        """Whether a lock was tried: the transaction is the client's since."""
         self._statements = TableStatements(proven.queue, selection)
         self._columns = proven.row_format.columns
         self._binary = proven.row_format.binary
@@ -132,12 +142,25 @@ class LockingSession:
 
     async def attend(self, stream: LockingStream, ping_interval_s: float) -> None:
         """Lock what the engine offers, and keep the backing connection open, until the stream is
-        over."""
+        over. While nothing is offered, and if nothing was, the transaction of the proof ends."""
+        timeout_s = SOON_S
         while not stream.over:
-            if (offer := await stream.next_offer(ping_interval_s)) is not None:
+            offer = await stream.next_offer(timeout_s)
+            if offer is not None:
+                self._has_locked, timeout_s = True, SOON_S
                 await self._lock(stream, *offer)
+            elif timeout_s == SOON_S:
+                timeout_s = ping_interval_s
+                stream.flush()
+                await self._end_own_transaction()
             elif not stream.over:
                 await self._session.internal_command(COM_PING)  # Else the server closes the idle connection.
+        await self._end_own_transaction()
+
+    async def _end_own_transaction(self) -> None:
+        """End a transaction that only the proof has begun."""
+        if not self._has_locked:
+            await end_own_transaction(self._session, was_in_transaction=self._was_in_transaction)
 
     async def _lock(self, stream: LockingStream, lock: Lock, answer: LockAnswer) -> None:
         """Lock the offered messages and pass their rows on. An error of the server ends the

@@ -8,7 +8,7 @@ messages are counted as SHOW QUEUES counts those of a queue, up to a bound, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -99,8 +99,8 @@ class _Reading:
 
     def __init__(self, session: ClientSession, queue: QueueTable, like: str | None) -> None:
         self._session = session
-        self._statements = TableStatements(queue)
-        self._columns = queue.group_columns
+        self._columns = queue.group_columns[: queue.policy.turn_values]
+        self._statements = TableStatements(replace(queue, group_columns=self._columns))
         self._index = f"{qualified(queue.id)} FORCE INDEX ({quoted(queue.group_index or '')})"
         names = ", ".join(quoted(column.name) for column in self._columns)
         values = [_expression(column, column.kind) for column in self._columns]

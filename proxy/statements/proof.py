@@ -11,13 +11,14 @@ definition and an UPDATE of no row that names all columns are written together. 
 the definition are those of the time before, so are the meaning of the text and the column packets,
 and the server has granted the rights anew. In any other case what it returned is dropped, and the
 STREAM is proven as if it were the first. Nothing but a statement of the session changes its
-context, so the context is not read if none has run since it was shown.
+context, so the context is not read if none has run since it was shown. Nor is the definition, if
+another session reads it meanwhile (proxy.statements.definition_checks).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ from proxy.session.known_streams import Key, KnownStream
 from proxy.session.prepared import python_values
 from proxy.session.queries import sql
 from proxy.session.stream import INTERRUPTED
+from proxy.statements.definition_checks import DefinitionChecks
 from proxy.statements.long_statements import LongStatementReader
 from proxy.statements.rights import right_to_stream
 from proxy.statements.tables import known_table_id, refused_as_client
@@ -93,6 +95,7 @@ class Proof:
     def __init__(self, engine: Engine, reader: LongStatementReader) -> None:
         self._engine = engine
         self._reader = reader
+        self._checks = DefinitionChecks()
 
     async def query(self, session: ClientSession, text: bytes) -> ProvenStream:
         """Prove a statement as text."""
@@ -167,14 +170,13 @@ class Proof:
         was_in_transaction = session.in_transaction
         begun_s = time.monotonic()
         session.check_interrupted()
-        autocommit = was_in_transaction or session.status & AUTOCOMMIT
-        same_context = session.classifier.shown_context == known.context_signature
-        queries = known.queries[1:] if same_context else known.queries
-        answers = await session.internal_queries(queries if autocommit else (*queries, _COMMIT))
-        if self._stands(known, answers, same_context=same_context):
-            session.classifier.shown_context = known.context_signature
+        shown = await self._shown_with_others(session, known)
+        if not shown:
+            # The server's answers show whether a transaction is open.
+            await end_own_transaction(session, was_in_transaction=was_in_transaction)
+            shown = await self._shown_alone(session, known)
+        if shown:
             remember_context(session, known.context)
-            session.classifier.not_hidden(known.queue.id)
             _refuse_endless(known.statement, in_transaction=was_in_transaction)
             return ProvenStream(
                 known.statement, known.queue, known.row_format, known.header, begun_s, was_in_transaction
@@ -183,14 +185,51 @@ class Proof:
         await end_own_transaction(session, was_in_transaction=was_in_transaction)
         return None
 
-    def _stands(self, known: KnownStream, answers: Answers, *, same_context: bool) -> bool:
-        """Whether the answers show the context, the definition and the rights of the time before;
-        `same_context`: the context was not read, because it is the same. Raises Refused if one of
-        the queries was interrupted."""
-        if answers.raw != known.proof:
-            if not _same(known, answers.split(), same_context=same_context):
-                return False
-            known.proven_by(answers.raw)
+    async def _shown_alone(self, session: ClientSession, known: KnownStream) -> bool:
+        """Whether the session shows the context, the definition and the rights of the time before. Raises
+        Refused if one of the queries was interrupted."""
+        same_context = session.classifier.shown_context == known.context_signature
+        queries = known.queries[1:] if same_context else known.queries
+        check, shown = self._checks.begin(_subject(session, known)), False
+        try:
+            answers = await _answered(session, known, queries)
+            shown = answers.raw == known.proof
+            if not shown and (shown := _same(known, answers.split(), same_context=same_context)):
+                known.proven_by(answers.raw)
+        finally:
+            self._checks.end(check, shown=shown)
+        if shown := shown and self._is_known(known):
+            session.classifier.shown_context = known.context_signature
+            session.classifier.not_hidden(known.queue.id)
+        return shown
+
+    async def _shown_with_others(self, session: ClientSession, known: KnownStream) -> bool:
+        """Whether the session shows the context and the rights, and another session the definition.
+        Returns False if no other is reading it, and whenever the session has to show all itself.
+
+        No temporary table may hide the queue: either nothing has run in the session since it has shown
+        the definition itself, or the session reads the rows itself and has run nothing that could have
+        made one.
+        """
+        same_context = session.classifier.shown_context == known.context_signature
+        if not (same_context or _certainly_not_hidden(session, known)):
+            return False
+        shown = self._checks.join(_subject(session, known))
+        if shown is None:
+            return False
+        queries = known.queries[-1:] if same_context else (known.queries[0], known.queries[-1])
+        answers = await _answered(session, known, queries)
+        if not (_granted(known, answers, same_context=same_context) and await shown and self._is_known(known)):
+            return False
+        session.check_interrupted()
+        if not session.in_step:
+            raise ConnectionResetError("the server closed the connection")
+        if same_context:
+            session.classifier.shown_context = known.context_signature
+        return True
+
+    def _is_known(self, known: KnownStream) -> bool:
+        """Whether the engine has read no other description of the table since."""
         return self._engine.known_queue(known.queue.id, known.definition) is known.queue
 
     async def _queue(self, session: ClientSession, table: TableName) -> tuple[QueueTable, bytes | None]:
@@ -205,12 +244,50 @@ class Proof:
         return queue, seen
 
 
-def _same(known: KnownStream, answers: Sequence[Answer], *, same_context: bool) -> bool:
-    """Whether the answers show what is known. Raises Refused if one of the queries was
-    interrupted."""
+def _subject(session: ClientSession, known: KnownStream) -> Hashable:
+    """What a check of the definition compares."""
+    return session.origin, known.queue.id, known.definition
+
+
+def _certainly_not_hidden(session: ClientSession, known: KnownStream) -> bool:
+    """Whether the rows come over the client's own connection, and nothing has run on it that could have
+    made a temporary table."""
+    queue = known.queue
+    return known.statement.locks and queue.acks_alike and not session.classifier.may_be_hidden(queue.id)
+
+
+async def _answered(session: ClientSession, known: KnownStream, queries: Sequence[bytes]) -> Answers:
+    """The answers to queries that are written together. Under autocommit=0, a transaction that they begin
+    ends with them, unless the client's locks follow in it."""
+    goes_on = known.statement.locks or session.in_transaction or session.status & AUTOCOMMIT
+    return await session.internal_queries(queries if goes_on else (*queries, _COMMIT))
+
+
+def _granted(known: KnownStream, answers: Answers, *, same_context: bool) -> bool:
+    """Whether the answers show the context, unless it is the same, and the rights. Raises Refused if one
+    of the queries was interrupted."""
+    if all(outcome.ok for outcome in answers.outcomes) and (
+        same_context or answers.raw == known.proof_without_definition
+    ):
+        return True
+    shown = answers.split()
+    _raise_interrupted(shown)
+    if not all(answer.outcome.ok for answer in shown) or context_signature(shown[0]) != known.context_signature:
+        return False
+    known.granted_by(answers.raw)
+    return True
+
+
+def _raise_interrupted(answers: Sequence[Answer]) -> None:
     for answer in answers:
         if answer.outcome.error_code == INTERRUPTED.code:
             raise Refused(answer.packets[-1].payload)
+
+
+def _same(known: KnownStream, answers: Sequence[Answer], *, same_context: bool) -> bool:
+    """Whether the answers show what is known. Raises Refused if one of the queries was
+    interrupted."""
+    _raise_interrupted(answers)
     if not all(answer.outcome.ok for answer in answers):
         return False
     if not same_context:

@@ -195,7 +195,7 @@ async def _waiting(session: ClientSession, queue: QueueTable) -> Counter[str]:
 
 
 def _words(queue: QueueTable) -> dict[str, str]:
-    column = quoted(queue.group_columns[0].name)
+    column = quoted(queue.group_columns[-1].name)
     return {"table": qualified(queue.id), "needs": f"HEX(CONVERT({column} USING utf8mb4))", "now_ns": NOW_NS}
 
 

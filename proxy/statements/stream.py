@@ -91,7 +91,8 @@ class Streaming:
         statement, queue, row_format = proven.statement, proven.queue, proven.row_format
         if statement.locks:
             self._check_locking(session, proven)
-        await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
+        if self._refuses or not statement.locks:  # Locks are taken in the transaction that the proof has begun.
+            await end_own_transaction(session, was_in_transaction=proven.was_in_transaction)
         session.check_interrupted()  # From here on an interruption ends the stream itself.
         *header, _ = proven.header.packets
         columns = b"".join(frame(packet.payload, packet.seq) for packet in header)

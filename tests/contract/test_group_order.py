@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
 
 import pytest
 
@@ -40,7 +42,29 @@ def subject(request: pytest.FixtureRequest, on_server: Callable[[str], ServerSub
     return MemorySubject(groups=COLUMNS, strict=True) if kind == "memory" else on_server(kind)
 
 
+@pytest.fixture(scope="module")
+def runs_on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
+    """The same with runs of five messages."""
+    columns, groups = GROWING + ", tenant VARCHAR(20), region INT", ("tenant", "region")
+    yield from kept_subjects(
+        server_pool,
+        lambda server, _: ServerSubject(server, columns=columns, groups=groups, strict=True, group_limit=5),
+    )
+
+
+@pytest.fixture(params=["mysql", "mariadb"])
+def run_server(request: pytest.FixtureRequest, runs_on_server: Callable[[str], ServerSubject]) -> ServerSubject:
+    return runs_on_server(request.param)
+
+
+@pytest.fixture(params=["memory", "mysql", "mariadb"])
+def runs(request: pytest.FixtureRequest, runs_on_server: Callable[[str], ServerSubject]) -> AnySubject:
+    kind: str = request.param
+    return MemorySubject(groups=COLUMNS, strict=True, group_limit=5) if kind == "memory" else runs_on_server(kind)
+
+
 ACME: Group = ("acme", 7)
+NO_EPOCHS: Mapping[Key, int] = MappingProxyType({})
 
 
 def put(subject: AnySubject, keys: Sequence[Key], group: Group = ACME) -> None:
@@ -150,6 +174,134 @@ def test_strict_order_costs_no_further_packet_and_is_decided_behind_the_locks(se
     assert places == sorted(places)
 
 
+# Runs: GROUP_LIMIT = 5 besides.
+
+
+def claim_run(
+    subject: AnySubject, *keys: Key, group: Group = ACME, epochs: Mapping[Key, int] = NO_EPOCHS
+) -> tuple[list[Key], LimitsLeft]:
+    """Claim these messages, which were scanned as those of one group."""
+    wanted = [Wanted(key, epochs.get(key, 0), WAIT_NS, group=group) for key in keys]
+    answer = subject.store.claim_and_fetch(subject.table, wanted, None, 0, SLOT).value
+    assert answer.limits is not None
+    return [claim.key for claim in answer.claims], answer.limits
+
+
+def test_a_run_is_as_many_of_the_first_messages_as_the_limit_allows(runs: AnySubject) -> None:
+    put(runs, range(1, 10))
+    claimed, left = claim_run(runs, *range(1, 10))
+    assert claimed == [1, 2, 3, 4, 5]
+    assert left.left_out == (6, 7, 8, 9)
+    assert claim_run(runs, 6, 7)[0] == []
+
+
+@pytest.mark.parametrize("settled", [1, 3, 5])
+def test_the_next_run_begins_when_all_of_the_one_before_is_over(runs: AnySubject, settled: int) -> None:
+    put(runs, range(1, 10))
+    claim_run(runs, *range(1, 6))
+    runs.acknowledge(*(key for key in range(1, 6) if key != settled))
+    claimed, left = claim_run(runs, 6, 7, 8)
+    assert claimed == []
+    assert [set(group.holders) for group in left.groups] == [{settled}]
+    runs.acknowledge(settled)
+    assert claim_run(runs, 6, 7, 8)[0] == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("there", "claimed"), [([3], []), ([1, 4], [1]), ([1, 2, 4], [1, 2]), ([1, 2, 3, 5], [1, 2]), ([2, 3], [])]
+)
+def test_a_run_has_no_gaps(runs: AnySubject, there: Sequence[Key], claimed: Sequence[Key]) -> None:
+    """It is compared with the order at its first, second, fourth … message and at its last one."""
+    put(runs, range(1, 7))
+    found, left = claim_run(runs, *there)
+    assert found == claimed
+    assert left.left_out == tuple(there[len(claimed) :])
+    assert first(left) == ({} if claimed else {ACME: 1})
+
+
+def test_messages_that_are_not_wanted_in_order_are_no_run(runs: AnySubject) -> None:
+    put(runs, range(1, 6))
+    assert claim_run(runs, 2, 1)[0] == []
+    assert claim_run(runs, 1, 3, 2)[0] == [1]
+
+
+@pytest.mark.parametrize("locked", [1, 2, 3])
+def test_a_message_that_another_session_has_locked_ends_a_run(runs: AnySubject, locked: int) -> None:
+    put(runs, range(1, 5))
+    with runs.locked(locked):
+        claimed, left = claim_run(runs, 1, 2, 3, 4)
+    assert claimed == list(range(1, locked))
+    assert first(left) == ({} if claimed else {ACME: 1})
+
+
+def test_a_message_that_is_scheduled_ends_a_run(runs: AnySubject) -> None:
+    put(runs, [1, 2])
+    runs.put(Row(3, time_next_ns=runs.now_ns() + 60 * S, group=ACME))
+    put(runs, [4])
+    assert claim_run(runs, 1, 2, 3, 4)[0] == [1, 2]
+
+
+def test_a_message_of_another_group_by_now_ends_a_run(runs: AnySubject) -> None:
+    put(runs, [1, 3])
+    put(runs, [2], ("acme", 8))
+    assert claim_run(runs, 1, 2, 3)[0] == [1]
+
+
+def test_a_message_that_was_claimed_and_released_since_ends_a_run(runs: AnySubject) -> None:
+    put(runs, [1, 3])
+    runs.put(Row(2, epoch=1, time_next_ns=runs.now_ns() - S, group=ACME))
+    assert claim_run(runs, 1, 2, 3)[0] == [1]
+    runs.acknowledge(1)
+    assert claim_run(runs, 2, 3, epochs={2: 1})[0] == [2, 3]
+
+
+def test_runs_of_several_groups_are_claimed_together(runs: AnySubject) -> None:
+    put(runs, range(1, 4))
+    put(runs, range(4, 6), (None, 1))
+    put(runs, range(6, 10), ("beta", 1))
+    groups: list[Group] = [ACME, ACME, ACME, (None, 1), (None, 1), ("beta", 1), ("beta", 1)]
+    wanted = [Wanted(key, 0, WAIT_NS, group=group) for key, group in zip([1, 2, 3, 4, 5, 7, 8], groups, strict=True)]
+    answer = runs.store.claim_and_fetch(runs.table, wanted, None, 0, SLOT).value
+    assert [claim.key for claim in answer.claims] == [1, 2, 3, 4, 5]
+    assert answer.limits is not None
+    assert first(answer.limits) == {("beta", 1): 6}
+
+
+def test_a_run_of_values_that_the_server_treats_as_equal_is_one_order(run_server: ServerSubject) -> None:
+    put(run_server, [1, 3], ("acme", 7))
+    put(run_server, [2, 4], ("ACME", 7))
+    wanted = [Wanted(key, 0, WAIT_NS, group=("acme" if key % 2 else "ACME", 7)) for key in (1, 3, 2, 4)]
+    answer = run_server.store.claim_and_fetch(run_server.table, wanted, None, 0, SLOT).value
+    assert [claim.key for claim in answer.claims] == [1]
+
+
+def test_runs_cost_no_further_packet(run_server: ServerSubject) -> None:
+    put(run_server, range(1, 5))
+    with counted_store(run_server) as (store, sent):
+        wanted = [Wanted(key, 0, WAIT_NS, group=ACME) for key in range(1, 5)]
+        claims = store.claim_and_fetch(run_server.table, wanted, RowFormat(("id",), binary=False), 1_000).value.claims
+    assert len(claims) == 4
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize("flavour", ["mysql", "mariadb"])
+def test_ids_that_are_no_numbers_are_in_the_order_of_the_server(
+    server_pool: ServerPool, flavour: Literal["mysql", "mariadb"]
+) -> None:
+    """Python has b behind B, and the collation of the table does not."""
+    columns = GROWING.replace("id BIGINT NOT NULL AUTO_INCREMENT", "id VARCHAR(20) NOT NULL") + ", tenant VARCHAR(20)"
+    subject = ServerSubject(server_pool.get(flavour), columns=columns, groups=("tenant",), strict=True, group_limit=5)
+    try:
+        group: Group = ("acme",)
+        subject.put(*(Row(key, time_next_ns=0, group=group) for key in ("a", "B", "c", "D")))
+        assert claim_run(subject, "B", "D", "a", "c", group=group)[0] == []
+        assert claim_run(subject, "a", "c", "B", group=group)[0] == ["a"]
+        subject.acknowledge("a")
+        assert claim_run(subject, "B", "c", "D", group=group)[0] == ["B", "c", "D"]
+    finally:
+        subject.close()
+
+
 def reads(connection: StoreConnection) -> int:
     """The index entries and rows that the session has read."""
     (found,) = connection.run(["SHOW SESSION STATUS LIKE 'Handler_read%'"])
@@ -162,6 +314,17 @@ def test_the_first_message_of_a_large_group_is_found_by_one_entry_of_the_index(s
     sql = TableStatements(server.table)
     with counted_store(server) as (store, _), store._pool.connection() as connection:
         before = reads(connection)
-        (found,) = connection.run(sql.for_ids("group_heads", [1_999, 2_000, 3_050], **sql.order_words))
+        (found,) = connection.run(sql.for_ids("group_heads", [1_999, 2_000, 3_050], place=0, **sql.order_words))
         assert reads(connection) - before < 100
     assert sorted(text_values(row)[1] or b"" for row in found.rows) == [b"1", b"1", b"3001"]
+
+
+def test_the_last_message_of_a_run_is_found_by_as_many_entries_as_it_has(server: ServerSubject) -> None:
+    """MySQL reads them three times."""
+    put(server, range(1, 2_001))
+    sql = TableStatements(server.table)
+    with counted_store(server) as (store, _), store._pool.connection() as connection:
+        before = reads(connection)
+        (found,) = connection.run(sql.for_ids("group_heads", [2_000], place=99, **sql.order_words))
+        assert reads(connection) - before < 320
+    assert [text_values(row)[1] for row in found.rows] == [b"100"]

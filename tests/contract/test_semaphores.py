@@ -11,7 +11,21 @@ from dataclasses import replace
 import pytest
 
 from engine.catalog.own_tables import SEMAPHORES_TABLE
-from engine.model import NS_PER_S, SEMAPHORES, Key, LimitsLeft, QueueTable, Return, RowFormat, TableId, Wanted
+from engine.model import (
+    NS_PER_S,
+    SEMAPHORES,
+    Group,
+    GroupColumn,
+    GroupScan,
+    IdKind,
+    Key,
+    LimitsLeft,
+    QueueTable,
+    Return,
+    RowFormat,
+    TableId,
+    Wanted,
+)
 from engine.store.connection import BackendAddress
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
@@ -238,6 +252,59 @@ def test_messages_of_streams_with_a_condition_count_too(subject: AnySubject) -> 
     assert [claim.key for claim in answer.claims] == [2, 1]
     assert answer.limits is not None
     assert answer.limits.left_out == (4,)
+
+
+# Groups besides: GROUP_BY = (tenant).
+
+
+@pytest.fixture(scope="module")
+def grouped_on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
+    columns = GROWING + ", tenant VARCHAR(20)"
+    yield from kept_subjects(
+        server_pool, lambda server, _: ServerSubject(server, columns=columns, groups=("tenant",), semaphores=True)
+    )
+
+
+@pytest.fixture(params=["memory", "mysql", "mariadb"])
+def grouped(request: pytest.FixtureRequest, grouped_on_server: Callable[[str], ServerSubject]) -> AnySubject:
+    kind: str = request.param
+    if kind == "memory":
+        return MemorySubject(groups=[GroupColumn("tenant", IdKind.TEXT)], semaphores=True)
+    return grouped_on_server(kind)
+
+
+def test_messages_of_all_groups_share_semaphores(grouped: AnySubject) -> None:
+    grouped.semaphore("a", 2)
+    groups: dict[Key, Group] = {1: ("acme", "a"), 2: ("beta", "a"), 3: (None, "a"), 4: ("a", None), 5: ("beta", "")}
+    grouped.put(*(Row(key, time_next_ns=0, group=group) for key, group in groups.items()))
+    scanned = {entry.key: entry.group for entry in grouped.store.scan(grouped.table, 10).value.entries}
+    assert scanned == groups
+    wanted = [Wanted(key, 0, WAIT_NS, group=group) for key, group in groups.items()]
+    answer = grouped.store.claim_and_fetch(grouped.table, wanted, None, 0, SLOT).value
+    assert [(claim.key, claim.group) for claim in answer.claims] == [(key, groups[key]) for key in (1, 2, 4, 5)]
+    assert answer.limits is not None
+    assert answer.limits.left_out == (3,)
+    assert [set(left.holders) for left in answer.limits.semaphores] == [{(None, 1), (None, 2)}]
+
+
+@pytest.mark.parametrize(("scanned", "claimed"), [(("beta", "a"), [1]), (("acme", "b"), [])])
+def test_a_message_of_another_group_by_now_is_claimed_by_what_it_needs(
+    grouped: AnySubject, scanned: Group, claimed: Sequence[Key]
+) -> None:
+    for name in "ab":
+        grouped.semaphore(name, 1)
+    grouped.put(Row(1, time_next_ns=0, group=("acme", "a")))
+    answer = grouped.store.claim_and_fetch(grouped.table, [Wanted(1, 0, WAIT_NS, group=scanned)], None, 0, SLOT).value
+    assert [claim.key for claim in answer.claims] == claimed
+
+
+def test_the_messages_of_each_group_with_the_same_needs_are_read_together(grouped: AnySubject) -> None:
+    groups: list[Group] = [(tenant, needs) for tenant in (None, "acme") for needs in (None, "a", "b")]
+    for at, group in enumerate(groups):
+        grouped.put(*(Row(10 * at + number, time_next_ns=number, group=group) for number in (1, 2, 3)))
+    request = GroupScan(0, ((groups[4], 2),), None, groups[2], 1, 100)
+    found = grouped.store.scan_groups(grouped.table, request).value
+    assert sorted(int(str(entry.key)) for entry in found.entries) == [31, 41, 41, 42, 51]
 
 
 # Other queues of the database.

@@ -5,7 +5,9 @@ not."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from tests.fault.chaos.checker import check
 from tests.fault.chaos.harness import Run, carry_out
 from tests.fault.chaos.history import read
 from tests.fault.chaos.plans import plans
-from tests.fault.chaos.schedule import schedule
+from tests.fault.chaos.schedule import FAIL_OVER, Fault, schedule
 from tests.support.sampling import SEED
 
 TRIES = 3
@@ -43,20 +45,35 @@ def test_it_is_found(broken: Break, flavour, tmp_path: Path) -> None:
     pytest.fail(f"not found: {found} instead of {set(broken.rules)}")
 
 
-def found_in(broken: Break, flavour, folder: Path, seed: int) -> list[str]:
-    """The rules that a run with the break violates."""
-    faults = schedule(
+@pytest.mark.timeout(300)
+@pytest.mark.sampled(0)
+def test_without_the_bug_a_failover_shows_nothing(flavour, tmp_path: Path) -> None:
+    (broken,) = (broken for broken in BREAKS if broken.replica)
+    assert found_in(dataclasses.replace(broken, edits=()), flavour, tmp_path, SEED) == []
+
+
+def faults_of(broken: Break, seed: int) -> Sequence[Fault]:
+    if broken.replica:
+        return (FAIL_OVER,)
+    if not broken.faults:
+        return ()
+    return schedule(
         seed, seconds=broken.seconds, proxies=broken.proxies, per_minute=broken.per_minute, kinds=broken.faults
     )
+
+
+def found_in(broken: Break, flavour, folder: Path, seed: int) -> list[str]:
+    """The rules that a run with the break violates."""
     run = Run(
         flavour,
         folder,
         seed,
         broken.seconds,
         plans(broken.queues),
-        faults if broken.faults else (),
+        faults_of(broken, seed),
         proxies=broken.proxies,
         misbehave=broken.misbehave,
+        replica=broken.replica,
         variables=broken.variables,
     )
     return [violation.rule for violation in check(read(carry_out(run))).violations]

@@ -217,6 +217,36 @@ def test_unless_it_was_given_back_or_its_holder_is_gone_or_the_servers_clock_was
     assert history.rules() == []
 
 
+@pytest.mark.parametrize(
+    ("relayed", "proxy", "closed", "got_again", "found"),
+    [
+        (True, 0, 40, False, []),
+        (False, 0, 40, False, ["two holders"]),
+        (True, 1, 40, False, ["two holders"]),
+        (True, 0, 90, False, ["two holders"]),
+        (True, 0, 40, True, ["two holders"]),
+    ],
+)
+def test_a_client_that_holds_messages_may_notice_late_that_its_connection_was_cut(
+    relayed: bool, proxy: int, closed: float, got_again: bool, found: list[str]
+) -> None:
+    history = History()
+    history.add(0.1, "open", conn="c", proxy=0, relayed=relayed, process=1)
+    history.run(1, "insert", [1, 2])
+    history.got(2, 1, conn="c")
+    for phase in ("begin", "begun", "end"):
+        values = {"number": 0, "what": "cut_clients", "proxy": proxy}
+        history.add(3, "fault", **values, phase=phase, shift_us=0)
+    history.got(4, 1, 2, conn="b")
+    history.run(4.1, "ack", [1], conn="b")
+    history.got(5, 2, conn="c" if got_again else "b")
+    history.run(5.5, "ack", [2], conn="b")
+    history.add(closed, "close", conn="c", why="no answer in time")
+    history.row(1, epoch=2)
+    history.row(2)
+    assert history.rules() == found
+
+
 def test_a_kept_message_does_not_come_to_others_when_its_connection_ends() -> None:
     history = History(keep=True)
     history.run(1, "insert", [1])
@@ -288,6 +318,19 @@ def test_no_more_of_a_group_are_in_flight_than_allowed() -> None:
         history.got(2, token, conn="ab"[token % 2])
     acknowledged(history, 1, 2, 11, at=3)
     assert history.rules() == ["group_limit"]
+
+
+def test_a_place_is_free_if_plain_sql_may_have_acknowledged_the_message_before_it_arrived() -> None:
+    history = History(groups=10, group_limit=1)
+    history.run(1, "insert", [1, 2, 11])
+    history.run(2.2, "ack", [1, 2], affected=1)
+    history.got(3, 1, wait=4)
+    history.got(3.1, 11)
+    history.run(4, "ack", [11])
+    history.run(5, "ack", [2])
+    for token in (1, 2, 11):
+        history.row(token)
+    assert history.rules() == []
 
 
 def test_a_place_is_free_once_its_holder_may_have_been_acknowledged() -> None:

@@ -95,10 +95,27 @@ def test_a_poll_that_finds_a_batch_takes_a_scan_and_a_claim(private_proxy: Runni
         assert len(rows(connection, f"STREAM * FROM m LIMIT {MESSAGES} NOWAIT")) == MESSAGES
         return calls["claims"], calls["scans"]
 
+    run(connection, "STREAM * FROM m NOWAIT")
     eventually(followed)
     assert rows(connection, "STREAM * FROM m NOWAIT")
     polls = [poll() for _ in range(5)]
     assert min(polls) <= (1, 1)
+
+
+def test_of_a_queue_that_nobody_streams_no_row_is_read_in_the_binary_log(
+    private_proxy: RunningProxy, connection: Any, consume: Consume
+) -> None:
+    create_queue(connection, "streamed", **PATIENT)
+    run(connection, "STREAM * FROM streamed NOWAIT")
+    enqueue(connection, "m", map(str, range(1_000)))
+    enqueue(connection, "streamed", ["x"])
+    eventually(lambda: private_proxy.metric("binlog_rows_total") >= 1)
+    assert private_proxy.metric("binlog_rows_total") < 100
+    consumer = consume(private_proxy.connect(database="counts"), "STREAM * FROM m")
+    eventually(lambda: len(consumer.received) == 1_000)
+    with connect(private_proxy.server, database="counts") as past_the_proxy:
+        run(past_the_proxy, "INSERT INTO m (payload) VALUES ('x')")
+        eventually(lambda: len(consumer.received) == 1_001)
 
 
 def test_a_commit_of_unknown_rows_causes_a_scan_and_its_log_another_one_at_most(

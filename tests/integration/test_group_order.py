@@ -99,7 +99,6 @@ def test_a_queue_without_the_indexes_delivers_nothing_and_shows_what_to_do(conne
     [
         ("GROUP_ORDER = STRICT", "GROUP_ORDER needs GROUP_BY"),
         ("GROUP_BY = (tenant), GROUP_ORDER = LOOSE", "GROUP_ORDER = 'LOOSE' is not STRICT"),
-        ("GROUP_BY = (tenant), GROUP_ORDER = STRICT, GROUP_LIMIT = 2", "leave out GROUP_LIMIT"),
     ],
 )
 def test_what_cannot_be_an_order_is_refused(connection, options: str, problem: str) -> None:
@@ -129,6 +128,83 @@ def test_a_dead_message_frees_its_group(connection) -> None:
     assert rows(connection, "SELECT id FROM graves") == [(1,)]
 
 
+RUNS = f"{STRICT}, GROUP_LIMIT = 3"
+
+
+def test_a_group_limit_besides_makes_runs_of_so_many_messages(connection) -> None:
+    run(connection, RUNS)
+    insert(connection, "a", "a", "b", "a", "a", "a")
+    assert take(connection) == [1, 2, 4, 3]
+    run(connection, "ACK m WHERE id IN (1, 4)")
+    assert take(connection) == []
+    run(connection, "ACK m WHERE id = 2")
+    assert take(connection, "LIMIT 2 WAIT 20") == [5, 6]
+    ((_, text),) = rows(connection, "SHOW CREATE QUEUE m")
+    assert "GROUP_ORDER = 'STRICT'" in text
+    assert "GROUP_LIMIT = 3" in text
+    run(connection, "DROP QUEUE m")
+    run(connection, text)
+    assert keys(connection) == MADE
+
+
+def test_alter_queue_changes_the_length_of_runs(connection) -> None:
+    run(connection, STRICT)
+    insert(connection, "a", "a", "a", "a", "a", "a")
+    assert take(connection) == [1]
+    run(connection, "ALTER QUEUE m GROUP_LIMIT = 2")
+    assert take(connection) == []
+    run(connection, "ACK m WHERE id = 1")
+    assert take(connection, "LIMIT 2 WAIT 20") == [2, 3]
+    run(connection, "ALTER QUEUE m GROUP_LIMIT = NONE")
+    run(connection, "ACK m WHERE id IN (2, 3)")
+    assert take(connection, "LIMIT 1 WAIT 20") == [4]
+    assert take(connection) == []
+
+
+def in_flight(connection: Connection[Any]) -> list[int]:
+    return [row[0] for row in rows(connection, "SELECT id FROM m WHERE time_acked IS NULL AND lease = time_next")]
+
+
+def test_a_message_that_is_given_back_takes_the_later_ones_of_its_run_along(connection) -> None:
+    run(connection, f"{RUNS}, ACK_WAIT = 3600")
+    insert(connection, *["a"] * 5)
+    assert take(connection) == [1, 2, 3]
+    run(connection, "NACK m WHERE id = 2 DELAY 3600")
+    eventually(lambda: in_flight(connection) == [1])
+    run(connection, "ACK m WHERE id = 1")
+    assert take(connection) == []
+    ((found, _, _, flying, _, waits, _),) = rows(connection, "SHOW GROUPS FROM m")
+    assert (found, flying, waits) == ("a", 0, None)
+    run(connection, "UPDATE m SET time_next = 0 WHERE id = 2")
+    assert take(connection, "WAIT 20 LIMIT 3") == [2]  # It was delivered before, so it comes alone.
+    run(connection, "ACK m WHERE id = 2")
+    assert take(connection, "LIMIT 1 WAIT 20") == [3]
+    run(connection, "ACK m WHERE id = 3")
+    assert take(connection, "LIMIT 2 WAIT 20") == [4, 5]
+
+
+def test_a_client_that_goes_gives_its_run_back(proxy, database, connection) -> None:
+    run(connection, f"{RUNS}, ACK_WAIT = 3600")
+    insert(connection, *["a"] * 5)
+    with proxy.connect(database=database) as gone:
+        assert take(gone) == [1, 2, 3]
+        run(gone, "ACK m WHERE id = 1")
+    eventually(lambda: in_flight(connection) == [])
+    assert take(connection, "WAIT 20 LIMIT 3") == [2]
+
+
+def test_a_run_is_of_one_stream(proxy, database, connection, consume) -> None:
+    run(connection, RUNS)
+    consumers = [consume(proxy.connect(database=database), "STREAM id, tenant FROM m") for _ in range(3)]
+    values = ", ".join(f"('{tenant}', 'x')" for tenant in "abcdefghi" for _ in range(3))
+    run(connection, f"INSERT INTO m (tenant, body) VALUES {values}")
+    eventually(lambda: sum(len(consumer.received) for consumer in consumers) == 27)
+    for tenant in "abcdefghi":
+        found = [[number for number, of in consumer.received if of == tenant] for consumer in consumers]
+        assert sorted(map(len, found)) == [0, 0, 3]
+        assert all(numbers == sorted(numbers) for numbers in found)
+
+
 @pytest.fixture
 def two(server: EmbeddedServer, database: str, tmp_path: Path) -> Iterator[Sequence[RunningProxy]]:
     """Two proxies and the queue m, which is polled every hour."""
@@ -151,9 +227,11 @@ def test_the_next_message_goes_out_as_soon_as_the_one_before_is_acknowledged_els
             eventually(lambda number=number: consumer.received[number:] == [(number + 1,)])  # type: ignore[misc]
 
 
-def test_two_proxies_deliver_each_group_in_order(two, database) -> None:
+@pytest.mark.parametrize("most", [1, 4])
+def test_two_proxies_deliver_each_group_in_order(two, database, most: int) -> None:
     tenants, messages = ("a", "b", "c", "d", "e"), 25
     with two[0].connect(database=database) as connection:
+        run(connection, f"ALTER QUEUE m GROUP_LIMIT = {most}")
         insert(connection, *[tenant for _ in range(messages) for tenant in tenants])
     done: list[tuple[int, str]] = []
     changing = threading.Lock()

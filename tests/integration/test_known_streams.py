@@ -152,6 +152,45 @@ def test_without_autocommit_the_transaction_of_the_proof_ends_in_the_same_round_
     assert begin_with(taken := turns.taken(number), [SHORT_PROOF]), beginnings(taken)
 
 
+FOR_UPDATE = "STREAM id, payload FROM m LIMIT 1 NOWAIT FOR UPDATE"
+LOCK = ["SELECT /* ackstream lock */"]
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "SET autocommit = 0"])
+def test_a_known_stream_for_update_costs_two_round_trips(client, turns, begin) -> None:
+    """Without autocommit, the messages are locked in the transaction that the proof has begun."""
+    number = client.greeting.connection_id
+    client.query(begin)
+    client.query(FOR_UPDATE)
+    for _ in range(3):
+        client.query("COMMIT")
+        client.query(begin)
+        turns.taken(number)
+        assert len(values(client.query(FOR_UPDATE))) == 1
+        assert begin_with(taken := turns.taken(number), [PROOF, LOCK]), beginnings(taken)
+
+
+@pytest.mark.parametrize("waits", ["NOWAIT", "WAIT 600"])
+def test_a_stream_for_update_without_messages_leaves_no_transaction_open(client, root, waits) -> None:
+    """An ALTER waits for any transaction that has used the table. One of a waiting stream ends while it waits."""
+    run(root, "DELETE FROM m")
+    run(root, "SET lock_wait_timeout = 20")
+    client.query("SET autocommit = 0")
+    for column in ("first", "known", "known_again"):
+        client.query(FOR_UPDATE.replace("NOWAIT", "WAIT 0"))
+        run(root, f"ALTER TABLE m ADD COLUMN {column} INT")
+        client.query(FOR_UPDATE)
+        if waits == "NOWAIT":
+            run(root, f"ALTER TABLE m DROP COLUMN {column}")
+            continue
+        client.send(client_command(client, FOR_UPDATE.replace("NOWAIT", waits)))
+        run(root, f"ALTER TABLE m DROP COLUMN {column}")
+        enqueue(root, "m", "x")
+        assert len(values(client.answer(Commands.COM_QUERY))) == 1
+        client.query("COMMIT")
+        run(root, "DELETE FROM m")
+
+
 def test_a_known_stream_is_answered_as_it_was_the_first_time(client) -> None:
     statement = "STREAM * FROM m WHERE secret IS NULL LIMIT 1 NOWAIT"
     client.query(f"/* once */ {statement}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.binlog.changes import Change, ChangeSet
+from engine.binlog.changes import Change, ChangeSet, LeaseFilter
 from engine.binlog.pipe import BinlogLimits, FollowRequest
 from engine.binlog.reader import LogReader, Outbox, Outboxes
 from engine.binlog.replication_adapter import Event, Rows
@@ -69,20 +69,21 @@ class CountingReader(LogReader):
 
 
 class Log:
-    """Two queues, a store on them, and what a reader for this store reads of what is done meanwhile."""
+    """Queues, a store on them, and what a reader for this store reads of what is done meanwhile."""
 
     def __init__(self, server: EmbeddedServer, database: str, stack: ExitStack) -> None:
         self.root = stack.enter_context(connect(server, database=database))
         create_queue(self.root, "dead", dead_letter_of="m")
         create_queue(self.root, "m", max_attempts="1", dead_letter="dead")
+        create_queue(self.root, "leased", "payload TEXT, lease BIGINT", lease="lease")
         self.server, self.stack, self.database = server, stack, database
         self.own = OwnWrites()
         self.store = self.new_store(self.own)
         self.told, self.lock = Told(), f"lock-{secrets.token_hex(8)}"
-        tables = frozenset({self.id("m"), self.id("dead")})
+        tables = [self.id(name) for name in ("m", "dead", "leased")]
         address = BackendAddress(server.host, server.port, "root")
         self.reader = CountingReader(
-            FollowRequest(address, BinlogLimits(), tables, self.own.mark, "a lock of its own"), self.told
+            FollowRequest(address, BinlogLimits(), dict.fromkeys(tables), self.own.mark, "a lock of its own"), self.told
         )
         run(self.root, f"DO GET_LOCK('{self.lock}', 0)")
         self.own.report_by(self.lock, self.reader.own_connections)
@@ -158,6 +159,21 @@ def test_what_others_do_in_between_is_reported(log: Log) -> None:
     assert (changes[2].epoch, changes[3]) == (1, Entry(3, 0, 0, 0))
 
 
+def test_of_a_queue_with_a_lease_column_the_claims_and_acknowledgements_of_other_proxies_are_left_out(log: Log) -> None:
+    own, other = 3, 4
+    log.reader.followed.replace({log.id("m"): None, log.id("leased"): LeaseFilter("lease", frozenset({own}))})
+    enqueue(log.root, "leased", "abcd")
+    for slot, keys, store in ((own, (1, 2), log.store), (other, (3, 4), log.new_store(OwnWrites()))):
+        wanted = [Wanted(key, 0, WAIT_NS) for key in keys]
+        assert len(store.claim(log.queue("leased"), wanted, slot).value) == len(keys)
+    run(log.root, "UPDATE leased SET time_acked = 1, time_next = NULL WHERE id IN (1, 3)")
+    run(log.root, "UPDATE leased SET time_next = 0 WHERE id = 4")
+    log.read()
+    changes = log.told.changes.tables[log.id("leased")] or {}
+    inserted = {key: Entry(key, 0, 0, 0) for key in (2, 3)}
+    assert {key: change.entry for key, change in changes.items()} == {1: None, **inserted, 4: Entry(4, 1, 0, 0)}
+
+
 def test_an_acknowledgement_comes_with_the_delivery_that_the_row_showed(log: Log) -> None:
     """So it is known to be younger than the claim, which is not reported."""
     enqueue(log.root, "m", "ab")
@@ -194,7 +210,7 @@ def test_workers_with_one_reader_get_each_others_claims_and_not_their_own(log: L
     queue, others_own = log.queue(), OwnWrites()
     others_store, told = log.new_store(others_own), {1: Kept(), 2: Told()}
     address = BackendAddress(log.server.host, log.server.port, "root")
-    request = FollowRequest(address, BinlogLimits(), frozenset({log.id("m")}), consumers=(1, 2))
+    request = FollowRequest(address, BinlogLimits(), {log.id("m"): None}, consumers=(1, 2))
     reader = LogReader(request, Outboxes(told), lambda _: None)
     begin = reader._begin()
     reader._begin = lambda: begin  # type: ignore[method-assign]  # What is written until it runs.

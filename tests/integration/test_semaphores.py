@@ -102,14 +102,88 @@ def test_alter_queue_gives_a_queue_in_use_semaphores_and_takes_them_back(connect
     assert received(connection) == [2]
 
 
+GROUPED = "CREATE QUEUE m (tenant VARCHAR(20), needs VARCHAR(100)) GROUP_BY = (tenant) SEMAPHORES = (needs)"
+MADE = [
+    "id",
+    "time_acked,lease,time_next,needs",
+    "time_acked,priority,tenant,needs,time_next,id",
+    "time_acked,priority,time_next,id",
+]
+
+
+def insert_for(connection: Connection[Any], *messages: tuple[str, str | None]) -> None:
+    """Messages of these tenants, with what they need."""
+    with connection.cursor() as cursor:
+        cursor.executemany("INSERT INTO m (tenant, needs) VALUES (%s, %s)", messages)
+
+
+def test_a_queue_may_have_groups_besides(connection) -> None:
+    run(connection, GROUPED)
+    assert keys(connection) == MADE
+    assert problem(connection) is None
+    ((_, text),) = rows(connection, "SHOW CREATE QUEUE m")
+    assert "SEMAPHORES = 'needs'" in text
+    assert "GROUP_BY = 'tenant'" in text
+    assert "KEY" not in text
+    run(connection, "DROP QUEUE m")
+    run(connection, text)
+    assert keys(connection) == MADE
+
+
+def test_alter_queue_gives_groups_and_semaphores_one_after_the_other(connection) -> None:
+    run(connection, "CREATE QUEUE m (tenant VARCHAR(20), needs VARCHAR(100))")
+    for option in ("SEMAPHORES = (needs)", "GROUP_BY = (tenant)"):
+        run(connection, f"ALTER QUEUE m {option}")
+    assert {*MADE} <= {*keys(connection)}
+    run(connection, "ALTER QUEUE m SEMAPHORES = NONE")
+    assert problem(connection) is None
+    assert "time_acked,priority,tenant,time_next,id" in keys(connection)
+    run(connection, "ALTER QUEUE m SEMAPHORES = (needs), GROUP_BY = NONE")
+    assert problem(connection) is None
+    assert "time_acked,priority,needs,time_next,id" in keys(connection)
+
+
+def test_groups_take_turns_with_the_messages_that_have_places(connection) -> None:
+    run(connection, GROUPED)
+    run(connection, "CREATE SEMAPHORE a CAPACITY 1")
+    run(connection, "CREATE SEMAPHORE b CAPACITY 9")
+    noisy = [("noisy", "a"), ("noisy", "a"), ("noisy", "b"), ("noisy", None), ("noisy", "b")]
+    insert_for(connection, *noisy, ("quiet", "b"), ("quiet", "a"), ("quiet", "b"))
+    assert received(connection, options="LIMIT 4 NOWAIT") == [1, 6, 3, 8]
+    run(connection, "ACK m WHERE id = 1")
+    assert received(connection, options="LIMIT 9 WAIT 20") == [2, 4, 5]
+    ((_, *first), (_, *second)) = rows(connection, "SHOW GROUPS FROM m")
+    assert (first[2], second[2]) == (5 - 1, 2)
+
+
+def test_a_group_whose_semaphores_are_full_hides_nobody(connection, stream) -> None:
+    run(connection, GROUPED)
+    run(connection, "CREATE SEMAPHORE a CAPACITY 1")
+    insert_for(connection, *[("noisy", "a")] * 300, ("noisy", None), ("quiet", "a"), ("quiet", None))
+    consumer = stream("m")
+    eventually(lambda: {301, 303} <= set(ids(consumer)))
+    assert len(ids(consumer)) == 3
+    for _ in range(3):
+        run(connection, f"ACK m WHERE id = {next(key for key in reversed(ids(consumer)) if key not in (301, 303))}")
+        count = len(ids(consumer))
+        eventually(lambda count=count: len(ids(consumer)) == count + 1)  # type: ignore[misc]
+    assert 302 in ids(consumer), "the quiet tenant has its turn"
+
+
 @pytest.mark.parametrize(
     ("statement", "error"),
     [
         ("CREATE QUEUE n (body TEXT) SEMAPHORES = (needs)", "semaphores=needs names a column that the table"),
         ("CREATE QUEUE n (needs INT) SEMAPHORES = (needs)", "it has to be CHAR or VARCHAR"),
-        ("CREATE QUEUE n (needs CHAR(9)) SEMAPHORES = (needs) GROUP_BY = (needs)", "cannot be combined"),
+        ("CREATE QUEUE n (needs CHAR(9)) SEMAPHORES = (needs) GROUP_BY = (needs)", "name the same column"),
+        ("CREATE QUEUE n (needs CHAR(9), t INT) SEMAPHORES = (needs) GROUP_BY = (t) GROUP_LIMIT = 2", "GROUP_LIMIT"),
+        ("CREATE QUEUE n (needs CHAR(9), t INT) SEMAPHORES = (needs) GROUP_BY = (t) GROUP_RATE = 2", "GROUP_RATE"),
+        (
+            "CREATE QUEUE n (needs CHAR(9), t INT) SEMAPHORES = (needs) GROUP_BY = (t) GROUP_ORDER = STRICT",
+            "GROUP_ORDER",
+        ),
         ("ALTER QUEUE m SEMAPHORES = (body)", "it has to be CHAR or VARCHAR"),
-        ("ALTER QUEUE m GROUP_BY = (needs)", "cannot be combined"),
+        ("ALTER QUEUE m GROUP_BY = (needs)", "name the same column"),
         ("CREATE SEMAPHORE a CAPACITY 0", "a whole number from 1"),
         ("CREATE SEMAPHORE a", "CAPACITY was expected"),
         ("CREATE SEMAPHORE `a,b` CAPACITY 1", "cannot be the name of a semaphore"),

@@ -115,12 +115,20 @@ def backlog(proxy: RunningProxy, count: int = MESSAGES) -> None:
         producer.commit()
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("count", "leased"), [(2, True), (4, True), (4, False)])
 def test_a_drain_through_several_proxies_scans_hardly_more_keys_and_claims_few_in_vain(
-    proxies: Proxies, consumers: Callable[[Sequence[RunningProxy]], Sequence[AckingConsumer]], count: int
+    private_server: EmbeddedServer,
+    proxies: Proxies,
+    consumers: Callable[[Sequence[RunningProxy]], Sequence[AckingConsumer]],
+    count: int,
+    leased: bool,
 ) -> None:
     """Each reads its own share: the keys that all of them read are not more than those that one alone may read, which
-    are its read-ahead buffer (4,000) again and again."""
+    are its read-ahead buffer (4,000) again and again. With a lease column, each gets no change of what others hold."""
+    if leased:
+        with connect(private_server, database="p") as root:
+            run(root, "DROP TABLE m")
+            create_queue(root, "m", "payload TEXT, lease BIGINT", lease="lease", **PATIENT | {"vt_ack_wait": "600"})
     running = proxies(count)
     readers = consumers(running)
     share_it(running)
@@ -131,6 +139,32 @@ def test_a_drain_through_several_proxies_scans_hardly_more_keys_and_claims_few_i
     assert in_vain <= 0.05 * MESSAGES
     eventually(lambda: sum(len(reader.received) for reader in readers) == MESSAGES, timeout_s=60)
     assert sorted(key for reader in readers for key in reader.received) == list(range(1, MESSAGES + 1))
+    if leased:
+        inserted, acknowledged_here = count * MESSAGES, MESSAGES
+        assert total(running, "binlog_rows_total") <= 1.1 * (inserted + acknowledged_here)
+
+
+def test_a_stream_with_a_condition_gets_the_changes_of_what_others_hold(
+    private_server: EmbeddedServer, proxies: Proxies
+) -> None:
+    """Such streams are not divided: without these changes each proxy would try the same messages again and again."""
+    with connect(private_server, database="p") as root:
+        run(root, "DROP TABLE m")
+        create_queue(root, "m", "payload TEXT, lease BIGINT", lease="lease", **PATIENT)
+    first, second = running = proxies(2)
+    for proxy in running:
+        eventually(lambda: "one of 2 on this server" in proxy.output, timeout_s=30)  # noqa: B023
+        eventually(lambda: proxy.metric("binlog_following") == 1, timeout_s=30)  # noqa: B023
+    with first.connect(database="p") as stream, second.connect(database="p") as other:
+        cursor: Any = SSCursor(stream)
+        cursor.execute("STREAM id FROM m WHERE payload = 'mine'")
+        enqueue(other, "m", ["x"] * 50)
+        assert len(rows(other, "STREAM id FROM m LIMIT 50 NOWAIT")) == 50
+        assert run(other, "ACK FROM m WHERE id > 0") == 50
+        inserted_claimed_acknowledged = 3 * 50
+        eventually(lambda: first.metric("binlog_rows_total") >= inserted_claimed_acknowledged, timeout_s=30)
+        insides.cut(stream)
+        insides.forget_result(stream)
 
 
 def test_the_share_of_a_killed_proxy_is_delivered_by_the_others(

@@ -28,7 +28,7 @@ from engine.dispatch.capacity import Capacity
 from engine.dispatch.claims import ClaimAttempt, ClaimsUnderWay
 from engine.dispatch.deliveries import Deliveries
 from engine.dispatch.dispatcher import Dispatcher, Effects
-from engine.dispatch.effects import Claim, Effect, Fetch, Scan
+from engine.dispatch.effects import Claim, Effect, Fetch, Lock, Scan
 from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.filter_groups import FilterGroup
 from engine.dispatch.instant import Instant
@@ -68,6 +68,15 @@ AFTER_ANY_PAUSE_NS = 6 * NS_PER_S
 CLOCK_OFF_MAX_S = 2_000
 """A clock that is set back further in all would schedule messages for after the end of the play."""
 PICK = st.integers(0, 1_000)
+EVENTS_OF_A_TURN = (
+    "a stream",
+    "a stream that locks",
+    "an answer of a lock",
+    "an answer of a claim",
+    "an ACK",
+    "the end of a transaction",
+    "a wake-up",
+)
 
 
 class Play(RuleBasedStateMachine):
@@ -207,6 +216,32 @@ class Play(RuleBasedStateMachine):
     def a_transaction_ends(self, pick: int, commits: bool, seen: bool, certain: bool) -> None:
         holder = self._one_of(self._ready_to_end(), pick)
         self.stage.end_transaction(holder, commits=commits, seen=seen, certain=certain)
+
+    @rule(turn=st.lists(st.tuples(st.sampled_from(EVENTS_OF_A_TURN), PICK), min_size=2, max_size=5))
+    def several_clients_do_something_in_one_turn_of_the_event_loop(self, turn: Sequence[tuple[str, int]]) -> None:
+        with self.stage.turn():
+            for event, pick in turn:
+                self._event_of_a_turn(event, pick)
+
+    def _event_of_a_turn(self, event: str, pick: int) -> None:
+        stage, holder = self.stage, 1 + pick % 3
+        kind = Lock if event == "an answer of a lock" else Claim
+        asked_for, enders = self._asked_for(kind), self._ready_to_end()
+        if event == "a stream" and len(stage.dispatcher.subscribers) < 4:
+            self.subscribe(holder, limit=1, prefetch=None, first_wait_s=0 if pick % 2 else None, selection=ANYTHING)
+        elif event == "a stream that locks" and len(stage.dispatcher.subscribers) < 4:
+            self.subscribe_for_update(holder, limit=1, first_wait_s=0, selection=ANYTHING)
+        elif event in ("an answer of a lock", "an answer of a claim") and asked_for:
+            asked = self._one_of(asked_for, pick)
+            if asked.answer is None:
+                stage.do(asked)
+            stage.answer(asked)
+        elif event == "an ACK" and stage.holdings:
+            stage.acknowledge(self._one_of(sorted(stage.holdings), pick), seen=True)
+        elif event == "the end of a transaction" and enders:
+            stage.end_transaction(self._one_of(enders, pick), commits=pick % 3 > 0, seen=True, certain=True)
+        elif event == "a wake-up":
+            stage.handle(stage.dispatcher.woken)
 
     @rule(holder=st.integers(1, 3), unlocks_late=st.booleans())
     def disconnect(self, holder: int, unlocks_late: bool) -> None:
@@ -528,9 +563,9 @@ class ExpiredLeasesAreStillSent(BrokenDeliveries):
     """A row is sent when it arrives, though its lease has ended meanwhile."""
 
     class Kind(Deliveries):
-        def end_lease(self, lease: Lease) -> None:
+        def end_lease(self, lease: Lease, *, settled: bool = False) -> None:
             if self._parts.leases.get(lease.key) is lease:
-                super().end_lease(lease)
+                super().end_lease(lease, settled=settled)
 
     def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
         super().__init__(policy, limits, jitter, now)
@@ -657,9 +692,9 @@ class CreditIsCountedWrongly(BrokenDeliveries):
     """An acknowledgement does not free the credit of its stream."""
 
     class Kind(Deliveries):
-        def end_lease(self, lease: Lease) -> None:
+        def end_lease(self, lease: Lease, *, settled: bool = False) -> None:
             subscriber = self._parts.groups.subscribers.get(lease.subscriber or 0)
-            super().end_lease(lease)
+            super().end_lease(lease, settled=settled)
             if subscriber is not None:
                 subscriber.held += 1
 
@@ -731,6 +766,13 @@ class MissedLocksCountAsLocked(Dispatcher):
         return super().lock_done(now, lock_id, [lease.key for lease in lock.leases] if lock else locked)
 
 
+class OnlyTheLastEventOfATurnCounts(Dispatcher):
+    """The others are forgotten."""
+
+    def together(self, now: Instant, events: Sequence[Callable[[Instant], Effects]]) -> Effects:
+        return events[-1](now)
+
+
 class GraceNeverEnds(Dispatcher):
     """Messages of other shares are left to their proxies for ever."""
 
@@ -778,6 +820,7 @@ BREAKS = [
     LocksOutliveTheirTransactions,
     RollbacksAreNotCounted,
     MissedLocksCountAsLocked,
+    OnlyTheLastEventOfATurnCounts,
 ]
 BREAKS_OF_SHARES = [
     GraceNeverEnds,

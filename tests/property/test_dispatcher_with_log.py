@@ -1,14 +1,14 @@
 """The play of test_dispatcher with a binary log: it reports some changes alone, late, coarsely, or before they are
 visible.
 
-It is played twice: once the binary log shows the dispatcher's own claims and releases too, once it does not, as the
-reader skips them. The machine has more rules, and must fail with dispatchers that ignore the binary log or believe
-too much of it.
+It is played three times: the binary log shows the dispatcher's own claims and releases too; it does not, as the reader
+skips them; and it does not show what another proxy claims, either. The machine has more rules, and must fail with
+dispatchers that ignore the binary log or believe too much of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,9 +19,11 @@ from hypothesis.stateful import initialize, precondition, rule
 from engine.binlog.changes import ChangeSet, RowChange
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Scan
+from engine.dispatch.fetches import FetchesUnderWay
 from engine.dispatch.instant import Instant
+from engine.dispatch.limits import Limits
 from engine.dispatch.verification import NOTHING_BEFORE
-from engine.model import NS_PER_S, Delivery, Entry, Key
+from engine.model import NS_PER_S, Delivery, Entry, Key, Policy, RowFormat
 from engine.store.memory import Row
 from tests.property.test_dispatcher import KEYS, PICK, Play
 from tests.support.hunting import assert_objects
@@ -51,6 +53,17 @@ class PlayWithLog(Play):
         if row.key not in self.stage.store.locked:
             self.stage.store.put(TABLE, replace(row, time_next_ns=self.stage.now_ns + delay_s * NS_PER_S))
             self.the_log_grows()
+
+    @precondition(lambda self: self._live())
+    @rule(pick=PICK, later_s=st.sampled_from([1, 5, 100]))
+    def put_off_and_only_the_log_tells(self, pick: int, later_s: int) -> None:
+        """A claimed message is due later than its claim has set, so nobody else gets it sooner."""
+        row = self._one_of(self._live(), pick)
+        if row.key not in self.stage.store.locked:
+            due_ns = max(row.entry.due_ns, self.stage.now_ns) + later_s * NS_PER_S
+            self.stage.store.put(TABLE, replace(row, time_next_ns=due_ns))
+            self.the_log_grows()
+            self.extended.add(row.key)
 
     @precondition(lambda self: self._live())
     @rule(pick=PICK)
@@ -205,6 +218,40 @@ class PlayWithForeignLog(PlayWithLog):
         super().teardown()
 
 
+class PlayWithOwnLeasesAlone(PlayWithForeignLog):
+    """The reader leaves out what another proxy claims, and the acknowledgements of what it holds, as it does for a
+    queue without limits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_by_others: dict[Key, Delivery] = {}
+
+    @precondition(lambda self: self._due())
+    @rule(pick=PICK, wait_s=st.sampled_from([1, 40]))
+    def another_proxy_claims(self, pick: int, wait_s: int) -> None:
+        row = self._one_of(self._due(), pick)
+        self.the_log_grows()
+        super().another_proxy_claims(pick, wait_s)
+        claimed = self.stage.rows[row.key]
+        if claimed.epoch > row.epoch:
+            self.held_by_others[row.key] = Delivery(claimed.epoch, claimed.entry.due_ns)
+            self._leave_out()
+
+    @precondition(lambda self: self.stage.rows)
+    @rule(pick=PICK, seen=st.booleans())
+    def acknowledge_any(self, pick: int, seen: bool) -> None:
+        row = self.stage.rows[self._one_of(sorted(self.stage.rows), pick)]
+        self.the_log_grows()
+        super().acknowledge_any(pick, seen)
+        if self.held_by_others.get(row.key) == Delivery(row.epoch, row.entry.due_ns):
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        """The last change is not reported."""
+        if self.stage.policy.max_in_flight is None:
+            self.logged = dict(self.stage.rows)
+
+
 class TheLogIsNotHeard(Dispatcher):
     """Logged messages are not acted on."""
 
@@ -233,10 +280,31 @@ class EveryLoggedEndIsBelieved(Dispatcher):
         return super().changes_logged(now, seen, over, {**before, **shown})
 
 
+class FetchesOfNothing(FetchesUnderWay):
+    """A stream whose claimed messages are all suspect waits for a fetch without leases, which nothing ends."""
+
+    def start_behind_claim(self, row_format: RowFormat, claimed: Collection[Key]) -> int:
+        number = super().start_behind_claim(row_format, claimed)
+        for group in self._groups:
+            for subscriber in () if group.locks else group.subscribers.to_fetch():
+                if next(iter(subscriber.unsent)) in claimed and subscriber.spec.row_format == row_format:
+                    group.subscribers.set_fetching(subscriber, fetching=True)
+        return number
+
+
+class SuspectClaimsStopTheirStream(Dispatcher):
+    """A change that is logged before the claim's answer is taken stops the stream that gets the message."""
+
+    def __init__(self, policy: Policy, limits: Limits, jitter: Callable[[], float], now: Instant) -> None:
+        super().__init__(policy, limits, jitter, now)
+        self.parts.fetches = FetchesOfNothing(self.parts.groups, limits.fetch_max, self.parts.numbers)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("play", "broken"),
     [
+        (PlayWithLog, SuspectClaimsStopTheirStream),
         (PlayWithLog, TheLogIsNotHeard),
         (PlayWithForeignLog, TheLogIsNotHeard),
         (PlayWithForeignLog, EveryLoggedEndIsBelieved),
@@ -254,3 +322,6 @@ TestPlayWithLog.settings = settings(max_examples=examples(40), stateful_step_cou
 
 TestPlayWithForeignLog = PlayWithForeignLog.TestCase
 TestPlayWithForeignLog.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
+
+TestPlayWithOwnLeasesAlone = PlayWithOwnLeasesAlone.TestCase
+TestPlayWithOwnLeasesAlone.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)

@@ -8,20 +8,21 @@ server ends its connection. After each step, the messages in flight are counted 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.dispatch.dispatcher import Dispatcher, Effects
 from engine.dispatch.effects import Claim, Release
 from engine.dispatch.instant import Instant
+from engine.dispatch.leases import Lease
 from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Policy, Share, TableId
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step, runs_of
 from engine.store.memory import MemoryClaim, MemoryStore, Row
 from engine.store.pace import Pace
 from tests.support.hunting import assert_objects
@@ -406,9 +407,11 @@ class GroupedUnfollowed(Grouped):
 
 
 class Strict(Grouped):
-    """With each group in strict order: one message at a time, none before a smaller id."""
+    """With each group in strict order: one run at a time, none before a smaller id."""
 
     policy = STRICT
+    run = 1
+    """How many messages are a run at most."""
 
     @rule(key=KEYS, delay_s=st.sampled_from([1, 20]), pick=PICK)
     def enqueue_for_later(self, key: int, delay_s: int, pick: int) -> None:
@@ -421,19 +424,25 @@ class Strict(Grouped):
     def _step(self, proxy: Proxy, asked: Asked) -> None:
         if not any(other.claims for other in self.proxies):
             self.known = set(self.store.rows[TABLE])  # Messages of later inserts may be committed too late for a claim.
-        before = {key for keys in self._in_flight().values() for key in keys}
+        before = self._in_flight()
         super()._step(proxy, asked)
         rows = self.store.rows[TABLE]
         for group, keys in self._in_flight().items():
-            assert len(keys) <= 1, f"{keys} of {group} are in flight"
-            for key in set(keys) - before:
+            begun = set(keys) - set(before.get(group, ()))
+            assert not begun or group not in before, f"{begun} of {group} are in flight beside {before[group]}"
+            for key in begun:
                 waiting = [row.key for row in rows.values() if row.group == group and row.time_acked_ns is None]
                 earlier = [one for one in waiting if one in self.known and int(str(one)) < int(str(key))]
-                assert not earlier, f"{key!r} goes before {earlier}"
+                assert set(earlier) <= begun, f"{key!r} goes before {earlier}"
+            if begun:
+                self._run_began(sorted(begun, key=str))
+
+    def _run_began(self, keys: Sequence[Key]) -> None:
+        """A claim has taken these messages of a group."""
 
     def check(self) -> None:
         for group, keys in self._in_flight().items():
-            assert len(keys) <= 1, f"{keys} of {group} are in flight"
+            assert len(keys) <= self.run, f"{keys} of {group} are in flight"
 
     def _due(self) -> list[Key]:
         """Those that are due and may be next."""
@@ -445,6 +454,88 @@ class Strict(Grouped):
 
     def _has_place(self, key: Key) -> bool:
         return not self._in_flight().get(self.store.rows[TABLE][key].group)
+
+
+class StrictRuns(Strict):
+    """With up to three consecutive messages of a group at a time, which go to one stream and come back
+    together."""
+
+    run = 3
+    policy = replace(STRICT, group_limit=run)
+
+    @initialize()
+    def open_runs(self) -> None:
+        self.run_of: dict[Key, Sequence[Key]] = {}
+        """The last run of each message."""
+        self.seen: Counter[int] = Counter()
+        """How many messages each stream had received when they were looked at."""
+        self.sent: dict[tuple[Key, ...], int] = {}
+        """The last message of a run that was sent."""
+
+    def _run_began(self, keys: Sequence[Key]) -> None:
+        run = tuple(sorted(keys, key=lambda key: int(str(key))))
+        self.run_of.update(dict.fromkeys(run, run))
+        self.sent.pop(run, None)
+
+    def _step(self, proxy: Proxy, asked: Asked) -> None:
+        before = dict(self.store.rows[TABLE])
+        super()._step(proxy, asked)
+        for claim in asked.effect.returns if isinstance(asked.effect, Release) else ():
+            if self.store.rows[TABLE][claim.key] is not before[claim.key] and claim.key in self.holdings:
+                self._taken_along(claim.key)
+
+    def _taken_along(self, key: Key) -> None:
+        """A message that a client has was given back by its proxy, because an earlier one of its run was."""
+        run = self.run_of[key]
+        earlier = [self.store.rows[TABLE][one] for one in run[: run.index(key)]]
+        waiting = [row for row in earlier if row.time_acked_ns is None and not row.is_in_flight(self.store.now_ns)]
+        assert waiting, f"{key!r} of {run} was given back without a reason"
+        del self.holdings[key]
+
+    @invariant()
+    def a_run_goes_to_one_stream_in_order(self) -> None:
+        if not hasattr(self, "proxies"):
+            return
+        for keys in self._in_flight().values():
+            held = [holding for key in keys if (holding := self.holdings.get(key)) and not holding.is_over]
+            assert len({holding.subscriber for holding in held}) <= 1, f"{keys} are at several streams"
+        for proxy in self.proxies:
+            for stream, keys in proxy.stage.delivered.items():
+                for key in keys[self.seen[stream] :]:
+                    run, number = tuple(self.run_of[key]), int(str(key))
+                    assert number > self.sent.get(run, 0), f"{key!r} is behind {self.sent[run]} of {run}"
+                    self.sent[run] = number
+                self.seen[stream] = len(keys)
+
+    @precondition(lambda self: self._in_flight())
+    @rule(pick=PICK)
+    def a_message_may_have_been_changed(self, pick: int) -> None:
+        """By a transaction that was rolled back."""
+        runs = sorted(self._in_flight().values(), key=lambda keys: (-len(keys), str(keys)))
+        unsent = [key for key in runs[0] if key not in self.holdings]
+        key = self._one_of(unsent or [key for keys in runs for key in keys], pick)
+        for proxy in self.proxies:
+            proxy.stage.handle(proxy.stage.dispatcher.suspected, [key])
+
+    @precondition(lambda self: self.holdings)
+    @rule(pick=PICK, delay_s=st.sampled_from([0, 60]))
+    def one_of_a_run_is_given_back_and_all_goes_well(self, pick: int, delay_s: int) -> None:
+        held = [key for keys in self._in_flight().values() for key in keys if len(keys) > 1 and key in self.holdings]
+        if not held or (key := self._one_of(sorted(held, key=str), pick)) in self.store.locked:
+            return
+        run = self.run_of[key]
+        stage = next(proxy.stage for proxy in self.proxies if self.holdings[key].subscriber in proxy.stage.streams)
+        before = self.store.rows[TABLE][key]
+        epochs = {one: self.store.rows[TABLE][one].epoch for one in run}
+        stage.give_back(key, delay_s * NS_PER_S)
+        self._log(stage, key, before)
+        for _ in range(10):
+            self._settle()
+            self._pass_time(NS_PER_S)
+        for later in run[run.index(key) + 1 :]:
+            row = self.store.rows[TABLE][later]
+            kept = row.is_in_flight(self.store.now_ns) and row.epoch == epochs[later]
+            assert not kept, f"{later!r} of {run} is in flight though {key!r} was given back"
 
 
 class Paced(Limited):
@@ -653,7 +744,7 @@ class ClaimInAnyOrder(MemoryClaim):
 
     def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
         super()._count_groups(groups, rows)
-        groups.heads = None
+        groups.places = None
 
 
 class AnyIsFirst(Strict):
@@ -670,6 +761,75 @@ class ClaimWithoutPlaces(MemoryClaim):
 
 class FirstBesideOthers(Strict):
     claim_type = ClaimWithoutPlaces
+
+
+class ClaimOfAnyRun(MemoryClaim):
+    """Takes what the dispatcher knows of a group as a run, whatever is between."""
+
+    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
+        super()._count_groups(groups, rows)
+        first = {key for key, place in (groups.places or {}).items() if place == 0}
+        for run in runs_of(self._wanted.values(), self._table.policy.group_run):
+            if run[0] in first:
+                groups.places = {**(groups.places or {}), **{key: at for at, key in enumerate(run)}}
+
+
+class RunsWithGaps(StrictRuns):
+    claim_type = ClaimOfAnyRun
+
+
+class RunsBesideOthers(StrictRuns):
+    claim_type = ClaimWithoutPlaces
+
+
+class DispatcherThatDividesRuns(Dispatcher):
+    """Gives each message to the stream that has the most room."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        for group in self.parts.groups:
+            members = group.subscribers
+            members.distribute_runs = lambda runs, members=members: members.distribute(  # type: ignore[method-assign,misc]
+                [lease for run in runs for lease in run]
+            )
+
+
+class RunsOfSeveralStreams(StrictRuns):
+    dispatcher_type = DispatcherThatDividesRuns
+
+
+class DispatcherThatKeepsTheRest(Dispatcher):
+    """Gives nothing back but what was given back."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.parts.runs.take_broken = list  # type: ignore[method-assign]
+
+
+class RunsComeBackInPart(StrictRuns):
+    dispatcher_type = DispatcherThatKeepsTheRest
+
+
+class DispatcherThatSendsWhatItHas(Dispatcher):
+    """Sends the rows that are read, though an earlier one of their run has to be looked up."""
+
+    def claim_done(self, now: Instant, claim_id: int, *arguments: Any) -> Effects:
+        effects = super().claim_done(now, claim_id, *arguments)
+        for lease in self.parts.leases:
+            if lease.run is not None and not isinstance(lease.run, UnorderedRun):
+                lease.run = UnorderedRun(lease.run)
+        return effects
+
+
+class UnorderedRun(list[Lease]):
+    """In which no lease is behind another one."""
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(())
+
+
+class RunsAreSentInAnyOrder(StrictRuns):
+    dispatcher_type = DispatcherThatSendsWhatItHas
 
 
 class DispatcherThatWaitsForTheFirst(Dispatcher):
@@ -734,6 +894,11 @@ BREAKS: list[type[Limited]] = [
     ParkedGroupsStayParked,
     AnyIsFirst,
     FirstBesideOthers,
+    RunsWithGaps,
+    RunsBesideOthers,
+    RunsOfSeveralStreams,
+    RunsComeBackInPart,
+    RunsAreSentInAnyOrder,
     TheFirstStaysFirst,
     CountedBeforeTheLock,
     ReleasedBeforeTheCommit,
@@ -760,6 +925,8 @@ TestGrouped = Grouped.TestCase
 TestGrouped.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestStrict = Strict.TestCase
 TestStrict.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
+TestStrictRuns = StrictRuns.TestCase
+TestStrictRuns.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestGroupedUnfollowed = GroupedUnfollowed.TestCase
 TestGroupedUnfollowed.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)
 TestPaced = Paced.TestCase

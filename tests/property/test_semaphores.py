@@ -25,7 +25,7 @@ from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, SemaphoreCounts
 from engine.store.memory import MemoryClaim, Row
 from tests.property.test_limits import COUNTED, KEYS, PICK, Limited, Proxy
 from tests.support.hunting import assert_objects
-from tests.support.play import TABLE, Stage
+from tests.support.play import TABLE, Asked, Stage
 from tests.support.sampling import examples
 
 OTHERS = TableId(TABLE.db, "others")
@@ -181,6 +181,19 @@ def _table(key: Key) -> TableId:
     return OTHERS if int(str(key)) > 100 else TABLE
 
 
+class SharedByTenants(Shared):
+    """In queues with groups, too: each message belongs to one of two tenants."""
+
+    policy = replace(POLICY, group_by=("tenant",))
+
+    def _step(self, proxy: Proxy, asked: Asked) -> None:
+        for rows in self.store.rows.values():
+            for key, row in rows.items():
+                if len(row.group) == 1:
+                    rows[key] = replace(row, group=(int(str(key)) % 2, *row.group))
+        super()._step(proxy, asked)
+
+
 class SharedUnfollowed(Shared):
     """Without the binary log: what others do is found within a poll."""
 
@@ -263,6 +276,17 @@ class DispatcherOfOneQueue(Dispatcher):
         return []
 
 
+class ClaimByTheTenant(MemoryClaim):
+    """Goes by the tenant, and not by what a message needs."""
+
+    def _unchanged(self, found: Mapping[Key, Entry]) -> dict[Key, Entry]:
+        return {key: entry._replace(group=(entry.group or ())[:1]) for key, entry in found.items()}
+
+
+class TenantsForNeeds(SharedByTenants):
+    claim_type = ClaimByTheTenant
+
+
 class OtherQueuesAreNotHeard(Shared):
     dispatcher_type = DispatcherOfOneQueue
 
@@ -276,6 +300,10 @@ class DispatcherThatParksForGood(Dispatcher):
 
 
 class ParkedStaysParked(Shared):
+    dispatcher_type = DispatcherThatParksForGood
+
+
+class ParkedTenantsStayParked(SharedByTenants):
     dispatcher_type = DispatcherThatParksForGood
 
 
@@ -308,6 +336,8 @@ BREAKS: list[type[Shared]] = [
     OtherQueuesAreNotHeard,
     ParkedStaysParked,
     ReportsDuringAClaimAreLost,
+    TenantsForNeeds,
+    ParkedTenantsStayParked,
 ]
 
 
@@ -319,5 +349,7 @@ def test_the_play_objects_to_semaphores_that_are_broken_on_purpose(broken: type[
 
 TestShared = Shared.TestCase
 TestShared.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
+TestSharedByTenants = SharedByTenants.TestCase
+TestSharedByTenants.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestSharedUnfollowed = SharedUnfollowed.TestCase
 TestSharedUnfollowed.settings = settings(max_examples=examples(25), stateful_step_count=60, deadline=None)

@@ -7,7 +7,8 @@ guarantees after every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -96,6 +97,11 @@ def queue_table(policy: Policy = POLICY, *, id_grows: bool = False, table: Table
     )
 
 
+TOGETHER = frozenset(("settled", "transaction_ended", "subscribe", "woken", "inserted"))
+"""Events that the table runner hands over once in each turn of the event loop, like answers to locks
+and claims."""
+
+
 @dataclass
 class Holding:
     """The client that received a delivery of a message."""
@@ -158,6 +164,8 @@ class Stage:
     table: TableId = TABLE
     on_own_write: Callable[[], None] = lambda: None
     """Called before and after the database does a claim, a release, a purge, or a move of dead messages."""
+    _turn: list[Callable[[Instant], Effects]] | None = None
+    """The events of this turn of the event loop that the dispatcher has not got yet."""
 
     def __post_init__(self) -> None:
         self.queue = queue_table(self.policy, id_grows=self.id_grows, table=self.table)
@@ -188,7 +196,26 @@ class Stage:
     # What the world does.
 
     def handle(self, event: Callable[..., Effects], *args: Any) -> None:
-        self._take(event(self.now, *args))
+        name = event.func.__name__ if isinstance(event, partial) else event.__name__
+        if self._turn is not None and name in TOGETHER:
+            self._turn.append(lambda now: event(now, *args))
+        else:
+            self._end_turn()
+            self._take(event(self.now, *args))
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The block is one turn of the event loop. Events of clients reach the dispatcher together, at its end or
+        before the next event of another kind."""
+        self._turn = []
+        yield
+        self._end_turn()
+        self._turn = None
+
+    def _end_turn(self) -> None:
+        if self._turn:
+            events, self._turn = self._turn, []
+            self._take(self.dispatcher.together(self.now, events))
 
     def enqueue(self, key: int, priority: int = 0, due_ns: int = 0, *, wake: bool = True) -> None:
         row = Row(key, priority=priority, time_next_ns=due_ns, payload=str(key).encode(), group=self.group_of(key))
@@ -382,9 +409,14 @@ class Stage:
 
     def answer(self, asked: Asked) -> None:
         """An answer arrives."""
-        assert asked.answer is not None
+        answer = asked.answer
+        assert answer is not None
         self.asked.remove(asked)
-        self._take(asked.answer())
+        if self._turn is not None and isinstance(asked.effect, Lock | Claim):
+            self._turn.append(lambda _: answer())
+        else:
+            self._end_turn()
+            self._take(answer())
 
     def fail(self, asked: Asked, *, lasting: bool = False) -> None:
         """An effect fails, or, if the database has done it already, its answer is lost; `lasting`: for good."""
@@ -534,8 +566,12 @@ class Stage:
         dispatcher, policy = self.dispatcher, self.policy
         assert dispatcher.in_flight <= policy.cache_size, f"{dispatcher!r} holds more than vt_cache_size"
         for group in dispatcher.parts.groups:
-            assert len(group.scans.buffer) <= 4 * (policy.cache_size + self.limits.claim_max), f"{group} reads too far"
+            scheduled = self.limits.window_max  # Messages for later that the binary log has shown.
+            read_ahead = 4 * (policy.cache_size + self.limits.claim_max)
+            assert len(group.scans.buffer) <= read_ahead + scheduled, f"{group} reads too far"
+        reads = any(isinstance(asked.effect, Fetch | Lock) for asked in self.asked)
         for subscriber in dispatcher.subscribers.values():
+            assert reads or not subscriber.fetching, f"{subscriber.spec.id} waits for rows that nobody reads"
             assert len(subscriber.unsent) <= 2 * policy.batch_size, f"too much is on its way to {subscriber.spec.id}"
             if subscriber.spec.prefetch is not None:
                 assert subscriber.held <= subscriber.spec.prefetch, f"{subscriber.spec.id} has more than its PREFETCH"

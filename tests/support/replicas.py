@@ -87,17 +87,19 @@ def _has_applied_all(replica: EmbeddedServer) -> bool:
     return "has read all relay log" in state
 
 
+def committed(server: EmbeddedServer) -> str:
+    """The transactions that the server has committed. Any further one changes it."""
+    name = "gtid_executed" if server.flavour == "mysql" else "gtid_binlog_pos"
+    with connect(server) as connection:
+        ((position,),) = rows(connection, f"SELECT @@GLOBAL.{name}")
+    return str(position).replace("\n", "")
+
+
 def catch_up(replica: EmbeddedServer, primary: EmbeddedServer) -> None:
     """Wait until the replica has all that the primary has committed."""
-    if replica.flavour == "mysql":
-        with connect(primary) as connection, connect(replica) as other:
-            ((executed,),) = rows(connection, "SELECT @@GLOBAL.gtid_executed")
-            executed = executed.replace("\n", "")
-            assert rows(other, f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{executed}', 30)") == [(0,)]
-    else:
-        with connect(primary) as connection, connect(replica) as other:
-            ((position,),) = rows(connection, "SELECT @@GLOBAL.gtid_binlog_pos")
-            assert rows(other, f"SELECT MASTER_GTID_WAIT('{position}', 30)") == [(0,)]
+    wait = "WAIT_FOR_EXECUTED_GTID_SET" if replica.flavour == "mysql" else "MASTER_GTID_WAIT"
+    with connect(replica) as other:
+        assert rows(other, f"SELECT {wait}('{committed(primary)}', 30)") == [(0,)]
 
 
 def promote(replica: EmbeddedServer) -> None:

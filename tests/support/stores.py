@@ -152,7 +152,8 @@ class MemorySubject:
         `rate`: their deliveries a second; `group_rate`: those of a group. `batches`: messages may be parts and
         follow-ups."""
         counted = in_flight is not None or group_limit is not None or strict or semaphores
-        groups = (GroupColumn("needs", IdKind.TEXT),) if semaphores else groups
+        group_by = tuple(column.name for column in groups)
+        groups = (*groups, *([GroupColumn("needs", IdKind.TEXT)] if semaphores else ()))
         lease = lease or counted
         self.table = QueueTable(
             TableId("test", "messages"),
@@ -160,6 +161,7 @@ class MemorySubject:
                 POLICY,
                 max_in_flight=in_flight,
                 counted=in_flight is not None,
+                group_by=group_by,
                 group_limit=group_limit,
                 group_strict=strict,
                 groups_counted=group_limit is not None or strict,
@@ -267,7 +269,8 @@ class ServerSubject:
         follow-ups."""
         lease = lease or in_flight is not None or group_limit is not None or strict or semaphores
         columns += NEEDS if semaphores else ""
-        groups = ("needs",) if semaphores else groups
+        group_by, groups = groups, (*groups, *(("needs",) if semaphores else ()))
+        counted_by = "".join(f", {name}" for name in (("needs",) if semaphores else groups))
         self.server = server
         self._batches = ", batch, after_batch" if batches else ""
         self._groups = "".join(f", {name}" for name in groups)
@@ -281,9 +284,10 @@ class ServerSubject:
             columns += ", INDEX by_lease (time_acked, lease, time_next)"
         comment += f",group_limit={group_limit}" if group_limit is not None else ""
         comment += ",group_order=STRICT" if strict else ""
-        comment += ",semaphores=needs" if semaphores else f",group_by={'|'.join(groups)}" if groups else ""
+        comment += ",semaphores=needs" if semaphores else ""
+        comment += f",group_by={'|'.join(group_by)}" if group_by else ""
         if group_limit is not None or strict or semaphores:
-            columns += f", INDEX by_lease_and_group (time_acked, lease, time_next{self._groups})"
+            columns += f", INDEX by_lease_and_group (time_acked, lease, time_next{counted_by})"
         columns += f", INDEX by_order (time_acked{self._groups}, id)" if strict else ""
         columns += f", INDEX by_group (time_acked, priority{self._groups}, time_next, id)" if groups else ""
         if batches:

@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--queues", nargs="*", default=[], help="only these queues")
     parser.add_argument("--faults", nargs="*", default=[], help="only faults of these kinds; none: no faults")
     parser.add_argument("--no-faults", nargs="*", default=[], help="no faults of these kinds")
-    parser.add_argument("--per-minute", type=float, default=40.0, help="faults drawn a minute")
+    parser.add_argument("--per-minute", type=float, default=60.0, help="faults drawn a minute")
     parser.add_argument("--drop", nargs="*", type=int, default=[], help="numbers of faults to leave out")
     parser.add_argument("--rate", type=float, default=60.0, help="messages a second of a share of 1")
     parser.add_argument("--batch", type=int, default=100)

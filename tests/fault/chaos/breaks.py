@@ -3,8 +3,6 @@
 A break edits the source text of modules while a proxy starts (`injected/sitecustomize.py`); nothing
 of it is in the product. The checker must object with one of the expected rules. A change of the
 product that removes an edited text fails a test: then the break is written anew.
-
-Here is the place for breaks of what is built next: a failover that writes to two servers.
 """
 
 from __future__ import annotations
@@ -35,6 +33,8 @@ class Break:
     seconds: float = 15.0
     misbehave: float = 0.3
     settings: Sequence[tuple[str, str]] = ()
+    replica: bool = False
+    """With a replica, which takes over while the proxies do not reach the primary. Both accept writes then."""
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -141,8 +141,8 @@ BREAKS = (
         "strict",
         (
             "engine.store.claim_plan",
-            "return self.heads is None or (key in self.heads and self.heads[key].key == key)",
-            "return True",
+            "return not self.held[number] and self.places.get(key) == self.taken[number]",
+            "return not self.held[number] + self.taken[number]",
         ),
         misbehave=0.9,
     ),
@@ -183,7 +183,7 @@ BREAKS = (
     _break(
         "the claim of a follow-up does not search for parts",
         "follow-up",
-        "batched",
+        "batched parts wholes",
         ("engine.store.batches", "for key, open_ in _flags(sql, states) if open_)", "for key, _ in ())"),
     ),
     _break(
@@ -254,6 +254,14 @@ BREAKS = (
         proxies=1,
         faults=frozenset({"kill_connections"}),
         per_minute=60,
+    ),
+    _break(
+        "a failover writes to both",
+        "one claim, two deliveries|two holders|delivered after its ACK|written to two",
+        "plain",
+        (MYSQL, "        self._pool.abandon()\n        self._roster.abandon()", "        self._roster.abandon()"),
+        seconds=25,
+        replica=True,
     ),
 )
 """Each a real bug of the real proxy."""

@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
@@ -36,6 +37,9 @@ MARGIN_US = 5 * S
 """Nothing may wait longer than its wait and this, once the last fault is over."""
 CLOSE_US = 12 * S
 """A client may notice so late that the proxy has ended its stream: it may have been stopped meanwhile."""
+BUSY_US = 60 * S
+"""The same for a client whose stream a fault may have ended: it does not read while it holds messages, and waits for
+the answers to ACKs of its other connection."""
 AFTERMATH_US = 20 * S
 """So long after a fault its effects on the order may show."""
 VISIBLE_US = S
@@ -54,6 +58,7 @@ FREEING = {
     "refuse_server": 5 * S,
     "kill_server": 5 * S,
     "restart_server": 5 * S,
+    "fail_over": 5 * S,
 }
 """After these the others may take a proxy for gone, and give on what it has in flight; for so long after their end.
 
@@ -110,7 +115,10 @@ class Connection:
     proxy: int
     process: int
     opened: int
+    relayed: bool = False
     closed: int = NEVER
+    last_got: int = 0
+    """When rows came over it last."""
     why: str = ""
 
     @property
@@ -192,7 +200,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """Messages that one INSERT wrote: one of them follows the others."""
+    """Messages of one transaction: one of them follows the others, from the same INSERT or in another queue."""
 
     queue: str
     follow_up: int
@@ -211,14 +219,14 @@ class Collected:
     firsts: dict[str, list[First]] = field(default_factory=lambda: defaultdict(list))
     turns: dict[tuple[str, int, int], list[Turn]] = field(default_factory=lambda: defaultdict(list))
     """By queue, group and process."""
-    batches: dict[str, Batch] = field(default_factory=dict)
-    """By INSERT."""
+    batches: dict[int, Batch] = field(default_factory=dict)
+    """By the message that follows."""
 
     def add(self, facts: Facts, queue: str, token: int, life: Life) -> None:
         plan = facts.plans[queue]
         self.acked[queue] += any(state == "acked" for state, _ in life.rows)
         for limit in plan.limits(token):
-            self.held[limit] += certainly_held(facts, life)
+            self.held[limit] += certainly_held(facts, queue, life)
         if plan.ordered:
             self.firsts[queue] += first_claim(facts, queue, token, life)
         if plan.strict and life.inserts:
@@ -228,9 +236,9 @@ class Collected:
         for insert in life.inserts[:1] if plan.batches else ():
             if "follow_up" in insert.values:
                 values = insert.values
-                batch = self.batches.setdefault(values["op"], Batch(queue, values["follow_up"]))
+                batch = self.batches.setdefault(values["follow_up"], Batch(queue, values["follow_up"]))
                 if token == batch.follow_up:
-                    batch.delivered = _first_arrival(life)
+                    batch.queue, batch.delivered = queue, _first_arrival(life)
                 else:
                     batch.open_until = max(batch.open_until, earliest_end(facts, queue, life))
 
@@ -251,6 +259,7 @@ class Facts:
         """Per queue, when something was delivered, once all faults were over."""
         self.memory: Counter[int] = Counter()
         self.alarms: list[str] = []
+        self.former_written = False
         self._wall_us = 0
         self._open_faults: dict[int, Fault] = {}
         self._shifts: list[tuple[int, int]] = [(0, 0)]
@@ -271,7 +280,7 @@ class Facts:
         self._wall_us = values["wall_us"] - at
 
     def _note_open(self, at: int, values: dict[str, Any]) -> None:
-        self.connections[values["conn"]] = Connection(values["proxy"], values["process"], at)
+        self.connections[values["conn"]] = Connection(values["proxy"], values["process"], at, values["relayed"])
 
     def _note_close(self, at: int, values: dict[str, Any]) -> None:
         connection = self.connections[values["conn"]]
@@ -285,7 +294,8 @@ class Facts:
     def _note_begin(self, at: int, values: dict[str, Any]) -> None:
         what, tx = values["what"], values.get("tx", 0)
         count = sum(1 for _ in unpack(values["tokens"]))
-        operation = Operation(what, values["queue"], values["conn"], tx, at, count, values.get("epoch"), values)
+        kept = {name: value for name, value in values.items() if name != "tokens"}  # They are most of it.
+        operation = Operation(what, values["queue"], values["conn"], tx, at, count, values.get("epoch"), kept)
         self.operations[values["op"]] = operation
         if what == "clear":
             self.clears[operation.queue].append(operation)
@@ -303,6 +313,7 @@ class Facts:
             transaction.end, transaction.ended = at, "yes"
 
     def _note_got(self, at: int, values: dict[str, Any]) -> None:
+        self.connections[values["conn"]].last_got = at
         if at >= self.healed:
             self.arrivals[values["queue"]].append(at)
 
@@ -311,7 +322,8 @@ class Facts:
         if phase == "begin":
             self._open_faults[number] = Fault(values["what"], values["proxy"], at, NEVER)
         elif phase == "begun":
-            self._shifts.append((self._open_faults[number].begin, max(self._shifts[-1][1], values["shift_us"])))
+            if values["shift_us"] > self._shifts[-1][1]:
+                self._shifts.append((self._open_faults[number].begin, values["shift_us"]))
         else:
             self.faults.append(self._open_faults.pop(number)._replace(end=at))
 
@@ -324,6 +336,9 @@ class Facts:
             self.memory[values["proxy"]] = max(self.memory[values["proxy"]], values["bytes"])
         else:
             self.samples.append((at, values))
+
+    def _note_former(self, at: int, values: dict[str, Any]) -> None:
+        self.former_written = values["written"]
 
     def _note_alarm(self, at: int, values: dict[str, Any]) -> None:
         self.alarms.append(values["text"])
@@ -361,13 +376,29 @@ class Facts:
     def disturbed(self, first: Delivery, until: int) -> bool:
         """Whether a fault may have freed what this delivery held, or ended its connection, before `until`."""
         connection = self.connections[first.conn]
-        if connection.closed <= until + CLOSE_US and not connection.by_choice:
-            return True
+        if not connection.by_choice:
+            if connection.closed <= until + CLOSE_US:
+                return True
+            if connection.closed <= until + BUSY_US and self._may_be_cut(connection, first.at, until):
+                return True
         return any(
-            fault.what in FREEING
-            and fault.proxy in {-1, connection.proxy}
-            and fault.begin <= until
-            and fault.end + FREEING[fault.what] >= first.at
+            fault.proxy in {-1, connection.proxy} and fault.end + FREEING[fault.what] >= first.at
+            for fault in self._freeing[: bisect_right(self._freeing, until, key=lambda fault: fault.begin)]
+        )
+
+    @cached_property
+    def _freeing(self) -> list[Fault]:
+        return sorted((fault for fault in self.faults if fault.what in FREEING), key=lambda fault: fault.begin)
+
+    def _may_be_cut(self, connection: Connection, since: int, until: int) -> bool:
+        """Whether a fault has ended connections like this one meanwhile, and no rows came over it afterwards."""
+        return any(
+            since <= fault.begin <= until
+            and connection.last_got <= fault.end
+            and (
+                fault.what == "kill_connections"
+                or (fault.what == "cut_clients" and fault.proxy == connection.proxy and connection.relayed)
+            )
             for fault in self.faults
         )
 
@@ -543,7 +574,9 @@ def progress(facts: Facts) -> Iterator[Violation]:
 
 
 def surroundings(facts: Facts) -> Iterator[Violation]:
-    """Memory is bounded, and no proxy has logged an exception."""
+    """Memory is bounded, no proxy has logged an exception, and none writes to a server that was the primary."""
+    if facts.former_written:
+        yield Violation("written to two", "", -1, "the former primary has committed transactions since")
     for proxy, most in facts.memory.items():
         if most > MEMORY_MAX:
             yield Violation("memory", "", -1, f"proxy {proxy} had {most >> 20} MB")
@@ -632,11 +665,13 @@ def first_claim(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Fi
                 yield First(claimed, token, committed.end)
 
 
-def certainly_held(facts: Facts, life: Life) -> Iterator[tuple[int, int]]:
-    """When each delivery began and ended to be in flight for certain, as changes of a count."""
+def certainly_held(facts: Facts, queue: str, life: Life) -> Iterator[tuple[int, int]]:
+    """When each delivery began and ended to be in flight for certain, as changes of a count. Others may have ended
+    it between its claim and its arrival."""
     changes = [(operation.begin, _latest_effect(facts, operation)) for operation in (*life.acks, *life.changes)]
     for delivery in life.deliveries:
-        end = min((begin for begin, latest in changes if latest > delivery.at), default=NEVER)
+        claimed = facts.earliest_us(int(_earliest_claim_us(facts.plans[queue], delivery)))
+        end = min((begin for begin, latest in changes if latest > min(claimed, delivery.at)), default=NEVER)
         end = min(end, facts.connections[delivery.conn].closed, facts.earliest_us(delivery.until))
         if end > delivery.at and not facts.disturbed(delivery, end):
             yield delivery.at, 1

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pymysql
 from pymysql.connections import Connection
@@ -19,16 +19,27 @@ from proxy.embedded.server import EmbeddedServer
 from tests.fault.chaos.schedule import Fault
 from tests.fault.chaos.workload import DATABASE
 from tests.support.clocks import ShiftedClock
+from tests.support.failover import client_of
 from tests.support.proxies import RunningProxy
+from tests.support.replicas import catch_up, committed, promote
 from tests.support.servers import connect
 
 Undo = Callable[[], None]
+
+
+class FormerPrimary(NamedTuple):
+    """A server that was the primary, and what it had committed some time after the last proxy had changed."""
+
+    server: EmbeddedServer
+    committed: str
 
 
 class Site(Protocol):
     """Servers, proxies, relays and clients of a run."""
 
     server: EmbeddedServer
+    replica: EmbeddedServer | None
+    former: FormerPrimary | None
     proxies: list[RunningProxy]
     server_clock: ShiftedClock
     proxy_clock: ShiftedClock
@@ -248,13 +259,37 @@ def _purge_binlog(site: Site, fault: Fault) -> Undo:
 
 
 def _table_full(site: Site, fault: Fault) -> Undo:
-    """From now on each change of the queue `audited` fails with 1114, in a trigger that writes to a table of 16 kB.
+    """From now on each change of the queue `audited` fails with 1114, in a trigger.
 
     A full disk or tablespace is no fault that can be tested: both servers end themselves when a rollback needs space
     ("[FATAL] Out of tablespace during rollback").
     """
     _run(site, f"INSERT INTO {DATABASE}.full_now VALUES (1)")
-    return lambda: _run(site, f"DELETE FROM {DATABASE}.full_now", f"DELETE FROM {DATABASE}.audit")
+    return lambda: _run(site, f"DELETE FROM {DATABASE}.full_now")
+
+
+def _fail_over(site: Site, fault: Fault) -> Undo:
+    """The proxies do not reach the primary, its replica takes over, and they reach both again: both accept writes.
+
+    What the proxies had sent reaches the former primary late, but nothing that they send afterwards may.
+    """
+    former, replica = site.server, site.replica
+    assert replica is not None
+    legs = [f"server{number}" for number in range(len(site.proxies))]
+    for leg in legs:
+        site.relay(leg, fault="stall", up=True, down=True)
+    catch_up(replica, former)
+    promote(replica)
+    site.server, site.replica = replica, None
+    for proxy in site.proxies:
+        client_of(proxy, replica).close()
+    for leg in legs:
+        site.relay(leg, fault="pass")
+
+    def end() -> None:
+        site.former = FormerPrimary(former, committed(former))
+
+    return end
 
 
 def _server_clock(site: Site, fault: Fault) -> Undo:
@@ -296,4 +331,5 @@ FAULTS: dict[str, Callable[[Site, Fault], Undo]] = {
     "table_full": _table_full,
     "server_clock": _server_clock,
     "proxy_clock": _proxy_clock,
+    "fail_over": _fail_over,
 }

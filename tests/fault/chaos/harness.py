@@ -24,23 +24,34 @@ import pymysql
 
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.fault.chaos import faults as carried_out
+from tests.fault.chaos.faults import FormerPrimary
 from tests.fault.chaos.history import Writer, now_us, pack
 from tests.fault.chaos.plans import CAPACITIES, Plan
 from tests.fault.chaos.schedule import Fault, target_of
 from tests.fault.chaos.workload import DATABASE, NOW_NS
 from tests.support.clocks import ShiftedClock
+from tests.support.failover import url
 from tests.support.proxies import RunningProxy, environment
+from tests.support.replicas import committed, primary_and_replica
 from tests.support.servers import connect, new_server
 from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[3]
 SERVER_OPTIONS = (
     "--innodb-flush-log-at-trx-commit=2",  # What a killed process has written, the system has.
+    "--innodb-buffer-pool-size=1G",  # A run of half an hour has millions of rows.
 )
 PROXY_OPTIONS = ("--log-level", "info")
 UNDO_S = 30.0
 HEALED_S = 60.0
 """A server that was started a moment ago may refuse the first clients."""
+REDO_LOG: dict[Flavour, str] = {
+    "mysql": "--innodb-redo-log-capacity=1G",
+    "mariadb": "--innodb-log-file-size=1G",
+}
+"""Servers wait with all commits while their redo log is full: with 32 MB and a busy disk, for a minute."""
+SAMPLE_ROWS = 2000
+"""Counted of a queue at most: with a million waiting, a full count would be most of the server's work."""
 IDLE_S = 20.0
 """After so long without any progress a run is given up."""
 
@@ -60,6 +71,8 @@ class Run:
     batch: int = 100
     rate: float = 60.0
     misbehave: float = 0.15
+    replica: bool = False
+    """The server has a replica, which becomes the primary by the fault `fail_over`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of the proxies' environment: how a test breaks them."""
 
@@ -121,6 +134,8 @@ class Harness:
         self._started: Counter[int] = Counter()
         self._process_numbers = itertools.count(1)
         self.server: EmbeddedServer
+        self.replica: EmbeddedServer | None = None
+        self.former: FormerPrimary | None = None
         self.proxies: list[RunningProxy] = []
         self._relays = Relays()
         self._relays_by_proxy: list[int] = []
@@ -164,7 +179,8 @@ class Harness:
             "history": str(run.history),
             "plans": [plan.as_values() for plan in run.plans],
             "routes": [[proxy.port, self._relays_by_proxy[at]] for at, proxy in enumerate(self.proxies)],
-            "server": self.server.port,
+            # Who bypasses the proxies would not notice that another server is the primary.
+            "server": self.proxies[0].port if run.replica else self.server.port,
             "batch": run.batch,
             "rate": run.rate,
             "misbehave": run.misbehave,
@@ -187,16 +203,22 @@ class Harness:
 
     def start(self) -> None:
         run = self.plan
-        self.server = new_server(run.flavour, run.folder / "server" / "data", options=SERVER_OPTIONS)
-        self._stack.callback(self.server.stop, 0)
-        self.start_server()
+        options: Sequence[str] = PROXY_OPTIONS
+        if run.replica:
+            self.server, self.replica = self._stack.enter_context(primary_and_replica(run.flavour, semi_sync=False))
+            options = (*PROXY_OPTIONS, "--backend", url(self.replica))
+        else:
+            server_options = (*SERVER_OPTIONS, REDO_LOG[run.flavour])
+            self.server = new_server(run.flavour, run.folder / "server" / "data", options=server_options)
+            self._stack.callback(self.server.stop, 0)
+            self.start_server()
         self._prepare()
         self.history.write("plan", plans=[plan.as_values() for plan in run.plans], proxies=run.proxies, seed=run.seed)
         self.history.write("clock", wall_us=time.time_ns() // 1000)
         for number in range(run.proxies):
             port = self._relays.order(leg=f"server{number}", to=self.server.port)
             log = run.folder / f"proxy-{number}.log"
-            proxy = RunningProxy(Place("127.0.0.1", port), log, PROXY_OPTIONS, forked=False)  # type: ignore[arg-type]
+            proxy = RunningProxy(Place("127.0.0.1", port), log, options, forked=False)  # type: ignore[arg-type]
             self._stack.callback(proxy.stop)
             self.proxies.append(proxy)
             self.start_proxy(number)
@@ -209,14 +231,13 @@ class Harness:
                 for event in ("INSERT", "UPDATE") if plan.audited else ():
                     cursor.execute(
                         f"CREATE TRIGGER audit_{event} BEFORE {event} ON {plan.name} FOR EACH ROW"
-                        " INSERT INTO audit SELECT REPEAT('x', 900) FROM full_now"
+                        " IF EXISTS (SELECT 1 FROM full_now) THEN SIGNAL SQLSTATE 'HY000'"
+                        " SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table is full'; END IF"
                     )
 
     def _prepare(self) -> None:
         with connect(self.server) as root, root.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {DATABASE}")
-            cursor.execute("SET SESSION max_heap_table_size = 16384")
-            cursor.execute(f"CREATE TABLE {DATABASE}.audit (note VARCHAR(1000)) ENGINE=MEMORY")
             cursor.execute(f"CREATE TABLE {DATABASE}.full_now (answer INT) ENGINE=MEMORY")
 
     def work(self) -> None:
@@ -312,31 +333,51 @@ class Harness:
     def _drain(self) -> None:
         """Wait until all messages are acknowledged, or until nothing more happens."""
         before, since = None, time.monotonic()
-        while time.monotonic() - since < IDLE_S:
+        while True:
+            if time.monotonic() - since >= IDLE_S:
+                self._write_what_is_in_flight()
+                return
             try:
                 waiting = self._sample()
             except pymysql.MySQLError as failure:
                 self.history.write("alarm", text=f"the server fails, though all faults are over: {failure}")
                 return
-            if not any(waiting.values()):
+            if not waiting:
                 return
             if waiting != before:
                 before, since = waiting, time.monotonic()
             self._over.wait(0.5)
 
-    def _sample(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
+    def _write_what_is_in_flight(self) -> None:
+        """Beside the history: what each proxy shows of its streams and deliveries when a run is given up."""
+        for number, proxy in enumerate(self.proxies):
+            with (
+                (self.plan.folder / f"stuck-proxy-{number}.txt").open("w") as file,
+                contextlib.suppress(pymysql.MySQLError),
+                proxy.connect(database=DATABASE, read_timeout=30) as connection,
+                connection.cursor() as cursor,
+            ):
+                for statement in ("SHOW STREAMS", "SHOW DELIVERIES", "SHOW FULL QUEUES"):
+                    cursor.execute(statement)
+                    names = [column[0] for column in cursor.description]
+                    file.writelines(f"{dict(zip(names, row, strict=True))}\n" for row in cursor.fetchall())
+
+    def _sample(self) -> dict[str, tuple[int, int]]:
+        """For each queue with messages: how many, and the time_next of the first."""
+        found: dict[str, tuple[int, int]] = {}
         with connect(self.server, database=DATABASE) as root, root.cursor() as cursor:
             for plan in self.plan.plans:
                 cursor.execute(
-                    f"SELECT COUNT(*), COALESCE(SUM(time_next <= {NOW_NS}), 0),"
-                    f" COALESCE(({NOW_NS} - MIN(time_next)) DIV 1000, 0) FROM {plan.name} WHERE time_acked IS NULL"
+                    f"SELECT COUNT(*), COALESCE(SUM(time_next <= {NOW_NS}), 0), COALESCE(MIN(time_next), 0),"
+                    f" COALESCE(({NOW_NS} - MIN(time_next)) DIV 1000, 0) FROM (SELECT time_next FROM {plan.name}"
+                    f" WHERE time_acked IS NULL ORDER BY priority, time_next LIMIT {SAMPLE_ROWS}) AS first"
                 )
-                ((waiting, due, oldest),) = cursor.fetchall()
-                counts[plan.name] = waiting
+                ((waiting, due, first, oldest),) = cursor.fetchall()
+                if waiting:
+                    found[plan.name] = waiting, first
                 figures = {"waiting": waiting, "due": int(due), "oldest_us": int(oldest)}
                 self.history.write("sample", what="queue", queue=plan.name, **figures)
-        return counts
+        return found
 
     def _notice_faults(self, number: int) -> None:
         """A traceback in a proxy's log is a fault of the proxy. The log is kept: a start begins a new one."""
@@ -359,6 +400,8 @@ class Harness:
         self.history.write("phase", name="end")
         for number in range(len(self.proxies)):
             self._notice_faults(number)
+        if self.former is not None:
+            self.history.write("former", written=committed(self.former.server) != self.former.committed)
         with connect(self.server, database=DATABASE) as root:
             for plan in self.plan.plans:
                 _write_rows(self.history, root, plan.name, plan.name)

@@ -29,6 +29,7 @@ Kind = Literal[
     "phase",  # name: run, healed (all faults are over, no more messages), end
     "sample",  # what, and figures: memory of a proxy, due messages of a queue
     "plan",  # the queues of the run, as `Plan` has them
+    "former",  # written: whether the former primary has committed anything some time after the failover
     "final",  # queue, state (waiting, acked, dead), epoch, tokens: the rows when all is over
     "alarm",  # text: a fault that the harness itself has seen, for instance a traceback in a log
 ]

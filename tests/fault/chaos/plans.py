@@ -63,10 +63,13 @@ class Plan:
     """on_disconnect=keep: the end of a connection frees nothing."""
     quota_per_s: int = 0
     """No more messages than this a second are produced in each process (0: the share decides)."""
+    producers: int = 1
+    batch: int = 0
+    """The most rows of an INSERT (0: as for the other queues)."""
     ordered: bool = False
     """It has one consumer, so its messages come in the order of their insertion."""
     audited: bool = False
-    """Triggers write to a table that may be full."""
+    """Its triggers fail while `table_full` lasts."""
     singles: bool = False
     """Its pollers take one message at a time: their ACKs may be gathered."""
     careful: bool = False
@@ -80,6 +83,8 @@ class Plan:
     """What its messages need of semaphores: the column `needs`, by the remainder of the token."""
     batches: bool = False
     """The last message of each INSERT follows its other messages."""
+    follow_ups: str = ""
+    """The queue of the messages that follow; empty: this one."""
 
     def as_values(self) -> dict[str, Any]:
         return asdict(self)
@@ -127,7 +132,10 @@ GROUPED = (*SHORT, "GROUP_BY = (kind)")
 NEEDING = "needs VARCHAR(64), " + COLUMNS
 
 PLANS = (
-    Plan("bulk", made("bulk", *SHORT), 5, 8, share=8, streams=3, careful=True),
+    Plan(
+        "bulk", made("bulk", *SHORT, "BATCH_SIZE = 500"), 5, 8, share=60, streams=4, producers=4, batch=1000,
+        careful=True,
+    ),
     Plan("plain", made("plain", *SHORT), 5, 8, share=2, streams=2, pollers=1, prefetch=500),
     Plan("vitess", VITESS.format(name="vitess"), 4, 8, share=1, streams=1, pollers=1, plain_sql=True),
     Plan(
@@ -172,4 +180,9 @@ PLANS = (
         "batched", made("batched", *SHORT, "BATCHES"), 5, 8, quota_per_s=15, streams=1, pollers=1, plain_sql=True,
         batches=True,
     ),
+    Plan(
+        "parts", made("parts", *SHORT, "BATCHES"), 5, 8, quota_per_s=15, streams=1, pollers=1, batches=True,
+        follow_ups="wholes",
+    ),
+    Plan("wholes", made("wholes", *SHORT, "BATCHES"), 5, 8, streams=1, producers=0, batches=True),
 )  # fmt: skip

@@ -72,6 +72,9 @@ WEIGHTS = {
 }
 """Which faults there are, and how often each is drawn."""
 
+FAIL_OVER = Fault(0, 6.0, "fail_over", 4.0)
+"""Not drawn: it needs a replica."""
+
 OF_A_PROXY = {
     "kill_proxy", "stop_proxy", "freeze_proxy", "cut_clients", "stall_clients", "delay_clients", "throttle_clients",
     "split_clients", "cut_server", "stall_server", "delay_server", "throttle_server", "split_server", "refuse_server",

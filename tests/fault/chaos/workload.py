@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Plan
 DATABASE = "shop"
 PAUSE_S = 0.3
 HOLD_S = 7.0
+AHEAD_S = 10
+"""Producers are ahead of the consumers by what they insert in so long."""
 UNKNOWN = {1053, 1079, 1158, 1159, 1160, 1161, 1180, 1184, 2013}
 """Errors after which a statement may have been committed."""
 
@@ -72,6 +74,8 @@ class Workload:
         self._ended = asyncio.Event()
         self._numbers = itertools.count(1)
         self._tokens = itertools.count(orders.process * TOKENS_OF_A_PROCESS + 1)
+        self.ahead: Counter[str] = Counter()
+        """By queue: how many more messages this process has inserted than acknowledged, of whichever process."""
 
     def number(self) -> str:
         """A name for an operation, a connection or a transaction, unique in the run."""
@@ -124,6 +128,8 @@ class Connection:
         try:
             result = await self.client.query(sql)
             outcome, affected = "ok", result.affected
+            if what == "ack":
+                self.load.ahead[queue] -= affected
             return result
         except ServerError as failure:
             error = str(failure)
@@ -180,7 +186,7 @@ class Producer:
 
     def __init__(self, load: Workload, plan: Plan) -> None:
         self._load, self._plan = load, plan
-        self._quota_per_s = plan.quota_per_s or max(1.0, plan.share * load.orders.rate)
+        self._quota_per_s = (plan.quota_per_s or max(1.0, plan.share * load.orders.rate)) / plan.producers
         self._recent: list[int] = []
 
     async def __call__(self, draw: random.Random) -> None:
@@ -190,6 +196,7 @@ class Producer:
         connection = await Connection.open(self._load, draw, direct=draw.random() < 0.3)
         try:
             for _ in range(draw.randrange(5, 60)):
+                await self._let_consumers_catch_up()
                 if self._load.healed.is_set():
                     break
                 began = time.monotonic()
@@ -202,9 +209,19 @@ class Producer:
             connection.close(str(failure))
             raise
 
+    async def _let_consumers_catch_up(self) -> None:
+        """Wait while so many messages are waiting that a fault would show itself late."""
+        plan, load = self._plan, self._load
+        most = max(AHEAD_S * self._quota_per_s * plan.producers, 2 * (plan.batch or load.orders.batch))
+        for _ in range(AHEAD_S * 10):
+            if load.ahead[plan.name] < most or load.healed.is_set():
+                return
+            await load.pause(0.1)
+        load.ahead[plan.name] = 0  # Others have acknowledged them, or nobody can.
+
     async def _transaction(self, connection: Connection, draw: random.Random) -> int:
         fate = draw.random()
-        if fate < 0.7:
+        if fate < 0.7 and not self._plan.follow_ups:
             return await self._insert(connection, draw, 0)
         tx = self._load.number()
         await connection.run("BEGIN", "tx", "", tx=tx)
@@ -222,19 +239,24 @@ class Producer:
 
     async def _insert(self, connection: Connection, draw: random.Random, tx: str | int) -> int:
         plan = self._plan
-        most = self._load.orders.batch if draw.random() < 0.8 else 1
+        most = (plan.batch or self._load.orders.batch) if draw.random() < 0.8 else 1
         tokens = self._load.tokens(max(1, min(draw.randrange(1, most + 1), int(self._quota_per_s) or 1)))
         delayed = plan.delays and draw.random() < 0.3
         time_next = f"{NOW_NS} + {draw.randrange(1, 3000)} * 1000000" if delayed else NOW_NS
         follow_up = tokens[-1] if plan.batches and len(tokens) > 1 else 0
-        rows = ",".join(
-            f"({token},{self._kind(token, draw)},{draw.randrange(plan.priorities)},{time_next},'body of {token}'"
-            f"{self._more_values(token, follow_up)})"
-            for token in tokens
-        )
-        sql = f"INSERT INTO {plan.name} (token, kind, priority, time_next, body{self._more_columns}) VALUES {rows}"
-        await connection.run(sql, "insert", plan.name, tokens, tx=tx, **({"follow_up": follow_up} if follow_up else {}))
-        self._recent = (self._recent + tokens)[-2000:]
+        parts = tokens[:-1] if plan.follow_ups and follow_up else tokens
+        for name, written in ((plan.name, parts), (plan.follow_ups, tokens[len(parts) :])):
+            if written:
+                rows = ",".join(
+                    f"({token},{self._kind(token, draw)},{draw.randrange(plan.priorities)},{time_next},"
+                    f"'body of {token}'{self._more_values(token, follow_up)})"
+                    for token in written
+                )
+                sql = f"INSERT INTO {name} (token, kind, priority, time_next, body{self._more_columns}) VALUES {rows}"
+                more = {"follow_up": follow_up} if follow_up else {}
+                await connection.run(sql, "insert", name, written, tx=tx, **more)
+        self._load.ahead[plan.name] += len(parts)
+        self._recent = (self._recent + parts)[-2000:]
         return len(tokens)
 
     def _kind(self, token: int, draw: random.Random) -> int:
@@ -499,7 +521,7 @@ async def recreate(connection: Connection, plan: Plan) -> None:
 
 def bodies(load: Workload, plan: Plan) -> list[Callable[[random.Random], Awaitable[None]]]:
     """The actors of a process on one queue."""
-    made: list[Callable[[random.Random], Awaitable[None]]] = [Producer(load, plan)]
+    made: list[Callable[[random.Random], Awaitable[None]]] = [Producer(load, plan) for _ in range(plan.producers)]
     made += [Streamer(load, plan, place % plan.kinds) for place in range(plan.streams)]
     made += [Poller(load, plan) for _ in range(plan.pollers) if load.orders.place == 0 or not plan.ordered]
     made += [Locker(load, plan) for _ in range(plan.lockers)]

@@ -166,6 +166,9 @@ def test_what_is_sent_to_a_reader_whose_input_has_closed_is_dropped() -> None:
 class Nobody:
     """An engine without queues."""
 
+    slots: frozenset[int] = frozenset()
+    undivided: frozenset[Any] = frozenset()
+
     def __init__(self, absence: StoreError | None = None) -> None:
         """`absence`: the error of its server."""
         self.on_queues: Callable[[], None] | None = None
@@ -177,7 +180,7 @@ class Nobody:
         if self._absence is not None:
             raise self._absence
 
-    def runners(self) -> list[Any]:
+    def followed_queues(self) -> list[Any]:
         self.asked += 1
         return []
 

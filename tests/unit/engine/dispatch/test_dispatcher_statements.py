@@ -382,6 +382,23 @@ def test_an_outdated_logged_state_of_a_message_in_flight_causes_nothing() -> Non
     assert stage.asked == []
 
 
+def test_a_message_rescheduled_right_behind_its_claim_does_not_stop_its_stream() -> None:
+    """The binary log shows the change before the claim's answer is taken, so the rows behind the claim are not sent."""
+    stage = subscribed(Stage())
+    stage.enqueue(7)
+    (scan,) = stage.asked
+    stage.do(scan)
+    stage.answer(scan)
+    (claim,) = stage.asked
+    stage.do(claim)
+    stage.store.put(TABLE, replace(stage.rows[7], time_next_ns=stage.now_ns + 5 * NS_PER_S))
+    stage.notice(7)
+    stage.answer(claim)
+    stage.run_until(lambda: stage.delivered.get(1) == [7])
+    stage.enqueue(8)
+    stage.run_until(lambda: stage.delivered[1] == [7, 8])
+
+
 def test_a_logged_acknowledgement_frees_credit() -> None:
     stage = Stage()
     stage.enqueue(7)

@@ -76,6 +76,32 @@ def test_messages_are_distributed_in_their_order() -> None:
     assert [lease.key for lease, _ in dealt] == [0, 1, 2, 3, 4]
 
 
+# Runs.
+
+
+def test_a_run_goes_to_one_subscriber() -> None:
+    two = group(subscriber(1), subscriber(2))
+    dealt, left = two.distribute_runs([leases(4), leases(3, first=4), leases(2, first=7)])
+    assert names(dealt) == [1] * 4 + [2] * 3 + [1] * 2
+    assert left == []
+
+
+def test_what_a_subscriber_has_no_room_for_is_left_of_each_run() -> None:
+    two = group(subscriber(1, prefetch=3), subscriber(2, limit=2))
+    dealt, left = two.distribute_runs([leases(4), leases(4, first=4), leases(1, first=8)])
+    assert names(dealt) == [1] * 3 + [2] * 2
+    assert [lease.key for lease in left] == [3, 6, 7, 8]
+
+
+def test_rooms_are_those_of_the_next_subscribers() -> None:
+    some = group(subscriber(1, prefetch=3), subscriber(2, limit=7), subscriber(3), subscriber(4, prefetch=1))
+    assert some.rooms(100) == [BATCH, 7, 3, 1]
+    assert some.rooms(BATCH + 1) == [BATCH, 7]
+    some.set_paused(next(iter(some)), paused=True)
+    some.set_paused(next(iter(some)), paused=False)
+    assert some.rooms(100) == [BATCH, 7, 3, 1]
+
+
 def test_a_paused_subscriber_gets_nothing_until_it_reads_again() -> None:
     slow = subscriber(1)
     members = group(slow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -62,12 +63,15 @@ class KnowingEngine:
 
 
 class Known:
-    """A session in which the STREAM ran before."""
+    """A session in which the STREAM ran before. `other`: one of the same proxy."""
 
-    def __init__(self) -> None:
-        self.engine = KnowingEngine()
-        statements = Statements(cast(Engine, self.engine), Settings(), tuple)
-        self.played = PlayedSession(statements.carry_out, self.engine)
+    def __init__(self, other: Known | None = None) -> None:
+        self.engine: KnowingEngine = other.engine if other else KnowingEngine()
+        if other is None:
+            self.statements = Statements(cast(Engine, self.engine), Settings(), tuple)
+        else:
+            self.statements = other.statements
+        self.played = PlayedSession(self.statements.carry_out, self.engine)
 
     async def first(self) -> None:
         """Run the STREAM for the first time: one query after another."""
@@ -303,5 +307,251 @@ def test_a_transaction_that_a_refused_proof_began_ends_before_the_next_proof() -
         assert await known.serve([OK], CONTEXT, DEFINITION, [OK], HEADER) == [
             *(b"COMMIT", b"SELECT", b"SHOW C", b"UPDATE", b"SELECT")
         ]
+
+    play(script)
+
+
+ENDED = [*HEADER[:-1], make_eof(AUTOCOMMIT)]
+SHOWN, RIGHT = framed(DEFINITION), framed([OK])
+
+
+async def sessions(first: Known, count: int) -> list[Known]:
+    """So many sessions whose contexts are known."""
+    found = [first, *(Known(first) for _ in range(count - 1))]
+    for known in found:
+        if known is not first:
+            await known.first()
+        known.played.query(STREAM)
+        await known.prove(*FINE)
+    return found
+
+
+async def asked(known: Known) -> list[bytes]:
+    """The session gets the STREAM once more; the beginnings of its queries."""
+    known.played.query(STREAM)
+    return await known.batch()
+
+
+def answer(known: Known, data: bytes) -> None:
+    known.played.session.server_sent(data)
+
+
+def test_streams_that_come_while_the_definition_is_read_share_the_next_reading() -> None:
+    """The first of them begins it, and it holds for all that have come before."""
+
+    async def script(known: Known) -> None:
+        first, *others = await sessions(known, 6)
+        begun = known.engine.subscribed
+        assert await asked(first) == [b"SHOW C", b"UPDATE"]
+        for other in others[:-1]:
+            assert await asked(other) == [b"UPDATE"]
+            answer(other, RIGHT)
+        answer(first, SHOWN + RIGHT)
+        assert await first.result() == ENDED
+        assert known.engine.subscribed == begun + 1  # The reading had begun before the other STREAMs came.
+        leader, *followers, late = others
+        assert await leader.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        assert await asked(late) == [b"UPDATE"]
+        answer(late, RIGHT)
+        answer(leader, b"".join(map(framed, FINE)))
+        for other in (leader, *followers):
+            assert await other.result() == ENDED
+        assert known.engine.subscribed == begun + 1 + len(others) - 1
+        assert await late.prove(*FINE) == ENDED
+        assert not any(other.played.server.written for other in others)
+
+    play(script)
+
+
+def test_a_stream_alone_reads_the_definition_itself() -> None:
+    async def script(known: Known) -> None:
+        for session in await sessions(known, 2):
+            assert await asked(session) == [b"SHOW C", b"UPDATE"]
+            answer(session, SHOWN + RIGHT)
+            assert await session.result() == ENDED
+
+    play(script)
+
+
+def test_a_session_that_has_run_anything_reads_the_definition_itself() -> None:
+    """A temporary table could hide the queue in it."""
+
+    async def script(known: Known) -> None:
+        first, other = await sessions(known, 2)
+        other.played.query(b"SELECT 1")
+        await other.played.next_to_server()
+        answer(other, RIGHT)
+        await other.played.next_to_client()
+        await asked(first)
+        assert await asked(other) == [b"SELECT", b"SHOW C", b"UPDATE"]
+
+    play(script)
+
+
+@pytest.mark.parametrize("shown", [OTHER_DEFINITION, TEMPORARY, DENIED, KILLED])
+def test_what_another_session_has_not_shown_each_session_reads_itself(shown: Sequence[bytes]) -> None:
+    async def script(known: Known) -> None:
+        first, leader, follower = await sessions(known, 3)
+        for session in (first, leader, follower):
+            await asked(session)
+        for session in (leader, follower):
+            answer(session, RIGHT)
+        answer(first, SHOWN + RIGHT)
+        assert await leader.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        answer(leader, framed(CONTEXT) + framed(shown) + RIGHT)
+        assert await follower.prove(*FINE) == ENDED
+
+    play(script)
+
+
+@pytest.mark.parametrize("lost", ["client", "server"])
+def test_a_session_that_is_lost_leaves_the_reading_to_the_next(lost: str) -> None:
+    async def script(known: Known) -> None:
+        first, leader, *others = await sessions(known, 4)
+        for session in (first, leader, *others):
+            await asked(session)
+        for session in (leader, *others):
+            answer(session, RIGHT)
+        answer(first, SHOWN + RIGHT)
+        await leader.batch()
+        leader.played.session.client_lost() if lost == "client" else leader.played.session.server_lost()
+        for other in others:
+            assert await other.prove(*FINE) == ENDED
+
+    play(script)
+
+
+def test_a_session_that_waits_for_another_and_loses_its_server_has_no_stream() -> None:
+    async def script(known: Known) -> None:
+        first, leader, follower = await sessions(known, 3)
+        for session in (first, leader, follower):
+            await asked(session)
+        for session in (leader, follower):
+            answer(session, RIGHT)
+        begun = known.engine.subscribed
+        answer(first, SHOWN + RIGHT)
+        await leader.batch()
+        follower.played.session.server_lost()
+        answer(leader, b"".join(map(framed, FINE)))
+        assert parse_err((await follower.result())[0]).code == 1053
+        assert known.engine.subscribed == begun + 2
+
+    play(script)
+
+
+def test_a_right_that_is_denied_is_read_again_whatever_another_session_shows() -> None:
+    async def script(known: Known) -> None:
+        first, other = await sessions(known, 2)
+        for session in (first, other):
+            await asked(session)
+        answer(other, framed(DENIED))
+        assert await other.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        answer(other, framed(CONTEXT) + SHOWN + framed(DENIED))
+        await other.serve(CONTEXT, DEFINITION, DENIED)
+        assert parse_err((await other.result())[0]).code == 1142
+
+    play(script)
+
+
+@pytest.mark.parametrize("by_proxy", [True, False])
+def test_a_kill_ends_a_stream_that_shares_a_reading(by_proxy: bool) -> None:
+    async def script(known: Known) -> None:
+        first, leader, other = await sessions(known, 3)
+        for session in (first, leader, other):
+            await asked(session)
+        if by_proxy:
+            other.played.session.interrupt(INTERRUPTED)
+        answer(other, RIGHT if by_proxy else framed(KILLED))
+        answer(leader, RIGHT)
+        answer(first, SHOWN + RIGHT)
+        await leader.batch()
+        answer(leader, b"".join(map(framed, FINE)))
+        assert parse_err((await other.result())[0]).code == 1317
+
+    play(script)
+
+
+def test_a_session_waits_for_no_reading_that_takes_long() -> None:
+    async def script(known: Known) -> None:
+        first, other = await sessions(known, 2)
+        for session in (first, other):
+            await asked(session)
+        answer(other, RIGHT)
+        assert await other.prove(*FINE) == ENDED
+
+    play(script)
+
+
+FOR_UPDATE = b"STREAM id FROM shop.m LIMIT 1 NOWAIT FOR UPDATE"
+LOCKING = rows(("73686F70", "utf8mb4", "utf8mb4", "SYSTEM", "", "1", "server"), status=0)
+BEGUN = [make_ok(status=IN_TRANS)]
+"""The proof begins a transaction: autocommit is off."""
+
+
+async def locking(first: Known, count: int, *, acks_alike: bool) -> list[Known]:
+    """So many sessions without autocommit that know a STREAM … FOR UPDATE."""
+    first.engine.found = replace(queue_table(), acks_alike=acks_alike)
+    found = [first, *(Known(first) for _ in range(count - 1))]
+    for known in found:
+        known.played.query(b"SET autocommit = 0")
+        await known.played.next_to_server()
+        answer(known, frame(make_ok(status=0), 1))
+        await known.played.next_to_client()
+        known.played.query(FOR_UPDATE)
+        await known.serve(LOCKING, DEFINITION, BEGUN, rows(status=IN_TRANS), [make_ok(status=0)])
+        await known.result()
+    return found
+
+
+async def asked_to_lock(known: Known) -> list[bytes]:
+    known.played.query(FOR_UPDATE)
+    return await known.batch()
+
+
+def test_a_stream_for_update_that_locks_nothing_ends_the_transaction_of_its_proof() -> None:
+    async def script(known: Known) -> None:
+        (known,) = await locking(known, 1, acks_alike=True)
+        assert await asked_to_lock(known) == [b"SELECT", b"SHOW C", b"UPDATE"]
+        answer(known, b"".join(map(framed, (LOCKING, DEFINITION, BEGUN))))
+        assert await known.serve([make_ok(status=0)]) == [b"COMMIT"]
+        assert (await known.result())[-1] == make_eof(0)
+
+    play(script)
+
+
+@pytest.mark.parametrize("acks_alike", [True, False])
+def test_streams_for_update_share_the_definition_while_each_reads_its_context(acks_alike: bool) -> None:
+    """Not with triggers, which could make a temporary table that hides the queue."""
+
+    async def script(known: Known) -> None:
+        first, *others = await locking(known, 4, acks_alike=acks_alike)
+        assert await asked_to_lock(first) == [b"SELECT", b"SHOW C", b"UPDATE"]
+        for other in others:
+            assert await asked_to_lock(other) == [b"SELECT", *([] if acks_alike else [b"SHOW C"]), b"UPDATE"]
+        if not acks_alike:
+            return
+        for other in others:
+            answer(other, framed(LOCKING) + framed(BEGUN))
+        answer(first, b"".join(map(framed, (LOCKING, DEFINITION, BEGUN))))
+        leader, *followers = others
+        assert await leader.serve([make_ok(status=0)]) == [b"COMMIT"]
+        assert await leader.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
+        answer(leader, b"".join(map(framed, (LOCKING, DEFINITION, BEGUN))))
+        for other in (first, leader, *followers):
+            assert await other.serve([make_ok(status=0)]) == [b"COMMIT"]
+            assert (await other.result())[-1] == make_eof(0)
+
+    play(script)
+
+
+def test_a_stream_for_update_whose_context_has_changed_is_proven_as_if_it_were_the_first() -> None:
+    async def script(known: Known) -> None:
+        first, other = await locking(known, 2, acks_alike=True)
+        for session in (first, other):
+            await asked_to_lock(session)
+        changed = rows(("73686F70", "utf8mb4", "utf8mb4", "+01:00", "", "1", "server"), status=0)
+        answer(other, framed(changed) + framed(BEGUN))
+        assert await other.serve([make_ok(status=0)]) == [b"COMMIT"]
+        assert await other.batch() == [b"SELECT", b"SHOW C", b"UPDATE"]
 
     play(script)

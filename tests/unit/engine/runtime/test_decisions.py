@@ -1,0 +1,121 @@
+"""How often a table decides what to do next: once for all that clients do in one turn of the event loop. A decision
+takes the time of a tenth of a message, whatever it is about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from engine.dispatch.dispatcher import Dispatcher, Effects
+from engine.dispatch.effects import Cause, Lock
+from engine.dispatch.instant import Instant
+from engine.model import QueueTable
+from engine.runtime.executor import EngineSettings
+from engine.runtime.table_runner import CLAIMS_IN_ONE_TURN, LockAnswer
+from engine.service import Engine
+from engine.store.memory import MemoryStore, Row
+from tests.support.play import FORMAT, POLICY, TABLE, queue_table
+
+CLIENTS = 20
+
+
+@dataclass
+class Client:
+    """A stream's sink, and the session that locks for it."""
+
+    rows: list[bytes] = field(default_factory=list)
+    offers: list[tuple[Lock, LockAnswer]] = field(default_factory=list)
+    ended: bool = False
+
+    def deliver(self, rows: tuple[bytes, ...]) -> None:
+        self.rows += rows
+
+    def end(self, _cause: Cause, _text: str) -> None:
+        self.ended = True
+
+    def lock(self, lock: Lock, answer: LockAnswer) -> None:
+        self.offers.append((lock, answer))
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of the events behind which each decision was taken."""
+    taken: list[list[str]] = []
+    original = Dispatcher.together
+
+    def noted(self: Dispatcher, now: Instant, events: Sequence[Any]) -> Effects:
+        taken.append([event.func.__name__ for event in events])
+        return original(self, now, events)
+
+    monkeypatch.setattr(Dispatcher, "together", noted)
+    return taken
+
+
+@asynccontextmanager
+async def running(messages: int) -> AsyncIterator[tuple[Engine, QueueTable]]:
+    store = MemoryStore(now_ns=10**18)
+    store.add_table(queue_table(replace(POLICY, batch_size=1_000, cache_size=1_000)))
+    for key in range(1, messages + 1):
+        store.put(TABLE, Row(key, payload=str(key).encode()))
+    engine = Engine(store, EngineSettings())
+    await engine.start()
+    try:
+        yield engine, await engine.queue(TABLE)
+    finally:
+        await engine.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the event loop go on until the condition is met."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError
+
+
+def test_the_work_of_many_clients_in_one_turn_is_one_decision(together: list[list[str]]) -> None:
+    """They begin streams, lock messages, acknowledge them, and commit."""
+
+    async def play() -> None:
+        async with running(CLIENTS) as (engine, queue):
+            clients = [Client() for _ in range(CLIENTS)]
+            for holder, client in enumerate(clients, 1):
+                engine.subscribe(
+                    queue, client, holder=holder, row_format=FORMAT, limit=1, first_wait_ns=10**10, locker=client.lock
+                )
+            await until(lambda: all(client.offers for client in clients))
+            assert together == [["subscribe"] * CLIENTS]
+            for client in clients:
+                lock, answer = client.offers.pop()
+                answer(lock.keys)
+            await until(lambda: all(client.ended for client in clients))
+            assert together[1:] == [["lock_done"] * CLIENTS]
+            for holder, key in enumerate(range(1, CLIENTS + 1), 1):
+                engine.acknowledged(TABLE, [key], certain=True)
+                engine.transaction_ended(holder, failed=False)
+            await until(lambda: len(together) > 2)
+            assert together[2:] == [["settled", *["transaction_ended"] * CLIENTS]]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("messages", "later"), [(CLAIMS_IN_ONE_TURN, False), (9 * CLAIMS_IN_ONE_TURN, True)])
+def test_behind_a_large_claim_clients_are_served_before_the_next_decision(
+    together: list[list[str]], messages: int, later: bool
+) -> None:
+    async def play() -> None:
+        async with running(messages) as (engine, queue):
+            client = Client()
+            engine.subscribe(queue, client, holder=1, row_format=FORMAT)
+            await until(lambda: len(client.rows) == messages)
+            await asyncio.sleep(0)
+            assert together[0] == ["subscribe"]
+            assert ([] in together) is later
+
+    asyncio.run(play())
