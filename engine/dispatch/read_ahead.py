@@ -206,11 +206,12 @@ class ReadAhead:
 
     def add_scheduled(self, entry: Entry, most: int) -> None:
         """Add a message that is not due yet, and that no scan has shown. If `most` such messages
-        are there, lower the horizon instead, so that a scan finds it."""
+        are there, or twice so many in all, lower the horizon instead, so that a scan finds it. Those
+        that are ready by now count, too: without a stream that takes them, they stay."""
         self.forget((entry.key,))
         if self.horizon_ns is not None and self.horizon_ns <= entry.due_ns:
             return
-        if len(self._due_heap) >= most:
+        if len(self._due_heap) >= most or len(self) >= 2 * most:
             self.horizon_ns = entry.due_ns
             return
         self._later[entry.key] = entry

@@ -131,7 +131,7 @@ class Stage:
 
     policy: Policy = POLICY
     limits: Limits = field(
-        default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4, in_vain_max=2)
+        default_factory=lambda: Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4, in_vain_max=2, window_max=40)
     )
     fetch_budget: int = 3
     unread_every: int = 5
@@ -566,7 +566,7 @@ class Stage:
         dispatcher, policy = self.dispatcher, self.policy
         assert dispatcher.in_flight <= policy.cache_size, f"{dispatcher!r} holds more than vt_cache_size"
         for group in dispatcher.parts.groups:
-            scheduled = self.limits.window_max  # Messages for later that the binary log has shown.
+            scheduled = 2 * self.limits.window_max  # Messages for later that the binary log has shown.
             read_ahead = 4 * (policy.cache_size + self.limits.claim_max)
             assert len(group.scans.buffer) <= read_ahead + scheduled, f"{group} reads too far"
         reads = any(isinstance(asked.effect, Fetch | Lock) for asked in self.asked)

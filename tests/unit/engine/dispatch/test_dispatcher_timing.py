@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine.dispatch.limits import Limits
 from engine.model import NS_PER_S
-from tests.support.play import Stage
+from tests.support.play import Stage, run_for
 
 
 def test_a_time_that_passed_since_the_last_decision_still_wakes() -> None:
@@ -52,3 +53,21 @@ def test_an_idle_table_is_not_scanned_before_the_poller_interval() -> None:
     before, began_ns = scans.started, stage.mono_ns
     stage.run_until(lambda: scans.started > before, within_ns=2 * stage.policy.poller_interval_ns)
     assert scans.begun_ns - began_ns >= stage.policy.poller_interval_ns
+
+
+def test_scheduled_messages_that_no_stream_takes_when_they_come_due_stay_within_the_bound() -> None:
+    """The binary log shows more scheduled messages each second, and the earlier ones are ready by then."""
+    stage = Stage(limits=Limits(scan_min=4, claim_max=5, fetch_max=4, lookup_max=4, window_max=10))
+    stage.enqueue(1000)
+    stage.subscribe(1, holder=1, prefetch=1)
+    stage.run_until(lambda: 1 in stage.delivered)
+    for first in range(0, 100, 10):
+        for key in range(first, first + 10):
+            stage.enqueue(key, due_ns=stage.now_ns + NS_PER_S, wake=False)
+            stage.handle(stage.dispatcher.changes_logged, [stage.rows[key].entry])
+        run_for(stage, 2 * NS_PER_S)
+        assert len(stage.dispatcher.parts.groups.main.scans.buffer) <= 2 * stage.limits.window_max
+    stage.subscribe(2, holder=1)
+    for key in range(100):
+        stage.run_until(lambda key=key: key in stage.delivered.get(2, ()))  # type: ignore[misc]
+        stage.acknowledge(key, seen=True)
