@@ -633,8 +633,10 @@ class GroupLeft(NamedTuple):
     holders: Mapping[Key, int]
     """The messages in flight that the claim has counted, apart from its own, and the ends of their
     leases. Where the server treats several values as equal, those of all of them."""
-    head: Entry | None = None
+    first: Key | None = None
     """Where groups are in strict order, the message that has to be delivered first, if it was not claimed."""
+    head: Entry | None = None
+    """The same message as the server has shown it, if the claim was not to take it."""
     paced_until_ns: int | None = None
     """When `group_rate` allows its next message (server's clock); None: now."""
 

@@ -110,9 +110,10 @@ class GroupPlaces:
                 if not here and key not in self._over and end_ns > now.server_ns:
                     self._elsewhere.setdefault(left.group, {})[key] = end_ns
                     self._remember(left.group, key, now, end_ns)
-            if left.head is not None and left.head.key not in self._over:
-                self._heads[left.group] = left.head.key
-                self._remember(left.group, left.head.key, now, max(left.head.due_ns, now.server_ns + HEAD_NS))
+            if left.first is not None and left.first not in self._over:
+                self._heads[left.group] = left.first
+                due_ns = now.server_ns if left.head is None else left.head.due_ns
+                self._remember(left.group, left.first, now, max(due_ns, now.server_ns + HEAD_NS))
         if len(self._ends) > 2 * len(self._forgotten_ns) + 64:
             self._ends = [(at_ns, key) for key, at_ns in self._forgotten_ns.items()]
             heapq.heapify(self._ends)

@@ -9,15 +9,8 @@ from engine.dispatch.token_bucket import BURST_S, CLAIM_MAX_S
 from engine.model import Claimed, Entry, Key, LimitsLeft, QueueTable, Wanted
 from engine.packets import text_values
 from engine.quoting import qualified, quoted, text_literal
-from engine.store.claim_plan import (
-    GroupCounts,
-    GroupPaces,
-    SemaphoreCounts,
-    checks,
-    groups_left,
-    runs_of,
-    unchanged,
-)
+from engine.store.claim_order import GroupOrder, checks, runs_of
+from engine.store.claim_plan import GroupCounts, GroupPaces, SemaphoreCounts, groups_left, unchanged
 from engine.store.connection import Result, StoreConnection
 from engine.store.group_rates import ClaimGroupRates
 from engine.store.pace import Pace
@@ -47,15 +40,15 @@ class ClaimLimits:
         self._most = policy.max_in_flight if policy.counted else None
         burst_s = BURST_S + min(claim_s, CLAIM_MAX_S)
         self._pace = Pace(policy.max_rate, burst_s) if policy.paced and policy.max_rate is not None else None
-        self._group_most = policy.group_most if policy.groups_counted else None
         self._strict = policy.group_strict
+        self._group_most = policy.group_most if policy.groups_counted and not self._strict else None
         self._runs: Sequence[Sequence[Key]] = ()
         """In strict order: the messages that may be claimed together."""
         group_pace = None if policy.group_rate is None else Pace(policy.group_rate, burst_s)
         self._rates = None if group_pace is None else ClaimGroupRates(table, sql, group_pace)
         self._semaphores = semaphores
         of_queue = (self._most, self._pace, self._group_most, self._rates)
-        self._of_queue = any(limit is not None for limit in of_queue)
+        self._of_queue = self._strict or any(limit is not None for limit in of_queue)
         self.any = self._of_queue or semaphores is not None
         """Whether there is a limit, and the claim holds a lock for it."""
         self._lock = text_literal(lock_name(table)) if self._of_queue else ""
@@ -65,8 +58,8 @@ class ClaimLimits:
         self._free: int | None = None
         self._free_ns: int | None = None
         self._full_ns: int | None = None
-        self.groups: GroupCounts | None = None
-        """The messages in flight of message groups; None: they are not limited."""
+        self.groups: GroupCounts | GroupOrder | None = None
+        """The messages in flight of message groups, or their order; None: they are not limited."""
         self.paces: GroupPaces | None = None
         """What the rate leaves to message groups; None: they have no rate."""
 
@@ -96,34 +89,50 @@ class ClaimLimits:
             statements += self._sql.for_ids("group_count", wanted, most=self._group_most, **self._lease_words)
         if self._strict:
             self._runs = runs_of(wanted.values(), self._table.policy.group_run)
+            words = {**self._sql.order_words, **self._lease_words}
+            firsts = [run[0] for run in self._runs]
+            statements += self._sql.for_ids("group_holders", firsts, count=len(firsts), **words)
             for place, keys in checks(self._runs).items():
-                statements += self._sql.for_ids("group_heads", keys, place=place, **self._sql.order_words)
+                statements += self._sql.for_ids("group_heads", keys, count=len(keys), place=place, **words)
         return statements
 
-    def read_groups(self, results: Sequence[Result], now_ns: int) -> None:
-        """Take the results of `of_groups`."""
+    def read_groups(self, results: Sequence[Result], found: Mapping[Key, Entry], now_ns: int) -> None:
+        """Take the results of `of_groups`. `found`: the rows that were locked."""
         if self._rates is not None:
             self.paces = self._rates.read(results[:1], now_ns)
             results = results[1:]
-        if self._group_most is None:
-            return
-        self.groups = groups = GroupCounts(self._group_most)
-        for row in (row for result in results[:1] for row in result.rows):
+        if self._group_most is not None:
+            self.groups = self._counts(results[0])
+        if self._strict:
+            self.groups = order = GroupOrder(self._runs, dict(self._wrong(results[1:])), self._holders(results[0]))
+            order.note_locked(found)
+
+    def _counts(self, result: Result) -> GroupCounts:
+        groups = GroupCounts(self._group_most or 0)
+        for row in result.rows:
             raw, number, held, ends = text_values(row)
             key, of_group = self._sql.key(raw or b""), int(number or 0)
             if ends is None:
                 groups.numbers[key], groups.held[of_group] = of_group, int(held or 0)
             else:
                 groups.holders.setdefault(of_group, {})[key] = int(ends)
-        if self._strict:
-            groups.note_order(self._runs, dict(self._in_places(results[1:])))
+        return groups
 
-    def _in_places(self, results: Iterable[Result]) -> Iterator[tuple[Key, Entry]]:
-        """For messages of runs, the unacknowledged one of their group that is in their place."""
+    def _holders(self, result: Result) -> dict[Key, dict[Key, int]]:
+        """The messages in flight of the groups of these runs, by the first message of each."""
+        holders: dict[Key, dict[Key, int]] = {}
+        for row in result.rows:
+            first, holder, ends = text_values(row)
+            holders.setdefault(self._sql.key(first or b""), {})[self._sql.key(holder or b"")] = int(ends or 0)
+        return holders
+
+    def _wrong(self, results: Iterable[Result]) -> Iterator[tuple[Key, Entry | None]]:
+        """The messages that are not in their place, each with the one that is."""
         for row in (row for result in results for row in result.rows):
-            raw, found, *numbers = text_values(row)
+            raw, head, *numbers = text_values(row)
             epoch, priority, due_ns = (int(value or 0) for value in numbers)
-            yield self._sql.key(raw or b""), Entry(self._sql.key(found or b""), epoch, priority, due_ns)
+            entry = None if head is None else Entry(self._sql.key(head), epoch, priority, due_ns)
+            yield self._sql.key(raw or b""), entry
 
     @property
     def behind(self) -> list[str]:
@@ -163,7 +172,7 @@ class ClaimLimits:
         return unchanged(found, wanted)
 
     @property
-    def by_message(self) -> Sequence[GroupCounts | GroupPaces | SemaphoreCounts]:
+    def by_message(self) -> Sequence[GroupCounts | GroupOrder | GroupPaces | SemaphoreCounts]:
         """The limits that do not concern all messages alike."""
         semaphores = None if self._semaphores is None else self._semaphores.counts
         return [limit for limit in (self.groups, self.paces, semaphores) if limit is not None]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from engine.dispatch.semaphore_places import needs_of
 from engine.model import Claimed, Entry, Group, GroupLeft, Holder, Key, SemaphoreLeft, Wanted
+from engine.store.claim_order import GroupOrder
 from engine.store.pace import Pace
 
 
@@ -34,8 +35,8 @@ class Step(enum.Enum):
     LOCK_ROWS = enum.auto()
     """Lock the rows that can be claimed."""
     COUNT_GROUPS = enum.auto()
-    """Count the messages in flight of the message groups of these rows, which cannot change any more, and
-    read what their rates leave."""
+    """Count the messages in flight of the message groups of these rows, which cannot change any more, read
+    what their rates leave, and in strict order which messages are next."""
     CHECK_BATCHES = enum.auto()
     """Find the follow-ups among them whose batches are not done. Behind LOCK_ROWS: what a statement
     shows was committed before it began, and a part is committed with its follow-up, or before."""
@@ -65,7 +66,7 @@ class GroupCounts:
     """
 
     most: int
-    """How many messages of a group may be in flight; in strict order 1, whatever the length of runs."""
+    """How many messages of a group may be in flight."""
     numbers: dict[Key, int] = field(default_factory=dict)
     """The number of the group of each message of the claim."""
     held: dict[int, int] = field(default_factory=dict)
@@ -74,88 +75,22 @@ class GroupCounts:
     """The messages in flight of groups that may be full, and the ends of their leases."""
     taken: Counter[int] = field(default_factory=Counter)
     """How many messages of each group the claim takes."""
-    places: dict[Key, int] | None = None
-    """In strict order, the messages that may be claimed, each with the number of unacknowledged ones of its
-    group before it. The claim takes these, too; None: no order."""
-    heads: dict[Key, Entry] = field(default_factory=dict)
-    """In strict order, the first unacknowledged message of the group of each message, as far as it is known."""
 
     def has_place(self, key: Key) -> bool:
-        """Whether this message's group has a place, and the message is next."""
+        """Whether this message's group has a place."""
         number = self.numbers.get(key)
-        if number is None:
-            return False
-        if self.places is None:
-            return self.held[number] + self.taken[number] < self.most
-        return not self.held[number] and self.places.get(key) == self.taken[number]
+        return number is not None and self.held[number] + self.taken[number] < self.most
 
     def note_taken(self, key: Key) -> None:
         """The claim takes this message."""
         self.taken[self.numbers[key]] += 1
 
-    def note_order(self, runs: Iterable[Sequence[Key]], found: Mapping[Key, Entry]) -> None:
-        """Strict order: which messages of these runs may be claimed. `found`: for each message of
-        `checks`, the unacknowledged one of its group that is in its place."""
-        self.places = {}
-        for run in runs:
-            numbers = [self.numbers.get(key) for key in run]
-            if numbers[0] is None:
-                continue
-            of_group = next((at for at, number in enumerate(numbers) if number != numbers[0]), len(run))
-            if run[0] in found:
-                self.heads.update(dict.fromkeys(run[:of_group], found[run[0]]))
-            right = [run[at] in found and found[run[at]].key == run[at] for at in range(of_group)]
-            self.places.update((key, at) for at, key in enumerate(run[: in_order(run, right)]))
-
     def left(self, entry: Entry, group: Group) -> GroupLeft | None:
         """What is left of the group of this message, behind the claim; None: it has a place."""
         number = self.numbers.get(entry.key)
-        if number is None:
+        if number is None or self.held[number] + self.taken[number] < self.most:
             return None
-        if self.held[number] + self.taken[number] >= self.most:
-            return GroupLeft(group, self.holders.get(number, {}))
-        head = self.heads.get(entry.key)
-        return None if head is None else GroupLeft(group, {}, head._replace(group=group))
-
-
-def runs_of(wanted: Iterable[Wanted], most: int) -> list[list[Key]]:
-    """The messages of each message group, as they were scanned, in the order of the claim: up to `most` of
-    each."""
-    runs: dict[tuple[Key | None, Group | None], list[Key]] = {}
-    for want in wanted:
-        alone = most == 1 or want.group is None
-        run = runs.setdefault((want.key, None) if alone else (None, want.group), [])
-        if not run or (len(run) < most and _may_follow(want.key, run[-1])):
-            run.append(want.key)
-    return list(runs.values())
-
-
-def checks(runs: Iterable[Sequence[Key]]) -> dict[int, list[Key]]:
-    """The messages of these runs that are compared with the order of their groups, by their place in the
-    run: of numbers the first, second, fourth, eighth one, and so on, and the last one of each run."""
-    checked: dict[int, list[Key]] = {}
-    for run in runs:
-        places = {*(2**power - 1 for power in range(len(run).bit_length())), len(run) - 1}
-        for place in sorted(places) if isinstance(run[0], int) else range(len(run)):
-            checked.setdefault(place, []).append(run[place])
-    return checked
-
-
-def in_order(run: Sequence[Key], right: Sequence[bool]) -> int:
-    """How many messages of a run are the first ones of their group, in order. `right`: for the first ones,
-    whether the comparison has found that as many of the group are before it as in the run.
-
-    Numbers ascend in a run. Those before one that is in its place are as many as those of the group before
-    it, and have smaller ids, so they are the same. The order of other ids is that of the server alone, so
-    each of them has to be in its place."""
-    if isinstance(run[0], int):
-        return max((at for at, is_right in enumerate(right) if is_right), default=-1) + 1
-    return next((at for at, is_right in enumerate(right) if not is_right), len(right))
-
-
-def _may_follow(key: Key, before: Key) -> bool:
-    """Whether a message may be behind another one in a run."""
-    return not isinstance(key, int) or not isinstance(before, int) or key > before
+        return GroupLeft(group, self.holders.get(number, {}))
 
 
 @dataclass(slots=True)
@@ -198,7 +133,7 @@ class GroupPaces:
 
 
 def groups_left(
-    entries: Iterable[Entry], counts: GroupCounts | None, paces: GroupPaces | None
+    entries: Iterable[Entry], counts: GroupCounts | GroupOrder | None, paces: GroupPaces | None
 ) -> tuple[GroupLeft, ...]:
     """What is left of the groups of these messages, behind the claim."""
     found: dict[Group, GroupLeft] = {}
@@ -270,7 +205,7 @@ def choose(
     now_ns: int,
     end_ns: Callable[[int], int],
     places: int | None,
-    by_message: Sequence[GroupCounts | GroupPaces | SemaphoreCounts] = (),
+    by_message: Sequence[GroupCounts | GroupOrder | GroupPaces | SemaphoreCounts] = (),
 ) -> tuple[tuple[Claimed, ...], tuple[Key, ...]]:
     """The messages that a claim takes, and those that it leaves out for want of places.
 

@@ -45,6 +45,7 @@ from engine.model import (
     end_with_slot,
 )
 from engine.store.acks import Ack, shares
+from engine.store.claim_order import GroupOrder, checks, runs_of
 from engine.store.claim_plan import (
     FIRST_PACKET,
     SECOND_PACKET,
@@ -52,10 +53,8 @@ from engine.store.claim_plan import (
     GroupPaces,
     SemaphoreCounts,
     Step,
-    checks,
     choose,
     groups_left,
-    runs_of,
     unchanged,
 )
 from engine.store.pace import Pace
@@ -502,8 +501,9 @@ class MemoryClaim:
         policy = table.policy
         self._most = policy.max_in_flight if policy.counted else None
         self._pace = Pace(policy.max_rate) if policy.paced and policy.max_rate is not None else None
-        self._group_most = policy.group_most if policy.groups_counted else None
-        self._groups: GroupCounts | None = None
+        self._strict = policy.group_strict
+        self._group_most = policy.group_most if policy.groups_counted and not self._strict else None
+        self._groups: GroupCounts | GroupOrder | None = None
         self._group_pace = None if policy.group_rate is None else Pace(policy.group_rate)
         self._paces: GroupPaces | None = None
         needs = {needs for want in wanted for needs in needs_of(want.group)} if policy.semaphores_counted else set()
@@ -545,6 +545,8 @@ class MemoryClaim:
                 if self._group_most is not None:
                     self._groups = GroupCounts(self._group_most)
                     self._count_groups(self._groups, rows.values())
+                if self._strict:
+                    self._groups = self._order(rows)
             case Step.CHECK_BATCHES if self._table.after_batch is not None:
                 self._waiting = {
                     key
@@ -616,9 +618,18 @@ class MemoryClaim:
             if row.is_in_flight(self._store.now_ns) and (number := numbers.get(row.group)) is not None:
                 groups.held[number] += 1
                 groups.holders.setdefault(number, {})[row.key] = row.time_next_ns or 0
-        if self._table.policy.group_strict:
-            runs = runs_of(self._wanted.values(), self._table.policy.group_run)
-            groups.note_order(runs, dict(self._in_places(runs, rows)))
+
+    def _order(self, rows: Mapping[Key, Row]) -> GroupOrder:
+        runs = runs_of(self._wanted.values(), self._table.policy.group_run)
+        firsts = {run[0]: rows[run[0]].group for run in runs if run[0] in rows}
+        holders = {first: self._in_flight(group, rows.values()) for first, group in firsts.items()}
+        order = GroupOrder(runs, dict(self._wrong(runs, rows.values())), holders)
+        order.note_locked({key: row.entry for key, row in self._locked.items()})
+        return order
+
+    def _in_flight(self, group: Group, rows: Collection[Row]) -> dict[Key, int]:
+        now_ns = self._store.now_ns
+        return {row.key: row.time_next_ns or 0 for row in rows if row.group == group and row.is_in_flight(now_ns)}
 
     def _write_rates(self, claimed: int) -> None:
         if self._pace is not None and claimed:
@@ -635,14 +646,16 @@ class MemoryClaim:
         places = ((group, (self._table.id, group)) for group in paces.groups.values())
         paces.full_ns = {group: kept[place] for group, place in places if place in kept}
 
-    def _in_places(self, runs: Sequence[Sequence[Key]], rows: Collection[Row]) -> Iterator[tuple[Key, Entry]]:
-        """For messages of runs, the unacknowledged one of their group that is in their place."""
+    def _wrong(self, runs: Sequence[Sequence[Key]], rows: Collection[Row]) -> Iterator[tuple[Key, Entry | None]]:
+        """The messages of runs that are not in the place of their group, each with the one that is."""
         of_key = {row.key: row for row in rows if row.time_acked_ns is None}
         for place, keys in checks(runs).items():
             for key in (key for key in keys if key in of_key):
                 group = of_key[key].group
                 in_group = sorted((row.entry for row in of_key.values() if row.group == group), key=itemgetter(0))
-                if place < len(in_group):
+                if place >= len(in_group):
+                    yield key, None
+                elif in_group[place].key != key:
                     yield key, in_group[place]
 
     def _write(self) -> None:

@@ -465,8 +465,8 @@ class MySQLStore:
             for other_context, locks in others:
                 locked += connection.run(locks, other_context)
             end_ns = partial(end_with_slot, slot=slot) if table.lease_column is not None else int
-            limits.read_groups(locked[len(locked) - len(counts) :], now_at)
             found = {entry.key: entry for entry in entries_of(sql, *locked[: len(locked) - len(counts)])}
+            limits.read_groups(locked[len(locked) - len(counts) :], found, now_at)
             waiting = self._batches.waiting(connection, table, found) if table.after_batch else frozenset()
             found = {key: entry for key, entry in found.items() if key not in waiting} if waiting else found
             possible = limits.of_rows(connection, found, wanted)

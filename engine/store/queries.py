@@ -160,11 +160,14 @@ class TableStatements:
         """The words of a statement that compares the groups of messages."""
         id_of = Template(self._form.expression)
         names = [column.name for column in self._group_columns]
-        same = (f"first.{quoted(name)} <=> wanted.{quoted(name)}" for name in names)
+        same = (f"first.{quoted(name)} <=> concerned.{quoted(name)}" for name in names)
+        same_held = (f"held.{quoted(name)} <=> wanted.{quoted(name)}" for name in names)
         return {
             "wanted_id": id_of.substitute(column="wanted.id"),
             "head_id": id_of.substitute(column="head.id"),
+            "held_id": id_of.substitute(column="held.id"),
             "same_group": " AND ".join(same),
+            "same_group_held": " AND ".join(same_held),
             "first_order": ", ".join(f"first.{quoted(name)}" for name in ("time_acked", *names)),
         }
 

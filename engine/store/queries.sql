@@ -324,22 +324,43 @@ FROM (
 ) AS counted
 WHERE all_of_it > held AND (ends IS NULL OR all_of_it >= $most)
 
+-- name: group_holders
+-- Strict order: the messages in flight, over all proxies, of the groups of these messages, with the ends
+-- of their leases. Runs behind claim_lock, as group_count does. Reads what is in flight, however large
+-- the queue is. LIMIT makes the inner result a temporary table, with an index by group.
+SELECT /* ackstream limit */ $wanted_id, $held_id, CAST(held.$lease AS BINARY)
+FROM $table AS held FORCE INDEX ($lease_index)
+STRAIGHT_JOIN (
+    SELECT id, $group_order
+    FROM $table FORCE INDEX ($id_index)
+    WHERE id IN ($ids) AND time_acked IS NULL
+    LIMIT $count
+) AS wanted ON $same_group_held
+WHERE held.time_acked IS NULL AND held.$lease = held.time_next
+    AND held.$lease > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000
+
 -- name: group_heads
--- Strict order: the first unacknowledged message of the group of each message of a claim, or the one
--- behind $place others. Runs behind claim_lock, as group_count does. The inner SELECT reads no more than
--- these entries of the index: MySQL requires the whole order of the index for that, and with it MariaDB
--- would sort.
+-- Strict order: which of these messages are not the first unacknowledged ones of their groups, or the
+-- ones behind $place others, and which ones are instead. Runs behind claim_lock, as group_count does.
+-- The innermost SELECT reads no more than these entries of the index: MySQL requires the whole order of
+-- the index for that, and with it MariaDB would sort. LIMIT makes the result a temporary table: otherwise
+-- MySQL would read these entries for each use of it.
 SELECT /* ackstream order */ $wanted_id, $head_id, COALESCE(head.epoch, 0), COALESCE(head.priority, $lowest_priority),
     COALESCE(head.time_next, 0)
-FROM $table AS wanted FORCE INDEX ($id_index)
-STRAIGHT_JOIN $table AS head FORCE INDEX ($id_index) ON head.time_acked IS NULL AND head.id = (
-    SELECT first.id
-    FROM $table AS first FORCE INDEX ($order_index)
-    WHERE first.time_acked IS NULL AND $same_group
-    ORDER BY /*!80000 $first_order, */ first.id
-    LIMIT $place, 1
-)
-WHERE wanted.id IN ($ids) AND wanted.time_acked IS NULL
+FROM (
+    SELECT concerned.id, (
+        SELECT first.id
+        FROM $table AS first FORCE INDEX ($order_index)
+        WHERE first.time_acked IS NULL AND $same_group
+        ORDER BY /*!80000 $first_order, */ first.id
+        LIMIT $place, 1
+    ) AS first_id
+    FROM $table AS concerned FORCE INDEX ($id_index)
+    WHERE concerned.id IN ($ids) AND concerned.time_acked IS NULL
+    LIMIT $count
+) AS wanted
+LEFT JOIN $table AS head FORCE INDEX ($id_index) ON head.id = wanted.first_id
+WHERE wanted.first_id IS NULL OR wanted.first_id <> wanted.id
 
 -- name: rate_read
 -- When the queue has its full rate again. The lock of the limit is held.

@@ -82,7 +82,7 @@ def claim(subject: AnySubject, *keys: Key, wait_ns: int = WAIT_NS, rows: bool = 
 
 
 def first(left: LimitsLeft) -> dict[Group, Key]:
-    return {group.group: group.head.key for group in left.groups if group.head is not None}
+    return {group.group: group.first for group in left.groups if group.first is not None}
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -308,23 +308,30 @@ def reads(connection: StoreConnection) -> int:
     return sum(int(value or 0) for _, value in map(text_values, found.rows))
 
 
+def found_instead(server: ServerSubject, keys: list[int], place: int) -> tuple[list[tuple[bytes | None, ...]], int]:
+    """Which of these messages are not in this place of their group, and which ones are; and what was read."""
+    sql = TableStatements(server.table)
+    with counted_store(server) as (store, _), store._pool.connection() as connection:
+        before = reads(connection)
+        (found,) = connection.run(sql.for_ids("group_heads", keys, count=len(keys), place=place, **sql.order_words))
+        return sorted(tuple(text_values(row)[:2]) for row in found.rows), reads(connection) - before
+
+
 def test_the_first_message_of_a_large_group_is_found_by_one_entry_of_the_index(server: ServerSubject) -> None:
     put(server, range(1, 2_001))
     put(server, range(3_001, 3_051), (None, 1))
-    sql = TableStatements(server.table)
-    with counted_store(server) as (store, _), store._pool.connection() as connection:
-        before = reads(connection)
-        (found,) = connection.run(sql.for_ids("group_heads", [1_999, 2_000, 3_050], place=0, **sql.order_words))
-        assert reads(connection) - before < 100
-    assert sorted(text_values(row)[1] or b"" for row in found.rows) == [b"1", b"1", b"3001"]
+    found, read = found_instead(server, [1, 2_000, 3_001, 3_050], 0)
+    assert found == [(b"2000", b"1"), (b"3050", b"3001")]
+    assert read < 100
 
 
 def test_the_last_message_of_a_run_is_found_by_as_many_entries_as_it_has(server: ServerSubject) -> None:
-    """MySQL reads them three times."""
     put(server, range(1, 2_001))
-    sql = TableStatements(server.table)
-    with counted_store(server) as (store, _), store._pool.connection() as connection:
-        before = reads(connection)
-        (found,) = connection.run(sql.for_ids("group_heads", [2_000], place=99, **sql.order_words))
-        assert reads(connection) - before < 320
-    assert [text_values(row)[1] for row in found.rows] == [b"100"]
+    found, read = found_instead(server, [2_000], 99)
+    assert found == [(b"2000", b"100")]
+    assert read < 130
+
+
+def test_a_place_behind_the_last_message_of_a_group_is_nobody_s(server: ServerSubject) -> None:
+    put(server, range(1, 11))
+    assert found_instead(server, [10], 10)[0] == [(b"10", None)]

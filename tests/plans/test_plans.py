@@ -110,7 +110,8 @@ EXEMPT = {
     "group_arrivals",
     "group_arrivals_zero",
     "semaphore_holders",  # Measured in test_plans_of_semaphores.py.
-    "group_count",  # Both are measured in test_plans_of_group_limits.py.
+    "group_count",  # These three are measured in test_plans_of_group_limits.py.
+    "group_holders",
     "group_heads",
     "group_rates_read",  # Measured in test_plans_of_group_rates.py.
     "batch_waits",  # These are measured in test_plans_of_batches.py.

@@ -8,7 +8,7 @@ server ends its connection. After each step, the messages in flight are counted 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -22,7 +22,8 @@ from engine.dispatch.effects import Claim, Release
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Lease
 from engine.model import NS_PER_S, Claimed, FetchResult, Group, Key, LimitsLeft, Policy, Share, TableId
-from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step, runs_of
+from engine.store.claim_order import GroupOrder
+from engine.store.claim_plan import FIRST_PACKET, SECOND_PACKET, GroupCounts, Step
 from engine.store.memory import MemoryClaim, MemoryStore, Row
 from engine.store.pace import Pace
 from tests.support.hunting import assert_objects
@@ -742,9 +743,11 @@ class ParkedGroupsStayParked(Grouped):
 class ClaimInAnyOrder(MemoryClaim):
     """Takes any message of a group as its first one."""
 
-    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
-        super()._count_groups(groups, rows)
-        groups.places = None
+    def _order(self, rows: Mapping[Key, Row]) -> GroupOrder:
+        order = super()._order(rows)
+        order.wrong = {}
+        order.note_locked({key: row.entry for key, row in self._locked.items()})
+        return order
 
 
 class AnyIsFirst(Strict):
@@ -754,9 +757,8 @@ class AnyIsFirst(Strict):
 class ClaimWithoutPlaces(MemoryClaim):
     """Compares ids alone: a late smaller id goes out beside a greater one."""
 
-    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
-        super()._count_groups(groups, rows)
-        groups.held = dict.fromkeys(groups.held, 0)
+    def _in_flight(self, group: Group, rows: Collection[Row]) -> dict[Key, int]:
+        return {}
 
 
 class FirstBesideOthers(Strict):
@@ -766,12 +768,12 @@ class FirstBesideOthers(Strict):
 class ClaimOfAnyRun(MemoryClaim):
     """Takes what the dispatcher knows of a group as a run, whatever is between."""
 
-    def _count_groups(self, groups: GroupCounts, rows: Collection[Row]) -> None:
-        super()._count_groups(groups, rows)
-        first = {key for key, place in (groups.places or {}).items() if place == 0}
-        for run in runs_of(self._wanted.values(), self._table.policy.group_run):
-            if run[0] in first:
-                groups.places = {**(groups.places or {}), **{key: at for at, key in enumerate(run)}}
+    def _order(self, rows: Mapping[Key, Row]) -> GroupOrder:
+        order = super()._order(rows)
+        firsts = {run[0] for run in order.runs}
+        order.wrong = {key: entry for key, entry in order.wrong.items() if key in firsts}
+        order.note_locked({key: row.entry for key, row in self._locked.items()})
+        return order
 
 
 class RunsWithGaps(StrictRuns):

@@ -130,7 +130,7 @@ BREAKS = (
         "grouped",
         (
             "engine.store.claim_limits",
-            "self._group_most = policy.group_most if policy.groups_counted else None",
+            "self._group_most = policy.group_most if policy.groups_counted and not self._strict else None",
             "self._group_most = None",
         ),
         misbehave=0.9,
@@ -140,9 +140,9 @@ BREAKS = (
         "strict order",
         "strict",
         (
-            "engine.store.claim_plan",
-            "return not self.held[number] and self.places.get(key) == self.taken[number]",
-            "return not self.held[number] + self.taken[number]",
+            "engine.store.claim_order",
+            "return key in self._places and self._places[key] == self._taken[self._run_of[key]]",
+            "return not self._taken[run := self._run_of.get(key, -1)] and not self.holders.get(self.runs[run][0])",
         ),
         misbehave=0.9,
     ),

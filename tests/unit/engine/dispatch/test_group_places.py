@@ -22,7 +22,8 @@ def places_behind(head: Key) -> GroupPlaces:
     places = GroupPlaces(policy, in_flight, Leases(in_flight))
     due_ns = NOW.server_ns + 60 * NS_PER_S
     places.claim_started()
-    places.claim_answered(NOW, LimitsLeft((), None, groups=(GroupLeft(GROUP, {}, Entry(head, 1, 0, due_ns, GROUP)),)))
+    left = GroupLeft(GROUP, {}, head, Entry(head, 1, 0, due_ns, GROUP))
+    places.claim_answered(NOW, LimitsLeft((), None, groups=(left,)))
     return places
 
 

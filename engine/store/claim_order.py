@@ -1,0 +1,117 @@
+"""Strict order in a claim: which of its messages are the next ones of their message groups.
+
+The messages of a group that a claim may take together are a run. The server shows, behind the locks
+of the rows, which of them are not in the place of their group where the run has them, and what the
+groups have in flight. The locks make both hold until the commit: a locked row keeps its group, and
+cannot be acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.model import Entry, Group, GroupLeft, Key, Wanted
+
+
+@dataclass(slots=True)
+class GroupOrder:
+    """The places of a claim's messages in the strict order of their groups."""
+
+    runs: Sequence[Sequence[Key]]
+    """The messages of the claim, by group."""
+    wrong: Mapping[Key, Entry | None]
+    """Those of `checks` that are not in the place of their group where the run has them, each with the
+    one that is (None: the group has fewer)."""
+    holders: Mapping[Key, Mapping[Key, int]]
+    """The messages in flight of the groups, and the ends of their leases, by the first message of each
+    run. Runs without any are left out."""
+    _run_of: dict[Key, int] = field(init=False)
+    _places: dict[Key, int] = field(default_factory=dict)
+    """The messages that may be claimed, each with the number of those of its run before it. The claim
+    takes these, too."""
+    _taken: Counter[int] = field(default_factory=Counter)
+    """How many messages of each run the claim takes."""
+
+    def __post_init__(self) -> None:
+        self._run_of = {key: number for number, run in enumerate(self.runs) for key in run}
+
+    def note_locked(self, found: Mapping[Key, Entry]) -> None:
+        """These are the rows that the claim has locked."""
+        for run in self.runs:
+            if self.holders.get(run[0]):
+                continue
+            group = found[run[0]].group if run[0] in found else None
+            locked = next((at for at, key in enumerate(run) if key not in found or found[key].group != group), len(run))
+            right = [at for at in checked(run) if at < locked and run[at] not in self.wrong]
+            self._places.update((key, at) for at, key in enumerate(run[: in_order(run, right)]))
+
+    def has_place(self, key: Key) -> bool:
+        """Whether the message is next."""
+        return key in self._places and self._places[key] == self._taken[self._run_of[key]]
+
+    def note_taken(self, key: Key) -> None:
+        """The claim takes this message."""
+        self._taken[self._run_of[key]] += 1
+
+    def left(self, entry: Entry, group: Group) -> GroupLeft | None:
+        """What is left of the group of this message, behind the claim; None: it is next, or in no run."""
+        number = self._run_of.get(entry.key)
+        if number is None:
+            return None
+        first = self.runs[number][0]
+        holders = self.holders.get(first, {})
+        if holders or self._taken[number]:
+            return GroupLeft(group, holders)
+        if first not in self.wrong:
+            return GroupLeft(group, {}, first)
+        head = self.wrong[first]
+        return None if head is None else GroupLeft(group, {}, head.key, head._replace(group=group))
+
+
+def runs_of(wanted: Iterable[Wanted], most: int) -> list[list[Key]]:
+    """The messages of each message group, as they were scanned, in the order of the claim: up to `most` of
+    each. With `most` 1, each message is a run."""
+    runs: dict[tuple[Key | None, Group | None], list[Key]] = {}
+    for want in wanted:
+        alone = most == 1 or want.group is None
+        run = runs.setdefault((want.key, None) if alone else (None, want.group), [])
+        if not run or (len(run) < most and _may_follow(want.key, run[-1])):
+            run.append(want.key)
+    return list(runs.values())
+
+
+def checked(run: Sequence[Key]) -> Sequence[int]:
+    """The places in this run whose messages are compared with the order of their group: of numbers the
+    first, second, fourth, eighth one, and so on, and the last one."""
+    if not isinstance(run[0], int):
+        return range(len(run))
+    return sorted({*(2**power - 1 for power in range(len(run).bit_length())), len(run) - 1})
+
+
+def checks(runs: Iterable[Sequence[Key]]) -> dict[int, list[Key]]:
+    """The messages of these runs that are compared, by their place in the run."""
+    found: dict[int, list[Key]] = {}
+    for run in runs:
+        for place in checked(run):
+            found.setdefault(place, []).append(run[place])
+    return found
+
+
+def in_order(run: Sequence[Key], right: Sequence[int]) -> int:
+    """How many messages of a run are the first ones of their group, in order. `right`: the places, in
+    ascending order, for which the comparison has found that as many of the group are before the
+    message as in the run.
+
+    Numbers ascend in a run. Those before one that is in its place are as many as those of the group before
+    it, and have smaller ids, so they are the same. The order of other ids is that of the server alone, so
+    each of them has to be in its place."""
+    if isinstance(run[0], int):
+        return right[-1] + 1 if right else 0
+    return next((at for at, place in enumerate(right) if at != place), len(right))
+
+
+def _may_follow(key: Key, before: Key) -> bool:
+    """Whether a message may be behind another one in a run."""
+    return not isinstance(key, int) or not isinstance(before, int) or key > before
