@@ -178,10 +178,14 @@ class Deliveries:
         return End(subscriber.spec.id, cause, text)
 
     def end_finished(self, now: Instant) -> list[Effect]:
-        """End the streams with their LIMIT reached, and the bounded ones with no message left."""
+        """End the streams with their LIMIT reached, and the bounded ones with no message left. Where places
+        are limited, a lookup may free one."""
         effects: list[Effect] = []
-        closed = not self._parts.capacity.is_open
-        for group in self._parts.groups:
-            finished = group.finished_streams(now, closed=closed)
+        parts = self._parts
+        closed = not parts.capacity.is_open
+        looks = not parts.draining and parts.verification.looks_now(now)
+        unsure = looks and (closed or parts.places.limited)
+        for group in parts.groups:
+            finished = group.finished_streams(now, closed=closed, unsure=unsure)
             effects += [self.end_stream(subscriber, Cause.COMPLETE) for subscriber in finished]
         return effects

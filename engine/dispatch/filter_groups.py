@@ -47,12 +47,12 @@ class FilterGroup:
         """Whether a bounded stream waits for a scan of all shares that starts after it did."""
         return self.subscribers.awaits_scan(self.scans.whole_completed, self.scans.whole_started)
 
-    def finished_streams(self, now: Instant, *, closed: bool) -> list[Subscriber]:
+    def finished_streams(self, now: Instant, *, closed: bool, unsure: bool) -> list[Subscriber]:
         """The streams that have reached their LIMIT, and the bounded ones for which nothing is left
-        now. `closed`: the table hands out no messages at present, whatever is in the buffer. The
-        streams stay in the group until they are removed."""
+        now. `closed`: the table hands out no messages at present, whatever is in the buffer.
+        `unsure`: that may change in a moment. The streams stay in the group until they are removed."""
         self.subscribers.end_first_waits(now.mono_ns)
-        if self.reserved:
+        if self.reserved or unsure:
             nothing_to_give, completed = False, 0
         elif closed:
             nothing_to_give, completed = True, self.scans.whole_started + 1

@@ -75,6 +75,10 @@ class LeaseVerification:
         """Whether a lookup has not come back yet."""
         return bool(self._in_lookup)
 
+    def looks_now(self, now: Instant) -> bool:
+        """Whether a lookup is under way, or begins at once."""
+        return self.under_way or (self.has_suspects and now.mono_ns >= self._pause.until_ns)
+
     @property
     def pause_until_ns(self) -> int:
         """Until when no lookup starts, because the last ones found no change (monotonic)."""

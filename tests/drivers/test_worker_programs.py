@@ -78,9 +78,9 @@ def enqueue(connection: Any, *tasks: str) -> None:
 
 
 def working(connection: Any, name: str) -> bool:
-    """Whether a worker stands at this gate."""
+    """Whether a worker stands at this gate. The server may still show the statement of `gate`, which is answered."""
     query = "SELECT 1 FROM information_schema.processlist WHERE info LIKE 'SELECT GET_LOCK%'"
-    return bool(rows(connection, f"{query} AND info LIKE '%{name}%' AND info NOT LIKE '%processlist%'"))
+    return bool(rows(connection, f"{query} AND info LIKE '%{name}%' AND info NOT LIKE '%, 0)'"))
 
 
 def outcome(connection: Any) -> tuple[list[str], int]:

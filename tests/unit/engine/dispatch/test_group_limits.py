@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.dispatch.effects import Cause, Claim
+from engine.dispatch.effects import Cause, Claim, Lookup
 from engine.dispatch.limits import Limits
-from engine.model import NS_PER_S, SLOTS, Entry, Group
+from engine.model import NS_PER_S, SLOTS, Entry, Group, Policy
 from engine.store.memory import Row
 from tests.support.play import POLICY, TABLE, Stage, received, run_for
 
@@ -19,6 +19,8 @@ LIMITED = replace(
 )  # fmt: skip
 ALONE = replace(LIMITED, lease=None, groups_counted=False)
 """Each proxy keeps the limit for itself."""
+STRICT = replace(LIMITED, group_limit=None, group_strict=True)
+COUNTED = replace(LIMITED, group_by=(), groups_indexed=False, group_limit=None, max_in_flight=MOST, counted=True)
 SLOT = 7
 """Of the other proxy."""
 ELSEWHERE_NS = 25 * NS_PER_S
@@ -225,6 +227,27 @@ def test_a_bounded_stream_ends_when_only_full_groups_are_due(messages: int) -> N
     stage.subscribe(2, holder=2, first_wait_ns=0)
     run_for(stage, NS_PER_S)
     assert stage.ended[2] is Cause.COMPLETE
+
+
+@pytest.mark.parametrize("policy", [LIMITED, STRICT, COUNTED], ids=["limit of groups", "strict order", "limit"])
+def test_a_bounded_stream_waits_for_the_lookup_that_may_free_a_place(policy: Policy) -> None:
+    """The acknowledgement was committed before the stream came, but only a lookup shows that."""
+    stage = stage_of(policy)
+    for key in range(2 * MOST):
+        stage.enqueue(key)
+    stage.subscribe(1, holder=1)
+    stage.settle()
+    held = list(stage.delivered[1])
+    stage.cancel(1)
+    for key in held:
+        stage.acknowledge(key, seen=False)
+    stage.handle(stage.dispatcher.suspected, held)
+    stage.subscribe(2, holder=2, limit=1, first_wait_ns=0)
+    while stage.asked:
+        asked = min(stage.asked, key=lambda asked: isinstance(asked.effect, Lookup))  # The lookup is slow.
+        stage.do(asked)
+        stage.answer(asked)
+    assert stage.delivered[2] == [held[-1] + 1]
 
 
 def test_a_limit_that_is_raised_or_removed_opens_groups() -> None:
