@@ -154,12 +154,24 @@ def _read_only(site: Site, fault: Fault) -> Undo:
 
 
 def _max_connections(site: Site, fault: Fault) -> Undo:
-    """Use up all connections but that of an administrator, who may still come in."""
-    with _root(site) as connection, connection.cursor() as cursor:
+    """Use up all connections. The one that ends it is kept, because the place for an administrator is
+    soon taken, too. If it is lost, another one is tried."""
+    kept = connect(site.server, read_timeout=30)
+    with kept.cursor() as cursor:
         cursor.execute("SELECT COUNT(*) FROM information_schema.processlist")
         ((count,),) = cursor.fetchall()
         cursor.execute(f"SET GLOBAL max_connections = {max(10, count)}")
-    return lambda: _run(site, "SET GLOBAL max_connections = 500")
+
+    def undo() -> None:
+        try:
+            kept.query("SET GLOBAL max_connections = 500")
+        except pymysql.Error:
+            _run(site, "SET GLOBAL max_connections = 500")
+        finally:
+            with contextlib.suppress(pymysql.Error):
+                kept.close()
+
+    return undo
 
 
 def _held(site: Site, seconds: float, *statements: str) -> Undo:
