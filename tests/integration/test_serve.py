@@ -275,7 +275,8 @@ def test_a_server_that_dies_is_told_of_once_to_clients_in_words_and_to_health(
     eventually(lambda: private_proxy.metric("store_errors_total") > errors_before + 10)
     said = health_becomes(private_proxy, 503)
     assert said["status"] == "unreachable"
-    assert "Connection refused" in said["reasons"][0]
+    first = ("Connection refused", "Lost connection")  # The server may have been killed amid a login.
+    assert any(text in said["reasons"][0] for text in first), said
     assert private_proxy.metric("server_reachable") == 0
     text = f"ackstream cannot connect to the backing server at {private_server.host}:{private_server.port}"
     for show in (shown_by_mysql, shown_by_mariadb, shown_by_pymysql):
