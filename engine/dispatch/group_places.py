@@ -64,6 +64,11 @@ class GroupPlaces:
         return self._policy.group_most is not None or self.rates.limited or self.semaphores.limited
 
     @property
+    def most(self) -> int | None:
+        """How many messages of a group may be in flight; None: any number."""
+        return self._policy.group_most
+
+    @property
     def strict(self) -> bool:
         """Whether the messages of a group are in the order of their ids."""
         return self._policy.group_strict

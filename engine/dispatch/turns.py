@@ -94,8 +94,12 @@ class Turns:
             del self._last[next(iter(self._last))]
 
     def take_freed(self) -> set[Group | None]:
-        """Returns the groups that may be next earlier than before."""
+        """Returns the groups that may be next earlier than before. Those that are full all the same are
+        left out: most often, the end of a claim is the beginning of a lease."""
         freed: set[Group | None] = {*self._in_flight.take_freed()}
+        most = None if self._places is None else self._places.most
+        if most is not None:
+            freed = {group for group in freed if self._in_flight.count(group) < most}
         if self._unknown_taken:
             self._unknown_taken = False
             freed.add(None)

@@ -56,13 +56,13 @@ class GroupOrder:
         self._taken[self._run_of[key]] += 1
 
     def left(self, entry: Entry, group: Group) -> GroupLeft | None:
-        """What is left of the group of this message, behind the claim; None: it is next, or in no run."""
+        """What is left of the group of this message, behind the claim; None: nothing that the claims
+        themselves do not show, or it is in no run."""
         number = self._run_of.get(entry.key)
-        if number is None:
+        if number is None or self._taken[number]:
             return None
         first = self.runs[number][0]
-        holders = self.holders.get(first, {})
-        if holders or self._taken[number]:
+        if holders := self.holders.get(first):
             return GroupLeft(group, holders)
         if first not in self.wrong:
             return GroupLeft(group, {}, first)

@@ -8,6 +8,7 @@ from engine.dispatch.group_places import HEAD_NS, GroupPlaces
 from engine.dispatch.groups_in_flight import GroupsInFlight
 from engine.dispatch.instant import Instant
 from engine.dispatch.leases import Leases
+from engine.dispatch.turns import Turns
 from engine.model import NS_PER_S, Entry, GroupLeft, Key, LimitsLeft
 from tests.support.play import POLICY
 
@@ -49,3 +50,15 @@ def test_the_first_message_is_looked_for_again_when_it_is_due() -> None:
     assert not places.has_place(GROUP, 0, 12)
     places.forget_ended(Instant(NOW.mono_ns + 60 * NS_PER_S, NOW.server_ns + 60 * NS_PER_S))
     assert places.has_place(GROUP, 0, 12)
+
+
+def test_a_group_that_is_full_again_is_not_put_into_the_order_anew() -> None:
+    """The end of a claim is the beginning of a lease, and the end of the lease frees the group."""
+    in_flight = GroupsInFlight()
+    turns = Turns(in_flight, GroupPlaces(replace(POLICY, group_strict=True), in_flight, Leases(in_flight)))
+    in_flight.begin(GROUP)
+    in_flight.end(GROUP)
+    in_flight.begin(GROUP)
+    assert turns.take_freed() == set()
+    in_flight.end(GROUP)
+    assert turns.take_freed() == {GROUP}
