@@ -145,6 +145,7 @@ def line(request: pytest.FixtureRequest, made: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.either_server
+@pytest.mark.sampled(1)
 def test_a_job_on_two_workers_of_which_one_is_killed(
     line: str, made: Path, endpoint: Endpoint, connection: Any, tmp_path: Path
 ) -> None:
