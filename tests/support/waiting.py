@@ -17,8 +17,9 @@ SAME_READS = 50
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], *, timeout_s: float = 10.0, what: str = "") -> T:
-    """The first true value of `condition`; AssertionError when there is none within `timeout_s`."""
+def eventually(condition: Callable[[], T], *, timeout_s: float = 20.0, what: str = "") -> T:
+    """The first true value of `condition`; AssertionError when there is none within `timeout_s`. The default is
+    long enough for a busy machine, and shorter than the poller's interval."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() >= deadline:
