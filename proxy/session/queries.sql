@@ -102,6 +102,10 @@ WHERE $condition
 ORDER BY n
 LIMIT $limit
 
+-- name: collation
+-- The character set and the order of literals that name none.
+SELECT @@collation_connection LIMIT 1
+
 -- name: nothing
 -- Returns no row: what the server prepares for a queue statement that has an OK packet for an
 -- answer.
@@ -127,7 +131,7 @@ LIMIT $limit
 -- The message tables that the client may see.
 SELECT HEX(CONVERT(table_schema USING utf8mb4)), HEX(CONVERT(table_name USING utf8mb4))
 FROM information_schema.tables
-WHERE table_comment LIKE '%vitess_message%'
+WHERE table_comment LIKE _utf8mb4'%vitess_message%'
     AND table_schema NOT IN ('sys', 'mysql', 'information_schema', 'performance_schema')
     AND table_type NOT IN ('VIEW', 'SYSTEM VIEW')$narrowed
 ORDER BY table_schema, table_name

@@ -9,13 +9,13 @@ client's.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.packets import frame, prepare_ok_at
 from engine.quoting import quoted, text_literal
-from proxy.session.internal_queries import end_own_transaction, not_refused
+from proxy.session.internal_queries import end_own_transaction, not_refused, rows, set_charset, set_surely
 from proxy.session.queries import sql
 from proxy.wire.commands import COM_STMT_PREPARE
 from proxy.wire.mimic_adapter import Commands
@@ -66,20 +66,50 @@ def _numbered(result: Result) -> Sequence[tuple[int, Column]]:
     return list(enumerate(result.columns))
 
 
+JSON_PATH = 4042
+"""MariaDB takes a path of JSON_TABLE to be in the character set of collation_connection, whatever it
+is written in, and refuses it if characters have two bytes or more there."""
+
+
 async def answer_query(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_QUERY."""
-    answer = not_refused(await session.internal_query(result.select().encode("ascii")))
+    select = result.select().encode("ascii")
+    answer = await _carried_out(session, lambda: session.internal_query(select))
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
 
 
 async def answer_execute(session: ClientSession, result: Result, *, was_in_transaction: bool) -> None:
     """Answer the client's COM_STMT_EXECUTE."""
     select = result.select().encode("ascii")
-    prepared = not_refused(await session.internal_command(bytes([COM_STMT_PREPARE]) + select)).packets[0].payload
-    number = prepare_ok_at(prepared, 0, len(prepared)).statement_id.to_bytes(4, "little")
-    answer = not_refused(await session.internal_command(bytes([Commands.COM_STMT_EXECUTE]) + number + PLAIN_EXECUTION))
-    session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
+    answer = await _carried_out(session, lambda: _executed(session, select))
     await _pass_on(session, answer, was_in_transaction=was_in_transaction)
+
+
+async def _executed(session: ClientSession, select: bytes) -> Answer:
+    """The answer in the binary protocol."""
+    answer = await session.internal_command(bytes([COM_STMT_PREPARE]) + select)
+    if answer.error is not None:
+        return answer
+    prepared = answer.packets[0].payload
+    number = prepare_ok_at(prepared, 0, len(prepared)).statement_id.to_bytes(4, "little")
+    answer = await session.internal_command(bytes([Commands.COM_STMT_EXECUTE]) + number + PLAIN_EXECUTION)
+    session.forward(bytes([Commands.COM_STMT_CLOSE]) + number, None)
+    return answer
+
+
+async def _carried_out(session: ClientSession, run: Callable[[], Awaitable[Answer]]) -> Answer:
+    """What `run` returns, with another collation_connection if MariaDB refuses the client's. Raises
+    Refused."""
+    answer = await run()
+    if answer.error is None or answer.error.code != JSON_PATH:
+        return not_refused(answer)
+    ((collation,),) = await rows(session, sql("collation"))
+    not_refused(await set_charset(session, "collation_connection", "utf8mb4_general_ci"))
+    try:
+        answer = await run()
+    finally:
+        await set_surely(session, "collation_connection", str(collation))
+    return not_refused(answer)
 
 
 PLAIN_EXECUTION = b"\0\1\0\0\0"

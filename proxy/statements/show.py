@@ -287,7 +287,7 @@ async def visible_tables(session: ClientSession, db: str | None, like: bytes | N
     """The message tables that the client may see, of a database or with a name like a literal."""
     narrowed = "" if db is None else f" AND table_schema = {text_literal(db)}"
     if like is not None:
-        narrowed += f" AND table_name LIKE {like.decode(UNCHANGED)}"
+        narrowed += f" AND table_name LIKE CONVERT({like.decode(UNCHANGED)} USING utf8mb4)"
     text = sql("visible_queues", narrowed=narrowed, limit=QUEUES_MAX + 1)
     return [TableId(from_hex(schema), from_hex(name)) for schema, name in await rows(session, text.encode(UNCHANGED))]
 
