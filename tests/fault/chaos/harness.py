@@ -321,8 +321,9 @@ class Harness:
         self._drain()
 
     def _repair_queues(self) -> bool:
-        """Make the queues that were dropped, and resume those that were paused. Returns whether a client could."""
-        with contextlib.suppress(pymysql.OperationalError):
+        """Make the queues that were dropped, and resume those that were paused. Returns whether a client could;
+        another one may be about to drop a queue and make it again."""
+        with contextlib.suppress(pymysql.MySQLError):
             with (
                 self.proxies[0].connect(database=DATABASE, read_timeout=30) as connection,
                 connection.cursor() as cursor,
