@@ -53,7 +53,7 @@ def stage() -> Iterator[Stage]:
 
 
 def rows_asked_for(default: int) -> int:
-    """The program's one argument."""
+    """The program's first argument."""
     return int(sys.argv[1]) if len(sys.argv) > 1 else default
 
 

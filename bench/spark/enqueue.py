@@ -3,16 +3,18 @@
 The same files and the same table for all three, and for Spark's writer its driver's best option
 (`rewriteBatchedStatements`); each round does them one after another, each time another one first. Ours reads the data
 once more than Spark's writer, to check it, and each batch can be run again without harm. `make bench-pipeline` runs
-it; `ROWS` is its argument (a million). Of more there are three rounds. Trust the ratios. Writes
-bench/results/spark-enqueue.md, with other rows spark-enqueue-ROWS.md.
+it; `ROWS` is its argument (a million). Of more there are three rounds. The modes are its other arguments (both).
+Trust the ratios. Writes bench/results/spark-enqueue.md, with other rows spark-enqueue-ROWS.md.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import get_args
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -60,14 +62,15 @@ def main() -> None:
     load = os.getloadavg()[0]
     with stage() as on, tempfile.TemporaryDirectory(prefix="ackstream-bench-") as directory:
         spark, proxy, server = on.spark, on.proxy, on.server
-        rates: dict[str, list[float]] = {SPARKS: [], "streaming": [], "atomic": []}
+        rates: dict[str, list[float]] = {name: [] for name in (SPARKS, *(sys.argv[2:] or get_args(Mode)))}
         few = min(rows, WARM_UP)
         frames = {count: data(spark, f"{directory}/{count}", count) for count in {few, rows}}
         for turn in range((ROUNDS if rows <= ROWS else FEW_ROUNDS) + 1):
             count = rows if turn else few
             frame = frames[count]
             names = list(rates)
-            for name in names[turn % 3 :] + names[: turn % 3]:
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
                 rate = timed(proxy, count, way(name, frame, proxy, server, f"{turn}"))
                 if turn:
                     rates[name].append(rate)
