@@ -128,12 +128,12 @@ def _octets(mapped: Mapped) -> Expression:
 
 def _pieces(found: Sequence[Row], cut: Cut) -> tuple[Piece, ...]:
     by_number = {row[PIECE]: row for row in found}
-    empty = Piece(0, cut.version.together([]), 0)
+    nothing = cut.version.together([])
     return tuple(
-        Piece(row["rows"], cut.version.checksum(row), row["octets"])
+        Piece(row["rows"], cut.version.checksum(row), row["octets"], number)
         if (row := by_number.get(number)) is not None
-        else empty
-        for number in range(cut.pieces)
+        else Piece(0, nothing, 0, number)
+        for number in cut.numbers(by_number)
     )
 
 

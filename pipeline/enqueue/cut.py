@@ -4,8 +4,8 @@ their hashes.
 A slice must have the same messages in each run of a batch, whatever the cluster, its load and the
 settings are then. There are two ways:
 
-- *By files*, if only projections and filters come after the scan of the files: a slice is a
-  partition of the scan, and a row's number is its place in it. Nothing is shuffled or sorted. How
+- *By files*, if only projections and filters come after the scan of the files: a slice is a chunk
+  of a partition of the scan: rows one after another. Nothing is shuffled or sorted. How
   Spark cuts files depends on their lengths, on the order in which the file system lists them, and
   on four settings. The settings are set here, and the one that varies is kept in the ledger.
   Partition and place are part of the batch's fingerprint.
@@ -14,14 +14,14 @@ settings are then. There are two ways:
   which order.
 
 The way is decided when a batch is begun. A cut's `frame` has the mapped columns and for each row
-the words of its checksum and its PIECE; `pieces` is the number of pieces, which are checked one by
-one, those without rows included.
+the words of its checksum and its PIECE. Pieces are checked one by one, and `numbers` are all there
+are, those without rows included.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -41,7 +41,8 @@ the driver."""
 PIECE: Final = "ackstream_piece"
 
 ROWS_OF_A_PARTITION: Final = 2**33
-"""Spark's monotonically_increasing_id counts rows below this, and partitions above."""
+"""Spark's monotonically_increasing_id counts rows below this, and partitions above. So do the numbers
+of pieces of files, with chunks instead of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Piece:
     checksum: Checksum
     """Differs from that of any other rows (`fingerprint`)."""
     octets: int
+    number: int = 0
+    """Its PIECE."""
 
 
 # --- by hash ---
@@ -61,7 +64,6 @@ class ByHash:
     """The cut by hash, which does not depend on where rows come from."""
 
     file_octets = None
-    pieces = PIECES_MAX
 
     def __init__(self, mapped: Mapped, version: Version) -> None:
         self.version: Version = version
@@ -69,7 +71,15 @@ class ByHash:
         bucketed = ordered.withColumn(PIECE, _bucket(f.col(ORDER)))
         self.frame: DataFrame = version.words(bucketed, mapped.names, None)
 
-    def count(self, slices: int) -> int:
+    def numbers(self, found: Iterable[int]) -> Sequence[int]:
+        """The numbers of all pieces. `found`: of those that have rows."""
+        return range(PIECES_MAX)
+
+    def tasks(self, pieces: Sequence[Piece]) -> int:
+        """How many tasks can write pieces at once."""
+        return sum(piece.rows > 0 for piece in pieces)
+
+    def count(self, slices: int, pieces: Sequence[Piece]) -> int:
         """The number of slices, if `slices` of them would have the right size: a power of two,
         because each has the same number of buckets."""
         return int(min(PIECES_MAX, 1 << (slices - 1).bit_length()))
@@ -136,19 +146,33 @@ def file_octets(slice_rows: int, slice_octets: int) -> int:
 
 
 class ByFiles:
-    """The cut along the partitions of a scan."""
+    """The cut along the partitions of a scan, and within them by the number of rows: a file may have
+    parts of any length that only one task can read."""
 
-    def __init__(self, rows: DataFrame, mapped: Mapped, pieces: int, file_octets: int, version: Version) -> None:
+    def __init__(self, rows: DataFrame, mapped: Mapped, partitions: int, file_octets: int, version: Version) -> None:
         self.version: Version = version
         self.file_octets: int = file_octets
-        self.pieces = pieces
+        self.partitions = partitions
         # A row's words include its place, so the same rows in another order are other data.
-        numbered = rows.withColumn(PIECE, f.spark_partition_id()).withColumn(PLACE, _row())
+        number = f.spark_partition_id() * f.lit(ROWS_OF_A_PARTITION) + self._chunk
+        numbered = rows.withColumn(PLACE, _row()).withColumn(PIECE, number)
         self.frame: DataFrame = version.words(numbered, mapped.names, PLACE)
 
-    def count(self, slices: int) -> int:
+    @property
+    def _chunk(self) -> Expression:
+        return f.floor(f.col(PLACE) / f.lit(self.version.chunk_rows))
+
+    def numbers(self, found: Iterable[int]) -> Sequence[int]:
+        """The numbers of all pieces: each partition has at least one."""
+        return sorted({partition * ROWS_OF_A_PARTITION for partition in range(self.partitions)} | set(found))
+
+    def tasks(self, pieces: Sequence[Piece]) -> int:
+        """How many tasks can write pieces at once."""
+        return len({piece.number // ROWS_OF_A_PARTITION for piece in pieces if piece.rows})
+
+    def count(self, slices: int, pieces: Sequence[Piece]) -> int:
         """The number of pieces."""
-        return self.pieces
+        return len(pieces)
 
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
         """The pieces themselves."""
@@ -158,8 +182,12 @@ class ByFiles:
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
         """The same. Rows are numbered before partitions are joined. All files are read, whichever
         slices are wanted."""
-        frame = _only(self.frame.withColumnRenamed(PIECE, SLICE), slices, wanted)
-        return frame if tasks is None or tasks >= self.pieces else frame.coalesce(tasks)
+        firsts = [number for number, piece in enumerate(slices) if piece.number % ROWS_OF_A_PARTITION == 0]
+        partition = f.floor(f.col(PIECE) / f.lit(ROWS_OF_A_PARTITION))
+        frame = self.frame.withColumn(SLICE, (looked_up(firsts, partition) + self._chunk).cast("int"))
+        frame = frame.withColumn(PLACE, f.col(PLACE) % f.lit(self.version.chunk_rows))
+        frame = _only(frame, slices, wanted)
+        return frame if tasks is None or tasks >= self.partitions else frame.coalesce(tasks)
 
 
 Cut = ByHash | ByFiles
@@ -190,11 +218,11 @@ def by_files(mapped: Mapped, file_octets: int, version: Version) -> ByFiles | No
     }
     with _cutting, _set(plan.relation().sparkSession().sessionState().conf(), settings):
         cut = execution.toRdd()
-        pieces = cut.getNumPartitions()
+        partitions = cut.getNumPartitions()
     spark = frame.sparkSession
     session: Any = spark._jsparkSession  # noqa: SLF001
     rows = DataFrame(session.internalCreateDataFrame(cut, frame._jdf.schema(), False), spark)  # noqa: SLF001
-    return ByFiles(rows, mapped, pieces, file_octets, version)
+    return ByFiles(rows, mapped, partitions, file_octets, version)
 
 
 @contextmanager

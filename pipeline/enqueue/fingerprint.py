@@ -7,7 +7,8 @@ sum of each word. Sums do not depend on the order of the rows and, unlike an exc
 row as often as it occurs.
 
 The ledger keeps the *version* with which a batch was begun, and the batch is always compared by
-this version. The first version had a hash that ignores NULLs, combined by exclusive or.
+this version. The first version had a hash that ignores NULLs, combined by exclusive or. The second
+one made a slice of each partition of the files, however long (`cut`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ WORDS_STAGED: Final = 2
 """Words that are staged with each row, to compare staged rows with those that were checked. 128
 bits exclude accidents, and rows stay short."""
 
-_PREFIX: Final = "v2:"
+_PREFIX: Final = "v3:"
+_PREFIX_OF_WHOLE_PARTITIONS: Final = "v2:"
+
+CHUNK_ROWS: Final = 250_000
+"""Rows of a partition of files that make a slice: few enough for a transaction, and with 4,096 slices
+a billion."""
+WHOLE: Final = 2**33
+"""More rows than a partition has."""
+
 _LOW: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
 
@@ -44,7 +53,11 @@ ORDER: Final = "ackstream_hash"
 
 
 class Sums:
-    """The version for new batches."""
+    """The version for new batches, and with other arguments the second one."""
+
+    def __init__(self, prefix: str = _PREFIX, chunk_rows: int = CHUNK_ROWS) -> None:
+        self._prefix = prefix
+        self.chunk_rows = chunk_rows
 
     _names: Final = tuple(f"ackstream_word{number}" for number in range(WORDS))
 
@@ -102,7 +115,7 @@ class Sums:
 
     def fingerprint(self, names: Sequence[str], pieces: Sequence[tuple[int, Checksum]]) -> str:
         """The fingerprint of the whole data, from the rows and the checksum of each piece."""
-        return (_PREFIX + _sha256((tuple(names), list(pieces))))[:FINGERPRINT_CHARACTERS]
+        return (self._prefix + _sha256((tuple(names), list(pieces))))[:FINGERPRINT_CHARACTERS]
 
 
 class Xor:
@@ -110,6 +123,7 @@ class Xor:
     do."""
 
     staged = (ORDER,)
+    chunk_rows = WHOLE
 
     def order(self, names: Sequence[str]) -> Expression:
         """The hash is also the checksum's word."""
@@ -150,7 +164,11 @@ Version = Sums | Xor
 
 def version_of(fingerprint: str | None) -> Version:
     """The version of a batch's fingerprint; of None, that for new batches."""
-    return Sums() if fingerprint is None or fingerprint.startswith(_PREFIX) else Xor()
+    if fingerprint is None or fingerprint.startswith(_PREFIX):
+        return Sums()
+    if fingerprint.startswith(_PREFIX_OF_WHOLE_PARTITIONS):
+        return Sums(_PREFIX_OF_WHOLE_PARTITIONS, WHOLE)
+    return Xor()
 
 
 def _columns(names: Sequence[str]) -> list[Expression]:

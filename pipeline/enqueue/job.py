@@ -218,7 +218,7 @@ def _begun(fitting: Mapped, queue: Table, endpoint: Endpoint, work: _Work) -> Lo
     if known is None and work.only_known:
         raise PipelineError(f"there is no batch {work.batch!r} of {queue.quoted} (--list shows those that there are)")
     cut, facts = _cut(fitting, queue, known, endpoint, work.settings)
-    slices = cut.count(slices_wanted(facts, work.settings))
+    slices = cut.count(slices_wanted(facts, work.settings), facts.pieces)
     fingerprint = facts.fingerprint(fitting.names, cut.version)
     new = Batch(work.batch, work.mode, fingerprint, cut.file_octets, slices, facts.rows, 0, None)
     found = endpoint.run(lambda connection: ledger.begin(connection, new))
@@ -246,7 +246,7 @@ def _cut(
     if problems:
         raise ProblemsError(f"the data does not fit {queue.quoted}; nothing was written", problems)
     cores = fitting.frame.sparkSession.sparkContext.defaultParallelism
-    if files and not known and not serves(facts, settings, cores):
+    if files and not known and not serves(facts, files.tasks(facts.pieces), settings, cores):
         cut = ByHash(fitting, version)
         facts, _ = read(cut, fitting, queue)
     return cut, facts

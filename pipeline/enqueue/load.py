@@ -90,15 +90,17 @@ def slices_wanted(facts: Facts, settings: Settings) -> int:
     return max(-(-facts.rows // settings.slice_rows), -(-facts.octets // settings.slice_octets), 1)
 
 
-def serves(facts: Facts, settings: Settings, cores: int) -> bool:
-    """Whether the pieces of files can be slices: none too large, and not so few that half of the
-    tasks would be idle."""
+def serves(facts: Facts, tasks: int, settings: Settings, cores: int) -> bool:
+    """Whether the pieces of files can be slices: none too large, not too many, and in so many tasks
+    that not half of them would be idle."""
     rows = max(settings.slice_rows, facts.rows / PIECES_MAX)
     octets = max(settings.slice_octets, facts.octets / PIECES_MAX)
     filled = [piece for piece in facts.pieces if piece.rows]
     busy = min(cores, settings.writers, slices_wanted(facts, settings))
-    return 2 * len(filled) >= min(busy, facts.rows) and all(
-        piece.rows <= ROWS_OVER * rows and piece.octets <= OCTETS_OVER * octets for piece in filled
+    return (
+        len(filled) <= PIECES_MAX
+        and 2 * tasks >= min(busy, facts.rows)
+        and all(piece.rows <= ROWS_OVER * rows and piece.octets <= OCTETS_OVER * octets for piece in filled)
     )
 
 

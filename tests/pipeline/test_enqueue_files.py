@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipeline.enqueue import Mode, Outcome, enqueue
 from pipeline.enqueue.checking import Facts
 from pipeline.enqueue.cut import PIECES_MAX, Piece, by_files
 from pipeline.enqueue.direct import Direct
-from pipeline.enqueue.fingerprint import version_of
+from pipeline.enqueue.fingerprint import Sums, version_of
 from pipeline.enqueue.load import Settings, serves
 from pipeline.enqueue.mapping import Mapped
 from pipeline.enqueue.staged import Staged
@@ -166,9 +167,9 @@ def test_very_many_files_are_put_together_so_that_there_are_not_too_many_slices(
     monkeypatch.setattr("pipeline.enqueue.cut.PIECES_MAX", 8)
     together = by_files(mapped, 1_000, version_of(None))
     assert apart is not None
-    assert apart.pieces > FILES
+    assert apart.partitions > FILES
     assert together is not None
-    assert 4 <= together.pieces <= 8
+    assert 4 <= together.partitions <= 8
 
 
 def test_files_whose_pieces_are_too_large_for_a_transaction_are_cut_by_hash(
@@ -202,7 +203,51 @@ def of(*sizes: int, octets: int = 100) -> Facts:
 def test_pieces_of_files_are_slices_if_none_is_too_large_and_they_are_not_too_few(
     facts: Facts, cores: int, *, serves_well: bool
 ) -> None:
-    assert serves(facts, Settings(), cores) is serves_well
+    tasks = sum(piece.rows > 0 for piece in facts.pieces)
+    assert serves(facts, tasks, Settings(), cores) is serves_well
+
+
+def test_pieces_that_are_too_many_or_that_few_tasks_can_write_do_not_serve() -> None:
+    assert not serves(of(*[100] * (PIECES_MAX + 1)), PIECES_MAX + 1, Settings(), 2)
+    assert serves(of(*[100_000] * 9), 1, Settings(), 2)
+    assert not serves(of(*[100_000] * 9), 1, Settings(), 4)
+
+
+@pytest.fixture
+def chunks_of_300(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New batches have slices of so many rows at most."""
+    chunked = partial(Sums, chunk_rows=300)
+    monkeypatch.setattr("pipeline.enqueue.job.version_of", lambda known: chunked())
+
+
+@pytest.mark.usefixtures("chunks_of_300")
+@pytest.mark.parametrize("spread_s", [None, 60.0])
+def test_a_part_of_a_file_that_only_one_task_can_read_is_several_slices(
+    fill: Fill, connection: Any, spark: SparkSession, save: Save, spread_s: float | None
+) -> None:
+    """A row group of a Parquet file is always in one partition."""
+    run(connection, CREATE)
+    frame = save(messages(spark), files=1).select("payload")
+    assert fill(frame, spread_s=spread_s).added
+    file_octets, slices = cut(connection)
+    assert file_octets is not None
+    assert slices >= -(-MESSAGES // 300)  # Partitions without rows have one, too.
+    assert each_is_there_once(connection)
+    assert not fill(frame, settings=OTHERWISE, spread_s=spread_s).added
+    with pytest.raises(PipelineError, match="other data"):
+        fill(save(messages(spark, MESSAGES + 1), files=1).select("payload"))
+
+
+@pytest.mark.usefixtures("chunks_of_300")
+def test_of_such_a_part_what_is_missing_is_written_by_a_rerun(
+    fill: Fill, fill_in_part: Fill, connection: Any, spark: SparkSession, save: Save
+) -> None:
+    run(connection, CREATE)
+    frame = save(messages(spark), files=2).select("payload")
+    fill_in_part(frame)
+    assert cut(connection)[1] > 2
+    assert fill(frame, settings=OTHERWISE).added
+    assert each_is_there_once(connection)
 
 
 # --- once, whatever happens in between ---

@@ -25,6 +25,9 @@ from tests.support.queues import rows, run
 OLD_BY_HASH, OLD_BY_FILES = "f7558ccadf624524f13626db9921cf40", "d06c695ccc71232c6a04dac294a8d4f7"
 """Of `orders` and of the file below, as the first version of the fingerprint had them."""
 
+V2_BY_HASH, V2_BY_FILES = "v2:fdcd5b4de2c11f23defe3e4cfc043", "v2:fbb7b49d1cafee2268aa8c124e2db"
+"""The same of the second version."""
+
 SETTINGS = Settings(slice_rows=100, look_s=0.05)
 OF_NOTHING = Table("d", "m", "", (), ())
 MODES = pytest.mark.parametrize("mode", ["streaming", "atomic"])
@@ -103,9 +106,12 @@ def test_a_batch_is_held_against_the_version_that_it_was_begun_with(
     assert (type(version_of(new)), len(new)) == (Sums, FINGERPRINT_CHARACTERS)
     (tmp_path / "a.txt").write_text("".join(f"message {number}\n" for number in range(100)))
     fitting = fitted(spark.read.text(str(tmp_path)).withColumnRenamed("value", "payload"))
-    cut = by_files(fitting, 12_800, Xor())
-    assert cut is not None
-    assert read(cut, fitting, OF_NOTHING)[0].fingerprint(fitting.names, Xor()) == OLD_BY_FILES
+    assert known_by(orders, version_of(V2_BY_HASH)) == V2_BY_HASH
+    for known in (OLD_BY_FILES, V2_BY_FILES):
+        version = version_of(known)
+        cut = by_files(fitting, 12_800, version)
+        assert cut is not None
+        assert read(cut, fitting, OF_NOTHING)[0].fingerprint(fitting.names, version) == known
 
 
 @MODES
