@@ -87,7 +87,7 @@ class ByHash:
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
         """The `count` slices: neighbouring buckets joined."""
         size = PIECES_MAX // count
-        return tuple(self._together(pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
+        return tuple(_together(self.version, pieces[start : start + size]) for start in range(0, PIECES_MAX, size))
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
         """The rows of the wanted slices, with SLICE, PLACE (from 0 on in each slice) and the words,
@@ -101,13 +101,6 @@ class ByHash:
         chosen = set(wanted)
         counts = [piece.rows if number in chosen else 0 for number, piece in enumerate(slices)]
         return frame.withColumn(PLACE, _row() - looked_up(_starts(counts, partitions), f.col(SLICE)))
-
-    def _together(self, pieces: Sequence[Piece]) -> Piece:
-        return Piece(
-            sum(piece.rows for piece in pieces),
-            self.version.together(piece.checksum for piece in pieces),
-            sum(piece.octets for piece in pieces),
-        )
 
 
 def _bucket(value: Expression) -> Expression:
@@ -154,13 +147,10 @@ class ByFiles:
         self.file_octets: int = file_octets
         self.partitions = partitions
         # A row's words include its place, so the same rows in another order are other data.
-        number = f.spark_partition_id() * f.lit(ROWS_OF_A_PARTITION) + self._chunk
+        number = f.spark_partition_id() * f.lit(ROWS_OF_A_PARTITION) + _chunk(version.chunk_rows)
         numbered = rows.withColumn(PLACE, _row()).withColumn(PIECE, number)
         self.frame: DataFrame = version.words(numbered, mapped.names, PLACE)
-
-    @property
-    def _chunk(self) -> Expression:
-        return f.floor(f.col(PLACE) / f.lit(self.version.chunk_rows))
+        self._slice_rows = version.chunk_rows
 
     def numbers(self, found: Iterable[int]) -> Sequence[int]:
         """The numbers of all pieces: each partition has at least one."""
@@ -171,23 +161,49 @@ class ByFiles:
         return len({piece.number // ROWS_OF_A_PARTITION for piece in pieces if piece.rows})
 
     def count(self, slices: int, pieces: Sequence[Piece]) -> int:
-        """The number of pieces."""
-        return len(pieces)
+        """The number of slices: the pieces, or neighbours of a partition joined if there are more than
+        PIECES_MAX."""
+        return len(_joined(pieces, self._factor(pieces)))
 
     def slices(self, pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
-        """The pieces themselves."""
-        assert len(pieces) == count  # else the fingerprint would differ
-        return tuple(pieces)
+        """The `count` slices."""
+        factor = self._factor(pieces)
+        self._slice_rows = self.version.chunk_rows * factor
+        joined = _joined(pieces, factor)
+        assert len(joined) == count  # else the fingerprint would differ
+        return tuple(_together(self.version, some, number) for number, some in joined.items())
 
     def sliced(self, slices: Sequence[Piece], wanted: Sequence[int], tasks: int | None) -> DataFrame:
         """The same. Rows are numbered before partitions are joined. All files are read, whichever
         slices are wanted."""
         firsts = [number for number, piece in enumerate(slices) if piece.number % ROWS_OF_A_PARTITION == 0]
         partition = f.floor(f.col(PIECE) / f.lit(ROWS_OF_A_PARTITION))
-        frame = self.frame.withColumn(SLICE, (looked_up(firsts, partition) + self._chunk).cast("int"))
-        frame = frame.withColumn(PLACE, f.col(PLACE) % f.lit(self.version.chunk_rows))
+        slice_number = looked_up(firsts, partition) + _chunk(self._slice_rows)
+        frame = self.frame.withColumn(SLICE, slice_number.cast("int"))
+        frame = frame.withColumn(PLACE, f.col(PLACE) % f.lit(self._slice_rows))
         frame = _only(frame, slices, wanted)
         return frame if tasks is None or tasks >= self.partitions else frame.coalesce(tasks)
+
+    def _factor(self, pieces: Sequence[Piece]) -> int:
+        """How many pieces of a partition make a slice, a power of two. It follows from the data alone."""
+        factor = 1
+        while len(_joined(pieces, factor)) > max(PIECES_MAX, self.partitions):
+            factor *= 2
+        return factor
+
+
+def _chunk(rows: int) -> Expression:
+    """The number of a row's chunk of so many rows in its partition."""
+    return f.floor(f.col(PLACE) / f.lit(rows))
+
+
+def _joined(pieces: Sequence[Piece], factor: int) -> dict[int, list[Piece]]:
+    """The pieces of each slice, by its number: those of `factor` neighbouring chunks of a partition."""
+    joined: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        partition, chunk = divmod(piece.number, ROWS_OF_A_PARTITION)
+        joined.setdefault(partition * ROWS_OF_A_PARTITION + chunk // factor, []).append(piece)
+    return joined
 
 
 Cut = ByHash | ByFiles
@@ -240,6 +256,16 @@ def _set(conf: Any, settings: Mapping[str, int]) -> Iterator[None]:
 
 
 # --- both ---
+
+
+def _together(version: Version, pieces: Sequence[Piece], number: int = 0) -> Piece:
+    """Several pieces as one."""
+    return Piece(
+        sum(piece.rows for piece in pieces),
+        version.together(piece.checksum for piece in pieces),
+        sum(piece.octets for piece in pieces),
+        number,
+    )
 
 
 def _row() -> Expression:

@@ -91,8 +91,8 @@ def slices_wanted(facts: Facts, settings: Settings) -> int:
 
 
 def serves(facts: Facts, tasks: int, settings: Settings, cores: int) -> bool:
-    """Whether the pieces of files can be slices: none too large, not too many, and in so many tasks
-    that not half of them would be idle."""
+    """Whether the pieces of files can be slices: none too large, and in so many tasks that not half of
+    them would be idle."""
     rows = max(settings.slice_rows, facts.rows / PIECES_MAX)
     octets = max(settings.slice_octets, facts.octets / PIECES_MAX)
     filled = [piece for piece in facts.pieces if piece.rows]

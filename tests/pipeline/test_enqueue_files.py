@@ -207,8 +207,7 @@ def test_pieces_of_files_are_slices_if_none_is_too_large_and_they_are_not_too_fe
     assert serves(facts, tasks, Settings(), cores) is serves_well
 
 
-def test_pieces_that_are_too_many_or_that_few_tasks_can_write_do_not_serve() -> None:
-    assert not serves(of(*[100] * (PIECES_MAX + 1)), PIECES_MAX + 1, Settings(), 2)
+def test_pieces_that_few_tasks_can_write_do_not_serve() -> None:
     assert serves(of(*[100_000] * 9), 1, Settings(), 2)
     assert not serves(of(*[100_000] * 9), 1, Settings(), 4)
 
@@ -236,6 +235,19 @@ def test_a_part_of_a_file_that_only_one_task_can_read_is_several_slices(
     assert not fill(frame, settings=OTHERWISE, spread_s=spread_s).added
     with pytest.raises(PipelineError, match="other data"):
         fill(save(messages(spark, MESSAGES + 1), files=1).select("payload"))
+
+
+@pytest.mark.usefixtures("chunks_of_300")
+def test_neighbouring_pieces_are_one_slice_if_there_would_be_too_many(
+    fill: Fill, connection: Any, spark: SparkSession, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(connection, CREATE)
+    frame = save(messages(spark), files=1).select("payload")
+    monkeypatch.setattr("pipeline.enqueue.cut.PIECES_MAX", 8)
+    assert fill(frame, settings=OTHERWISE).added
+    assert cut(connection)[1] <= 8
+    assert each_is_there_once(connection)
+    assert not fill(frame, settings=OTHERWISE).added
 
 
 @pytest.mark.usefixtures("chunks_of_300")
