@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.xdist_group("house rules")  # One process parses the repository.
+
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("proxy", "sqlrewrite", "engine", "pipeline")
 PYTHON_FOLDERS = (*PACKAGES, "tests", "demo", "bench")
