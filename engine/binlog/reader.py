@@ -14,6 +14,7 @@ fewer and coarser batches; one waits for requests.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -552,8 +553,9 @@ def main() -> None:
     _thread(_follow_requests, reader, outboxes, requests)
     ended = read_until_ended(reader.run)
     with writing:
-        pipe.write(message(ended))
-        pipe.flush()
+        with contextlib.suppress(BrokenPipeError):  # The parent has ended.
+            pipe.write(message(ended))
+            pipe.flush()
         os._exit(0)
 
 

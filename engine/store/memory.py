@@ -622,7 +622,8 @@ class MemoryClaim:
     def _order(self, rows: Mapping[Key, Row]) -> GroupOrder:
         runs = runs_of(self._wanted.values(), self._table.policy.group_run)
         firsts = {run[0]: rows[run[0]].group for run in runs if run[0] in rows}
-        holders = {first: self._in_flight(group, rows.values()) for first, group in firsts.items()}
+        in_flight = {first: self._in_flight(group, rows.values()) for first, group in firsts.items()}
+        holders = {first: held for first, held in in_flight.items() if held}
         order = GroupOrder(runs, dict(self._wrong(runs, rows.values())), holders)
         order.note_locked({key: row.entry for key, row in self._locked.items()})
         return order

@@ -128,13 +128,25 @@ def test_an_unacknowledged_message_keeps_later_ones_back_whenever_it_is_due(
     assert claim(subject, 2)[0] == [2]
 
 
-def test_a_smaller_id_that_is_committed_late_waits_for_the_message_in_flight(subject: AnySubject) -> None:
-    put(subject, [5])
+@pytest.mark.parametrize("group", [ACME, (None, 7), (None, None)], ids=str)
+def test_a_smaller_id_that_is_committed_late_waits_for_the_message_in_flight(subject: AnySubject, group: Group) -> None:
+    put(subject, [5], group)
     assert claim(subject, 5)[0] == [5]
-    put(subject, [3])
-    assert claim(subject, 3)[0] == []
+    put(subject, [3], group)
+    claimed, left = claim(subject, 3)
+    assert claimed == []
+    assert [set(found.holders) for found in left.groups] == [{5}]
     subject.acknowledge(5)
     assert claim(subject, 3)[0] == [3]
+
+
+def test_a_message_in_flight_of_an_equal_value_keeps_a_smaller_id_back(server: ServerSubject) -> None:
+    put(server, [5], ("ACME", 7))
+    assert claim(server, 5)[0] == [5]
+    put(server, [3], ("acme", 7))
+    claimed, left = claim(server, 3)
+    assert claimed == []
+    assert [set(found.holders) for found in left.groups] == [{5}]
 
 
 def test_a_message_that_was_given_back_is_next_again(subject: AnySubject) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -12,7 +14,7 @@ import pymysql
 import pytest
 import uvloop
 
-from engine.binlog.pipe import OwnConnections, ReaderEnded, ReaderStarted, message
+from engine.binlog.pipe import BinlogLimits, FollowRequest, OwnConnections, ReaderEnded, ReaderStarted, message
 from engine.binlog.reader import (
     UNREADABLE_IN_A_ROW_MAX,
     StuckLogError,
@@ -259,3 +261,24 @@ def test_a_lost_reader_is_logged_once_and_not_at_all_while_the_server_is_unreach
     assert [record.message for record in caplog.records] == [
         "the binlog cannot be followed now, polling until it can: the connection was lost"
     ] * lines
+
+
+def test_a_reader_whose_parent_has_ended_prints_nothing() -> None:
+    """The proxy and its private server may be killed together: the reader has lost both."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "engine.binlog.reader"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        reader.stdout.close()
+        reader.stdin.write(message(FollowRequest(BackendAddress("127.0.0.1", port, "root"), BinlogLimits(), {})))
+        reader.stdin.flush()
+        assert reader.stderr.read() == b""
+        assert reader.wait() == 0
