@@ -99,7 +99,8 @@ class Session:
         self._farewell: ServerError | None = None
         """The error that ends the connection as soon as the server has answered everything."""
         self._closed = False
-        self._deadline = asyncio.get_running_loop().call_later(proxy.settings.login_timeout_s, self._login_too_slow)
+        self._deadline: asyncio.TimerHandle
+        """Ends a login that takes too long, or a server's last statement for a client that is gone."""
 
     def __repr__(self) -> str:
         phase = "login" if self.logging_in else "stream" if self.stream else "statement" if self._task else "relay"
@@ -171,6 +172,9 @@ class Session:
     def client_connected(self, transport: asyncio.Transport) -> None:
         """A client has connected."""
         self._connections.client = transport
+        # Not earlier: a process that was stopped in between would run the timer before it has a client to end.
+        login_timeout_s = self.proxy.settings.login_timeout_s
+        self._deadline = asyncio.get_running_loop().call_later(login_timeout_s, self._login_too_slow)
         self.proxy.session_begun(self)
 
     def server_connected(self, transport: asyncio.Transport) -> None:

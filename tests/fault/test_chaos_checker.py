@@ -55,7 +55,7 @@ class History:
     def got(self, at: float, token: int, epoch: int = 1, *, wait: float = 5, conn: str = "a", **more: Any) -> None:
         """A delivery whose claim was made at this moment."""
         self._number += 1
-        op = str(self._number)
+        op = more.pop("op", str(self._number))
         tx = more.pop("tx", 0)
         self.add(at, "begin", op=op, conn=conn, what="stream", queue=Q, tokens="", tx=tx)
         rows = [[epoch, int((at + wait) * S), str(token)]]
@@ -247,6 +247,24 @@ def test_a_client_that_holds_messages_may_notice_late_that_its_connection_was_cu
     assert history.rules() == found
 
 
+@pytest.mark.parametrize(("claimed", "found"), [(2.9, []), (3.1, ["two holders"])])
+def test_a_busy_client_reads_rows_that_were_sent_before_its_connection_was_cut(
+    claimed: float, found: list[str]
+) -> None:
+    history = History()
+    history.add(0.1, "open", conn="c", proxy=0, relayed=True, process=1)
+    history.run(1, "insert", [1])
+    for phase in ("begin", "begun", "end"):
+        values = {"number": 0, "what": "kill_connections", "proxy": -1}
+        history.add(3, "fault", **values, phase=phase, shift_us=0)
+    history.got(4, 1, 2, conn="b")
+    history.got(9, 1, conn="c", wait=claimed + 5 - 9)
+    history.run(9.1, "ack", [1], conn="b")
+    history.add(20, "close", conn="c", why="the server closed the connection")
+    history.row(1, epoch=2)
+    assert history.rules() == found
+
+
 def test_a_kept_message_does_not_come_to_others_when_its_connection_ends() -> None:
     history = History(keep=True)
     history.run(1, "insert", [1])
@@ -401,6 +419,39 @@ def test_a_message_that_may_not_have_been_committed_in_time_is_before_nothing() 
         history.got(at, token)
         acknowledged(history, token, at=at + 1)
     assert history.rules() == []
+
+
+@pytest.mark.parametrize(("op", "rules"), [("s", []), ("t", ["strict order"])])
+def test_the_messages_of_a_run_come_to_one_stream(op, rules) -> None:
+    history = History(groups=10, strict=True, group_limit=2)
+    history.run(1, "insert", [1, 11])
+    history.got(2, 1, op="s")
+    history.got(2, 11, op=op)
+    acknowledged(history, 1, 11, at=3)
+    assert history.rules() == rules
+
+
+def test_the_next_run_of_a_group_comes_when_the_one_before_is_over() -> None:
+    history = History(groups=10, strict=True, group_limit=2)
+    history.run(1, "insert", [1, 11, 21])
+    history.got(2, 1, op="s")
+    history.got(2, 11, op="s")
+    acknowledged(history, 1, at=3)
+    history.got(3.1, 21, op="t")
+    acknowledged(history, 11, 21, at=4)
+    assert history.rules() == ["strict order"]
+
+
+@pytest.mark.parametrize(("count", "rules"), [(4, []), (5, ["group_rate"])])
+def test_no_more_of_a_group_are_claimed_in_a_second_than_its_rate_allows(count, rules) -> None:
+    history = History(groups=10, group_rate=2)
+    tokens = range(1, 10 * count, 10)
+    history.run(1, "insert", [*tokens, 2])
+    for place, token in enumerate(tokens):
+        history.got(2 + place / 10, token)
+    history.got(2, 2)
+    acknowledged(history, *tokens, 2, at=4)
+    assert history.rules() == rules
 
 
 @pytest.mark.parametrize(("at", "rules"), [(3, ["follow-up"]), (4.2, [])])

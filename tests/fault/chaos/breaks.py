@@ -147,6 +147,19 @@ BREAKS = (
         misbehave=0.9,
     ),
     _break(
+        "the messages of a run come to several streams",
+        "strict order",
+        "runs",
+        ("engine.dispatch.deliveries", "if self._parts.policy.group_run > 1:", "if self._parts.policy.group_run < 1:"),
+        misbehave=0.9,
+    ),
+    _break(
+        "group_rate is counted by each proxy alone",
+        "group_rate",
+        "paced",
+        ("engine.store.group_rates", "if full_ns is not None:", "if full_ns is not None and not full_ns:"),
+    ),
+    _break(
         "the holders of a semaphore are those of one queue",
         "semaphore",
         "mailing printing",

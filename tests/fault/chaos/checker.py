@@ -117,8 +117,10 @@ class Connection:
     opened: int
     relayed: bool = False
     closed: int = NEVER
-    last_got: int = 0
-    """When rows came over it last."""
+    last_lock: int = 0
+    """When rows that a transaction locks came over it last."""
+    last_claim_us: float = 0.0
+    """The latest time, by the server's clock, at which a row that came over it was claimed at the earliest."""
     why: str = ""
 
     @property
@@ -189,13 +191,26 @@ class First(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A message of a group in strict order: when it came first, and when it may have been over at the earliest."""
+    """A message of a group in strict order: its deliveries, the first one first, and when it may have been over at the
+    earliest."""
 
     token: int
-    delivered: int
+    arrivals: tuple[tuple[int, str], ...]
+    """When it came, and by which STREAM."""
     over: int
     committed: bool
     """Whether it was committed for certain."""
+
+    @property
+    def delivered(self) -> int:
+        """When it was claimed at the latest."""
+        return self.arrivals[0][0] if self.arrivals else NEVER
+
+    def is_of_run(self, before: Turn) -> bool:
+        """Whether the STREAM that this message came by first had brought an earlier one."""
+        return bool(self.arrivals) and any(
+            at <= self.delivered and op == self.arrivals[0][1] for at, op in before.arrivals
+        )
 
 
 @dataclass(slots=True)
@@ -217,6 +232,8 @@ class Collected:
     acked: Counter[str] = field(default_factory=Counter)
     held: dict[Limit, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     firsts: dict[str, list[First]] = field(default_factory=lambda: defaultdict(list))
+    claims: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Of a queue with a rate, by queue and group: when messages were claimed first."""
     turns: dict[tuple[str, int, int], list[Turn]] = field(default_factory=lambda: defaultdict(list))
     """By queue, group and process."""
     batches: dict[int, Batch] = field(default_factory=dict)
@@ -229,9 +246,14 @@ class Collected:
             self.held[limit] += certainly_held(facts, queue, life)
         if plan.ordered:
             self.firsts[queue] += first_claim(facts, queue, token, life)
+        if plan.group_rate:
+            self.claims[queue, token % plan.groups] += [
+                found.claimed for found in first_claim(facts, queue, token, life)
+            ]
         if plan.strict and life.inserts:
             committed = facts.effect(life.inserts[0]).certain == "yes"
-            turn = Turn(token, _first_arrival(life), earliest_end(facts, queue, life), committed)
+            arrivals = tuple(sorted((delivery.at, delivery.op) for delivery in life.deliveries))
+            turn = Turn(token, arrivals, earliest_end(facts, queue, life), committed)
             self.turns[queue, token % plan.groups, token // TOKENS_OF_A_PROCESS].append(turn)
         for insert in life.inserts[:1] if plan.batches else ():
             if "follow_up" in insert.values:
@@ -313,9 +335,14 @@ class Facts:
             transaction.end, transaction.ended = at, "yes"
 
     def _note_got(self, at: int, values: dict[str, Any]) -> None:
-        self.connections[values["conn"]].last_got = at
+        connection, queue = self.connections[values["conn"]], values["queue"]
+        if values["locking"]:
+            connection.last_lock = at
+        else:
+            claims = (earliest_claim_us(self.plans[queue], epoch, until) for epoch, until, _ in values["rows"])
+            connection.last_claim_us = max(connection.last_claim_us, *claims)
         if at >= self.healed:
-            self.arrivals[values["queue"]].append(at)
+            self.arrivals[queue].append(at)
 
     def _note_fault(self, at: int, values: dict[str, Any]) -> None:
         number, phase = values["number"], values["phase"]
@@ -369,6 +396,13 @@ class Facts:
         """Whether the server's clock was set during the run."""
         return any(fault.what == "server_clock" for fault in self.faults)
 
+    def claimed(self, delivery: Delivery) -> int:
+        """When the delivery began at the earliest: a busy client reads its row later."""
+        if delivery.locking:
+            return delivery.at
+        plan = self.plans[self.operations[delivery.op].queue]
+        return min(delivery.at, self.earliest_us(int(earliest_claim_us(plan, delivery.epoch, delivery.until))))
+
     def quiet(self, begin: int, end: int) -> bool:
         """Whether there was no fault from a while before `begin` until `end`."""
         return not any(fault.begin <= end and fault.end + AFTERMATH_US >= begin for fault in self.faults)
@@ -379,10 +413,10 @@ class Facts:
         if not connection.by_choice:
             if connection.closed <= until + CLOSE_US:
                 return True
-            if connection.closed <= until + BUSY_US and self._may_be_cut(connection, first.at, until):
+            if connection.closed <= until + BUSY_US and self._may_be_cut(connection, self.claimed(first), until):
                 return True
         return any(
-            fault.proxy in {-1, connection.proxy} and fault.end + FREEING[fault.what] >= first.at
+            fault.proxy in {-1, connection.proxy} and fault.end + FREEING[fault.what] >= self.claimed(first)
             for fault in self._freeing[: bisect_right(self._freeing, until, key=lambda fault: fault.begin)]
         )
 
@@ -391,10 +425,12 @@ class Facts:
         return sorted((fault for fault in self.faults if fault.what in FREEING), key=lambda fault: fault.begin)
 
     def _may_be_cut(self, connection: Connection, since: int, until: int) -> bool:
-        """Whether a fault has ended connections like this one meanwhile, and no rows came over it afterwards."""
+        """Whether a fault has ended connections like this one meanwhile, and no row of a later claim came over it: its
+        client may read rows of earlier claims long afterwards."""
+        last = max(connection.last_lock, self.earliest_us(int(connection.last_claim_us)))
         return any(
             since <= fault.begin <= until
-            and connection.last_got <= fault.end
+            and last <= fault.end
             and (
                 fault.what == "kill_connections"
                 or (fault.what == "cut_clients" and fault.proxy == connection.proxy and connection.relayed)
@@ -465,17 +501,19 @@ def epochs(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violati
             for delivery in life.deliveries:
                 if delivery.locking and facts.operations[delivery.op].begin > effect.end:
                     yield Violation("delivered after its ACK", queue, token, f"locked at {delivery.at}")
-                late_us = _earliest_claim_us(facts.plans[queue], delivery) - facts.latest_server_us(effect.end)
+                late_us = earliest_claim_us(
+                    facts.plans[queue], delivery.epoch, delivery.until
+                ) - facts.latest_server_us(effect.end)
                 if not delivery.locking and late_us > 0:
                     text = f"epoch {delivery.epoch} was claimed {late_us / S:.3f} s after the ACK was answered"
                     yield Violation("delivered after its ACK", queue, token, text)
 
 
-def _earliest_claim_us(plan: Plan, delivery: Delivery) -> float:
-    """When the claim was made at the earliest, by the server's clock: the wait of a first delivery has no jitter."""
-    wait_s: float = min(plan.ack_wait_s * 2 ** min(delivery.epoch - 1, 30), max(plan.ack_wait_s, plan.max_wait_s))
+def earliest_claim_us(plan: Plan, epoch: int, until: int) -> float:
+    """When a claim was made at the earliest, by the server's clock: the wait of a first delivery has no jitter."""
+    wait_s: float = min(plan.ack_wait_s * 2 ** min(epoch - 1, 30), max(plan.ack_wait_s, plan.max_wait_s))
     wait_us = wait_s * S
-    return delivery.until - (wait_us if delivery.epoch == 1 else wait_us * 4 / 3)
+    return until - (wait_us if epoch == 1 else wait_us * 4 / 3)
 
 
 def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violation]:
@@ -598,20 +636,35 @@ def limits(held: dict[Limit, list[tuple[int, int]]]) -> Iterator[Violation]:
             yield Violation(limit.rule, limit.queue, -1, text.lstrip())
 
 
-def succession(turns: dict[tuple[str, int, int], list[Turn]]) -> Iterator[Violation]:
-    """In strict order, a message comes when no earlier one of its group is unacknowledged.
+def rates(facts: Facts, claims: dict[tuple[str, int], list[int]]) -> Iterator[Violation]:
+    """In no second is more of a group claimed than its rate allows, and what the duration of a claim adds, which is
+    short where no fault was near."""
+    for (queue, group), found in claims.items():
+        most = facts.plans[queue].group_rate * 3 // 2 + 1
+        times = sorted(found)
+        for first, last in zip(times, times[most:], strict=False):
+            if last - first < S and facts.quiet(first, last):
+                text = f"group {group}: more than {most} messages in the second from {first}"
+                yield Violation("group_rate", queue, -1, text)
+                break
+
+
+def succession(facts: Facts, turns: dict[tuple[str, int, int], list[Turn]]) -> Iterator[Violation]:
+    """In strict order, a message comes when no earlier one of its group is unacknowledged, unless they are of one run.
 
     Compares what one producer has inserted, one transaction after the other: each was committed before the later
     ones, if it was committed.
     """
     for (queue, group, _), found in turns.items():
-        before = Turn(-1, 0, 0, committed=True)
+        runs = facts.plans[queue].group_limit > 1
+        before: list[Turn] = []
         for turn in sorted(found):
-            if before.over > turn.delivered:
-                text = f"group {group}: {before.token} was not over when it came, at {turn.delivered}"
+            ahead = [other for other in before if other.over > turn.delivered and not (runs and turn.is_of_run(other))]
+            if ahead:
+                text = f"group {group}: {ahead[0].token} was not over when it came, at {turn.delivered}"
                 yield Violation("strict order", queue, turn.token, text)
-            if turn.committed and turn.over > before.over:
-                before = turn
+            if turn.committed:
+                before.append(turn)
 
 
 def batches_done(batches: Iterable[Batch]) -> Iterator[Violation]:
@@ -670,8 +723,8 @@ def certainly_held(facts: Facts, queue: str, life: Life) -> Iterator[tuple[int, 
     it between its claim and its arrival."""
     changes = [(operation.begin, _latest_effect(facts, operation)) for operation in (*life.acks, *life.changes)]
     for delivery in life.deliveries:
-        claimed = facts.earliest_us(int(_earliest_claim_us(facts.plans[queue], delivery)))
-        end = min((begin for begin, latest in changes if latest > min(claimed, delivery.at)), default=NEVER)
+        claimed = facts.claimed(delivery)
+        end = min((begin for begin, latest in changes if latest > claimed), default=NEVER)
         end = min(end, facts.connections[delivery.conn].closed, facts.earliest_us(delivery.until))
         if end > delivery.at and not facts.disturbed(delivery, end):
             yield delivery.at, 1
@@ -738,9 +791,16 @@ def check(events: Iterable[Event]) -> Report:
             for token, life in _lives(facts, lines).items():
                 _check_life(facts, queue, token, life, report)
                 many.add(facts, queue, token, life)
-    for found in (sums(facts, many.acked), progress(facts), surroundings(facts), order(facts, many.firsts)):
-        report.add(found)
-    for found in (limits(many.held), succession(many.turns), batches_done(many.batches.values())):
+    for found in (
+        sums(facts, many.acked),
+        progress(facts),
+        surroundings(facts),
+        order(facts, many.firsts),
+        limits(many.held),
+        rates(facts, many.claims),
+        succession(facts, many.turns),
+        batches_done(many.batches.values()),
+    ):
         report.add(found)
     report.figures["follow-ups delivered"] = sum(batch.delivered < NEVER for batch in many.batches.values())
     report.figures["faults"] = len(facts.faults)

@@ -77,8 +77,9 @@ class Plan:
     groups: int = 0
     """Its messages are of so many groups: the column `kind`, by the remainder of the token."""
     group_limit: int = 0
+    group_rate: int = 0
     strict: bool = False
-    """Its groups are in strict order."""
+    """Its groups are in strict order: one message at a time, or a run of `group_limit` at one stream."""
     needs: tuple[str, ...] = ()
     """What its messages need of semaphores: the column `needs`, by the remainder of the token."""
     batches: bool = False
@@ -101,7 +102,7 @@ class Plan:
         if self.max_in_flight:
             yield Limit("max_in_flight", self.name, "", self.max_in_flight)
         if self.group_limit or self.strict:
-            yield Limit("group_limit", self.name, str(token % self.groups), 1 if self.strict else self.group_limit)
+            yield Limit("group_limit", self.name, str(token % self.groups), self.group_limit or 1)
         for name in filter(None, self.needs_of(token).split(",")):
             yield Limit("semaphore", "", name, CAPACITIES[name])
 
@@ -167,6 +168,14 @@ PLANS = (
     Plan(
         "strict", made("strict", *GROUPED, "GROUP_ORDER = STRICT"), 5, 8, quota_per_s=10, streams=1, pollers=1,
         groups=20, strict=True, delays=True, plain_sql=True,
+    ),
+    Plan(
+        "runs", made("runs", *GROUPED, "GROUP_ORDER = STRICT", "GROUP_LIMIT = 3"), 5, 8, quota_per_s=10, streams=1,
+        pollers=1, groups=10, strict=True, group_limit=3, delays=True, plain_sql=True,
+    ),
+    Plan(
+        "paced", made("paced", *GROUPED, "GROUP_RATE = 8"), 5, 8, quota_per_s=12, streams=1, pollers=1, groups=2,
+        group_rate=8,
     ),
     Plan(
         "mailing", made("mailing", *SHORT, "SEMAPHORES = (needs)", columns=NEEDING), 5, 8, quota_per_s=4, streams=1,

@@ -10,6 +10,7 @@ import pytest
 
 from engine.packets import frame
 from engine.service import Engine
+from proxy.server.listener import Proxy
 from proxy.session.answers import ANSWER_MAX
 from proxy.session.session import Session
 from proxy.session.stream import INTERRUPTED, Stream
@@ -17,7 +18,7 @@ from proxy.settings import Settings
 from proxy.statements.statements import Statements
 from proxy.wire.packets import IN_TRANS, ServerError, make_err, make_ok, parse_err
 from sqlrewrite.classify import Verb
-from tests.support.sessions import PlayedSession
+from tests.support.sessions import FakeProxy, FakeTransport, PlayedSession
 
 OK = make_ok()
 
@@ -35,6 +36,25 @@ def statements() -> Statements:
 
 async def never(_session: Session, _verb: Verb, _payload: bytes) -> None:
     raise AssertionError
+
+
+def test_a_login_has_its_whole_time_from_when_the_client_is_connected(caplog: pytest.LogCaptureFixture) -> None:
+    """As if the proxy were stopped between its accept and the report of the connection."""
+
+    async def play() -> None:
+        proxy, client = FakeProxy(never, Broken()), FakeTransport()
+        proxy.settings = Settings(login_timeout_s=0.001)
+        session = Session(cast(Proxy, proxy), 1)
+        passed = asyncio.Event()
+        asyncio.get_running_loop().call_later(proxy.settings.login_timeout_s, passed.set)
+        await passed.wait()
+        session.client_connected(cast(asyncio.Transport, client))
+        assert not client.is_closing()
+        await client.closed.wait()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(play())
+    assert caplog.records == []
 
 
 def test_a_fault_in_a_queue_statement_is_an_error_and_the_connection_goes_on(
