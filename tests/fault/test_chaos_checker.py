@@ -265,6 +265,42 @@ def test_a_busy_client_reads_rows_that_were_sent_before_its_connection_was_cut(
     assert history.rules() == found
 
 
+@pytest.mark.parametrize(("begun", "found"), [(2, []), (3.1, ["two holders"])])
+def test_a_busy_client_reads_rows_that_were_locked_before_its_connection_was_cut(
+    begun: float, found: list[str]
+) -> None:
+    history = History()
+    history.run(1, "insert", [1])
+    history.add(begun, "begin", op="s", conn="a", what="stream", queue=Q, tokens="", tx="t")
+    for phase in ("begin", "begun", "end"):
+        values = {"number": 0, "what": "kill_connections", "proxy": -1}
+        history.add(3, "fault", **values, phase=phase, shift_us=0)
+    history.add(4, "got", conn="a", op="s", queue=Q, rows=[[0, 0, "1"]], locking=True)
+    history.got(4.5, 1, conn="b")
+    history.run(4.6, "ack", [1], conn="b")
+    history.add(20, "close", conn="a", why="the server closed the connection")
+    history.row(1)
+    assert history.rules() == found
+
+
+@pytest.mark.parametrize(("begun", "found"), [(2, []), (4.2, ["two holders"])])
+def test_a_client_that_was_stopped_reads_rows_that_were_locked_before_those_of_others(
+    begun: float, found: list[str]
+) -> None:
+    history = History()
+    history.run(1, "insert", [1])
+    history.add(begun, "begin", op="s", conn="a", what="stream", queue=Q, tokens="", tx="t")
+    for phase in ("begin", "begun", "end"):
+        history.add(3, "fault", number=0, what="kill_proxy", proxy=0, phase=phase, shift_us=0)
+    history.got(4, 1, conn="b", epoch=0, tx="u", locking=True)
+    history.add(4.5, "got", conn="a", op="s", queue=Q, rows=[[0, 0, "1"]], locking=True)
+    history.add(4.6, "close", conn="a", why="the server closed the connection")
+    history.run(5, "ack", [1], conn="b", tx="u")
+    history.run(6, "commit", [], conn="b", tx="u")
+    history.row(1, epoch=0)
+    assert history.rules() == found
+
+
 def test_a_kept_message_does_not_come_to_others_when_its_connection_ends() -> None:
     history = History(keep=True)
     history.run(1, "insert", [1])

@@ -118,7 +118,7 @@ class Connection:
     relayed: bool = False
     closed: int = NEVER
     last_lock: int = 0
-    """When rows that a transaction locks came over it last."""
+    """When the last STREAM of its began that has locked rows."""
     last_claim_us: float = 0.0
     """The latest time, by the server's clock, at which a row that came over it was claimed at the earliest."""
     why: str = ""
@@ -337,7 +337,7 @@ class Facts:
     def _note_got(self, at: int, values: dict[str, Any]) -> None:
         connection, queue = self.connections[values["conn"]], values["queue"]
         if values["locking"]:
-            connection.last_lock = at
+            connection.last_lock = self.operations[values["op"]].begin
         else:
             claims = (earliest_claim_us(self.plans[queue], epoch, until) for epoch, until, _ in values["rows"])
             connection.last_claim_us = max(connection.last_claim_us, *claims)
@@ -398,9 +398,10 @@ class Facts:
 
     def claimed(self, delivery: Delivery) -> int:
         """When the delivery began at the earliest: a busy client reads its row later."""
+        stream = self.operations[delivery.op]
         if delivery.locking:
-            return delivery.at
-        plan = self.plans[self.operations[delivery.op].queue]
+            return stream.begin
+        plan = self.plans[stream.queue]
         return min(delivery.at, self.earliest_us(int(earliest_claim_us(plan, delivery.epoch, delivery.until))))
 
     def quiet(self, begin: int, end: int) -> bool:
@@ -533,8 +534,15 @@ def holders(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violat
         over = min(over, facts.connections[first.conn].closed)
         for second in [*locks, *claims]:
             other = second.op != first.op and (second.locking or second.epoch > first.epoch)
-            if other and first.at < second.at < over and not facts.disturbed(first, second.at):
+            if other and first.at < second.at < over and not _one_is_gone(facts, first, second):
                 yield Violation("two holders", queue, token, f"locked at {first.at}, delivered at {second.at}")
+
+
+def _one_is_gone(facts: Facts, first: Delivery, second: Delivery) -> bool:
+    """Whether a fault may have ended one of two deliveries before the other began. The second row to be read may have
+    been sent first."""
+    reversed_ = facts.claimed(second) < first.at and facts.disturbed(second, first.at)
+    return reversed_ or facts.disturbed(first, second.at)
 
 
 def _deadline_us(facts: Facts, first: Delivery, second: Delivery, life: Life) -> float:
