@@ -124,7 +124,7 @@ def test_a_drain_through_several_proxies_scans_hardly_more_keys_and_claims_few_i
     leased: bool,
 ) -> None:
     """Each reads its own share: the keys that all of them read are not more than those that one alone may read, which
-    are its read-ahead buffer (4,000) again and again. With a lease column, each gets no change of what others hold."""
+    are its read-ahead buffer (2,000) again and again. With a lease column, each gets no change of what others hold."""
     if leased:
         with connect(private_server, database="p") as root:
             run(root, "DROP TABLE m")
