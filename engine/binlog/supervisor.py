@@ -189,6 +189,7 @@ class ReaderSupervisor(ABC):
     async def _keep_following(self) -> None:
         pause_s = self._limits.again_min_s
         clock = asyncio.get_running_loop().time
+        reachable = True
         while True:
             began = clock()
             try:
@@ -210,7 +211,9 @@ class ReaderSupervisor(ABC):
                 )
                 await self._pause(self._limits.refused_s)
             else:
-                if await self.server_is_reachable():  # If not, engine.store.reach logs that.
+                # If it is not, engine.store.reach logs that. If it was not, that may be why the reader ended.
+                before, reachable = reachable, await self.server_is_reachable()
+                if before and reachable:
                     self._log_once(
                         "binlog.interrupted", "the binlog cannot be followed now, polling until it can: %s", ended.text
                     )

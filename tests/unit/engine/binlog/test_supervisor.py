@@ -1,0 +1,67 @@
+"""The supervisor's lines about a reader that ends: a server that is away is reported by others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from engine.binlog.changes import FollowedTables
+from engine.binlog.pipe import ChangeBatch, ReaderEnded
+from engine.binlog.supervisor import FollowerLimits, ReaderSupervisor
+from engine.store.connection import BackendAddress
+
+
+class Failing(ReaderSupervisor):
+    """Its readers end at once. The checks whether the server answers have these results, one for each reader."""
+
+    def __init__(self, reachable: Sequence[bool]) -> None:
+        super().__init__(BackendAddress("127.0.0.1", 1, "root"), FollowerLimits(again_min_s=0, again_max_s=0))
+        self._checks = iter(reachable)
+        self.over = asyncio.Event()
+
+    @property
+    def tables(self) -> FollowedTables:
+        return {}
+
+    async def _follow(self) -> ReaderEnded:
+        return ReaderEnded("the connection was lost")
+
+    async def server_is_reachable(self) -> bool:
+        for result in self._checks:
+            return result
+        self.over.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def reader_started(self, lock: str) -> None: ...
+
+    def handle_batch(self, batch: ChangeBatch) -> None: ...
+
+    def reader_ended(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("reachable", "lines"),
+    [
+        ([True], 1),
+        ([True, True], 1),
+        ([False, False], 0),
+        ([False, True], 0),  # The reader may have ended before the server was there again.
+        ([False, True, True], 1),
+    ],
+)
+def test_a_reader_that_ends_while_the_server_answers_is_one_line(
+    reachable: Sequence[bool], lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        supervisor = Failing(reachable)
+        supervisor.start()
+        await supervisor.over.wait()
+        await supervisor.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(play())
+    assert [getattr(record, "event", "") for record in caplog.records] == ["binlog.interrupted"] * lines
