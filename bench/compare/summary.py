@@ -60,30 +60,28 @@ def _system(name: str) -> str:
     return name.partition(",")[0]
 
 
-FIGURES: Sequence[tuple[str, Callable[[Drains], float | None], str]] = (
-    ("finished in batches, messages/s", lambda drains: drains.best(lambda case: case.batch > 1), ",.0f"),
-    ("one by one, messages/s", lambda drains: drains.best(lambda case: case.batch == 1), ",.0f"),
-    ("enqueueing to consumer, p50, ms", lambda drains: drains.latency_ms, ".1f"),
-)
-"""The columns of the overview: title, figure, form."""
-
-
 def overview(queues: Mapping[str, Drains]) -> str:
-    """Return a small table: a line for each system, as durable as each can be made."""
-    members: dict[str, list[Drains]] = {}
-    for name, drains in queues.items():
-        if not name.endswith(", default"):
-            members.setdefault(_system(name), []).append(drains)
+    """Return a small table: a column for each system, as durable as each can be made."""
+    durable = {name: drains for name, drains in queues.items() if not name.endswith(", default")}
+    systems = list(dict.fromkeys(map(_system, durable)))
+    members = {system: [drains for name, drains in durable.items() if _system(name) == system] for system in systems}
 
-    def cell(found: Sequence[float | None], form: str) -> str:
-        shown = ["–" if value is None else f"{value:{form}}" for value in found]
-        return " / ".join(shown) if any(value is not None for value in found) else "–"
+    def line(title: str, figure: Callable[[Drains], float | None], form: str) -> Sequence[str]:
+        cells = []
+        for system in systems:
+            found = [figure(drains) for drains in members[system]]
+            shown = ["–" if value is None else f"{value:{form}}" for value in found]
+            cells.append(" / ".join(shown) if any(value is not None for value in found) else "–")
+        return title, *cells
 
-    lines = [
-        (system, *(cell([figure(drains) for drains in its], form) for _, figure, form in FIGURES))
-        for system, its in members.items()
-    ]
-    return table(("", *(title for title, _, _ in FIGURES)), lines)
+    return table(
+        ("", *systems),
+        (
+            line("finished in batches, messages/s", lambda drains: drains.best(lambda case: case.batch > 1), ",.0f"),
+            line("finished one by one, messages/s", lambda drains: drains.best(lambda case: case.batch == 1), ",.0f"),
+            line("enqueueing to consumer, p50, ms", lambda drains: drains.latency_ms, ".1f"),
+        ),
+    )
 
 
 def beside_by_hand(queues: Mapping[str, Drains]) -> str:

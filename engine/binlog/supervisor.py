@@ -147,6 +147,8 @@ class ReaderSupervisor(ABC):
         self._requested: FollowedTables = {}
         self._sending: asyncio.Handle | None = None
         self._last_logged = ""
+        self._was_reachable = True
+        """Whether the server answered when the last reader started or ended."""
 
     @property
     @abstractmethod
@@ -189,7 +191,6 @@ class ReaderSupervisor(ABC):
     async def _keep_following(self) -> None:
         pause_s = self._limits.again_min_s
         clock = asyncio.get_running_loop().time
-        reachable = True
         while True:
             began = clock()
             try:
@@ -212,8 +213,8 @@ class ReaderSupervisor(ABC):
                 await self._pause(self._limits.refused_s)
             else:
                 # If it is not, engine.store.reach logs that. If it was not, that may be why the reader ended.
-                before, reachable = reachable, await self.server_is_reachable()
-                if before and reachable:
+                was_reachable, self._was_reachable = self._was_reachable, await self.server_is_reachable()
+                if was_reachable and self._was_reachable:
                     self._log_once(
                         "binlog.interrupted", "the binlog cannot be followed now, polling until it can: %s", ended.text
                     )
@@ -278,9 +279,7 @@ class ReaderSupervisor(ABC):
                 return ReaderEnded(f"its reader ended with status {await process.wait()}")
             match received:
                 case ReaderStarted(at, locked):
-                    self.following.now = True
-                    self._log_once("binlog.followed", "following the binlog from %s", at, logging.INFO)
-                    self.reader_started(lock if locked else "")
+                    self._started(at, lock if locked else "")
                 case ChangeBatch():
                     self._count(received)
                     self.handle_batch(received)
@@ -288,6 +287,11 @@ class ReaderSupervisor(ABC):
                     return received
                 case _:
                     raise AssertionError(received)
+
+    def _started(self, at: str, lock: str) -> None:
+        self.following.now = self._was_reachable = True
+        self._log_once("binlog.followed", "following the binlog from %s", at, logging.INFO)
+        self.reader_started(lock)
 
     def _count(self, batch: ChangeBatch) -> None:
         following = self.following

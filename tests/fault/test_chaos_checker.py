@@ -61,6 +61,11 @@ class History:
         rows = [[epoch, int((at + wait) * S), str(token)]]
         self.add(at, "got", conn=conn, op=op, queue=Q, rows=rows, locking=more.pop("locking", False))
 
+    def fault(self, at: float, what: str, proxy: int = -1) -> None:
+        """A fault that is over at once."""
+        for phase in ("begin", "begun", "end"):
+            self.add(at, "fault", number=0, what=what, proxy=proxy, phase=phase, shift_us=0)
+
     def row(self, token: int, state: str = "acked", epoch: int = 1) -> None:
         self.add(100, "final", queue=Q, state=state, epoch=epoch, tokens=str(token))
 
@@ -234,9 +239,7 @@ def test_a_client_that_holds_messages_may_notice_late_that_its_connection_was_cu
     history.add(0.1, "open", conn="c", proxy=0, relayed=relayed, process=1)
     history.run(1, "insert", [1, 2])
     history.got(2, 1, conn="c")
-    for phase in ("begin", "begun", "end"):
-        values = {"number": 0, "what": "cut_clients", "proxy": proxy}
-        history.add(3, "fault", **values, phase=phase, shift_us=0)
+    history.fault(3, "cut_clients", proxy)
     history.got(4, 1, 2, conn="b")
     history.run(4.1, "ack", [1], conn="b")
     history.got(5, 2, conn="c" if got_again else "b")
@@ -254,9 +257,7 @@ def test_a_busy_client_reads_rows_that_were_sent_before_its_connection_was_cut(
     history = History()
     history.add(0.1, "open", conn="c", proxy=0, relayed=True, process=1)
     history.run(1, "insert", [1])
-    for phase in ("begin", "begun", "end"):
-        values = {"number": 0, "what": "kill_connections", "proxy": -1}
-        history.add(3, "fault", **values, phase=phase, shift_us=0)
+    history.fault(3, "kill_connections")
     history.got(4, 1, 2, conn="b")
     history.got(9, 1, conn="c", wait=claimed + 5 - 9)
     history.run(9.1, "ack", [1], conn="b")
@@ -272,9 +273,7 @@ def test_a_busy_client_reads_rows_that_were_locked_before_its_connection_was_cut
     history = History()
     history.run(1, "insert", [1])
     history.add(begun, "begin", op="s", conn="a", what="stream", queue=Q, tokens="", tx="t")
-    for phase in ("begin", "begun", "end"):
-        values = {"number": 0, "what": "kill_connections", "proxy": -1}
-        history.add(3, "fault", **values, phase=phase, shift_us=0)
+    history.fault(3, "kill_connections")
     history.add(4, "got", conn="a", op="s", queue=Q, rows=[[0, 0, "1"]], locking=True)
     history.got(4.5, 1, conn="b")
     history.run(4.6, "ack", [1], conn="b")
@@ -290,8 +289,7 @@ def test_a_client_that_was_stopped_reads_rows_that_were_locked_before_those_of_o
     history = History()
     history.run(1, "insert", [1])
     history.add(begun, "begin", op="s", conn="a", what="stream", queue=Q, tokens="", tx="t")
-    for phase in ("begin", "begun", "end"):
-        history.add(3, "fault", number=0, what="kill_proxy", proxy=0, phase=phase, shift_us=0)
+    history.fault(3, "kill_proxy", 0)
     history.got(4, 1, conn="b", epoch=0, tx="u", locking=True)
     history.add(4.5, "got", conn="a", op="s", queue=Q, rows=[[0, 0, "1"]], locking=True)
     history.add(4.6, "close", conn="a", why="the server closed the connection")

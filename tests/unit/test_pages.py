@@ -66,7 +66,7 @@ def test_prose_is_wrapped(page: Path) -> None:
 
 
 def test_a_stranger_can_read_the_readme_at_one_sitting() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 160
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
 
 
 def test_the_workers_on_their_page_are_those_of_the_examples() -> None:

@@ -502,9 +502,8 @@ def epochs(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violati
             for delivery in life.deliveries:
                 if delivery.locking and facts.operations[delivery.op].begin > effect.end:
                     yield Violation("delivered after its ACK", queue, token, f"locked at {delivery.at}")
-                late_us = earliest_claim_us(
-                    facts.plans[queue], delivery.epoch, delivery.until
-                ) - facts.latest_server_us(effect.end)
+                claimed_us = earliest_claim_us(facts.plans[queue], delivery.epoch, delivery.until)
+                late_us = claimed_us - facts.latest_server_us(effect.end)
                 if not delivery.locking and late_us > 0:
                     text = f"epoch {delivery.epoch} was claimed {late_us / S:.3f} s after the ACK was answered"
                     yield Violation("delivered after its ACK", queue, token, text)

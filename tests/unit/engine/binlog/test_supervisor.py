@@ -17,6 +17,9 @@ from engine.store.connection import BackendAddress
 class Failing(ReaderSupervisor):
     """Its readers end at once. The checks whether the server answers have these results, one for each reader."""
 
+    starting = False
+    """Whether each reader has started before."""
+
     def __init__(self, reachable: Sequence[bool]) -> None:
         super().__init__(BackendAddress("127.0.0.1", 1, "root"), FollowerLimits(again_min_s=0, again_max_s=0))
         self._checks = iter(reachable)
@@ -27,6 +30,8 @@ class Failing(ReaderSupervisor):
         return {}
 
     async def _follow(self) -> ReaderEnded:
+        if self.starting:
+            self._started("binlog.000001:4", "")
         return ReaderEnded("the connection was lost")
 
     async def server_is_reachable(self) -> bool:
@@ -65,3 +70,18 @@ def test_a_reader_that_ends_while_the_server_answers_is_one_line(
     with caplog.at_level(logging.WARNING):
         asyncio.run(play())
     assert [getattr(record, "event", "") for record in caplog.records] == ["binlog.interrupted"] * lines
+
+
+def test_a_reader_that_has_started_since_the_server_was_away_is_a_line_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play() -> None:
+        supervisor = Failing([False, True])
+        supervisor.starting = True
+        supervisor.start()
+        await supervisor.over.wait()
+        await supervisor.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(play())
+    assert [getattr(record, "event", "") for record in caplog.records] == ["binlog.interrupted"]
