@@ -152,10 +152,11 @@ def test_groups_take_turns_with_the_messages_that_have_places(connection) -> Non
     noisy = [("noisy", "a"), ("noisy", "a"), ("noisy", "b"), ("noisy", None), ("noisy", "b")]
     insert_for(connection, *noisy, ("quiet", "b"), ("quiet", "a"), ("quiet", "b"))
     assert received(connection, options="LIMIT 4 NOWAIT") == [1, 6, 3, 8]
+    assert received(connection, options="LIMIT 9 NOWAIT") == [4, 5]
     run(connection, "ACK m WHERE id = 1")
-    assert received(connection, options="LIMIT 9 WAIT 20") == [2, 4, 5]
+    assert received(connection, options="LIMIT 9 WAIT 20") == [7], "the other group's turn"
     ((_, *first), (_, *second)) = rows(connection, "SHOW GROUPS FROM m")
-    assert (first[2], second[2]) == (5 - 1, 2)
+    assert (first[2], second[2]) == (3, 3)
 
 
 def test_a_group_whose_semaphores_are_full_hides_nobody(connection, stream) -> None:
