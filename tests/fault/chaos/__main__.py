@@ -93,10 +93,10 @@ def main() -> int:
         run = run_of(given, flavour, seconds, folder / flavour)
         say(f"{flavour}: seed {given.seed}, {seconds:.0f} s, {given.proxies} proxies, {len(run.faults)} faults")
         report = check(read(harness.carry_out(run)))
-        show(report, seconds)
         if report.violations:
             failed = True
             explain(run, report, given.shrink)
+        show(report, seconds)  # Last: who reads only the end of a log finds what was violated.
     return failed
 
 
@@ -124,7 +124,12 @@ def explain(run: Run, report: Report, runs: int) -> None:
         say(f"  {shown.queue}:{shown.token}")
         for line in life(read(run.history), shown.queue, shown.token):
             say(f"    {line}")
-    rules = {violation.rule for violation in report.violations}
+    if runs:
+        shrink(run, {violation.rule for violation in report.violations}, runs)
+
+
+def shrink(run: Run, rules: set[str], runs: int) -> None:
+    """Run again with fewer faults, at most so often, and print which were enough to violate one of these rules."""
     tries = itertools.count(1)
 
     def fails(faults: Sequence[Fault]) -> bool:
