@@ -61,10 +61,10 @@ class History:
         rows = [[epoch, int((at + wait) * S), str(token)]]
         self.add(at, "got", conn=conn, op=op, queue=Q, rows=rows, locking=more.pop("locking", False))
 
-    def fault(self, at: float, what: str, proxy: int = -1) -> None:
-        """A fault that is over at once."""
-        for phase in ("begin", "begun", "end"):
-            self.add(at, "fault", number=0, what=what, proxy=proxy, phase=phase, shift_us=0)
+    def fault(self, at: float, what: str, proxy: int = -1, *, lasts: float = 0) -> None:
+        self._number += 1
+        for moment, phase in ((at, "begin"), (at, "begun"), (at + lasts, "end")):
+            self.add(moment, "fault", number=self._number, what=what, proxy=proxy, phase=phase, shift_us=0)
 
     def row(self, token: int, state: str = "acked", epoch: int = 1) -> None:
         self.add(100, "final", queue=Q, state=state, epoch=epoch, tokens=str(token))
@@ -220,6 +220,22 @@ def test_unless_it_was_given_back_or_its_holder_is_gone_or_the_servers_clock_was
     history.run(7, "ack", [1], conn="b")
     history.row(1, epoch=2)
     assert history.rules() == []
+
+
+@pytest.mark.parametrize(
+    ("stopped", "lasts", "found"),
+    [(0, 4, []), (0, 1, ["two holders"]), (1, 4, ["two holders"]), (None, 0, ["two holders"])],
+)
+def test_a_proxy_is_gone_if_its_connections_are_killed_while_it_is_stopped(history, stopped, lasts, found) -> None:
+    """It cannot lock its slot again in time."""
+    if stopped is not None:
+        history.fault(1.5, "stop_proxy", stopped, lasts=lasts)
+    history.fault(5, "kill_connections")
+    history.got(2, 1)
+    history.got(6.5, 1, 2, conn="b")
+    history.run(7.5, "ack", [1], conn="b")
+    history.row(1, epoch=2)
+    assert history.rules() == found
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,16 @@ FREEING = {
 }
 """After these the others may take a proxy for gone, and give on what it has in flight; for so long after their end.
 
-A proxy that is stopped, or cut off from its server, for less than the life of its lock keeps what it has.
+A proxy that is stopped, or cut off from its server, for less than the life of its lock keeps what it has, unless
+KILL ends the connection with its lock meanwhile.
 """
+HINDERING = {
+    "stop_proxy", "freeze_proxy", "stop_server", "max_connections",
+    "refuse_server", "stall_server", "delay_server", "throttle_server", "split_server",
+}  # fmt: skip
+"""While one of these lasts, a proxy may not get its lock back in time."""
+RETAKEN_US = 2 * S
+"""So long after the end of its connection the others may wait for its lock."""
 
 
 class Violation(NamedTuple):
@@ -423,7 +431,19 @@ class Facts:
 
     @cached_property
     def _freeing(self) -> list[Fault]:
-        return sorted((fault for fault in self.faults if fault.what in FREEING), key=lambda fault: fault.begin)
+        found = [fault for fault in self.faults if fault.what in FREEING] + [*self._locks_lost()]
+        return sorted(found, key=lambda fault: fault.begin)
+
+    def _locks_lost(self) -> Iterator[Fault]:
+        """When KILL may have ended the connection with a proxy's lock while the proxy could not lock it again."""
+        for killed in self.faults:
+            for other in self.faults if killed.what == "kill_connections" else ():
+                if (
+                    other.what in HINDERING
+                    and other.begin <= killed.end + RETAKEN_US
+                    and other.end + RETAKEN_US >= killed.begin
+                ):
+                    yield Fault("cut_server", other.proxy, killed.begin, max(killed.end, other.end))
 
     def _may_be_cut(self, connection: Connection, since: int, until: int) -> bool:
         """Whether a fault has ended connections like this one meanwhile, and no row of a later claim came over it: its
