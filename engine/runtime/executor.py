@@ -44,7 +44,7 @@ class EngineSettings:
     creates tables all day causes at most four a second."""
     catalog_share: float = 0.05
     """The share of the time that refreshes of the catalog may take: one takes a second with 100,000
-    tables."""
+    tables. One that takes longer is repeated after `catalog_interval_s` at the latest."""
     roster_interval_s: float = 1.0
     """Between two checks of the proxies on the server, one statement each, while this one is alone. A
     proxy that comes is noticed within it, and so is a broken connection of this one."""

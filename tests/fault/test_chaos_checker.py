@@ -435,6 +435,20 @@ def test_no_semaphore_has_more_holders_than_places() -> None:
     assert history.rules() == ["semaphore"]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "at", "found"), [("ok", 30, ["semaphore"]), ("ok", 10, []), ("error", 30, []), ("lost", 30, [])]
+)
+def test_a_semaphore_has_the_places_that_alter_semaphore_has_set(outcome, at, found) -> None:
+    """Messages that were claimed before keep theirs."""
+    history = History(needs=("license",))
+    history.run(1, "insert", range(1, 3))
+    history.run(2, "resize", [], outcome=outcome, semaphore="license", capacity=1)
+    history.got(at, 1)
+    history.got(at + 1, 2)
+    acknowledged(history, 1, 2, at=at + 2)
+    assert history.rules() == found
+
+
 def test_in_strict_order_the_next_message_of_a_group_comes_when_the_one_before_is_over() -> None:
     history = History(groups=10, strict=True)
     history.run(1, "insert", [1, 2, 11])

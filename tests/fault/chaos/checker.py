@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from tests.fault.chaos.history import Event, pack, unpack
-from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Limit, Plan
+from tests.fault.chaos.plans import CAPACITIES, TOKENS_OF_A_PROCESS, Limit, Plan
 
 S = 1_000_000
 MARGIN_US = 5 * S
@@ -44,6 +44,8 @@ AFTERMATH_US = 20 * S
 """So long after a fault its effects on the order may show."""
 VISIBLE_US = S
 """The order holds among messages committed a tenth of a second before a claim; a busy machine is given more."""
+HELD_US = 15 * S
+"""No lease is longer."""
 MEMORY_MAX = 500 << 20
 BUCKET_BITS = 16
 BUFFERED = 200
@@ -283,6 +285,7 @@ class Facts:
         self.connections: dict[str, Connection] = {}
         self.faults: list[Fault] = []
         self.clears: dict[str, list[Operation]] = defaultdict(list)
+        self.resizes: dict[str, list[Operation]] = defaultdict(list)
         self.healed = NEVER
         self.samples: list[tuple[int, dict[str, Any]]] = []
         self.arrivals: dict[str, list[int]] = defaultdict(list)
@@ -329,6 +332,8 @@ class Facts:
         self.operations[values["op"]] = operation
         if what == "clear":
             self.clears[operation.queue].append(operation)
+        elif what == "resize":
+            self.resizes[values["semaphore"]].append(operation)
         elif what in {"commit", "rollback"}:
             transaction = self.transactions[str(tx)]
             transaction.over = at
@@ -398,6 +403,24 @@ class Facts:
             return Effect(transaction.ended, transaction.begin, transaction.end)
         certain: Certainty = "yes" if operation.outcome == "ok" else "maybe"
         return Effect(certain, operation.begin, operation.end)
+
+    def allowed(self, limit: Limit, at: int) -> int:
+        """How many messages may hold this limit at this time: the most that it has allowed since the first of them
+        can have been claimed."""
+        if limit.name not in self.resizes:
+            return limit.most
+        return max(
+            capacity for capacity, begin, end in self._capacities(limit.name) if begin <= at and end >= at - HELD_US
+        )
+
+    def _capacities(self, semaphore: str) -> Iterator[tuple[int, int, int]]:
+        """The capacities that the semaphore may have had, each with its earliest begin and its latest end."""
+        resizes = [(resize.values["capacity"], self.effect(resize)) for resize in self.resizes[semaphore]]
+        found = [(CAPACITIES[semaphore][0], Effect("yes", 0, 0)), *resizes]
+        for capacity, effect in found:
+            later = [other.end for _, other in found if other.certain == "yes" and other.begin > effect.begin]
+            if effect.certain != "no":
+                yield capacity, effect.begin, min(later, default=NEVER) if effect.certain == "yes" else NEVER
 
     @property
     def clock_was_set(self) -> bool:
@@ -649,17 +672,18 @@ def surroundings(facts: Facts) -> Iterator[Violation]:
         yield Violation("alarm", "", -1, alarm)
 
 
-def limits(held: dict[Limit, list[tuple[int, int]]]) -> Iterator[Violation]:
+def limits(facts: Facts, held: dict[Limit, list[tuple[int, int]]]) -> Iterator[Violation]:
     """No more messages are certainly in flight than a limit allows, over all proxies: of a queue, of a group, or of
     all that need a semaphore."""
     for limit, changes in held.items():
-        count = most = when = 0
+        count = excess = 0
+        text = ""
         for at, change in sorted(changes):
             count += change
-            if count > most:
-                most, when = count, at
-        if most > limit.most:
-            text = f"{limit.name} {most} at {when}, {limit.most} are allowed"
+            if change > 0 and count - (allowed := facts.allowed(limit, at)) > excess:
+                excess = count - allowed
+                text = f"{limit.name} {count} at {at}, {allowed} are allowed"
+        if text:
             yield Violation(limit.rule, limit.queue, -1, text.lstrip())
 
 
@@ -823,7 +847,7 @@ def check(events: Iterable[Event]) -> Report:
         progress(facts),
         surroundings(facts),
         order(facts, many.firsts),
-        limits(many.held),
+        limits(facts, many.held),
         rates(facts, many.claims),
         succession(facts, many.turns),
         batches_done(many.batches.values()),

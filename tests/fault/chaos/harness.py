@@ -225,7 +225,7 @@ class Harness:
             self.start_proxy(number)
             self._relays_by_proxy.append(self._relays.order(leg=f"client{number}", to=proxy.port))
         with self.proxies[0].connect(database=DATABASE) as connection, connection.cursor() as cursor:
-            for name, capacity in CAPACITIES.items() if any(plan.needs for plan in run.plans) else ():
+            for name, (capacity, _) in CAPACITIES.items() if any(plan.needs for plan in run.plans) else ():
                 cursor.execute(f"CREATE SEMAPHORE {name} CAPACITY {capacity}")
             for plan in run.plans:
                 cursor.execute(plan.create)

@@ -23,8 +23,8 @@ VITESS = (
 )
 
 
-CAPACITIES = {"mail": 5, "license": 3}
-"""The semaphores of a run."""
+CAPACITIES = {"mail": (5, 2), "license": (3, 1)}
+"""The semaphores of a run: the capacity at first, and another that ALTER SEMAPHORE may set."""
 
 
 class Limit(NamedTuple):
@@ -82,6 +82,8 @@ class Plan:
     """Its groups are in strict order: one message at a time, or a run of `group_limit` at one stream."""
     needs: tuple[str, ...] = ()
     """What its messages need of semaphores: the column `needs`, by the remainder of the token."""
+    resized: bool = False
+    """The capacities of the semaphores are changed meanwhile."""
     batches: bool = False
     """The last message of each INSERT follows its other messages."""
     follow_ups: str = ""
@@ -104,7 +106,7 @@ class Plan:
         if self.group_limit or self.strict:
             yield Limit("group_limit", self.name, str(token % self.groups), self.group_limit or 1)
         for name in filter(None, self.needs_of(token).split(",")):
-            yield Limit("semaphore", "", name, CAPACITIES[name])
+            yield Limit("semaphore", "", name, max(CAPACITIES[name]))
 
 
 def made(name: str, *options: str, columns: str = COLUMNS) -> str:
@@ -179,11 +181,11 @@ PLANS = (
     ),
     Plan(
         "mailing", made("mailing", *SHORT, "SEMAPHORES = (needs)", columns=NEEDING), 5, 8, quota_per_s=4, streams=1,
-        needs=("mail", "mail,license", "", "license"),
+        needs=("mail", "mail,license", "", "license"), resized=True,
     ),
     Plan(
-        "printing", made("printing", *SHORT, "SEMAPHORES = (needs)", columns=NEEDING), 5, 8, quota_per_s=4, streams=1,
-        needs=("license,mail", "mail", "license"),
+        "printing", made("printing", *GROUPED, "SEMAPHORES = (needs)", columns=NEEDING), 5, 8, quota_per_s=4, streams=1,
+        needs=("license,mail", "mail", "license"), groups=5,
     ),
     Plan(
         "batched", made("batched", *SHORT, "BATCHES"), 5, 8, quota_per_s=15, streams=1, pollers=1, plain_sql=True,

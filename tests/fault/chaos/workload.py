@@ -25,7 +25,7 @@ import uvloop
 
 from tests.fault.chaos.client import PATIENCE_S, Client, LostError, Result, Row, ServerError
 from tests.fault.chaos.history import Writer, now_us, pack
-from tests.fault.chaos.plans import TOKENS_OF_A_PROCESS, Plan
+from tests.fault.chaos.plans import CAPACITIES, TOKENS_OF_A_PROCESS, Plan
 
 DATABASE = "shop"
 PAUSE_S = 0.3
@@ -515,6 +515,28 @@ class Definer:
             await connection.run(f"RESUME QUEUE {name}", "ddl", name)
 
 
+class Resizer:
+    """ALTER SEMAPHORE on a semaphore in use."""
+
+    def __init__(self, load: Workload) -> None:
+        self._load = load
+
+    async def __call__(self, draw: random.Random) -> None:
+        await self._load.pause(draw.uniform(5, 25))
+        if self._load.healed.is_set():
+            return
+        name = draw.choice(sorted(CAPACITIES))
+        capacity = draw.choice(CAPACITIES[name])
+        connection = await Connection.open(self._load, draw)
+        try:
+            sql = f"ALTER SEMAPHORE {name} CAPACITY {capacity}"
+            await connection.run(sql, "resize", "", semaphore=name, capacity=capacity)
+            connection.close("finished")
+        except (LostError, ServerError) as failure:
+            connection.close(str(failure))
+            raise
+
+
 async def recreate(connection: Connection, plan: Plan) -> None:
     await connection.run(plan.create.replace("CREATE QUEUE ", "CREATE QUEUE IF NOT EXISTS "), "ddl", plan.name)
 
@@ -526,6 +548,7 @@ def bodies(load: Workload, plan: Plan) -> list[Callable[[random.Random], Awaitab
     made += [Poller(load, plan) for _ in range(plan.pollers) if load.orders.place == 0 or not plan.ordered]
     made += [Locker(load, plan) for _ in range(plan.lockers)]
     made += [Definer(load, plan)] if plan.ddl else []
+    made += [Resizer(load)] if plan.resized and load.orders.place == 0 else []
     return made
 
 
