@@ -460,7 +460,7 @@ class Engine:
 
     def schema_logged(self) -> None:
         """The binary log contains a table that was created, altered or dropped."""
-        self._queues.schema_logged()
+        self._queues.refresh_soon()
 
     def runners(self) -> Iterable[tuple[QueueTable, Dispatcher]]:
         """All queues and their dispatchers, for reading."""

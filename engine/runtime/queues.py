@@ -7,9 +7,7 @@ Three events show that a table changed. Each costs the same however many queues 
   catalog is refreshed soon.
 * A STREAM reads SHOW CREATE TABLE on its client's own connection anyway. A text that was seen with
   the known description proves that description. With any other text the table is described again.
-  A table may be altered between its text and its description, and back later. So what was seen
-  shortly before the binary log shows a change proves nothing (`schema_logged`). A STREAM on a known
-  queue costs no query here, and misses no change, wherever it was made.
+  So a STREAM on a known queue costs no query here, and misses no change, wherever it was made.
 * The refresh of the whole catalog (`discover`): every `catalog_interval_s`, and soon after the
   binary log contains a change of a table. It returns a stamp for each queue. Queues with a new stamp
   are described again, all together.
@@ -21,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -43,9 +40,6 @@ DESCRIBED_AT_ONCE = 250
 TEXTS_MAX = 8
 """Texts of SHOW CREATE TABLE remembered for each queue. The text depends on the session's sql_mode
 and character set. Few applications have more than one or two kinds of sessions."""
-
-SEEN_LATELY_MAX = 10_000
-"""New texts remembered for the next change in the binary log. An older one of more is taken for right."""
 
 CHANGED_NAMES_MAX = 1_000
 """Names of changed tables remembered until the catalog's refresh. With more, all tables count as
@@ -108,9 +102,6 @@ class Queues:
         """The same for all tables."""
         self._account, self._problems = "", tuple[str, ...]()
         self._refresh_soon = asyncio.Event()
-        self._changes_logged = 0
-        self._seen_lately: deque[tuple[float, _Known, bytes]] = deque(maxlen=SEEN_LATELY_MAX)
-        """When a text was remembered, for the last `catalog_interval_s`."""
         self._last_warning = ""
 
     async def start(self) -> None:
@@ -152,21 +143,6 @@ class Queues:
         """
         self._indirect_writes.schema_changed()
         self._refresh_soon.set()
-
-    def schema_logged(self) -> None:
-        """The binary log contains a change of some table: refresh the catalog soon. It may have been made between
-        a text that was seen shortly before and the description."""
-        self._changes_logged += 1
-        seen_after_s = self._seen_after_s()
-        while self._seen_lately:
-            seen_s, known, text = self._seen_lately.popleft()
-            if seen_s > seen_after_s:
-                known.texts.pop(text, None)
-        self.refresh_soon()
-
-    def _seen_after_s(self) -> float:
-        """What was seen before this time is followed by no change that the binary log has not shown yet."""
-        return asyncio.get_running_loop().time() - self._executor.settings.catalog_interval_s
 
     def server_changed(self) -> None:
         """Another server is used: describe all tables again, whatever their stamps."""
@@ -240,9 +216,8 @@ class Queues:
                 return known.found
             if known is None and self._is_current(table, self._unmarked.get(table, 0)):
                 return None
-        changes_logged = self._changes_logged
         found = await self._describe_shared(table)
-        if text is not None and found is not None and changes_logged == self._changes_logged:
+        if text is not None and found is not None:
             self._remember_text(found, text)
         return found
 
@@ -254,10 +229,6 @@ class Queues:
         known.texts[text] = None
         if len(known.texts) > TEXTS_MAX:
             del known.texts[next(iter(known.texts))]
-        seen_after_s = self._seen_after_s()
-        while self._seen_lately and self._seen_lately[0][0] <= seen_after_s:
-            self._seen_lately.popleft()
-        self._seen_lately.append((asyncio.get_running_loop().time(), known, text))
 
     def known_by(self, table: TableId, text: bytes) -> QueueTable | None:
         """The table as a queue if its definition with this digest is known; else None, and

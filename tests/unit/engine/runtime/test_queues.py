@@ -229,41 +229,6 @@ def test_a_definition_seen_before_a_later_read_replaced_its_description_proves_n
     play(scene)
 
 
-@pytest.mark.parametrize("logged", ["while it is described", "afterwards"])
-def test_a_definition_seen_shortly_before_a_change_is_logged_proves_nothing(logged: str) -> None:
-    """The table may have been altered after the definition was seen and before it was described, and then back."""
-
-    async def scene(catalog: Catalog) -> None:
-        loop = asyncio.get_running_loop()
-        altered = replace(QUEUE, id=table(0), default_columns=("id", "more"))
-
-        def before(name: str, _tables: Sequence[TableId]) -> None:
-            if name == "describe" and logged == "while it is described":
-                loop.call_soon_threadsafe(catalog.queues.schema_logged)
-
-        catalog.store.before = before
-        catalog.store.tables[table(0)] = altered
-        assert (await catalog.queues.queue(table(0), text=SEEN)) == altered
-        if logged == "afterwards":
-            catalog.queues.schema_logged()
-        catalog.store.before = lambda _name, _tables: None
-        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0))
-        assert (await catalog.queues.queue(table(0), text=SEEN)).default_columns == QUEUE.default_columns
-
-    play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
-
-
-def test_a_definition_that_was_seen_long_before_a_change_is_logged_is_known() -> None:
-    """Each change of any table would cost a description of each queue."""
-
-    async def scene(catalog: Catalog) -> None:
-        await catalog.queues.queue(table(0), text=SEEN)
-        catalog.queues.schema_logged()
-        assert catalog.queues.known_by(table(0), SEEN) is not None
-
-    play(scene, settings=EngineSettings(catalog_interval_s=0, catalog_pause_s=3600))
-
-
 def test_with_a_new_definition_the_table_is_described_before_it_is_used() -> None:
     async def scene(catalog: Catalog) -> None:
         await catalog.queues.queue(table(0), text=SEEN)
