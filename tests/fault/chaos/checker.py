@@ -459,13 +459,10 @@ class Facts:
 
     def _locks_lost(self) -> Iterator[Fault]:
         """When KILL may have ended the connection with a proxy's lock while the proxy could not lock it again."""
-        for killed in self.faults:
-            for other in self.faults if killed.what == "kill_connections" else ():
-                if (
-                    other.what in HINDERING
-                    and other.begin <= killed.end + RETAKEN_US
-                    and other.end + RETAKEN_US >= killed.begin
-                ):
+        hindering = [fault for fault in self.faults if fault.what in HINDERING]
+        for killed in (fault for fault in self.faults if fault.what == "kill_connections"):
+            for other in hindering:
+                if other.begin <= killed.end + RETAKEN_US and other.end + RETAKEN_US >= killed.begin:
                     yield Fault("cut_server", other.proxy, killed.begin, max(killed.end, other.end))
 
     def _may_be_cut(self, connection: Connection, since: int, until: int) -> bool:

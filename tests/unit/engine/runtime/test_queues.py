@@ -153,11 +153,12 @@ def test_a_thousand_changes_in_a_row_cause_one_refresh_at_once_and_the_next_afte
     play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=3600))
 
 
+def slowly(_name: str, _tables: Sequence[TableId]) -> None:
+    threading.Event().wait(0.02)
+
+
 def test_refreshes_take_no_more_than_their_share_of_the_time() -> None:
     async def scene(catalog: Catalog) -> None:
-        def slowly(_name: str, _tables: Sequence[TableId]) -> None:
-            threading.Event().wait(0.02)
-
         catalog.store.before = slowly
         catalog.queues.refresh_soon()
         await catalog.until(lambda: catalog.store.calls["discover"] == 1)
@@ -171,9 +172,6 @@ def test_refreshes_take_no_more_than_their_share_of_the_time() -> None:
 
 def test_a_slow_refresh_is_followed_by_the_next_one_after_the_interval_at_the_latest() -> None:
     async def scene(catalog: Catalog) -> None:
-        def slowly(_name: str, _tables: Sequence[TableId]) -> None:
-            threading.Event().wait(0.02)
-
         catalog.store.before = slowly
         catalog.queues.refresh_soon()
         await catalog.until(lambda: catalog.store.calls["discover"] == 3)
