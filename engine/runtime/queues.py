@@ -41,6 +41,9 @@ TEXTS_MAX = 8
 """Texts of SHOW CREATE TABLE remembered for each queue. The text depends on the session's sql_mode
 and character set. Few applications have more than one or two kinds of sessions."""
 
+FAILURES_MAX = 20
+"""Failed refreshes in a row after which the pause does not grow any more: a million times the first."""
+
 CHANGED_NAMES_MAX = 1_000
 """Names of changed tables remembered until the catalog's refresh. With more, all tables count as
 changed."""
@@ -328,8 +331,9 @@ class Queues:
 
     # Refreshes.
 
-    async def refresh(self) -> None:
-        """Read the whole catalog now. Raises StoreError when it cannot be read."""
+    async def refresh(self) -> bool:
+        """Read the whole catalog now. Returns whether all new and changed tables could be described; the next
+        refresh describes the others. Raises StoreError when the catalog cannot be read."""
         read, changed = self._begin_read(), set(self._changed)
         self._refresh_soon.clear()
         listing = await self._executor.call(self._executor.store.discover)
@@ -340,14 +344,16 @@ class Queues:
         outdated = iter(
             [table for table in {**listing.marked, **self._known} if not self._is_unchanged(table, listing, read)]
         )
+        described = True
         while some := list(islice(outdated, DESCRIBED_AT_ONCE)):
-            await self._describe_all(some, listing)
+            described = await self._describe_all(some, listing) and described
         # Every known table has been described since. Those that could not be have read 0.
         for name in changed:
             if self._changed[name] <= read:
                 del self._changed[name]
         self._unmarked = {table: seen for table, seen in self._unmarked.items() if seen > read}
         self._spellings = {table: other for table, other in self._spellings.items() if other in self._known}
+        return described
 
     def _record_account(self, listing: Listing) -> None:
         """Remember the engine's account, and log each new problem of its privileges."""
@@ -364,8 +370,9 @@ class Queues:
         known.read = max(known.read, read)
         return True
 
-    async def _describe_all(self, tables: Sequence[TableId], listing: Listing) -> None:
-        """Describe new and changed tables. A table that fails does not affect the others."""
+    async def _describe_all(self, tables: Sequence[TableId], listing: Listing) -> bool:
+        """Describe new and changed tables. A table that fails does not affect the others. Returns whether
+        none failed."""
         read = self._begin_read()
         try:
             found = await self._executor.call(self._executor.store.describe_all, tables)
@@ -374,13 +381,12 @@ class Queues:
             if not isinstance(error, StoreError):
                 self._count_fault()
                 log.exception("%d tables could not be described", len(tables), extra={"event": "catalog.fault"})
-            for table in tables:
-                await self._describe_alone(table)
-            return
+            return all([await self._describe_alone(table) for table in tables])
+        described = True
         for table in tables:
             before = self._known.get(table)
             if isinstance(seen := found.get(table), BrokenTable) and (before is None or before.found != seen):
-                await self._describe_alone(table)
+                described = await self._describe_alone(table) and described
                 continue
             try:
                 if seen is None:
@@ -395,9 +401,10 @@ class Queues:
                     extra={"event": "catalog.fault", "queue": str(table)},
                 )
                 self._known.pop(table, None)
+        return described
 
-    async def _describe_alone(self, table: TableId) -> None:
-        """Describe one table by itself."""
+    async def _describe_alone(self, table: TableId) -> bool:
+        """Describe one table by itself. Returns whether that was possible."""
         try:
             await self._describe_shared(table)
         except StoreError as error:
@@ -406,6 +413,8 @@ class Queues:
                 log.warning(
                     "cannot describe %s: %s", table, error, extra={"event": "queue.not_described", "queue": str(table)}
                 )
+            return False
+        return True
 
     def _mark_outdated(self, table: TableId) -> None:
         if known := self._known.get(table):
@@ -431,13 +440,14 @@ class Queues:
             failures = 0 if await self._try_refresh() else failures + 1
             pause_s = max(settings.catalog_pause_s, (clock() - began_s) * (1 / settings.catalog_share - 1))
             if failures:
-                pause_s = max(pause_s, settings.catalog_pause_s * 2**failures)
+                pause_s = max(pause_s, settings.catalog_pause_s * 2 ** min(failures, FAILURES_MAX))
             await asyncio.sleep(min(pause_s, settings.catalog_interval_s))
 
     async def _try_refresh(self) -> bool:
-        """Refresh the catalog. Returns whether it could be read."""
+        """Refresh the catalog. Returns whether it could be read, and all changed tables described; if not, the
+        next refresh follows soon."""
         try:
-            await self.refresh()
+            described = await self.refresh()
         except StoreError as error:
             if not error.unreachable:  # engine.store.reach logs that, once.
                 self._warn_once(f"cannot read the catalog: {error}")
@@ -451,7 +461,9 @@ class Queues:
             self._refresh_soon.set()
             return False
         self._last_warning = ""
-        return True
+        if not described:
+            self._refresh_soon.set()
+        return described
 
     def _warn_once(self, text: str) -> None:
         """Log a warning, unless it is the same as the last one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE
+from engine.catalog.own_tables import GROUP_RATES_TABLE, RATES_TABLE, SEMAPHORES_TABLE, OwnTable
 from engine.catalog.privileges import (
     OF_A_QUEUE,
     OF_DEAD_LETTERS,
@@ -22,6 +22,7 @@ from engine.store.information_schema import own_comments
 from engine.store.port import StoreError
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import and_lease, statement
+from engine.store.route import READ_ONLY
 
 
 def read_grants(connection: StoreConnection) -> Grants:
@@ -71,56 +72,57 @@ def with_rights(
 
 def _with_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -> QueueTable:
     """Whether the rate holds over all proxies; otherwise with the remedy as a warning."""
-    alone = "max_rate holds at each proxy alone"
-    rates = qualified(found.rates)
-    try:
-        connection.run([statement("rights_rates_read", rates=rates), statement("rights_rates_write", rates=rates)])
-        comments = own_comments(connection, [found.rates])
-    except StoreError as error:
-        if connection.broken:
-            raise
-        if error.code in DENIED:
-            problem = grants.missing_problem(found.rates, OF_RATES)
-            return replace(found, warnings=(*found.warnings, f"{alone}: {problem}"))
-        remedy = f"ALTER QUEUE {found.id} MAX_RATE = {found.policy.max_rate:g} makes the table {found.rates}"
-        return replace(found, warnings=(*found.warnings, f"{alone}: {remedy}"))
-    if unfit := RATES_TABLE.problem(str(found.rates), comments.get(found.rates, "")):
-        return replace(found, warnings=(*found.warnings, f"{alone}: {unfit}"))
+    remedy = f"ALTER QUEUE {found.id} MAX_RATE = {found.policy.max_rate:g} makes the table {found.rates}"
+    checks = ("rights_rates_read", "rights_rates_write")
+    if problem := _problem_of(connection, grants, RATES_TABLE, found.rates, checks, OF_RATES, remedy):
+        return replace(found, warnings=(*found.warnings, f"max_rate holds at each proxy alone: {problem}"))
     return replace(found, policy=replace(found.policy, paced=True))
 
 
 def _with_group_rate(connection: StoreConnection, grants: Grants, found: QueueTable) -> QueueTable:
     """Whether the rates of message groups can be kept; otherwise nothing is delivered, with the remedy as a
     warning."""
-    rates = qualified(found.group_rates)
-    try:
-        connection.run([statement(f"rights_group_rates_{use}", rates=rates) for use in ("read", "write", "delete")])
-        comments = own_comments(connection, [found.group_rates])
-    except StoreError as error:
-        if connection.broken:
-            raise
-        if error.code in DENIED:
-            return _held_back(found, grants.missing_problem(found.group_rates, OF_GROUP_RATES))
-        rate = f"{found.policy.group_rate:g}"
-        return _held_back(found, f"ALTER QUEUE {found.id} GROUP_RATE = {rate} makes the table {found.group_rates}")
-    unfit = GROUP_RATES_TABLE.problem(str(found.group_rates), comments.get(found.group_rates, ""))
-    return _held_back(found, unfit) if unfit else found
+    rates = found.group_rates
+    remedy = f"ALTER QUEUE {found.id} GROUP_RATE = {found.policy.group_rate:g} makes the table {rates}"
+    checks = tuple(f"rights_group_rates_{use}" for use in ("read", "write", "delete"))
+    problem = _problem_of(connection, grants, GROUP_RATES_TABLE, rates, checks, OF_GROUP_RATES, remedy)
+    return _held_back(found, problem) if problem else found
 
 
 def _with_semaphores(connection: StoreConnection, grants: Grants, found: QueueTable) -> QueueTable:
     """Whether the semaphores can be read; otherwise nothing is delivered, with the remedy as a warning. A
     table that is not there has none."""
+    checks = ("rights_semaphores_read",)
+    problem = _problem_of(connection, grants, SEMAPHORES_TABLE, found.semaphores, checks, ("SELECT",), absent="")
+    return _held_back(found, problem) if problem else found
+
+
+def _problem_of(
+    connection: StoreConnection,
+    grants: Grants,
+    own: OwnTable,
+    table: TableId,
+    checks: Sequence[str],
+    wanted: Sequence[str],
+    absent: str,
+) -> str:
+    """Why the engine cannot use its own table, or "". `checks`: statements that need the privileges `wanted`,
+    one that reads first. `absent`: the text for a table that does not exist.
+
+    A server that is read-only refuses the checks that write. Its table counts as usable: an absent one is
+    found by the check that reads, and a missing privilege by the first claim. Raises StoreError if it cannot
+    be known now, for example because another session has locked the table.
+    """
     try:
-        connection.run([statement("rights_semaphores_read", semaphores=qualified(found.semaphores))])
-        comments = own_comments(connection, [found.semaphores])
+        connection.run([statement(check, table=qualified(table)) for check in checks])
     except StoreError as error:
-        if connection.broken:
-            raise
         if error.code in DENIED:
-            return _held_back(found, grants.missing_problem(found.semaphores, ("SELECT",)))
-        return found
-    unfit = SEMAPHORES_TABLE.problem(str(found.semaphores), comments.get(found.semaphores, ""))
-    return _held_back(found, unfit) if unfit else found
+            return grants.missing_problem(table, wanted)
+        if error.lasting:
+            return absent
+        if error.code not in READ_ONLY:
+            raise
+    return own.problem(str(table), own_comments(connection, [table]).get(table, "")) or ""
 
 
 def _held_back(found: QueueTable, problem: str) -> QueueTable:

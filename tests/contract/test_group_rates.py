@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from engine.model import NS_PER_S, Group, GroupColumn, IdKind, Key, LimitsLeft, QueueTable, Wanted
+from engine.store.connection import BackendAddress
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
+from engine.store.port import StoreError
+from proxy.embedded.server import EmbeddedServer
 from tests.support.servers import ServerPool
 from tests.support.stores import (
     GROWING,
@@ -27,16 +30,16 @@ S = NS_PER_S
 RATE = 5
 WAIT_NS = 30 * S
 COLUMNS = (GroupColumn("tenant", IdKind.TEXT), GroupColumn("region", IdKind.INTEGER))
+COLUMN_TEXT = GROWING + ", tenant VARCHAR(20), region INT"
 ACME: Group = ("acme", 7)
 
 
 @pytest.fixture(scope="module")
 def on_server(server_pool: ServerPool) -> Iterator[Callable[[str], ServerSubject]]:
     """Makes one table for each kind of server, and empties it for each test."""
-    columns = GROWING + ", tenant VARCHAR(20), region INT"
     yield from kept_subjects(
         server_pool,
-        lambda server, _: ServerSubject(server, columns=columns, groups=("tenant", "region"), group_rate=RATE),
+        lambda server, _: ServerSubject(server, columns=COLUMN_TEXT, groups=("tenant", "region"), group_rate=RATE),
     )
 
 
@@ -252,3 +255,23 @@ class TestPrivileges:
         assert found.policy.paused
         assert "GROUP_RATE = 5 makes the table" in " ".join(found.warnings)
         assert server.store.describe(server.table.id).value == server.table
+
+    def test_a_table_that_is_locked_for_a_moment_is_not_absent(self, server: ServerSubject) -> None:
+        with server.connect() as other, other.cursor() as cursor:
+            cursor.execute("LOCK TABLES ackstream_group_rates WRITE")
+            with pytest.raises(StoreError, match="Lock wait timeout"):
+                server.store.describe(server.table.id)
+        assert server.store.describe(server.table.id).value == server.table
+
+    def test_a_server_that_is_read_only_for_a_moment_changes_nothing(self, private_server: EmbeddedServer) -> None:
+        subject = ServerSubject(private_server, columns=COLUMN_TEXT, groups=("tenant", "region"), group_rate=RATE)
+        subject.execute("CREATE USER engine")
+        subject.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO engine")
+        store = MySQLStore(BackendAddress(private_server.host, private_server.port, "engine"))
+        before = store.describe(subject.table.id).value
+        subject.execute("SET GLOBAL read_only = 1")
+        assert store.describe(subject.table.id).value == before
+        assert isinstance(before, QueueTable)
+        assert not before.policy.paused
+        store.close()
+        subject.close()

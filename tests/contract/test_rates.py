@@ -10,6 +10,7 @@ import pytest
 from engine.model import NS_PER_S, Key, LimitsLeft, Wanted
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
+from engine.store.port import StoreError
 from tests.support.servers import ServerPool
 from tests.support.stores import (
     GROWING,
@@ -136,3 +137,10 @@ class TestPrivileges:
         assert "MAX_RATE = 5 makes the table" in " ".join(found.warnings)  # type: ignore[union-attr]
         again = server.store.describe(server.table.id).value
         assert again == server.table
+
+    def test_a_table_that_is_locked_for_a_moment_is_not_absent(self, server: ServerSubject) -> None:
+        with server.connect() as other, other.cursor() as cursor:
+            cursor.execute("LOCK TABLES ackstream_rates WRITE")
+            with pytest.raises(StoreError, match="Lock wait timeout"):
+                server.store.describe(server.table.id)
+        assert server.store.describe(server.table.id).value == server.table

@@ -179,6 +179,37 @@ def test_a_slow_refresh_is_followed_by_the_next_one_after_the_interval_at_the_la
     play(scene, settings=EngineSettings(catalog_interval_s=0.01, catalog_pause_s=0.001, catalog_share=0.000_001))
 
 
+def test_a_table_that_could_not_be_described_is_described_soon_without_another_change() -> None:
+    async def scene(catalog: Catalog) -> None:
+        def fails(name: str, _tables: Sequence[TableId]) -> None:
+            if name != "discover" and catalog.store.calls["discover"] < 3:
+                raise StoreError("Lock wait timeout exceeded", code=1205)
+
+        catalog.store.before = fails
+        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0), columns=(*QUEUE.columns, "more"))
+        catalog.queues.refresh_soon()
+        await catalog.until(lambda: "more" in catalog.running[table(0)].columns)
+        assert catalog.store.calls["discover"] == 3
+
+    play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=0.001, catalog_share=1))
+
+
+def test_the_catalog_is_read_again_however_often_it_could_not_be_read() -> None:
+    """A server that is away for three hours causes about a thousand failures in a row."""
+    often = 1_100
+
+    async def scene(catalog: Catalog) -> None:
+        def fails(name: str, _tables: Sequence[TableId]) -> None:
+            if name == "discover" and catalog.store.calls["discover"] <= often:
+                raise StoreError("the server is away", code=2003)
+
+        catalog.store.before = fails
+        catalog.queues.refresh_soon()
+        await catalog.until(lambda: catalog.store.calls["discover"] > often)
+
+    play(scene, settings=EngineSettings(catalog_interval_s=0.000_01, catalog_pause_s=0.000_001))
+
+
 # Single tables.
 
 
