@@ -72,7 +72,8 @@ UPDATE $table SET epoch = 0, time_next = NULL, time_acked = NULL WHERE $conditio
 
 -- name: right_to_redrive
 -- Copies no row. The server denies it to a client that may not move messages between these tables.
-INSERT INTO $into (id) SELECT id FROM $source LIMIT 0
+-- IGNORE: MariaDB refuses to leave out a column without a default, even for no row.
+INSERT IGNORE INTO $into (id) SELECT id FROM $source LIMIT 0
 
 -- name: account_exists
 -- One row. An account may always read its own, and an account that was dropped has none.

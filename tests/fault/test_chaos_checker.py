@@ -531,6 +531,39 @@ def test_a_follow_up_comes_when_all_parts_are_over(at, rules) -> None:
     assert history.rules() == rules
 
 
+@pytest.mark.parametrize(("redriven", "rules"), [(True, ["follow-up"]), (False, [])])
+def test_a_dead_part_keeps_what_follows_it_waiting_if_its_queue_says_so(redriven, rules) -> None:
+    history = History(batches=True, redriven=redriven, max_attempts=2, dead_letter="dead")
+    history.run(1, "insert", [1, 2], follow_up=2)
+    history.got(5, 2)
+    acknowledged(history, 2, at=6)
+    history.row(1, "dead", 2)
+    assert history.rules() == rules
+
+
+@pytest.mark.parametrize(("redrives", "rules"), [([4], []), ([], ["delivered after its ACK", "two holders"])])
+def test_a_message_that_was_redriven_begins_anew(redrives, rules) -> None:
+    history = History(redriven=True, max_attempts=2, dead_letter="dead")
+    history.run(1, "insert", [1])
+    history.got(2, 1, 2, wait=10)
+    for at in redrives:
+        history.run(at, "redrive", [], affected=1)
+    history.got(5, 1, 1)
+    acknowledged(history, 1, at=6)
+    assert history.rules() == rules
+
+
+@pytest.mark.parametrize(("redrives", "rules"), [(1, []), (0, ["one claim, two deliveries"])])
+def test_each_claim_is_delivered_once_in_each_life(redrives, rules) -> None:
+    history = History(redriven=True, max_attempts=1, dead_letter="dead")
+    history.run(1, "insert", [1])
+    history.got(2, 1)
+    history.run(3, "redrive", [], affected=redrives)
+    history.got(10, 1)
+    acknowledged(history, 1, at=11)
+    assert history.rules() == rules
+
+
 @pytest.mark.parametrize(("committed", "rules"), [(1, ["order"]), (9, [])])
 def test_messages_come_in_the_order_of_their_insertion_if_they_were_there(committed, rules) -> None:
     history = History(ordered=True)

@@ -387,6 +387,13 @@ def graveyard(connection):
     return connection
 
 
+def test_redrive_to_a_queue_with_a_column_that_has_no_default(connection) -> None:
+    run(connection, "CREATE QUEUE orders (sku INT NOT NULL) MAX_ATTEMPTS = 4 DEAD_LETTER = orders_dead")
+    run(connection, "INSERT INTO orders_dead (epoch, sku) VALUES (4, 7), (4, 8)")
+    assert run(connection, "REDRIVE QUEUE orders_dead") == 2
+    assert rows(connection, "SELECT epoch, sku FROM orders ORDER BY id") == [(0, 7), (0, 8)]
+
+
 def test_redrive_moves_dead_messages_back_as_new(graveyard) -> None:
     assert run(graveyard, "REDRIVE QUEUE orders_dead") == 10
     assert rows(graveyard, "SELECT COUNT(*) FROM orders_dead") == [(0,)]

@@ -200,6 +200,14 @@ BREAKS = (
         ("engine.store.batches", "for key, open_ in _flags(sql, states) if open_)", "for key, _ in ())"),
     ),
     _break(
+        "a dead part counts as done though its queue holds what follows it",
+        "follow-up",
+        "held",
+        ("engine.store.batches", "and policy.dead_parts_hold and", "and policy.max_attempts < 0 and"),
+        misbehave=0.9,
+        seconds=25,
+    ),
+    _break(
         "dead messages are deleted and not copied",
         "lost",
         "failing",

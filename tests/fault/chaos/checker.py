@@ -285,6 +285,7 @@ class Facts:
         self.connections: dict[str, Connection] = {}
         self.faults: list[Fault] = []
         self.clears: dict[str, list[Operation]] = defaultdict(list)
+        self.redrives: dict[str, list[Operation]] = defaultdict(list)
         self.resizes: dict[str, list[Operation]] = defaultdict(list)
         self.healed = NEVER
         self.samples: list[tuple[int, dict[str, Any]]] = []
@@ -332,6 +333,8 @@ class Facts:
         self.operations[values["op"]] = operation
         if what == "clear":
             self.clears[operation.queue].append(operation)
+        elif what == "redrive":
+            self.redrives[operation.queue].append(operation)
         elif what == "resize":
             self.resizes[values["semaphore"]].append(operation)
         elif what in {"commit", "rollback"}:
@@ -393,6 +396,10 @@ class Facts:
     def earliest_us(self, server_us: int) -> int:
         """When the server's clock can have shown this time at the earliest."""
         return min(max(begin, server_us - self._wall_us - shift) for begin, shift in self._shifts)
+
+    def redriven(self, queue: str, until: int) -> int:
+        """How often a dead message of the queue may have come back before this time, as a new one with epoch 0."""
+        return sum(redrive.begin <= until and _some(redrive) for redrive in self.redrives[queue])
 
     def effect(self, operation: Operation) -> Effect:
         """Whether it took effect."""
@@ -529,10 +536,11 @@ def acknowledgements(facts: Facts, queue: str, token: int, life: Life) -> Iterat
 def epochs(facts: Facts, queue: str, token: int, life: Life) -> Iterator[Violation]:
     """Each claim is delivered once; none begins after the ACK, which leaves the epoch as it is."""
     seen: Counter[int] = Counter(delivery.epoch for delivery in life.deliveries if not delivery.locking)
+    lives = 1 + facts.redriven(queue, NEVER)
     for epoch, count in seen.items():
-        if count > 1:
+        if count > lives:
             yield Violation("one claim, two deliveries", queue, token, f"epoch {epoch} was delivered {count} times")
-    if life.rows and life.rows[0][0] == "acked" and seen and max(seen) > life.rows[0][1]:
+    if lives == 1 and life.rows and life.rows[0][0] == "acked" and seen and max(seen) > life.rows[0][1]:
         yield Violation(
             "delivered after its ACK", queue, token, f"epoch {max(seen)}, acknowledged at {life.rows[0][1]}"
         )
@@ -601,6 +609,8 @@ def _deadline_us(facts: Facts, first: Delivery, second: Delivery, life: Life) ->
 
 def _given_back(facts: Facts, queue: str, first: Delivery, second: Delivery, life: Life) -> bool:
     if facts.connections[first.conn].closed <= second.at and not facts.plans[queue].keep:
+        return True
+    if facts.redriven(queue, max(first.at, second.at)):  # They may be of two lives, the later one first.
         return True
     if any(
         change.what in {"nack", "reschedule"}
@@ -729,8 +739,9 @@ def _first_arrival(life: Life) -> int:
 
 
 def earliest_end(facts: Facts, queue: str, life: Life) -> int:
-    """When the message may have been over at the earliest: acknowledged, deleted or dead; NEVER: it was not."""
-    if any(state == "dead" for state, _ in life.rows):
+    """When the message may have been over at the earliest: acknowledged, deleted or dead, unless its queue holds what
+    follows a dead message. NEVER: it was not."""
+    if any(state == "dead" for state, _ in life.rows) and not facts.plans[queue].redriven:
         return 0
     ends = [*life.acks, *(change for change in life.changes if change.what == "delete")]
     effects = [facts.effect(operation) for operation in ends if _some(operation)]

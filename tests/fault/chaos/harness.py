@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pymysql
+from pymysql.constants import ER
 
 from proxy.embedded.server import EmbeddedServer, Flavour
 from tests.fault.chaos import faults as carried_out
@@ -345,6 +346,8 @@ class Harness:
             try:
                 waiting = self._sample()
             except pymysql.MySQLError as failure:
+                if failure.args[0] == ER.NO_SUCH_TABLE and self._repair_queues():
+                    continue  # A client was dropping a queue, to make it again, when all faults were over.
                 self.history.write("alarm", text=f"the server fails, though all faults are over: {failure}")
                 return
             if not waiting:

@@ -88,6 +88,8 @@ class Plan:
     """The last message of each INSERT follows its other messages."""
     follow_ups: str = ""
     """The queue of the messages that follow; empty: this one."""
+    redriven: bool = False
+    """Dead messages come back, as new ones, and meanwhile keep what follows them waiting."""
 
     def as_values(self) -> dict[str, Any]:
         return asdict(self)
@@ -194,6 +196,11 @@ PLANS = (
     Plan(
         "parts", made("parts", *SHORT, "BATCHES"), 5, 8, quota_per_s=15, streams=1, pollers=1, batches=True,
         follow_ups="wholes",
+    ),
+    Plan(
+        "held", made("held", "ACK_WAIT = 2", "MAX_BACKOFF = 4", "MAX_ATTEMPTS = 2", "DEAD_LETTER = held_dead",
+        "BATCHES", "BATCH_ON_DEAD = HOLD"), 2, 4, quota_per_s=10, streams=1, pollers=1, max_attempts=2,
+        dead_letter="held_dead", batches=True, redriven=True,
     ),
     Plan("wholes", made("wholes", *SHORT, "BATCHES"), 5, 8, streams=1, producers=0, batches=True),
 )  # fmt: skip

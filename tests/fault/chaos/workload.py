@@ -537,6 +537,24 @@ class Resizer:
             raise
 
 
+class Redriver:
+    """REDRIVE QUEUE, also after the last fault."""
+
+    def __init__(self, load: Workload, plan: Plan) -> None:
+        self._load, self._plan = load, plan
+
+    async def __call__(self, draw: random.Random) -> None:
+        await self._load.pause(1 if self._load.healed.is_set() else draw.uniform(2, 8))
+        connection = await Connection.open(self._load, draw)
+        try:
+            name = self._plan.name
+            await connection.run(f"REDRIVE QUEUE {self._plan.dead_letter} TO {name}", "redrive", name)
+            connection.close("finished")
+        except (LostError, ServerError) as failure:
+            connection.close(str(failure))
+            raise
+
+
 async def recreate(connection: Connection, plan: Plan) -> None:
     await connection.run(plan.create.replace("CREATE QUEUE ", "CREATE QUEUE IF NOT EXISTS "), "ddl", plan.name)
 
@@ -548,6 +566,7 @@ def bodies(load: Workload, plan: Plan) -> list[Callable[[random.Random], Awaitab
     made += [Poller(load, plan) for _ in range(plan.pollers) if load.orders.place == 0 or not plan.ordered]
     made += [Locker(load, plan) for _ in range(plan.lockers)]
     made += [Definer(load, plan)] if plan.ddl else []
+    made += [Redriver(load, plan)] if plan.redriven and load.orders.place == 0 else []
     made += [Resizer(load)] if plan.resized and load.orders.place == 0 else []
     return made
 
