@@ -506,9 +506,9 @@ def test_the_next_run_of_a_group_comes_when_the_one_before_is_over() -> None:
     assert history.rules() == ["strict order"]
 
 
-@pytest.mark.parametrize(("count", "rules"), [(4, []), (5, ["group_rate"])])
+@pytest.mark.parametrize(("count", "rules"), [(4, []), (5, ["rate"])])
 def test_no_more_of_a_group_are_claimed_in_a_second_than_its_rate_allows(count, rules) -> None:
-    history = History(groups=10, group_rate=2)
+    history = History(groups=10, rate=2)
     tokens = range(1, 10 * count, 10)
     history.run(1, "insert", [*tokens, 2])
     for place, token in enumerate(tokens):

@@ -155,9 +155,19 @@ BREAKS = (
     ),
     _break(
         "group_rate is counted by each proxy alone",
-        "group_rate",
+        "rate",
         "paced",
         ("engine.store.group_rates", "if full_ns is not None:", "if full_ns is not None and not full_ns:"),
+    ),
+    _break(
+        "max_rate is counted by each proxy alone",
+        "rate",
+        "rated",
+        (
+            "engine.store.claim_limits",
+            "if policy.paced and policy.max_rate is not None else None",
+            "if policy.paced and policy.max_rate is None else None",
+        ),
     ),
     _break(
         "the holders of a semaphore are those of one queue",

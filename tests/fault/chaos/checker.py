@@ -258,8 +258,8 @@ class Collected:
             self.held[limit] += certainly_held(facts, queue, life)
         if plan.ordered:
             self.firsts[queue] += first_claim(facts, queue, token, life)
-        if plan.group_rate:
-            self.claims[queue, token % plan.groups] += [
+        if plan.rate:
+            self.claims[queue, token % (plan.groups or 1)] += [
                 found.claimed for found in first_claim(facts, queue, token, life)
             ]
         if plan.strict and life.inserts:
@@ -706,15 +706,15 @@ def limits(facts: Facts, held: dict[Limit, list[tuple[int, int]]]) -> Iterator[V
 
 
 def rates(facts: Facts, claims: dict[tuple[str, int], list[int]]) -> Iterator[Violation]:
-    """In no second is more of a group claimed than its rate allows, and what the duration of a claim adds, which is
-    short where no fault was near."""
+    """In no second is more of a group, or of a queue, claimed than its rate allows, and what the duration of a claim
+    adds, which is short where no fault was near."""
     for (queue, group), found in claims.items():
-        most = facts.plans[queue].group_rate * 3 // 2 + 1
+        most = facts.plans[queue].rate * 3 // 2 + 1
         times = sorted(found)
         for first, last in zip(times, times[most:], strict=False):
             if last - first < S and facts.quiet(first, last):
                 text = f"group {group}: more than {most} messages in the second from {first}"
-                yield Violation("group_rate", queue, -1, text)
+                yield Violation("rate", queue, -1, text)
                 break
 
 

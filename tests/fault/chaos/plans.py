@@ -77,7 +77,8 @@ class Plan:
     groups: int = 0
     """Its messages are of so many groups: the column `kind`, by the remainder of the token."""
     group_limit: int = 0
-    group_rate: int = 0
+    rate: int = 0
+    """Deliveries a second: of each group, or of a queue without groups."""
     strict: bool = False
     """Its groups are in strict order: one message at a time, or a run of `group_limit` at one stream."""
     needs: tuple[str, ...] = ()
@@ -179,7 +180,16 @@ PLANS = (
     ),
     Plan(
         "paced", made("paced", *GROUPED, "GROUP_RATE = 8"), 5, 8, quota_per_s=12, streams=1, pollers=1, groups=2,
-        group_rate=8,
+        rate=8,
+    ),
+    Plan("rated", made("rated", *SHORT, "MAX_RATE = 20"), 5, 8, quota_per_s=12, streams=1, pollers=1, rate=20),
+    Plan(
+        "fair", made("fair", *GROUPED, "MAX_ATTEMPTS = 4", "DEAD_LETTER = fair_dead"), 5, 8, quota_per_s=20, streams=1,
+        pollers=1, lockers=2, groups=6, priorities=2, delays=True, max_attempts=4, dead_letter="fair_dead",
+    ),
+    Plan(
+        "partitioned", made("partitioned", "RETENTION BY PARTITION", *SHORT), 5, 8, quota_per_s=20, streams=1,
+        pollers=1, lockers=1, plain_sql=True,
     ),
     Plan(
         "mailing", made("mailing", *SHORT, "SEMAPHORES = (needs)", columns=NEEDING), 5, 8, quota_per_s=4, streams=1,
