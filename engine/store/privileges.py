@@ -114,7 +114,7 @@ def _problem_of(
     be known now, for example because another session has locked the table.
     """
     try:
-        connection.run([statement(check, table=qualified(table)) for check in checks])
+        connection.run([statement(check, own=qualified(table)) for check in checks])
     except StoreError as error:
         if error.code in DENIED:
             return grants.missing_problem(table, wanted)

@@ -377,12 +377,12 @@ ON DUPLICATE KEY UPDATE full_ns = $full_ns
 -- name: rights_rates_read
 -- Whether there is a table of rates, and it may be read.
 SELECT queue, full_ns
-FROM $table
+FROM $own
 WHERE FALSE
 
 -- name: rights_rates_write
 -- Whether it may be written to.
-INSERT INTO $table (queue, full_ns)
+INSERT INTO $own (queue, full_ns)
 SELECT '', 0
 FROM DUAL
 WHERE FALSE
@@ -432,12 +432,12 @@ WHERE queue = $queue AND group_hash IN ($groups) AND full_ns < $before_ns
 -- name: rights_group_rates_read
 -- Whether there is a table of the rates of message groups, and it may be read.
 SELECT queue, group_hash, full_ns
-FROM $table
+FROM $own
 WHERE FALSE
 
 -- name: rights_group_rates_write
 -- Whether it may be written to.
-INSERT INTO $table (queue, group_hash, full_ns)
+INSERT INTO $own (queue, group_hash, full_ns)
 SELECT '', '', 0
 FROM DUAL
 WHERE FALSE
@@ -445,7 +445,7 @@ ON DUPLICATE KEY UPDATE full_ns = 0
 
 -- name: rights_group_rates_delete
 -- Whether rows may be deleted.
-DELETE FROM $table
+DELETE FROM $own
 WHERE FALSE
 
 -- name: limit_release
@@ -476,7 +476,7 @@ WHERE table_schema = $db AND table_type NOT IN ('VIEW', 'SYSTEM VIEW') AND table
 -- name: rights_semaphores_read
 -- Whether the table of semaphores may be read.
 SELECT name, capacity
-FROM $table
+FROM $own
 WHERE FALSE
 
 -- name: semaphore_holders
