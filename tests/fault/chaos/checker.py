@@ -44,8 +44,6 @@ AFTERMATH_US = 20 * S
 """So long after a fault its effects on the order may show."""
 VISIBLE_US = S
 """The order holds among messages committed a tenth of a second before a claim; a busy machine is given more."""
-SAMPLES = 2
-"""A proxy delivers within the margin, and the time of so many samples."""
 HELD_US = 15 * S
 """No lease is longer."""
 MEMORY_MAX = 500 << 20
@@ -650,30 +648,21 @@ def sums(facts: Facts, acked: Counter[str]) -> Iterator[Violation]:
 
 def progress(facts: Facts) -> Iterator[Violation]:
     """Once the last fault is over, no due message waits while its queue delivers nothing, nor any other queue that
-    shares its semaphores.
-
-    The samples show how fast the server is then: a machine that takes seconds for one gives a proxy more time.
-    """
+    shares its semaphores."""
     waiting_since: dict[str, int] = {}
-    sampled: dict[str, int] = {}
-    slowest: Counter[str] = Counter()
-    """The longest time between two samples of a queue since it waits."""
     sharing = [queue for queue, plan in facts.plans.items() if plan.needs]
     shared = sorted(at for queue in sharing for at in facts.arrivals[queue])
     for at, sample in facts.samples:
         queue = sample["queue"]
-        slowest[queue] = max(slowest[queue], at - sampled.get(queue, at))
-        sampled[queue] = at
         if not sample["due"]:
             waiting_since.pop(queue, None)
-            slowest.pop(queue, None)
             continue
         since = waiting_since.setdefault(queue, at)
         arrivals = shared if queue in sharing else facts.arrivals[queue]
         place = bisect_right(arrivals, at)
         since = max(since, arrivals[place - 1] if place else 0)
         limit = facts.plans[queue].max_wait_s * S * 4 // 3 + MARGIN_US
-        if at - since > MARGIN_US + SAMPLES * slowest[queue] and at - facts.healed > limit:
+        if at - since > MARGIN_US and at - facts.healed > limit:
             text = f"{sample['due']} due messages and no delivery for {(at - since) / S:.1f} s, all faults over"
             yield Violation("no progress", queue, -1, text)
             waiting_since[queue] = at
