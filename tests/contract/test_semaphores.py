@@ -29,6 +29,7 @@ from engine.model import (
 from engine.store.connection import BackendAddress
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
+from engine.store.port import StoreError
 from engine.store.semaphores import NAMES_MAX, lock_name
 from tests.support.servers import ServerPool
 from tests.support.stores import (
@@ -425,6 +426,14 @@ def test_an_account_that_may_not_read_the_semaphores_delivers_nothing_and_the_pr
     assert f"GRANT SELECT ON `{server.database}`.`{SEMAPHORES}`" in warning
     assert isinstance(granted, QueueTable)
     assert not granted.policy.paused
+
+
+def test_a_table_of_semaphores_that_is_locked_for_a_moment_is_not_absent(server: ServerSubject) -> None:
+    with server.connect() as other, other.cursor() as cursor:
+        cursor.execute(f"LOCK TABLES {SEMAPHORES} WRITE")
+        with pytest.raises(StoreError, match="Lock wait timeout"):
+            server.store.describe(server.table.id)
+    assert server.store.describe(server.table.id).value == server.table
 
 
 def test_a_table_of_semaphores_of_a_later_version_is_not_used(server: ServerSubject) -> None:
