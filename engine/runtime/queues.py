@@ -12,6 +12,9 @@ Three events show that a table changed. Each costs the same however many queues 
   binary log contains a change of a table. It returns a stamp for each queue. Queues with a new stamp
   are described again, all together.
 
+A table that cannot be described, for example because a session has locked it or a table that it
+needs, is late: it is described again beside the refreshes, so that they do not wait for it.
+
 engine.service runs the queues and is notified by callbacks. This module starts and ends no queue.
 """
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -42,7 +45,7 @@ TEXTS_MAX = 8
 and character set. Few applications have more than one or two kinds of sessions."""
 
 FAILURES_MAX = 20
-"""Failed refreshes in a row after which the pause does not grow any more: a million times the first."""
+"""Failures in a row after which the pause does not grow any more: a million times the first."""
 
 CHANGED_NAMES_MAX = 1_000
 """Names of changed tables remembered until the catalog's refresh. With more, all tables count as
@@ -103,6 +106,9 @@ class Queues:
         it."""
         self._all_changed = 0
         """The same for all tables."""
+        self._late: dict[TableId, int] = {}
+        """The tables that could not be described, and how often; the last one to fail is the last."""
+        self._any_late = asyncio.Event()
         self._account, self._problems = "", tuple[str, ...]()
         self._refresh_soon = asyncio.Event()
         self._last_warning = ""
@@ -114,6 +120,7 @@ class Queues:
         """
         await self.refresh()
         self._executor.spawn(self._watch(), "catalog")
+        self._executor.spawn(self._watch_late(), "late tables")
 
     async def close(self) -> None:
         """Cancel the descriptions under way."""
@@ -123,7 +130,8 @@ class Queues:
     def remembered(self) -> int:
         """The number of entries about tables that are kept in memory."""
         texts = sum(len(known.texts) for known in self._known.values())
-        return len(self._known) + len(self._unmarked) + len(self._spellings) + len(self._changed) + texts
+        late = len(self._late)
+        return len(self._known) + len(self._unmarked) + len(self._spellings) + len(self._changed) + late + texts
 
     # Events.
 
@@ -331,9 +339,11 @@ class Queues:
 
     # Refreshes.
 
-    async def refresh(self) -> bool:
-        """Read the whole catalog now. Returns whether all new and changed tables could be described; the next
-        refresh describes the others. Raises StoreError when the catalog cannot be read."""
+    async def refresh(self) -> None:
+        """Read the whole catalog now, and describe the new and changed tables, except the late ones.
+
+        Raises StoreError when the catalog cannot be read.
+        """
         read, changed = self._begin_read(), set(self._changed)
         self._refresh_soon.clear()
         listing = await self._executor.call(self._executor.store.discover)
@@ -342,18 +352,20 @@ class Queues:
         if self._indirect_writes.refreshed(listing.views_and_triggers, outdated=self._refresh_soon.is_set()):
             self._listener.indirect_write()
         outdated = iter(
-            [table for table in {**listing.marked, **self._known} if not self._is_unchanged(table, listing, read)]
+            [
+                table
+                for table in {**listing.marked, **self._known}
+                if not self._is_unchanged(table, listing, read) and table not in self._late
+            ]
         )
-        described = True
         while some := list(islice(outdated, DESCRIBED_AT_ONCE)):
-            described = await self._describe_all(some, listing) and described
+            await self._describe_all(some, listing.marked)
         # Every known table has been described since. Those that could not be have read 0.
         for name in changed:
             if self._changed[name] <= read:
                 del self._changed[name]
         self._unmarked = {table: seen for table, seen in self._unmarked.items() if seen > read}
         self._spellings = {table: other for table, other in self._spellings.items() if other in self._known}
-        return described
 
     def _record_account(self, listing: Listing) -> None:
         """Remember the engine's account, and log each new problem of its privileges."""
@@ -370,55 +382,88 @@ class Queues:
         known.read = max(known.read, read)
         return True
 
-    async def _describe_all(self, tables: Sequence[TableId], listing: Listing) -> bool:
-        """Describe new and changed tables. A table that fails does not affect the others. Returns whether
-        none failed."""
+    async def _describe_all(self, tables: Sequence[TableId], stamps: Mapping[TableId, str | None]) -> None:
+        """Describe tables. One that cannot be described is late then, and affects no other. `stamps`: those
+        of the listing. Raises StoreError if the server cannot be reached."""
         read = self._begin_read()
         try:
             found = await self._executor.call(self._executor.store.describe_all, tables)
             self._executor.counters.catalog_described += len(tables)
         except Exception as error:
+            if isinstance(error, StoreError) and error.unreachable:
+                raise
             if not isinstance(error, StoreError):
                 self._count_fault()
                 log.exception("%d tables could not be described", len(tables), extra={"event": "catalog.fault"})
-            return all([await self._describe_alone(table) for table in tables])
-        described = True
+            for table in tables:
+                await self._describe_alone(table)
+            return
         for table in tables:
-            before = self._known.get(table)
-            if isinstance(seen := found.get(table), BrokenTable) and (before is None or before.found != seen):
-                described = await self._describe_alone(table) and described
-                continue
-            try:
-                if seen is None:
-                    self._record_absent(table, read)
-                else:
-                    self._record(seen, read, listing.marked.get(table))
-            except Exception:
-                self._count_fault()
-                log.exception(
-                    "the description of %s could not be used",
-                    table,
-                    extra={"event": "catalog.fault", "queue": str(table)},
-                )
-                self._known.pop(table, None)
-        return described
+            before, seen = self._known.get(table), found.get(table)
+            if isinstance(seen, StoreError):
+                self._postpone(table, seen)
+            elif isinstance(seen, BrokenTable) and (before is None or before.found != seen):
+                await self._describe_alone(table)
+            else:
+                self._record_seen(table, seen, read, stamps.get(table))
 
-    async def _describe_alone(self, table: TableId) -> bool:
-        """Describe one table by itself. Returns whether that was possible."""
+    def _record_seen(self, table: TableId, seen: QueueTable | BrokenTable | None, read: int, stamp: str | None) -> None:
+        """Record one of many descriptions. A fault in ackstream affects no other."""
+        try:
+            if seen is None:
+                self._record_absent(table, read)
+            else:
+                self._record(seen, read, stamp)
+        except Exception:
+            self._count_fault()
+            log.exception(
+                "the description of %s could not be used", table, extra={"event": "catalog.fault", "queue": str(table)}
+            )
+            self._known.pop(table, None)
+
+    async def _describe_alone(self, table: TableId) -> None:
+        """Describe one table by itself. If that is not possible, it is late."""
         try:
             await self._describe_shared(table)
         except StoreError as error:
-            self._mark_outdated(table)
-            if not error.unreachable:
-                log.warning(
-                    "cannot describe %s: %s", table, error, extra={"event": "queue.not_described", "queue": str(table)}
-                )
-            return False
-        return True
+            self._postpone(table, error)
 
-    def _mark_outdated(self, table: TableId) -> None:
+    # Late tables.
+
+    def _postpone(self, table: TableId, error: StoreError) -> None:
+        """The table could not be described: describe it again, beside the refreshes."""
         if known := self._known.get(table):
             known.read, known.stamp = 0, None
+        failures = self._late.pop(table, 0)
+        if not failures and not error.unreachable:
+            log.warning(
+                "cannot describe %s: %s", table, error, extra={"event": "queue.not_described", "queue": str(table)}
+            )
+        self._late[table] = failures + 1
+        self._any_late.set()
+
+    async def _watch_late(self) -> None:
+        """Describe late tables, at growing intervals while none of them can be described."""
+        settings, failures = self._executor.settings, 0
+        while True:
+            await self._any_late.wait()
+            pause_s = settings.catalog_pause_s * 2**failures
+            await asyncio.sleep(min(pause_s, settings.catalog_interval_s))
+            failures = 0 if await self._try_late() else min(failures + 1, FAILURES_MAX)
+
+    async def _try_late(self) -> bool:
+        """Describe some late tables. Returns whether one of them is not late any more."""
+        before = dict(islice(self._late.items(), DESCRIBED_AT_ONCE))
+        try:
+            await self._describe_all(list(before), {})
+        except StoreError:  # The server is away. engine.store.reach logs that, once.
+            return False
+        described = [table for table, failures in before.items() if self._late.get(table) == failures]
+        for table in described:
+            del self._late[table]
+        if not self._late:
+            self._any_late.clear()
+        return bool(described)
 
     # The refresh in the background.
 
@@ -444,10 +489,9 @@ class Queues:
             await asyncio.sleep(min(pause_s, settings.catalog_interval_s))
 
     async def _try_refresh(self) -> bool:
-        """Refresh the catalog. Returns whether it could be read, and all changed tables described; if not, the
-        next refresh follows soon."""
+        """Refresh the catalog. Returns whether it could be read; if not, the next refresh follows soon."""
         try:
-            described = await self.refresh()
+            await self.refresh()
         except StoreError as error:
             if not error.unreachable:  # engine.store.reach logs that, once.
                 self._warn_once(f"cannot read the catalog: {error}")
@@ -461,9 +505,7 @@ class Queues:
             self._refresh_soon.set()
             return False
         self._last_warning = ""
-        if not described:
-            self._refresh_soon.set()
-        return described
+        return True
 
     def _warn_once(self, text: str) -> None:
         """Log a warning, unless it is the same as the last one."""

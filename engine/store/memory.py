@@ -58,7 +58,7 @@ from engine.store.claim_plan import (
     unchanged,
 )
 from engine.store.pace import Pace
-from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
+from engine.store.port import AckUnknownError, Described, Listing, Origin, Roster, StoreError, Timed
 from engine.store.rotation import Rotation
 from engine.store.scan_result import ScanAssembly, is_behind
 
@@ -170,7 +170,7 @@ class MemoryStore:
         """The table as a queue, or its problems. None if it does not exist or is not marked."""
         return self._timed(self.tables.get(table))
 
-    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, Described]]:
         """The marked ones of the tables, in the server's spelling."""
         return self._timed({table: self.tables[table] for table in tables if table in self.tables})
 

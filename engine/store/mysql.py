@@ -72,8 +72,8 @@ from engine.store.information_schema import facts_of, listing, now_ns, table_fac
 from engine.store.own_writes import OwnWrites
 from engine.store.partitions import Retention
 from engine.store.pool import Pool
-from engine.store.port import AckUnknownError, Listing, Origin, Roster, StoreError, Timed
-from engine.store.privileges import read_grants, with_rights
+from engine.store.port import AckUnknownError, Described, Listing, Origin, Roster, StoreError, Timed
+from engine.store.privileges import Rights, read_grants
 from engine.store.pymysql_adapter import ER
 from engine.store.queries import START_OF_TIME_NS, TableStatements, statement
 from engine.store.reach import Reach
@@ -244,7 +244,10 @@ class MySQLStore:
         return Timed(rights, found.now_ns)
 
     def _with_rights(self, connection: StoreConnection, found: QueueTable | BrokenTable) -> QueueTable | BrokenTable:
-        return with_rights(connection, self._grants or self._read_grants(connection), found)
+        return self._rights(connection).on(found)
+
+    def _rights(self, connection: StoreConnection) -> Rights:
+        return Rights(connection, self._grants or self._read_grants(connection))
 
     def _read_grants(self, connection: StoreConnection) -> Grants:
         before, self._grants = self._grants, read_grants(connection)
@@ -266,17 +269,25 @@ class MySQLStore:
             facts = table_facts(connection, table)
             found = None if facts.value is None else evaluate(facts.value)
             if found is not None:
-                found = with_rights(connection, self._grants or self._read_grants(connection), found)
+                found = self._rights(connection).on(found)
         return Timed(found, facts.now_ns)
 
-    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, Described]]:
         """The marked ones of the tables, in the server's spelling."""
+        described: dict[TableId, Described] = {}
         with self._pool.connection() as connection:
             facts = facts_of(connection, tables)
-            grants = self._grants or self._read_grants(connection)
-            verdict = [found for fact in facts.value.values() if (found := evaluate(fact)) is not None]
-            rightful = {found.id: with_rights(connection, grants, found) for found in verdict}
-        return Timed(rightful, facts.now_ns)
+            rights = self._rights(connection)
+            for found in map(evaluate, facts.value.values()):
+                if found is None:
+                    continue
+                try:
+                    described[found.id] = rights.on(found)
+                except StoreError as error:
+                    if connection.broken:
+                        raise
+                    described[found.id] = error
+        return Timed(described, facts.now_ns)
 
     def scan(
         self,

@@ -131,6 +131,10 @@ def may_be_same(one: Origin, other: Origin) -> bool:
     return one.address == other.address and (one.name is None or other.name is None or one.name == other.name)
 
 
+Described = QueueTable | BrokenTable | StoreError
+"""A marked table as a queue, its problems if it cannot be one, or why it cannot be described now."""
+
+
 class Store(Protocol):
     """Everything that the engine does with a database. Each method raises StoreError."""
 
@@ -147,11 +151,12 @@ class Store(Protocol):
         problem.
         """
 
-    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, Described]]:
         """The marked ones of the tables, in the server's spelling.
 
         The number of statements does not depend on that of the tables. A table that is being
-        altered may appear broken. `describe` reads such a table again.
+        altered may appear broken. `describe` reads such a table again. A table that cannot be
+        described now has its error, and affects no other.
         """
 
     def scan(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from engine.model import NS_PER_S, Key, LimitsLeft, Wanted
+from engine.model import NS_PER_S, Key, LimitsLeft, TableId, Wanted
 from engine.store.memory import Row
 from engine.store.mysql import MySQLStore
-from engine.store.port import StoreError
+from engine.store.port import Described, StoreError
 from tests.support.servers import ServerPool
 from tests.support.stores import (
     GROWING,
@@ -144,3 +144,27 @@ class TestPrivileges:
             with pytest.raises(StoreError, match="Lock wait timeout"):
                 server.store.describe(server.table.id)
         assert server.store.describe(server.table.id).value == server.table
+
+    def test_queues_wait_together_for_a_locked_table_and_others_are_described(self, server: ServerSubject) -> None:
+        paced = [TableId(server.database, f"m{number}") for number in range(20)]
+        unpaced = TableId(server.database, "unpaced")
+        for table in (*paced, unpaced):
+            server.execute(f"CREATE TABLE {table.name} LIKE messages")
+        server.execute("ALTER TABLE unpaced COMMENT 'vitess_message'")
+        with counted_store(server) as (store, sent):
+            before = store.describe_all([*paced, unpaced]).value
+            with server.connect() as other, other.cursor() as cursor:
+                cursor.execute("LOCK TABLES ackstream_rates WRITE")
+                found, checks = list[Mapping[TableId, Described]](), list[int]()
+                for tables in (paced[:1], [*paced, unpaced]):
+                    sent.clear()
+                    found.append(store.describe_all(tables).value)
+                    checks.append(b" ".join(sent).count(b"ackstream_rates"))
+            after = store.describe_all([*paced, unpaced]).value
+        assert checks[0] == checks[1] > 0
+        assert found[1][unpaced] == before[unpaced]
+        assert all("Lock wait timeout" in str(found[1][table]) for table in paced)
+        assert after == before
+        assert len(after) == 21
+        for table in after:
+            server.execute(f"DROP TABLE {table.name}")

@@ -15,7 +15,7 @@ from engine.model import BrokenTable, Key, QueueTable, TableId
 from engine.runtime.executor import EngineSettings
 from engine.service import Engine
 from engine.store.memory import MemoryStore, Row
-from engine.store.port import StoreError, Timed
+from engine.store.port import Described, StoreError, Timed
 from tests.support.play import FORMAT, TABLE, queue_table
 
 NOW_NS = 10**18
@@ -45,7 +45,7 @@ class OneTableIsIll(MemoryStore):
             raise StoreError("the table is being altered", code=1205)
         return super().describe(table)
 
-    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, Described]]:
         if OTHER in tables:
             raise StoreError("a table is being altered", code=1205)
         return super().describe_all(tables)

@@ -15,7 +15,7 @@ from engine.runtime.executor import EngineSettings, StoreExecutor
 from engine.runtime.indirect_writes import IndirectWrites
 from engine.runtime.queues import TEXTS_MAX, Listener, Queues, UnusableQueue
 from engine.store.memory import MemoryStore
-from engine.store.port import Listing, StoreError, Timed
+from engine.store.port import Described, Listing, StoreError, Timed
 from tests.support.play import queue_table
 
 QUEUE = queue_table()
@@ -33,6 +33,8 @@ class CountingStore(MemoryStore):
     calls: Counter[str] = field(default_factory=Counter)
     described: list[TableId] = field(default_factory=list)
     before: Callable[[str, Sequence[TableId]], None] = lambda _name, _tables: None
+    failing: Callable[[TableId], StoreError | None] = lambda _table: None
+    """Why a table cannot be described, if so."""
     stir: Callable[[], object] = lambda: None
 
     def discover(self) -> Timed[Listing]:
@@ -48,11 +50,13 @@ class CountingStore(MemoryStore):
         self.before("describe", [table])
         return answer
 
-    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, QueueTable | BrokenTable]]:
+    def describe_all(self, tables: Sequence[TableId]) -> Timed[Mapping[TableId, Described]]:
         self.calls["describe_all"] += 1
         self.described += tables
         self.before("describe_all", tables)
-        return super().describe_all(tables)
+        found = super().describe_all(tables)
+        errors = {table: error for table in tables if (error := self.failing(table))}
+        return replace(found, value={**found.value, **errors})
 
     def forget_calls(self) -> None:
         self.calls.clear()
@@ -79,6 +83,7 @@ class Catalog:
 
     def _lost(self, table: TableId, _text: str) -> None:
         del self.running[table]
+        self.stirred.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for the effects of store calls and their results."""
@@ -179,19 +184,76 @@ def test_a_slow_refresh_is_followed_by_the_next_one_after_the_interval_at_the_la
     play(scene, settings=EngineSettings(catalog_interval_s=0.01, catalog_pause_s=0.001, catalog_share=0.000_001))
 
 
-def test_a_table_that_could_not_be_described_is_described_soon_without_another_change() -> None:
-    async def scene(catalog: Catalog) -> None:
-        def fails(name: str, _tables: Sequence[TableId]) -> None:
-            if name != "discover" and catalog.store.calls["discover"] < 3:
-                raise StoreError("Lock wait timeout exceeded", code=1205)
+LOCKED = StoreError("Lock wait timeout exceeded", code=1205)
 
-        catalog.store.before = fails
-        catalog.store.tables[table(0)] = replace(QUEUE, id=table(0), columns=(*QUEUE.columns, "more"))
+
+def altered(number: int) -> QueueTable:
+    return replace(QUEUE, id=table(number), columns=(*QUEUE.columns, "more"))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
+def test_a_table_that_could_not_be_described_is_described_soon_without_another_change(alone: bool) -> None:
+    async def scene(catalog: Catalog) -> None:
+        store, failing = catalog.store, iter(range(5))
+
+        def fails(name: str, _tables: Sequence[TableId]) -> None:
+            if name != "discover" and next(failing, None) is not None:
+                raise LOCKED
+
+        if alone:
+            store.before = fails
+        else:
+            store.failing = lambda _table: LOCKED if next(failing, None) is not None else None
+        store.tables[table(0)] = altered(0)
         catalog.queues.refresh_soon()
         await catalog.until(lambda: "more" in catalog.running[table(0)].columns)
-        assert catalog.store.calls["discover"] == 3
+        assert store.calls["discover"] == 1
 
     play(scene, settings=EngineSettings(catalog_interval_s=3600, catalog_pause_s=0.001, catalog_share=1))
+
+
+def test_tables_that_cannot_be_described_do_not_delay_the_changes_of_others() -> None:
+    """A team has locked its tables: each description of its queues waits for that."""
+    theirs, ours = [table(number) for number in range(300)], table(300)
+
+    async def scene(catalog: Catalog) -> None:
+        store, waits, go_on = catalog.store, threading.Event(), threading.Event()
+
+        def waits_for_the_lock(name: str, tables: Sequence[TableId]) -> None:
+            if name == "describe_all" and ours not in tables:
+                waits.set()
+                assert go_on.wait(10)
+
+        store.failing = lambda one: LOCKED if one != ours and not go_on.is_set() else None
+        for number in range(301):
+            store.tables[table(number)] = altered(number)
+        await catalog.queues.refresh()
+        store.before = waits_for_the_lock
+        assert await asyncio.to_thread(waits.wait, 10)
+        store.forget_calls()
+        store.tables[ours] = replace(altered(300), columns=("most",))
+        await catalog.queues.refresh()
+        assert catalog.running[ours].columns == ("most",)
+        assert store.described == [ours]
+        go_on.set()
+        await catalog.until(lambda: all("more" in catalog.running[one].columns for one in theirs))
+
+    settings = EngineSettings(catalog_interval_s=3600, catalog_pause_s=0.001, catalog_share=1)
+    play(scene, queues=301, settings=settings)
+
+
+def test_a_late_table_that_was_dropped_is_forgotten() -> None:
+    async def scene(catalog: Catalog) -> None:
+        store = catalog.store
+        store.failing = lambda one: LOCKED if one in store.tables else None
+        store.tables[table(0)] = altered(0)
+        await catalog.queues.refresh()
+        del store.tables[table(0)]
+        await catalog.until(lambda: not catalog.running)
+        await catalog.queues.refresh()
+        assert catalog.queues.remembered == 0
+
+    play(scene)
 
 
 def test_the_catalog_is_read_again_however_often_it_could_not_be_read() -> None:
@@ -438,8 +500,7 @@ def test_a_table_that_cannot_be_described_affects_no_other_and_is_described_when
         with pytest.raises(StoreError):
             await catalog.queues.queue(table(5))
         ill = False
-        await catalog.queues.refresh()
-        assert table(5) in catalog.running
+        await catalog.until(lambda: table(5) in catalog.running)
 
     play(scene)
 
