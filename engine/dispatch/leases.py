@@ -296,5 +296,6 @@ class Leases:
         """The lease of the first entry of the heap; None if that entry is outdated."""
         deadline_ns, key, epoch = self._deadlines[0]
         lease = self._by_key.get(key)
-        current = lease is not None and (lease.epoch, lease.deadline_ns) == (epoch, deadline_ns)
-        return lease if current else None
+        if lease is None or lease.locked:  # A locked message may have the deadline of an earlier claim.
+            return None
+        return lease if (lease.epoch, lease.deadline_ns) == (epoch, deadline_ns) else None

@@ -33,6 +33,21 @@ def test_a_lease_that_has_ended_does_not_expire() -> None:
     assert leases.expired(10) == []
 
 
+def test_a_locked_message_does_not_expire_though_an_earlier_claim_of_it_had_that_deadline() -> None:
+    """The claim could not be released, so its row is due at the end of its wait. The estimate of the server's
+    clock is behind, so that moment is still to come here."""
+    leases = Leases(GroupsInFlight())
+    claimed = lease(1, deadline_ns=10)
+    leases.add_lease(claimed)
+    leases.end(claimed)
+    locked = Lease.locking(claimed.expired_entry, known_since=2)
+    leases.add_lease(locked)
+    assert (locked.epoch, locked.deadline_ns) == (claimed.epoch, claimed.deadline_ns)
+    assert leases.next_deadline_ns is None
+    assert leases.expired(10) == []
+    assert leases.get(1) is locked
+
+
 def test_leases_expire_in_the_order_of_their_deadlines_and_not_before() -> None:
     leases = Leases(GroupsInFlight())
     late, early = lease(1, deadline_ns=20), lease(2, deadline_ns=10)
