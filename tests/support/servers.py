@@ -13,7 +13,9 @@ import contextlib
 import fcntl
 import functools
 import os
+import random
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,6 +48,9 @@ SMALL_LOG: dict[Flavour, str] = {
     "mysql": "--innodb-redo-log-capacity=64M",
     "mariadb": "--innodb-log-file-size=32M",
 }
+
+LASTING_PORTS = 10_000
+"""The ports below those of outgoing connections among which `lasting_port` chooses."""
 
 
 class ServerMissingError(Exception):
@@ -196,3 +201,17 @@ def connect(server: EmbeddedServer, **options: Any) -> Connection[Any]:
     """A PyMySQL connection to the server itself, as root, autocommit, unless told else."""
     defaults = {"host": server.host, "port": server.port, "user": "root", "autocommit": True, "ssl_disabled": True}
     return pymysql.connect(**{**defaults, **options})
+
+
+def lasting_port() -> int:
+    """A free port below those that the system gives to outgoing connections.
+
+    What restarts on such a port finds it free. On another one, a connection that began meanwhile may have
+    it, for as long as that lasts.
+    """
+    least = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(least - LASTING_PORTS, least), LASTING_PORTS):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((EmbeddedServer.host, port))
+            return port
+    raise AssertionError(f"none of the {LASTING_PORTS} ports below {least} is free")

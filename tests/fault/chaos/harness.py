@@ -34,7 +34,7 @@ from tests.support.clocks import ShiftedClock
 from tests.support.failover import url
 from tests.support.proxies import RunningProxy, environment
 from tests.support.replicas import committed, primary_and_replica
-from tests.support.servers import connect, new_server
+from tests.support.servers import connect, lasting_port, new_server
 from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[3]
@@ -212,6 +212,7 @@ class Harness:
         else:
             server_options = (*SERVER_OPTIONS, REDO_LOG[run.flavour])
             self.server = new_server(run.flavour, run.folder / "server" / "data", options=server_options)
+            self.server.port = lasting_port()
             self._stack.callback(self.server.stop, 0)
             self.start_server()
         self._prepare()
@@ -221,6 +222,7 @@ class Harness:
             port = self._relays.order(leg=f"server{number}", to=self.server.port)
             log = run.folder / f"proxy-{number}.log"
             proxy = RunningProxy(Place("127.0.0.1", port), log, options, forked=False)  # type: ignore[arg-type]
+            proxy.port = lasting_port()
             self._stack.callback(proxy.stop)
             self.proxies.append(proxy)
             self.start_proxy(number)
