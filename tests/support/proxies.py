@@ -83,9 +83,13 @@ class RunningProxy:
         else:
             process = ChildProcess([*self.program, *arguments], output=self.log)
         self._process = process
-        eventually(
-            lambda: self._ready() or process.returncode is not None, timeout_s=30, what=f"ready line in {self.log}"
-        )
+        try:
+            eventually(
+                lambda: self._ready() or process.returncode is not None, timeout_s=30, what=f"ready line in {self.log}"
+            )
+        except AssertionError:
+            self.stop()  # Otherwise it would be ready later, and have the port.
+            raise
         assert process.returncode is None, self.output
 
     def _ready(self) -> bool:

@@ -1,14 +1,18 @@
-"""A small asyncio client of the text protocol, for accounts without a password.
+"""A small asyncio client, for accounts without a password.
 
 Drivers cost more CPU for a row than the proxy does. This client parses rows of a stream as they
-come and gives them out in batches.
+come and gives them out in batches. With `prepares`, it prepares the proxy's statements, with their
+integers as parameters, and reads binary rows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import struct
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 Row = list[bytes | None]
@@ -18,6 +22,14 @@ FLAGS = 0x00000001 | 0x00000008 | 0x00000200 | 0x00002000 | 0x00008000 | 0x00080
 PATIENCE_S = 20.0
 OK, ERR, EOF, SWITCH = 0, 0xFF, 0xFE, 0xFE
 UTF8MB4 = 45
+QUERY, PREPARE, EXECUTE, CLOSE = b"\x03", b"\x16", b"\x17", b"\x19"
+INTEGERS = {1: "<b", 2: "<h", 3: "<i", 8: "<q"}
+"""Of the types in a binary row, those that are integers; the others here are length-encoded strings."""
+PREPARED = ("STREAM ", "ACK ", "NACK ", "EXTEND ")
+"""How the statements begin that a client prepares."""
+PREPARED_MAX = 20
+"""Statements that a connection keeps prepared."""
+INTEGER = re.compile(r"(?<![\w.'])\d+(?![\w.'])")
 
 
 class LostError(Exception):
@@ -42,7 +54,10 @@ class Result(NamedTuple):
 class Client(asyncio.Protocol):
     """One connection. One command at a time, by one task at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, prepares: bool = False) -> None:
+        self._prepares = prepares
+        self._prepared: dict[str, bytes] = {}
+        self._row: Callable[[bytes], Row] = _row
         self._buffer = bytearray()
         self._packets: deque[bytes] = deque()
         self._arrived = asyncio.Event()
@@ -50,12 +65,14 @@ class Client(asyncio.Protocol):
         self._lost: str | None = None
 
     @classmethod
-    async def connect(cls, host: str, port: int, database: str, *, patience_s: float = PATIENCE_S) -> Client:
+    async def connect(
+        cls, host: str, port: int, database: str, *, patience_s: float = PATIENCE_S, prepares: bool = False
+    ) -> Client:
         """A logged in connection. Raises LostError, ServerError."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(patience_s):
-                _, client = await loop.create_connection(cls, host, port)
+                _, client = await loop.create_connection(partial(cls, prepares=prepares), host, port)
                 try:
                     await client._log_in(database)
                 except BaseException:
@@ -67,11 +84,11 @@ class Client(asyncio.Protocol):
 
     async def query(self, sql: str, *, patience_s: float = PATIENCE_S) -> Result:
         """Run a statement and read its whole answer. Raises LostError, ServerError."""
-        self._send(sql)
         rows: list[Row] = []
         affected = 0
         try:
             async with asyncio.timeout(patience_s):
+                await self._ask(sql)
                 first = await self._packet()
                 if first[0] == ERR:
                     raise _error(first)
@@ -82,7 +99,7 @@ class Client(asyncio.Protocol):
                     while (packet := await self._packet())[0] != EOF or len(packet) > 8:
                         if packet[0] == ERR:
                             raise _error(packet)
-                        rows.append(_row(packet))
+                        rows.append(self._row(packet))
         except TimeoutError:
             self.abort()
             raise LostError("no answer in time") from None
@@ -93,9 +110,9 @@ class Client(asyncio.Protocol):
 
         Ends with the result. Raises LostError, ServerError. `patience_s`: how long its head may take.
         """
-        self._send(sql)
         try:
             async with asyncio.timeout(patience_s):
+                await self._ask(sql)
                 first = await self._packet()
                 if first[0] == ERR:
                     raise _error(first)
@@ -120,7 +137,7 @@ class Client(asyncio.Protocol):
                     if packet[0] == ERR:
                         raise _error(packet)
                     return
-                rows.append(_row(packet))
+                rows.append(self._row(packet))
             yield rows
 
     def pause_reading(self) -> None:
@@ -175,15 +192,50 @@ class Client(asyncio.Protocol):
         await self._wait()
         return self._packets.popleft()
 
-    async def _columns(self) -> None:
+    async def _columns(self) -> list[int]:
+        """The types of the columns."""
+        types = []
         while (packet := await self._packet())[0] != EOF or len(packet) > 8:
             if packet[0] == ERR:
                 raise _error(packet)
+            types.append(packet[-6])  # Before flags, decimals and a filler.
+        self._row = partial(_binary_row, types) if self._row is not _row else _row
+        return types
 
-    def _send(self, sql: str) -> None:
+    async def _ask(self, sql: str) -> None:
+        if not (self._prepares and sql.startswith(PREPARED)):
+            self._row = _row
+            self._send(QUERY + sql.encode())
+            return
+        values = [int(value) for value in INTEGER.findall(sql)]
+        statement = await self._prepare(INTEGER.sub("?", sql))
+        self._row = _binary
+        nulls = bytes((len(values) + 7) // 8)
+        bound = nulls + b"\1" + b"\x08\0" * len(values) + struct.pack(f"<{len(values)}q", *values) if values else b""
+        self._send(EXECUTE + statement + b"\0" + b"\1\0\0\0" + bound)
+
+    async def _prepare(self, sql: str) -> bytes:
+        """The number of a prepared statement. The one that was used longest ago is closed for it."""
+        if statement := self._prepared.pop(sql, b""):
+            self._prepared[sql] = statement
+            return statement
+        while len(self._prepared) >= PREPARED_MAX:
+            self._send(CLOSE + self._prepared.pop(next(iter(self._prepared))))
+        self._send(PREPARE + sql.encode())
+        first = await self._packet()
+        if first[0] == ERR:
+            raise _error(first)
+        columns, parameters = struct.unpack_from("<HH", first, 5)
+        for count in (parameters, columns):
+            if count:
+                await self._columns()
+        self._prepared[sql] = first[1:5]
+        return first[1:5]
+
+    def _send(self, command: bytes) -> None:
         if self._lost is not None or self._transport is None:
             raise LostError(self._lost or "not connected")
-        self._write(b"\x03" + sql.encode(), 0)
+        self._write(command, 0)
 
     def _write(self, payload: bytes, sequence: int) -> None:
         assert self._transport is not None
@@ -227,6 +279,28 @@ def _row(packet: bytes) -> Row:
             size, at = _integer(packet, at)
         row.append(packet[at : at + size])
         at += size
+    return row
+
+
+def _binary(packet: bytes) -> Row:
+    """In the place of a reader of binary rows, until the types of the columns are known."""
+    raise AssertionError("a row before its columns")
+
+
+def _binary_row(types: Sequence[int], packet: bytes) -> Row:
+    """The values as in the text protocol."""
+    row: Row = []
+    at = 1 + (len(types) + 9) // 8
+    for number, kind in enumerate(types):
+        if packet[1 + (number + 2) // 8] >> (number + 2) % 8 & 1:
+            row.append(None)
+        elif form := INTEGERS.get(kind):
+            row.append(str(*struct.unpack_from(form, packet, at)).encode())
+            at += struct.calcsize(form)
+        else:
+            size, at = _integer(packet, at)
+            row.append(packet[at : at + size])
+            at += size
     return row
 
 

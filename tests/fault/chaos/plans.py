@@ -6,6 +6,7 @@ option promises.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -49,6 +50,10 @@ class Plan:
     pollers: int = 0
     lockers: int = 0
     prefetch: int = 0
+    ids: str = ""
+    """What ids are made of: "names" (text), "hashes" (binary), or integers by AUTO_INCREMENT."""
+    prepares: bool = False
+    """Its clients prepare their statements."""
     kinds: int = 1
     """With more than one, each consumer has a condition on `kind`."""
     priorities: int = 1
@@ -102,6 +107,16 @@ class Plan:
     def needs_of(self, token: int) -> str:
         return self.needs[token % len(self.needs)] if self.needs else ""
 
+    def id_of(self, token: int) -> str:
+        """The id that a message is inserted with, as it is written in SQL."""
+        return f"'Ärger {token}'" if self.ids == "names" else f"0x{hashlib.md5(b'%d' % token).hexdigest()}"
+
+    def written(self, identity: bytes) -> str:
+        """An id that was received, as it is written in SQL; of a name, another spelling of it."""
+        if self.ids == "names":
+            return f"'{identity.decode().upper()}'"
+        return f"0x{identity.hex()}" if self.ids else identity.decode()
+
     def limits(self, token: int) -> Iterator[Limit]:
         """The limits that this message counts for while it is in flight."""
         if self.max_in_flight:
@@ -136,6 +151,8 @@ def plans(names: frozenset[str] = frozenset()) -> tuple[Plan, ...]:
 SHORT = ("ACK_WAIT = 5", "MAX_BACKOFF = 8")
 GROUPED = (*SHORT, "GROUP_BY = (kind)")
 NEEDING = "needs VARCHAR(64), " + COLUMNS
+NAMED = "id VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL PRIMARY KEY, " + COLUMNS
+HASHED = "id BINARY(16) NOT NULL PRIMARY KEY, " + COLUMNS
 
 PLANS = (
     Plan(
@@ -154,6 +171,14 @@ PLANS = (
     ),
     Plan("urgent", made("urgent", *SHORT), 5, 8, share=0.5, streams=4, kinds=4, priorities=3, delays=True),
     Plan("locked", made("locked", *SHORT), 5, 8, share=0.5, streams=1, lockers=3),
+    Plan(
+        "named", made("named", *SHORT, columns=NAMED), 5, 8, quota_per_s=15, streams=1, pollers=1, lockers=1,
+        ids="names", plain_sql=True,
+    ),
+    Plan(
+        "hashed", made("hashed", *SHORT, columns=HASHED), 5, 8, quota_per_s=15, streams=1, pollers=1, lockers=1,
+        ids="hashes", prepares=True,
+    ),
     Plan("kept", made("kept", *SHORT, "ON_DISCONNECT = keep"), 5, 8, share=0.3, streams=1, pollers=1, keep=True),
     Plan(
         "altered", made("altered", *SHORT), 5, 8, share=0.3, streams=1, pollers=1, quota_per_s=60,

@@ -59,7 +59,8 @@ class Orders(NamedTuple):
 class Message(NamedTuple):
     """A delivery, as its consumer knows it."""
 
-    id: int
+    id: str
+    """As it is written in SQL."""
     token: int
     epoch: int
 
@@ -103,13 +104,15 @@ class Connection:
         self._open = True
 
     @classmethod
-    async def open(cls, load: Workload, draw: random.Random, *, direct: bool = False) -> Connection:
+    async def open(
+        cls, load: Workload, draw: random.Random, *, direct: bool = False, prepares: bool = False
+    ) -> Connection:
         """Connect through any proxy, by way of its relay every other time, or to the server itself."""
         routes = load.orders.routes
         proxy = -1 if direct else draw.randrange(len(routes))
         relayed = draw.random() < 0.5
         port = load.orders.server if direct else routes[proxy][relayed]
-        client = await Client.connect("127.0.0.1", port, DATABASE)
+        client = await Client.connect("127.0.0.1", port, DATABASE, prepares=prepares)
         name = load.number()
         load.history.write("open", conn=name, proxy=proxy, relayed=relayed, process=load.orders.process)
         return cls(load, client, name)
@@ -148,7 +151,7 @@ class Connection:
         self.load.history.write("begin", **values)
         return number
 
-    def got(self, number: str, queue: str, rows: Sequence[Row], *, locking: bool = False) -> list[Message]:
+    def got(self, number: str, plan: Plan, rows: Sequence[Row], *, locking: bool = False) -> list[Message]:
         """Record rows `id, token, epoch, time_next`."""
         at = now_us()
         messages = []
@@ -157,11 +160,11 @@ class Connection:
             assert identity is not None
             assert token is not None
             assert epoch is not None
-            message = Message(int(identity), int(token), int(epoch))
+            message = Message(plan.written(identity), int(token), int(epoch))
             messages.append(message)
             groups[message.epoch, int(time_next or 0) // 1000].append(message.token)
         packed = [[epoch, until, pack(tokens)] for (epoch, until), tokens in groups.items()]
-        self.load.history.write("got", at, conn=self.name, op=number, queue=queue, rows=packed, locking=locking)
+        self.load.history.write("got", at, conn=self.name, op=number, queue=plan.name, rows=packed, locking=locking)
         return messages
 
     def close(self, why: str) -> None:
@@ -264,10 +267,14 @@ class Producer:
 
     @property
     def _more_columns(self) -> str:
+        if self._plan.ids:
+            return ", id"
         return ", needs" if self._plan.needs else ", batch, after_batch" if self._plan.batches else ""
 
     def _more_values(self, token: int, follow_up: int) -> str:
         """`follow_up`: the message that follows all others of its INSERT, and the number of their batch."""
+        if self._plan.ids:
+            return f",{self._plan.id_of(token)}"
         if self._plan.needs:
             return f",'{self._plan.needs_of(token)}'"
         if not self._plan.batches:
@@ -368,7 +375,7 @@ class Settling:
             return f"token IN ({','.join(str(message.token) for message in messages)})"
         if len(messages) == 1:
             return f"id = {messages[0].id}"
-        return f"id IN ({','.join(str(message.id) for message in messages)})"
+        return f"id IN ({','.join(message.id for message in messages)})"
 
 
 class Streamer(Settling):
@@ -379,9 +386,9 @@ class Streamer(Settling):
         self._where = f" WHERE kind = {kind}" if plan.kinds > 1 else ""
 
     async def __call__(self, draw: random.Random) -> None:
-        stream = await Connection.open(self._load, draw)
+        stream = await Connection.open(self._load, draw, prepares=self._plan.prepares)
         try:
-            acks = await Connection.open(self._load, draw)
+            acks = await Connection.open(self._load, draw, prepares=self._plan.prepares)
         except BaseException as failure:
             stream.close(str(failure))
             raise
@@ -403,7 +410,7 @@ class Streamer(Settling):
         async for rows in stream.client.stream(sql, patience_s=PATIENCE_S):
             if not rows:
                 continue
-            await self.settle(acks, stream.got(number, plan.name, rows), draw)
+            await self.settle(acks, stream.got(number, plan, rows), draw)
             batches += 1
             if batches >= life and not self._load.healed.is_set():
                 return
@@ -417,7 +424,7 @@ class Poller(Settling):
     """Bounded streams, acknowledged over the same connection."""
 
     async def __call__(self, draw: random.Random) -> None:
-        connection = await Connection.open(self._load, draw)
+        connection = await Connection.open(self._load, draw, prepares=self._plan.prepares)
         plan = self._plan
         try:
             for _ in range(draw.randrange(3, 100)):
@@ -427,7 +434,7 @@ class Poller(Settling):
                 messages: list[Message] = []
                 async for rows in connection.client.stream(sql, patience_s=PATIENCE_S):
                     if rows:
-                        messages += connection.got(number, plan.name, rows)
+                        messages += connection.got(number, plan, rows)
                 if messages:
                     await self.settle(connection, messages, draw)
             connection.close("finished")
@@ -440,7 +447,7 @@ class Locker(Settling):
     """Workers that lock messages in their own transaction."""
 
     async def __call__(self, draw: random.Random) -> None:
-        connection = await Connection.open(self._load, draw)
+        connection = await Connection.open(self._load, draw, prepares=self._plan.prepares)
         try:
             await connection.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "set", "")
             for _ in range(draw.randrange(3, 100)):
@@ -460,13 +467,13 @@ class Locker(Settling):
         messages: list[Message] = []
         async for rows in connection.client.stream(sql, patience_s=PATIENCE_S):
             if rows:
-                messages += connection.got(number, plan.name, rows, locking=True)
+                messages += connection.got(number, plan, rows, locking=True)
         healed = self._load.healed.is_set()
         fate = draw.random()
         if not healed and fate < 0.1:
             await self._hold(HOLD_S * draw.random())
         if messages and (healed or fate < 0.85):
-            ids = ",".join(str(message.id) for message in messages)
+            ids = ",".join(message.id for message in messages)
             tokens = [message.token for message in messages]
             await connection.run(f"ACK {plan.name} WHERE id IN ({ids})", "ack", plan.name, tokens, tx=tx)
         if not healed and 0.93 < fate < 0.96:
