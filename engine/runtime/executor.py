@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engine.dispatch.measures import Durations
+from engine.model import QueueTable, TableId
 from engine.runtime.call_threads import CallThreads
+from engine.runtime.locked_tables import LockedTables
 from engine.runtime.server_clock import ServerClock
 from engine.store.port import Store, StoreError, Timed
 
@@ -32,6 +34,12 @@ class EngineSettings:
 
     threads: int = 8
     """Concurrent store calls, over all tables. Each has a connection of its own to the server."""
+    locked_share: float = 0.25
+    """The share of these calls that may be on tables that other sessions have locked: each waits for a
+    second. At least one."""
+    locked_kept_s: float = 10.0
+    """A table counts as locked for so long after a call on it has failed for that. A dispatcher tries again
+    after 5 s at the latest."""
     fetch_budget_bytes: int = 4 << 20
     """Row data held for one fetch. A single row may exceed it."""
     catalog_interval_s: float = 10.0
@@ -142,14 +150,23 @@ class StoreExecutor:
         """Called when a result shows that the server's clock was set."""
         self._reports = FailureLog()
         self._threads = CallThreads(settings.threads, "store")
+        locked_calls = max(1, int(settings.threads * settings.locked_share))
+        self._locked = LockedTables(locked_calls, settings.locked_kept_s, time.monotonic)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, method: Callable[..., Timed[T]], *args: Any) -> T:
         """Call a method of the store on a thread, and update the clock from its result.
 
-        Raises StoreError.
+        A method about one queue has it as its first argument. If the table was locked a moment ago, the
+        call waits for its turn among those on locked tables. Raises StoreError.
         """
+        table = args[0].id if args and isinstance(args[0], QueueTable) else None
+        if table is None or not self._locked.contains(table):
+            return await self._call(table, method, *args)
+        async with self._locked.turn(table):
+            return await self._call(table, method, *args)
 
+    async def _call(self, table: TableId | None, method: Callable[..., Timed[T]], *args: Any) -> T:
         def timed() -> tuple[int, int, Timed[T]]:
             called_ns = time.monotonic_ns()
             answer = method(*args)
@@ -157,8 +174,10 @@ class StoreExecutor:
 
         try:
             called_ns, answered_ns, answer = await self._threads.run(timed)
-        except StoreError:
+        except StoreError as error:
             self.counters.store_errors += 1
+            if table is not None and error.waited:
+                self._locked.waited(table)
             raise
         self.counters.store_answers += 1
         if self.clock.observe(called_ns, answered_ns, answer.now_ns):

@@ -6,8 +6,8 @@ values are compared here, and what is remembered between calls: the priorities o
 of its rows, how far it was purged. These memories only save time. With a wrong one, the result
 takes one more round trip and is the same.
 
-Transactions that lose against another one (1213, 1205) are tried again. They are the engine's own,
-never a client's.
+Transactions that a deadlock has ended (1213) are tried again. They are the engine's own, never a
+client's. One that has waited for a lock in vain (1205) is not: who holds it may hold it for long.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ class StoreLimits:
     connections: int = 8
     """As many as the executor has threads: more would be idle, fewer would make threads wait."""
     attempts: int = 4
-    """Attempts at a transaction that loses against others. The second one nearly always
-    succeeds."""
+    """Attempts at a transaction that deadlocks end. The second one nearly always succeeds."""
     attempt_pause_s: float = 0.05
     """The longest pause between them, drawn at random: longer than a transaction of the engine,
     shorter than anybody notices."""
@@ -564,9 +563,9 @@ class MySQLStore:
     # Repeated transactions.
 
     def _retried(self, transaction: Callable[[], T]) -> T:
-        """Run a transaction, again if it lost against another one."""
+        """Run a transaction, again after a deadlock."""
         attempts = Retrying(
-            retry=retry_if_exception(_lost_to_another),
+            retry=retry_if_exception(_is_deadlock),
             stop=stop_after_attempt(self._limits.attempts),
             wait=wait_random(0, self._limits.attempt_pause_s),
             reraise=True,
@@ -613,5 +612,5 @@ def _id_and_epoch(sql: TableStatements, row: bytes) -> tuple[Key, int | None]:
     return sql.key(raw), None if epoch is None else int(epoch)
 
 
-def _lost_to_another(error: BaseException) -> bool:
-    return isinstance(error, StoreError) and error.code in {ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT}
+def _is_deadlock(error: BaseException) -> bool:
+    return isinstance(error, StoreError) and error.code == ER.LOCK_DEADLOCK

@@ -73,12 +73,16 @@ UNREACHABLE = frozenset({1040, 1053, 2002, 2003, 2006, 2013})
 without a change of a table or an account."""
 
 
+LOCK_WAIT_TIMEOUT = 1205
+
+
 class StoreError(Exception):
     """The call failed, or its result was lost. Then it is unknown whether the database executed it.
 
     `code` is MySQL's error number, 0 without one. `lasting`: another attempt fails too until
     somebody changes the table (it was dropped, a column is missing, a privilege is denied).
-    `unreachable`: the error is in UNREACHABLE, and not about the statement.
+    `unreachable`: the error is in UNREACHABLE, and not about the statement. `waited`: another session
+    held a lock for too long.
     """
 
     def __init__(self, message: str, *, code: int = 0, lasting: bool = False) -> None:
@@ -86,6 +90,7 @@ class StoreError(Exception):
         self.code = code
         self.lasting = lasting
         self.unreachable = code in UNREACHABLE
+        self.waited = code == LOCK_WAIT_TIMEOUT
 
 
 class NoPrimaryError(StoreError):

@@ -210,6 +210,18 @@ BREAKS = (
         ("engine.store.batches", "for key, open_ in _flags(sql, states) if open_)", "for key, _ in ())"),
     ),
     _break(
+        "a capacity that was read once is never read again",
+        "semaphore",
+        "mailing printing",
+        (
+            "engine.store.semaphores",
+            'counts.capacities[(name or b"").decode()] = int(capacity or 0)',
+            'counts.capacities[(name or b"").decode()] = text_values.__dict__.setdefault(name, int(capacity or 0))',
+        ),
+        misbehave=0.9,
+        seconds=60,
+    ),
+    _break(
         "a dead part counts as done though its queue holds what follows it",
         "follow-up",
         "held",

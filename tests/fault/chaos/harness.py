@@ -52,7 +52,7 @@ OWN_OPTIONS: dict[Flavour, tuple[str, ...]] = {
     "mariadb": ("--innodb-log-file-size=1G", "--innodb-use-native-aio=OFF"),
 }
 """Servers wait with all commits while their redo log is full: with 32 MB and a busy disk, for a minute. MariaDB
-10.11 with io_uring on Linux 6.18 stood still for minutes, all its threads waiting, until a debugger interrupted them."""
+10.11 with io_uring on Linux 6.18 stood still for minutes, all threads waiting, until a debugger interrupted them."""
 SAMPLE_ROWS = 2000
 """Counted of a queue at most: with a million waiting, a full count would be most of the server's work."""
 IDLE_S = 20.0
