@@ -100,3 +100,14 @@ def test_a_message_that_was_scheduled_comes_when_the_servers_clock_reaches_its_t
         eventually(lambda: len(consumer.received) == 1)
         clock.shift(3601.0)
         eventually(lambda: "later" in [payload for _, payload in consumer.received])
+
+
+def test_the_servers_waits_last_as_long_as_they_would_at_the_right_time(server, clock, shop) -> None:
+    """Otherwise these tests would be of a server that no set clock makes: it would wait for an hour and a second."""
+    clock.shift(3600)
+    with connect(server, database=shop) as root, connect(server, database=shop, read_timeout=20) as other:
+        create_queue(root, "m")
+        run(root, "LOCK TABLES m WRITE")
+        run(other, "SET SESSION lock_wait_timeout = 1")
+        with pytest.raises(pymysql.OperationalError, match="1205"):
+            rows(other, "SELECT * FROM m")

@@ -1,8 +1,11 @@
 /* Preloaded into a process, it puts that process's wall clock off by the seconds that stand in a file, a double in the
- * machine's own format, which may change at any time. The monotonic clock, by which programs wait, is left alone, as it
- * is when a machine's date is set. */
+ * machine's own format, which may change at any time. The monotonic clock is left alone, as it is when a machine's date
+ * is set. A wait until a time of the wall clock ends when that clock shows it: its deadline is moved back by the shift
+ * that there is when it begins. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -52,4 +55,38 @@ time_t time(time_t *now)
     if (now)
         *now = precise.tv_sec;
     return precise.tv_sec;
+}
+
+/* Deadlines by the monotonic clock are seconds since the machine's start. */
+#define WALL_CLOCK_S 1000000000
+
+static struct timespec really(const struct timespec *until)
+{
+    struct timespec moved = *until;
+
+    if (shift_s && moved.tv_sec > WALL_CLOCK_S)
+        moved.tv_sec -= (time_t)*shift_s;
+    return moved;
+}
+
+int pthread_cond_timedwait(pthread_cond_t *restrict condition, pthread_mutex_t *restrict mutex,
+                           const struct timespec *restrict until)
+{
+    static int (*wait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+    struct timespec moved = really(until);
+
+    if (!wait)
+        *(void **)&wait = dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
+    return wait(condition, mutex, &moved);
+}
+
+int pthread_cond_clockwait(pthread_cond_t *restrict condition, pthread_mutex_t *restrict mutex, clockid_t clock,
+                           const struct timespec *restrict until)
+{
+    static int (*wait)(pthread_cond_t *, pthread_mutex_t *, clockid_t, const struct timespec *);
+    struct timespec moved = really(until);
+
+    if (!wait)
+        *(void **)&wait = dlsym(RTLD_NEXT, "pthread_cond_clockwait");
+    return wait(condition, mutex, clock, &moved);
 }
