@@ -31,16 +31,15 @@ class LockedTables:
 
     def waited(self, table: TableId) -> None:
         """A call on the table has failed because it waited for a lock."""
-        self._until_s[table] = self._clock() + self._kept_s
+        now_s = self._clock()
+        self._until_s = {other: until_s for other, until_s in self._until_s.items() if now_s < until_s}
+        self._until_s[table] = now_s + self._kept_s
 
     def contains(self, table: TableId) -> bool:
         """Whether calls on the table need a turn."""
-        if not self._until_s or (until_s := self._until_s.get(table)) is None:
+        if not self._until_s:
             return False
-        if self._calls[table] or self._clock() < until_s:
-            return True
-        del self._until_s[table]
-        return False
+        return self._clock() < self._until_s.get(table, 0.0) or self._calls[table] > 0
 
     @asynccontextmanager
     async def turn(self, table: TableId) -> AsyncIterator[None]:
