@@ -101,6 +101,9 @@ def _queues(store: MySQLStore, tables: Sequence[TableId]) -> Iterator[Finding]:
                 for problem in found.problems:
                     yield Finding("error", f"queue {table}", problem)
                 continue
+            if isinstance(found, StoreError):
+                yield Finding("error", f"queue {table}", f"it cannot be described now: {found}")
+                continue
             for warning in (*found.warnings, *found.advice):
                 yield Finding("warning", f"queue {table}", warning)
             good += not (found.warnings or found.advice)
