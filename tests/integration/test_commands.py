@@ -221,6 +221,21 @@ def test_doctor_names_what_is_missing_and_what_to_run(private_server: Any, tmp_p
     assert "hush" not in done.stdout + done.stderr
 
 
+def test_doctor_names_a_queue_that_cannot_be_described_now(
+    client: Any, server: EmbeddedServer, database: str, variables: dict[str, str]
+) -> None:
+    run(client, "CREATE QUEUE paced (body TEXT) MAX_RATE = 5")
+    run(client, "CREATE QUEUE other (body TEXT)")
+    variables["ACKSTREAM_BACKEND"] = f"mysql://root@{server.host}:{server.port}"
+    with connect(server, database=database) as locker:
+        run(locker, "LOCK TABLES ackstream_rates WRITE")
+        done = ackstream(variables, "doctor", "--json")
+    texts = {found["about"]: found["text"] for found in map(json.loads, done.stdout.splitlines())}
+    assert done.returncode == 1
+    assert "cannot be described now" in texts[f"queue {database}.paced"]
+    assert f"queue {database}.other" not in texts
+
+
 @pytest.mark.parametrize(("setting", "coloured"), [("NO_COLOR=", True), ("NO_COLOR=1", False)])
 def test_no_color_takes_the_colours_from_a_terminal(server: EmbeddedServer, setting: str, *, coloured: bool) -> None:
     backend = f"mysql://root@{server.host}:{server.port}"
