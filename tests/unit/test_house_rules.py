@@ -35,6 +35,7 @@ ENGINE_SHELL = {
     "engine.primary.observation",
     "engine.primary.watch",
     "engine.runtime.call_threads",
+    "engine.runtime.locked_tables",
     "engine.runtime.executor",
     "engine.runtime.gathered_acks",
     "engine.runtime.indirect_writes",
