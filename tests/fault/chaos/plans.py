@@ -160,16 +160,16 @@ PLANS = (
         careful=True,
     ),
     Plan("plain", made("plain", *SHORT), 5, 8, share=2, streams=2, pollers=1, prefetch=500),
-    Plan("vitess", VITESS.format(name="vitess"), 4, 8, share=1, streams=1, pollers=1, plain_sql=True),
+    Plan("vitess", VITESS.format(name="vitess"), 4, 8, share=1, streams=1, lockers=1, pollers=1, plain_sql=True),
     Plan(
         "limited", made("limited", *SHORT, "MAX_IN_FLIGHT = 40"), 5, 8, share=0.3, streams=2, pollers=1,
         max_in_flight=40,
     ),
     Plan(
         "failing", made("failing", "ACK_WAIT = 2", "MAX_BACKOFF = 4", "MAX_ATTEMPTS = 3", "DEAD_LETTER = failing_dead"),
-        2, 4, share=0.3, streams=1, pollers=1, max_attempts=3, dead_letter="failing_dead",
+        2, 4, share=0.3, streams=1, lockers=1, pollers=1, max_attempts=3, dead_letter="failing_dead",
     ),
-    Plan("urgent", made("urgent", *SHORT), 5, 8, share=0.5, streams=4, kinds=4, priorities=3, delays=True),
+    Plan("urgent", made("urgent", *SHORT), 5, 8, share=0.5, streams=4, lockers=1, kinds=4, priorities=3, delays=True),
     Plan("locked", made("locked", *SHORT), 5, 8, share=0.5, streams=1, lockers=3),
     Plan(
         "named", made("named", *SHORT, columns=NAMED), 5, 8, quota_per_s=15, streams=1, pollers=1, lockers=1,
@@ -179,9 +179,12 @@ PLANS = (
         "hashed", made("hashed", *SHORT, columns=HASHED), 5, 8, quota_per_s=15, streams=1, pollers=1, lockers=1,
         ids="hashes", prepares=True,
     ),
-    Plan("kept", made("kept", *SHORT, "ON_DISCONNECT = keep"), 5, 8, share=0.3, streams=1, pollers=1, keep=True),
     Plan(
-        "altered", made("altered", *SHORT), 5, 8, share=0.3, streams=1, pollers=1, quota_per_s=60,
+        "kept", made("kept", *SHORT, "ON_DISCONNECT = keep"), 5, 8, share=0.3, streams=1, lockers=1, pollers=1,
+        keep=True,
+    ),
+    Plan(
+        "altered", made("altered", *SHORT), 5, 8, share=0.3, streams=1, lockers=1, pollers=1, quota_per_s=60,
         ddl=("alter", "comment", "truncate", "recreate", "pause"),
     ),
     Plan("ordered", made("ordered", *SHORT), 5, 8, share=0.3, streams=0, pollers=1, quota_per_s=30, ordered=True),
@@ -190,7 +193,10 @@ PLANS = (
         "audited", VITESS.format(name="audited"), 4, 8, share=0.2, streams=1, pollers=1, quota_per_s=20,
         audited=True,
     ),
-    Plan("rescheduled", made("rescheduled", *SHORT), 5, 8, share=0.3, streams=1, delays=True, plain_sql=True),
+    Plan(
+        "rescheduled", made("rescheduled", *SHORT), 5, 8, share=0.3, streams=1, lockers=1, delays=True,
+        plain_sql=True,
+    ),
     Plan(
         "grouped", made("grouped", *GROUPED, "GROUP_LIMIT = 3"), 5, 8, quota_per_s=10, streams=1, pollers=1,
         groups=8, group_limit=3,
