@@ -518,6 +518,16 @@ class StrictRuns(Strict):
         for proxy in self.proxies:
             proxy.stage.handle(proxy.stage.dispatcher.suspected, [key])
 
+    @precondition(lambda self: self._claiming())
+    @rule(pick=PICK)
+    def a_claimed_message_may_have_been_changed_before_it_is_read(self, pick: int) -> None:
+        proxy, asked = self._one_of(self._claiming(), pick)
+        while asked.answer is None:
+            self._step(proxy, asked)
+        proxy.stage.answer(asked)
+        if self._in_flight():
+            self.a_message_may_have_been_changed(pick)
+
     @precondition(lambda self: self.holdings)
     @rule(pick=PICK, delay_s=st.sampled_from([0, 60]))
     def one_of_a_run_is_given_back_and_all_goes_well(self, pick: int, delay_s: int) -> None:
