@@ -57,11 +57,8 @@ class GroupPlaces:
         """The places of the semaphores that messages need."""
         self.rates = GroupRates(policy, in_flight.note_unused)
         """The groups that have used up their rate."""
-
-    @property
-    def limited(self) -> bool:
+        self.limited = self._has_limits()
         """Whether groups have a limit or a rate, or need semaphores."""
-        return self._policy.group_most is not None or self.rates.limited or self.semaphores.limited
 
     @property
     def most(self) -> int | None:
@@ -76,6 +73,8 @@ class GroupPlaces:
     def has_place(self, group: Group | None, here: int, key: Key, taken: int = 0) -> bool:
         """Whether this message of a group may be in flight, beside `here` messages of this proxy and
         `taken` ones that were taken in this round."""
+        if not self.limited:
+            return True
         most = self._policy.group_most
         if group is not None and not self.rates.allows(group, taken):
             return False
@@ -177,7 +176,11 @@ class GroupPlaces:
         self._policy = policy
         self.semaphores.set_policy(policy)
         self.rates.set_policy(policy)
+        self.limited = self._has_limits()
         self.any_over()
+
+    def _has_limits(self) -> bool:
+        return self._policy.group_most is not None or self.rates.limited or self.semaphores.limited
 
     def _remember(self, group: Group, key: Key, now: Instant, until_ns: int) -> None:
         self._groups.setdefault(key, set()).add(group)

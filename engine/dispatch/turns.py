@@ -371,18 +371,23 @@ class TurnOrder(Order[list[Place]]):
         level = self._levels[self._priorities[0]]
         number = level.heap[0][2]
         group = level.groups[number]
-        heapq.heappop(level.queues[group])
+        queue = level.queues[group]
+        heapq.heappop(queue)
         self._size -= 1
         self._turns.note_turn(group)
-        heapq.heapreplace(level.heap, (*self._turns.rank(group), number))
+        if queue:
+            heapq.heapreplace(level.heap, (*self._turns.rank(group), number))
+        else:
+            heapq.heappop(level.heap)
+            del level.queues[group], level.groups[number], level.numbers[group]
 
     def pop_behind(self, before: Entry, ready: Mapping[Key, Entry]) -> Entry | None:
         """Remove and return the message of the same group and priority that is next behind this one, which
         has just been removed; None: there is none, or it may not be taken together with it. A message that
         was delivered before is alone, so that no other one shares the fate of one that fails."""
-        queue = self._levels[before.priority].queues[before.group]
-        entry = self._first_of(queue, ready, before.group)
-        if entry is None or before.epoch or entry.epoch or not self._turns.may_follow(entry.group):
+        queue = self._levels[before.priority].queues.get(before.group)
+        entry = self._first_of(queue, ready, before.group) if queue else None
+        if queue is None or entry is None or before.epoch or entry.epoch or not self._turns.may_follow(entry.group):
             return None
         heapq.heappop(queue)
         self._size -= 1

@@ -137,6 +137,9 @@ class TableStatements:
         self._form = FORMS[table.id_kind]
         self.ids_are_integers = table.id_kind is IdKind.INTEGER
         self._group_columns = table.group_columns
+        self._group_parsers = [FORMS[column.kind].parse for column in table.group_columns]
+        self.groups_are_integers = all(column.kind is IdKind.INTEGER for column in table.group_columns)
+        """Whether the values of groups are integers, or there are no groups."""
         self._words: dict[str, object] = {
             "table": _selected(table.id, selection),
             "condition": selection.condition or "TRUE",
@@ -218,13 +221,8 @@ class TableStatements:
 
     def group(self, raw: Sequence[bytes | None]) -> Group:
         """The message group of values that were read."""
-        pairs = zip(self._group_columns, raw, strict=True)
-        return tuple(None if value is None else FORMS[column.kind].parse(value) for column, value in pairs)
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether its statements on messages read their groups."""
-        return bool(self._group_columns)
+        pairs = zip(self._group_parsers, raw, strict=True)
+        return tuple([None if value is None else parse(value) for parse, value in pairs])
 
     def in_group(self, group: Group) -> str:
         """The condition for the messages of a group."""
