@@ -40,10 +40,11 @@ class Deliveries:
             by_group[group] = []
             if attempt.unscanned and (missed or attempt.left_out):
                 parts.scans.request_scans()
-            parts.scans.claim_answered(group, lockable, () if attempt.unscanned else missed, now)
+            started_ns, tried = attempt.started_ns, attempt.count_for(group)
             if not attempt.unscanned:
-                tried = attempt.count_for(group)
-                parts.scans.judge_buffer(group, attempt.started_ns, len(missed), tried - len(missed), now)
+                parts.scans.judge_buffer(group, started_ns, missed, tried - len(missed), now)
+            again = () if attempt.unscanned else missed
+            parts.scans.claim_answered(group, lockable, again, now, tried, started_ns)
         if not attempt.unscanned:
             for key in attempt.left_out:
                 parts.scans.left_out(*attempt.picked[key], now)

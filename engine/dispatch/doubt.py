@@ -4,6 +4,9 @@ Other proxies take messages of this one's share after a grace. So the read-ahead
 that stood still, or that is much slower than the others, may consist of messages that are gone. In
 doubt, a claim tries few messages, and claims are made one at a time. If one takes most of what it
 tried, the doubt is over. Misses beyond `in_vain_max` mean that the buffer has to be read again.
+
+Messages that scans show although claims have missed them are locked by somebody. To miss them again
+shows nothing, and each claim tries as many more: otherwise they would keep those behind them.
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ class Doubt:
         """The buffer was read again."""
         self._since_ns, self._active_ns = None, now.mono_ns
 
-    def claim_size_max(self, now: Instant, grace_ns: int, claims_under_way: int) -> int | None:
+    def claim_size_max(self, now: Instant, grace_ns: int, claims_under_way: int, locked: int) -> int | None:
         """How many messages may be claimed now; None: any number. `grace_ns`: how long the others
-        leave messages to this proxy."""
+        leave messages to this proxy. `locked`: how many messages were missed before."""
         if now.mono_ns > self._active_ns + grace_ns:
             self.begin(now)
         self._active_ns = now.mono_ns
         if self._since_ns is None:
             return None
-        return 0 if claims_under_way else self._most_in_vain
+        return 0 if claims_under_way else self._most_in_vain + locked
 
     def judge_claim(self, now: Instant, started_ns: int, missed: int, taken: int) -> bool:
-        """A claim that was started then missed so many messages, and took so many. Returns whether
-        claims have missed too many since this was true last."""
+        """A claim that was started then missed so many messages that were not missed before, and took so
+        many. Returns whether claims have missed too many since this was true last."""
         if self._since_ns is not None and started_ns >= self._since_ns and taken > missed:
             self._since_ns = None
         self._active_ns = now.mono_ns

@@ -53,7 +53,8 @@ class LockedLeases:
                     lease.apply(LeaseEvent.VERIFY)  # By the lock itself.
             lock.group.subscribers.rows_sent(lock.subscriber, sent)
             parts.measures.sent(sent, now)
-            parts.scans.claim_answered(lock.group, locked, [lease.expired_entry for lease in missed], now)
+            entries = [lease.expired_entry for lease in missed]
+            parts.scans.claim_answered(lock.group, locked, entries, now, len(lock.leases), lock.started_ns)
 
     def transaction_ended(self, now: Instant, holder: int, *, failed: bool) -> None:
         """The transaction of a client has ended, and with it the locks on its messages. `failed`: it

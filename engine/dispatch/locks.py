@@ -27,6 +27,8 @@ class LockUnderWay:
     group: FilterGroup
     subscriber: Subscriber
     leases: tuple[Lease, ...]
+    started_ns: int
+    """When it was started (monotonic)."""
 
 
 class LocksUnderWay:
@@ -73,7 +75,7 @@ class LocksUnderWay:
         for lease in leases:
             lease.apply(LeaseEvent.FETCH)
         lock_id = next(self._numbers)
-        self._by_id[lock_id] = LockUnderWay(group, subscriber, leases)
+        self._by_id[lock_id] = LockUnderWay(group, subscriber, leases, now.mono_ns)
         self._of_stream[subscriber.spec.id] = lock_id
         group.subscribers.set_fetching(subscriber, fetching=True)
         return Lock(lock_id, subscriber.spec.id, tuple(lease.key for lease in leases), now.server_ns, epoch_below)

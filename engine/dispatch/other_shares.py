@@ -20,6 +20,7 @@ from typing import NamedTuple
 from engine.dispatch.doubt import Doubt
 from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
+from engine.dispatch.read_ahead import Place, place_of
 from engine.model import Entry, Key, Portion, ScanResult, Share
 
 
@@ -32,6 +33,7 @@ class _Waiting(NamedTuple):
     overdue_ns: int
     logged: bool
     """Whether the binary log has shown it, and no scan yet."""
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +96,17 @@ class OtherShares:
         """A scan of the own share has come back."""
         self._doubt.end(now)
 
-    def claim_size_max(self, most: int, now: Instant, claims_under_way: int) -> int:
-        """How many of `most` messages that were read ahead may be claimed now."""
+    def claim_size_max(self, most: int, now: Instant, claims_under_way: int, locked: int) -> int:
+        """How many of `most` messages that were read ahead may be claimed now. `locked`: how many messages
+        were missed before."""
         if self.share is None or not most:
             return most
-        bound = self._doubt.claim_size_max(now, self.grace_ns, claims_under_way)
+        bound = self._doubt.claim_size_max(now, self.grace_ns, claims_under_way, locked)
         return most if bound is None else min(most, bound)
 
     def judge_claim(self, now: Instant, started_ns: int, missed: int, taken: int) -> bool:
-        """A claim that was started then missed so many messages that were read ahead, and took so
-        many. Returns whether they have to be read again."""
+        """A claim that was started then missed so many messages that were read ahead, for the first time,
+        and took so many. Returns whether they have to be read again."""
         return self.share is not None and self._doubt.judge_claim(now, started_ns, missed, taken)
 
     def set_share(self, share: Share | None, now: Instant) -> None:
@@ -194,7 +197,13 @@ class OtherShares:
         due = [entry for entry in result.entries if entry.due_ns <= now.server_ns and not is_known(entry)]
         before, self._waiting = self._waiting, {}
         found = {entry.key for entry in due}
-        absent = [key for key in before if key not in found]
+        reach = place_of(due[-1]) if due and result.more else None
+        absent = []
+        for key, known in before.items():
+            if reach is not None and known.place > reach and len(self._waiting) < self._limits.window_max:
+                self._waiting[key] = known  # This scan read fewer messages than an earlier one.
+            elif key not in found:
+                absent.append(key)
         overdue: list[Entry] = []
         for entry in due:
             waiting = before.get(entry.key)
@@ -240,7 +249,8 @@ class OtherShares:
         if before is None or before.epoch != entry.epoch:
             patience_ns = self.share.turn(entry.key) * self.grace_ns
             overdue_ns = now.mono_ns + patience_ns + 4 * self.grace_ns
-            self._set(entry.key, _Waiting(entry.epoch, now.mono_ns + patience_ns, overdue_ns, logged))
+            waiting = _Waiting(entry.epoch, now.mono_ns + patience_ns, overdue_ns, logged, place_of(entry))
+            self._set(entry.key, waiting)
 
     def _set(self, key: Key, waiting: _Waiting) -> None:
         self._waiting[key] = waiting

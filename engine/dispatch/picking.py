@@ -36,6 +36,7 @@ class Picking:
                 picked[entry.key] = group, entry
             else:
                 parts.in_flight.note_unused(entry.group)
+                group.scans.buffer.forget_misses((entry.key,))
         parts.capacity.use(len(picked))
         return picked
 

@@ -4,7 +4,10 @@ A scan of the whole index (`replace_with`) replaces the buffer. A scan that bega
 (`extend_with`) adds to it. An entry is *ready* when it is due on the server's clock, and *later*
 until then. A claim may miss a row that looked due, because the row is locked or another proxy
 claimed it first. Such a row is tried again after a pause (monotonic clock) that doubles each time.
-A long transaction of a consumer therefore costs a few attempts, and not a busy loop.
+A long transaction of a consumer therefore costs a few attempts, and not a busy loop. No more missed
+rows are ready than one claim takes, and after a claim that misses some, the next ones pause for as
+long as these took it. So half of the time is left to the others, however many are locked and however
+slow the server is.
 
 In a queue with groups, the ready entries are in the order of turns (`Order`), and a scan that
 shows that more is due leaves the entries that it did not reach: other scans have found these.
@@ -60,6 +63,14 @@ class ReadAhead:
         self._retry_heap: list[tuple[int, Key, int]] = []
         """Due entries that were missed, ordered by the time of the next attempt (monotonic)."""
         self._missed: dict[Key, _Missed] = {}
+        self._retrying: set[Key] = set()
+        """Entries that were missed and taken again since: they are being claimed."""
+        self._retries_most = 1
+        """How many of them may be ready or being claimed: as many as the last claim tried."""
+        self._retries_left = 1
+        """How many more may become ready before a claim is answered."""
+        self._retries_from_ns = 0
+        """When the next of them may become ready (monotonic)."""
         self.more = False
         """Whether more rows are due than the buffer contains."""
         self.horizon_ns: int | None = None
@@ -87,13 +98,17 @@ class ReadAhead:
         """How many rows wait for another attempt after a miss."""
         return len(self._missed)
 
+    def was_missed(self, key: Key) -> bool:
+        """Whether a claim has missed this message, and it was not claimed since."""
+        return key in self._missed
+
     def next_ns(self, now: Instant) -> int | None:
         """When an entry becomes ready, or the horizon is reached (monotonic); None: never."""
         for heap in (self._due_heap, self._retry_heap):
             while heap and heap[0][1] not in self._later:
                 heapq.heappop(heap)
         times = [now.until(self._due_heap[0][0])] if self._due_heap else []
-        times += [self._retry_heap[0][0]] if self._retry_heap else []
+        times += [max(self._retry_heap[0][0], self._retries_from_ns)] if self._retry_heap else []
         if self.horizon_ns is not None:
             times.append(now.until(self.horizon_ns))
         return min(times, default=None)
@@ -113,12 +128,14 @@ class ReadAhead:
         entries = [entry for entry in result.entries if not unwanted(entry)]
         missed, self._missed = self._missed, {}
         if missed:
-            self._missed = {entry.key: missed[entry.key] for entry in entries if entry.key in missed}
+            # Those that are being claimed, too: the claim may miss them again.
+            self._missed = {entry.key: missed[entry.key] for entry in result.entries if entry.key in missed}
         if unread is not None:
             self._missed |= {key: attempt for key, attempt in missed.items() if unread(key)}
         if reach is not None:
             recent_ns = now.mono_ns - RETRY_MAX_NS
             self._missed |= {key: attempt for key, attempt in missed.items() if attempt.retry_ns > recent_ns}
+        self._retrying &= self._missed.keys()
         if unread is not None or reach is not None:
             before = (*self._ready.values(), *self._later.values())
             kept = [
@@ -195,8 +212,8 @@ class ReadAhead:
         """Make the entries ready that have come due, or may be tried again."""
         while self._due_heap and self._due_heap[0][0] <= now.server_ns:
             self._promote(*heapq.heappop(self._due_heap)[1:], now)
-        while self._retry_heap and self._retry_heap[0][0] <= now.mono_ns:
-            self._promote(*heapq.heappop(self._retry_heap)[1:], now)
+        if self._retry_heap and max(self._retry_heap[0][0], self._retries_from_ns) <= now.mono_ns:
+            self._promote_missed(now)
 
     def knows(self, entry: Entry, before: tuple[int, int] | None = None) -> bool:
         """Whether the buffer contains this message in the same or a later state. `before`: the
@@ -227,6 +244,7 @@ class ReadAhead:
                 heapq.heappop(self._ready_heap)
             del self._ready[entry.key]
             taken.append(entry)
+        self._note_retries(taken)
         return taken
 
     def take_run(self, most: int) -> list[Entry]:
@@ -239,7 +257,12 @@ class ReadAhead:
                 break
             del self._ready[entry.key]
             run.append(entry)
+        self._note_retries(run)
         return run
+
+    def _note_retries(self, taken: Iterable[Entry]) -> None:
+        if self._missed:
+            self._retrying.update(entry.key for entry in taken if entry.key in self._missed)
 
     def upcoming(self, count: int) -> list[Key]:
         """Some of the messages that are ready, nearly always the next ones."""
@@ -262,6 +285,7 @@ class ReadAhead:
             if messages:
                 for key in keys:
                     messages.pop(key, None)
+        self._retrying.difference_update(keys)
 
     def forget_all(self, unwanted: Callable[[Key], bool]) -> None:
         """`forget` for the `unwanted` messages."""
@@ -272,6 +296,7 @@ class ReadAhead:
         if self._missed:
             for key in keys:
                 self._missed.pop(key, None)
+                self._retrying.discard(key)
 
     def add_missed(self, entries: Iterable[Entry], now: Instant, *, keep: bool = False) -> int:
         """Note that a claim missed these entries. Returns when to scan for them (monotonic).
@@ -281,23 +306,43 @@ class ReadAhead:
             before = self._missed.get(entry.key)
             pause_ns = min(2 * before.pause_ns, RETRY_MAX_NS) if before else RETRY_MIN_NS
             self._missed[entry.key] = _Missed(now.mono_ns + pause_ns, pause_ns)
+            self._retrying.discard(entry.key)
             retry_ns = min(retry_ns, now.mono_ns + pause_ns)
             if keep:
                 self._add(entry, now)
         return retry_ns
 
+    def claim_answered(self, now: Instant, tried: int, missed: int, took_ns: int) -> None:
+        """A claim tried so many entries of the buffer, missed some of them, and took so long."""
+        self._retries_most = self._retries_left = tried
+        self._retries_from_ns = now.mono_ns + took_ns * missed // tried
+
+    def _promote_missed(self, now: Instant) -> None:
+        """Make entries ready that were missed, and may be tried again."""
+        if not self.ready and not self._retrying:
+            self._retries_left = self._retries_most  # Those before may be of groups without a place.
+        while self._retries_left > len(self._retrying):
+            if not self._retry_heap or self._retry_heap[0][0] > now.mono_ns:
+                break
+            _, key, epoch = heapq.heappop(self._retry_heap)
+            self._promote(key, epoch, now)
+            self._retries_left -= key in self._ready
+        self._retries_from_ns = now.mono_ns + RETRY_MIN_NS
+
     def _promote(self, key: Key, epoch: int, now: Instant) -> None:
         entry = self._later.get(key)
         if entry is not None and entry.epoch == epoch:
             del self._later[key]
-            self._add(entry, now)  # It may be scheduled for later by now, or wait for its next attempt.
+            self._add(entry, now, retries=True)  # It may be scheduled for later by now, or wait for its next attempt.
 
-    def _add(self, entry: Entry, now: Instant) -> None:
+    def _add(self, entry: Entry, now: Instant, *, retries: bool = False) -> None:
+        """Add an entry. `retries`: one that was missed may be ready now."""
         missed = self._missed.get(entry.key)
+        self._retrying.discard(entry.key)
         if entry.due_ns > now.server_ns:
             self._later[entry.key] = entry
             heapq.heappush(self._due_heap, (entry.due_ns, entry.key, entry.epoch))
-        elif missed is not None and missed.retry_ns > now.mono_ns:
+        elif missed is not None and (missed.retry_ns > now.mono_ns or not retries):
             self._later[entry.key] = entry
             heapq.heappush(self._retry_heap, (missed.retry_ns, entry.key, entry.epoch))
         else:

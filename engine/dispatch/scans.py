@@ -223,21 +223,34 @@ class ScanScheduler:
         for entry in entries:
             self.rescan_place(entry, but=of)
 
-    def claim_answered(self, group: FilterGroup, taken: Collection[Key], missed: Sequence[Entry], now: Instant) -> None:
-        """A claim for a group took some messages and missed others. Nobody locks the taken ones any
-        more; the missed ones are scanned for again."""
+    def claim_answered(
+        self,
+        group: FilterGroup,
+        taken: Collection[Key],
+        missed: Sequence[Entry],
+        now: Instant,
+        tried: int,
+        started_ns: int,
+    ) -> None:
+        """A claim for a group that was started then tried so many messages, took some and missed others.
+        Nobody locks the taken ones any more; the missed ones are scanned for again."""
+        if tried:
+            group.scans.buffer.claim_answered(now, tried, len(missed), now.mono_ns - started_ns)
         if group.scans.position is None:  # Messages that no scan has shown are scanned for by `_awaiting`.
             missed = [entry for entry in missed if entry.key not in self._awaiting]
         self.retry_later(missed, now, group)
         self._awaiting.stop_awaiting(taken)
         group.scans.buffer.forget_misses(taken)
 
-    def judge_buffer(self, group: FilterGroup, started_ns: int, missed: int, taken: int, now: Instant) -> None:
-        """A claim that was started then missed so many entries that were read ahead for a group, and
+    def judge_buffer(
+        self, group: FilterGroup, started_ns: int, missed: Sequence[Entry], taken: int, now: Instant
+    ) -> None:
+        """A claim that was started then missed these entries that were read ahead for a group, and
         took so many. If claims miss too many, other proxies have taken them: the group is scanned again
-        before its next claim."""
+        before its next claim. Call it before `claim_answered`."""
         scans = group.scans
-        if not scans.others.judge_claim(now, started_ns, missed, taken):
+        first = sum(not scans.buffer.was_missed(entry.key) for entry in missed)
+        if not scans.others.judge_claim(now, started_ns, first, taken):
             return
         scans.stale = scans.dirty = True
         scans.retry_at(now.mono_ns)
@@ -341,7 +354,8 @@ class ScanScheduler:
         """How many entries of a group's buffer may be claimed now, `most` at most."""
         if group.scans.is_stale(now):
             return 0
-        return group.scans.others.claim_size_max(min(most, group.scans.buffer.ready), now, claims_under_way)
+        buffer = group.scans.buffer
+        return group.scans.others.claim_size_max(min(most, buffer.ready), now, claims_under_way, buffer.missed_count)
 
     def take_entries(self, demand: Sequence[tuple[FilterGroup, int]], count: int) -> list[tuple[FilterGroup, Entry]]:
         """Remove and return the first `count` ready entries of the groups' buffers, in the order

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from engine.dispatch.effects import Cause, Claim, Scan
+from engine.dispatch.instant import Instant
 from engine.dispatch.limits import Limits
-from engine.model import Entry, Portion, Share, id_hash
+from engine.dispatch.other_shares import OtherShares
+from engine.model import NS_PER_S, Entry, Portion, ScanResult, Share, id_hash
 from engine.store.memory import MemoryStore, Row
 from tests.support.play import POLICY, TABLE, Stage
 
@@ -249,3 +251,42 @@ def test_a_proxy_that_stood_still_claims_as_many_as_before_once_it_has_found_som
     assert claim_sizes(idle) == [Limits().in_vain_max]
     idle.settle()
     assert len(idle.delivered[1]) == 200
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.4, 2.0])
+@pytest.mark.parametrize("share", [None, HALF])
+def test_locked_messages_at_the_front_keep_none_behind_them_however_slow_the_database_is(
+    share: Share | None, took_s: float
+) -> None:
+    """A claim of a proxy that vanished on the way keeps its locks until the server notices, for example."""
+    policy = replace(POLICY, cache_size=10_000, batch_size=100)
+    stage = Stage(policy=policy, limits=Limits(), fetch_budget=10**6, unread_every=10**6)
+    stage.set_share(share)
+    for key in range(1, 2_001):
+        stage.enqueue(key, wake=False)
+    stage.store.locked = {key for key in range(1, 1_001) if share is None or share.turn(key) == 0}
+    stage.subscribe(1, holder=1, prefetch=100)
+    for _ in range(60):
+        asked = stage.asked[0]
+        stage.do(asked)
+        stage.pass_time(int(took_s * NS_PER_S))
+        stage.answer(asked)
+        if stage.delivered:
+            break
+    assert stage.delivered
+
+
+def test_a_scan_that_reads_less_than_the_one_before_shows_no_progress_of_others() -> None:
+    """What it has not read may be there still: it is waited for no longer."""
+    others, entries = OtherShares(Limits()), tuple(Entry(key, 0, 0, 0) for key in OTHERS)
+
+    def scanned(shown: int, after_ns: int) -> list[Entry]:
+        now = Instant(after_ns, NS_PER_S)
+        others.start_scan(now)
+        result = ScanResult(entries[:shown], more=shown < len(entries), horizon_ns=None)
+        return others.scan_answered(result, now, lambda _: False, 100, 100, busy=False).free
+
+    others.set_share(HALF, Instant(0, NS_PER_S))
+    assert scanned(len(entries), GRACE_NS) == []
+    assert scanned(5, 3 * GRACE_NS) == list(entries[:5])
+    assert scanned(len(entries), 3 * GRACE_NS + 1) == list(entries[5:])

@@ -83,6 +83,41 @@ def test_a_missed_row_waits_longer_each_time_and_at_most_a_second() -> None:
     assert pauses[-1] == RETRY_MAX_NS
 
 
+def locked_window(tried: int, took_ns: int) -> ReadAhead:
+    """Eight rows, of which the first six are locked: claims of so many have missed them."""
+    made = window(*map(entry, range(1, 9)))
+    for first in range(0, 6, tried):
+        missed = made.take(min(tried, 6 - first))
+        made.claim_answered(at(100), tried, len(missed), took_ns)
+        made.add_missed(missed, at(100))
+    made.replace_with(ScanResult(tuple(map(entry, range(1, 9))), more=False, horizon_ns=None), at(100), lambda _: False)
+    return made
+
+
+def test_missed_rows_pause_for_as_long_as_the_claim_took_and_leave_that_time_to_the_others() -> None:
+    took_ns = 20 * RETRY_MIN_NS
+    made = locked_window(2, took_ns)
+    made.promote_due(at(99 + took_ns))
+    assert made.next_ns(at(99 + took_ns)) == 100 + took_ns
+    assert keys(made.take(2)) == [7, 8]
+    made.promote_due(at(100 + took_ns))
+    assert keys(made.take(9)) == [1, 2]
+
+
+def test_as_many_missed_rows_are_tried_together_as_a_claim_tries_and_the_next_ones_behind_its_answer() -> None:
+    made = locked_window(2, 0)
+    now_ns = 100 + RETRY_MIN_NS
+    made.promote_due(at(now_ns))
+    retried = made.take(9)
+    assert keys(retried) == [1, 2, 7, 8]
+    made.promote_due(at(2 * now_ns))
+    assert made.take(9) == []
+    made.claim_answered(at(2 * now_ns), 4, 2, 0)
+    made.forget_misses([found.key for found in retried])
+    made.promote_due(at(2 * now_ns))
+    assert keys(made.take(9)) == [3, 4, 5, 6]
+
+
 def test_a_missed_row_that_is_gone_from_the_index_is_forgotten() -> None:
     made = window(entry(1))
     made.add_missed([entry(1)], at(100))
