@@ -48,6 +48,7 @@ VARIANTS = (
     Variant("no groups"),
     Variant("1 group", GROUPED),
     Variant("100 groups", GROUPED, 100),
+    Variant("10,000 groups", GROUPED, 10_000),
     Variant("100,000 groups", GROUPED, 100_000),
     Variant("GROUP_LIMIT, 100 groups", f"{GROUPED} GROUP_LIMIT = 100000", 100),
     Variant("GROUP_RATE, 100 groups", f"{GROUPED} GROUP_RATE = 100000", 100),
